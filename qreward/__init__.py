@@ -1,0 +1,86 @@
+"""One async client over many LLM-judge and GPU reward endpoints.
+
+The public names, loaded when first used; nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "qreward.client": ("QRewardClient",),
+    "qreward.policies": ("Endpoint", "Limits", "LoadBalanceStrategy", "Priority", "Retry", "Route", "Timeouts"),
+    "qreward.results": ("AttemptRecord", "BatchResult", "BatchStats", "EndpointStats", "Result", "Usage"),
+    "qreward.errors": (
+        "AuthenticationFailed",
+        "BadRequest",
+        "BatchInterrupted",
+        "CircuitOpen",
+        "ClientClosed",
+        "ConfigError",
+        "ConnectionFailed",
+        "DeadlineExceeded",
+        "InvalidResponse",
+        "NoEndpoint",
+        "QRewardError",
+        "QueueFull",
+        "RateLimited",
+        "Rejected",
+        "RequestError",
+        "RequestTimeout",
+        "ServerError",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_HOME_OF, "__version__"])  # noqa: PLE0605 - the tests hold it equal to what TYPE_CHECKING shows
+
+if TYPE_CHECKING:
+    from qreward.client import QRewardClient as QRewardClient
+    from qreward.errors import AuthenticationFailed as AuthenticationFailed
+    from qreward.errors import BadRequest as BadRequest
+    from qreward.errors import BatchInterrupted as BatchInterrupted
+    from qreward.errors import CircuitOpen as CircuitOpen
+    from qreward.errors import ClientClosed as ClientClosed
+    from qreward.errors import ConfigError as ConfigError
+    from qreward.errors import ConnectionFailed as ConnectionFailed
+    from qreward.errors import DeadlineExceeded as DeadlineExceeded
+    from qreward.errors import InvalidResponse as InvalidResponse
+    from qreward.errors import NoEndpoint as NoEndpoint
+    from qreward.errors import QRewardError as QRewardError
+    from qreward.errors import QueueFull as QueueFull
+    from qreward.errors import RateLimited as RateLimited
+    from qreward.errors import Rejected as Rejected
+    from qreward.errors import RequestError as RequestError
+    from qreward.errors import RequestTimeout as RequestTimeout
+    from qreward.errors import ServerError as ServerError
+    from qreward.policies import Endpoint as Endpoint
+    from qreward.policies import Limits as Limits
+    from qreward.policies import LoadBalanceStrategy as LoadBalanceStrategy
+    from qreward.policies import Priority as Priority
+    from qreward.policies import Retry as Retry
+    from qreward.policies import Route as Route
+    from qreward.policies import Timeouts as Timeouts
+    from qreward.results import AttemptRecord as AttemptRecord
+    from qreward.results import BatchResult as BatchResult
+    from qreward.results import BatchStats as BatchStats
+    from qreward.results import EndpointStats as EndpointStats
+    from qreward.results import Result as Result
+    from qreward.results import Usage as Usage
+
+    __version__: str
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("qreward")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'qreward' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,93 @@
+"""How an attempt can end. The wire says it in these words, the scheduler decides by them.
+
+Knows nothing of HTTP: a status has already become a kind when it arrives here.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+from qreward.errors import QRewardError
+
+
+class FailureKind(IntEnum):
+    """Why an attempt gave no answer, by what may be done about it."""
+
+    OVERLOADED = 0
+    """The endpoint has no room or a rate is used up (429, 503, 529). Costs the task nothing, says nothing of health."""
+    QUOTA = 1
+    """The account is used up (``insufficient_quota``): no use for minutes, but another endpoint may serve."""
+    TRANSIENT = 2
+    """The endpoint failed while it worked on it (500, 502, 504, reset, broken JSON). May be tried again."""
+    UNREACHABLE = 3
+    """No connection was made; the request was certainly not processed."""
+    TIMEOUT = 4
+    """The attempt's own time limit passed."""
+    UNSUITABLE = 5
+    """This endpoint will never serve it, another may (401, 403, 404, 405, 501, a redirect, context too long)."""
+    REFUSED = 6
+    """The request itself is wrong (400, 413, 422, content filter). Never sent again."""
+    UNSENDABLE = 7
+    """The request could not be built (unserialisable content). Never sent."""
+    LOCAL = 8
+    """Our own machine is at fault (no file descriptor left). Tried again; says nothing of the endpoint."""
+
+
+class Answer:
+    """An attempt that succeeded.
+
+    Attributes:
+        value: the answer, opaque here (see ``qreward.results.Answered``).
+        prompt_tokens, output_tokens: what the server says it used, if it does.
+    """
+
+    __slots__ = ("output_tokens", "prompt_tokens", "value")
+
+    def __init__(self, value: Any, prompt_tokens: int | None = None, output_tokens: int | None = None) -> None:
+        self.value = value
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+
+
+class Failure:
+    """An attempt that gave no answer.
+
+    Attributes:
+        kind: see :class:`FailureKind`.
+        error: what the caller gets if this is the last word.
+        retry_after: seconds the endpoint asks us to stay away, or None.
+        should_retry: the endpoint's own word (``x-should-retry``), or None.
+        misconfigured: the endpoint itself looks wrongly set up (401, 403, 404, ...), not just this request.
+    """
+
+    __slots__ = ("error", "kind", "misconfigured", "retry_after", "should_retry")
+
+    def __init__(
+        self,
+        kind: FailureKind,
+        error: QRewardError,
+        *,
+        retry_after: float | None = None,
+        should_retry: bool | None = None,
+        misconfigured: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.error = error
+        self.retry_after = retry_after
+        self.should_retry = should_retry
+        self.misconfigured = misconfigured
+
+    def __repr__(self) -> str:
+        return f"Failure({self.kind.name}, {self.error!r})"
+
+
+class Cancelled:
+    """An attempt that was stopped, by us or by the caller; the connection is closed."""
+
+    __slots__ = ()
+
+
+CANCELLED = Cancelled()
+
+Outcome = Answer | Failure | Cancelled

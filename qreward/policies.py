@@ -1,0 +1,306 @@
+"""Policies: what a user may set, each parameter written once.
+
+The same models serve the client, configuration files and the command line. ``None`` switches a thing off,
+durations are seconds, and an unknown name is an error that offers the nearest right one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from enum import IntEnum, StrEnum
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+
+from qreward.errors import ConfigError
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class Priority(IntEnum):
+    """How urgent a task is. Any whole number from 0 (most urgent, as in vLLM) to 9 may be used."""
+
+    HIGH = 0
+    NORMAL = 5
+    LOW = 9
+
+
+class LoadBalanceStrategy(StrEnum):
+    """Which endpoint takes a task when several have room. When none has, the first to get room takes it."""
+
+    EXPECTED_FINISH = "expected_finish"
+    ROUND_ROBIN = "round_robin"
+    WEIGHTED_ROUND_ROBIN = "weighted_round_robin"
+    LEAST_CONNECTIONS = "least_connections"
+    POWER_OF_TWO = "power_of_two"
+
+
+class Policy(BaseModel):
+    """Base of all settings: immutable, no unknown names, errors as :class:`ConfigError` without the values."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise ConfigError(explain(error, type(self))) from None
+
+
+class Limits(Policy):
+    """What one endpoint may be asked for, over all routes, loops and threads of a client.
+
+    Args:
+        max_concurrency: most requests in flight at once.
+        rpm: requests per minute.
+        tpm: tokens per minute.
+        tpm_counts: whether the provider charges the tokens ``used`` (default) or ``reserved`` (``max_tokens``).
+        connects_per_second: rate of new connections.
+
+    Example:
+        >>> Limits(max_concurrency=64, rpm=600).rpm
+        600.0
+    """
+
+    max_concurrency: int | None = Field(default=None, ge=1)
+    rpm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    tpm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    tpm_counts: Literal["used", "reserved"] = "used"
+    connects_per_second: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
+class Timeouts(Policy):
+    """Time limits of one attempt, in seconds. None of them counts waiting in the queue.
+
+    Args:
+        connect: to open a connection.
+        read: longest silence between bytes of an answer. Without streaming this is the whole generation.
+        attempt: whole attempt. By default it is learned: well above the slowest answers the endpoint gave.
+    """
+
+    connect: Seconds = 10.0
+    read: Seconds | None = None
+    attempt: Seconds | None = None
+
+
+class Retry(Policy):
+    """When a failed request is tried again.
+
+    Overload (429, 503, 529) is not a failure: it costs no attempt, and is waited out up to the task's timeout.
+    A retry goes to another endpoint at once if there is one; otherwise it waits with full jitter
+    (Brooker, "Exponential Backoff And Jitter", AWS 2015), and the waits of a client share one budget
+    (Finagle's RetryBudget: 20 % of the requests and 10 a second).
+
+    Args:
+        attempts: most tries of one request that may fail, the first included.
+        base: longest first wait in seconds; it doubles with every further try.
+        cap: longest wait in seconds.
+        budget: retries allowed per request, over all requests.
+        budget_floor: retries per second that are always allowed.
+    """
+
+    attempts: int = Field(default=4, ge=1)
+    base: Seconds = 0.5
+    cap: Seconds = 8.0
+    budget: float = Field(default=0.2, ge=0, allow_inf_nan=False)
+    budget_floor: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+
+
+class Endpoint(Policy):
+    """One server that answers requests.
+
+    Args:
+        base_url: root of the API, such as ``https://api.example.com/v1``.
+        name: how it is called in results and errors; host and port by default.
+        api_key: sent as ``Authorization: Bearer``. ``${VAR}`` is read from the environment. Never shown.
+        models: glob patterns of the models it serves.
+        model_names: what the server calls a model, if it is not what callers call it.
+        kind: dialect of the server.
+        weight: share under ``WEIGHTED_ROUND_ROBIN``.
+        limits: see :class:`Limits`.
+        timeouts: see :class:`Timeouts`.
+        headers: sent with each request; values may hold ``${VAR}`` and are never shown.
+        http_client: an ``httpx.AsyncClient`` or ``httpx.AsyncBaseTransport`` of your own, used instead of the engine.
+        verify: False switches TLS verification off; a path names a CA bundle.
+        proxy: proxy URL; by default the environment's (``HTTPS_PROXY``, ``NO_PROXY``, ...). ``""`` is none.
+        max_response_bytes: longest answer that is read.
+        keepalive: seconds an idle connection is kept; vLLM and uvicorn close theirs after 5.
+
+    Example:
+        >>> Endpoint("http://gpu-0:8000/v1", models=["judge-*"], limits=Limits(max_concurrency=64)).name
+        'gpu-0:8000'
+    """
+
+    base_url: str
+    name: str = ""
+    api_key: SecretStr | None = None
+    models: tuple[str, ...] = ("*",)
+    model_names: dict[str, str] = Field(default_factory=dict)
+    kind: Literal["openai", "vllm", "sglang"] = "openai"
+    weight: Weight = 1.0
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    http_client: Any = Field(default=None, repr=False, exclude=True)
+    verify: bool | str = True
+    proxy: SecretStr | None = None
+    max_response_bytes: int = Field(default=16 * 1024 * 1024, ge=1)
+    keepalive: Seconds = 4.0
+
+    def __init__(self, base_url: str | None = None, **data: Any) -> None:
+        if base_url is not None:
+            data["base_url"] = base_url
+        super().__init__(**data)
+
+    @field_validator("base_url", "api_key", "proxy", mode="before")
+    @classmethod
+    def _expand(cls, value: object) -> object:
+        return expand_variables(value)
+
+    @field_validator("headers", mode="before")
+    @classmethod
+    def _expand_headers(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {check_header(key, expanded): expanded for key, raw in value.items() if (expanded := expand_variables(raw)) or True}
+
+    @field_validator("api_key")
+    @classmethod
+    def _sendable(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            check_header("authorization", value.get_secret_value())
+        return value
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_root_url(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be an http:// or https:// URL such as 'http://gpu-0:8000/v1'")
+        if parts.username or parts.password:
+            raise ValueError("must not hold a user or password; use api_key or headers")
+        if parts.query or parts.fragment:
+            raise ValueError("must not hold a query or fragment; it is the root of the API")
+        return value.rstrip("/")
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _patterns(cls, value: object) -> object:
+        if isinstance(value, str):
+            raise ValueError("must be a list of patterns, such as ['judge-*']")
+        return value
+
+    @field_validator("models")
+    @classmethod
+    def _valid_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("must name at least one pattern; '*' takes any model")
+        for pattern in value:
+            check_glob(pattern)
+        return value
+
+    @model_validator(mode="after")
+    def _named(self) -> Endpoint:
+        if not self.name:
+            object.__setattr__(self, "name", urlsplit(self.base_url).netloc)
+        return self
+
+    def __getstate__(self) -> dict[Any, Any]:
+        if self.http_client is not None:
+            raise ConfigError(f"endpoint {self.name!r} cannot be pickled: it holds an http_client; make it in each process")
+        return super().__getstate__()
+
+
+class Route(Policy):
+    """Which endpoints serve the models that match a pattern.
+
+    Args:
+        pattern: a model's name or a glob (``*``, ``?``, ``[abc]``).
+        endpoints: names of endpoints.
+        strategy: see :class:`LoadBalanceStrategy`.
+        weights: endpoint name -> weight, over the endpoints' own.
+    """
+
+    pattern: str
+    endpoints: tuple[str, ...] = Field(min_length=1)
+    strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH
+    weights: dict[str, Weight] = Field(default_factory=dict)
+
+    @field_validator("pattern")
+    @classmethod
+    def _valid_pattern(cls, value: str) -> str:
+        return check_glob(value)
+
+    @model_validator(mode="after")
+    def _known_weights(self) -> Route:
+        if stray := set(self.weights) - set(self.endpoints):
+            raise ValueError(f"weights name {sorted(stray)}, which the route does not list in endpoints")
+        return self
+
+
+def check_glob(pattern: str) -> str:
+    """Return the pattern, or raise ``ValueError`` saying what is wrong with it."""
+    if not isinstance(pattern, str) or not pattern or pattern != pattern.strip():
+        raise ValueError(f"bad pattern {pattern!r}: it must be a non-empty text without blanks around it")
+    rest = re.sub(r"\[!?\]?[^\]]*\]", "", pattern)
+    if "[" in rest:
+        raise ValueError(f"bad pattern {pattern!r}: '[' is not closed; write '[[]' for the character itself")
+    return pattern
+
+
+def check_header(name: object, value: object) -> str:
+    """Return the name, or raise ``ValueError`` if the pair cannot be sent; the value is never shown."""
+    if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a header name")
+    if not isinstance(value, str) or not value.isprintable() or not value.isascii():
+        raise ValueError(f"the value of {name!r} holds characters that cannot be sent in a header (a line break at its end?)")
+    return name
+
+
+def expand_variables(value: object) -> object:
+    """Replace ``${VAR}`` in a text by the environment's value; raise ``ValueError`` if one is not set."""
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if not isinstance(value, str):
+        return value
+
+    def look_up(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if not os.environ.get(name):
+            raise ValueError(f"the environment variable {name} is not set (or empty); set it, or write the value itself")
+        return os.environ[name]
+
+    return _VARIABLE.sub(look_up, value)
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """Turn a validation error into sentences that name the setting and, for a wrong name, the nearest right one."""
+    return f"{model.__name__}: " + "; ".join(_sentence(detail, model) for detail in error.errors(include_input=False))
+
+
+def _sentence(detail: Any, model: type[BaseModel]) -> str:
+    where = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] != "extra_forbidden":
+        message = str(detail["msg"]).removeprefix("Value error, ")
+        return f"{where}: {message}" if where else message
+    known = _names_at(model, detail["loc"][:-1])
+    near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+    return f"unknown setting {where!r}; {hint}"
+
+
+def _names_at(model: type[BaseModel], path: tuple[object, ...]) -> list[str]:
+    for part in path:
+        field = model.model_fields.get(str(part))
+        if field is None:
+            continue
+        inner = [kind for kind in (field.annotation, *getattr(field.annotation, "__args__", ())) if isinstance(kind, type)]
+        model = next((kind for kind in inner if issubclass(kind, BaseModel)), model)
+    return list(model.model_fields)

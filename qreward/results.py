@@ -1,0 +1,211 @@
+"""What comes back: one ``Result`` an item, one ``BatchResult`` a batch. A failure is a value here, never ``None`` or 0.
+
+This room knows nothing of HTTP or of the scheduler; answers reach it through the small ``Answered`` protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+import msgspec
+
+from qreward.errors import QRewardError, RequestError
+
+T = TypeVar("T")
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """Tokens that the server says it used; None where it said nothing."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
+    """One try at one endpoint.
+
+    Attributes:
+        endpoint: its name.
+        outcome: ``ok``, or the kind of failure (``overloaded``, ``transient``, ``timeout``, ``cancelled``, ...).
+        latency: seconds from sending to the outcome.
+        status_code: HTTP status, if there was an answer.
+        detail: what the failure said, without secrets.
+    """
+
+    endpoint: str
+    outcome: str
+    latency: float
+    status_code: int | None = None
+    detail: str = ""
+
+
+class Answered(Protocol):
+    """What the wire made of an answer: ``build`` gives the user's object, ``text`` the words, both on demand."""
+
+    usage: Usage | None
+
+    def build(self) -> Any: ...
+    def text(self) -> str: ...
+
+
+class Result(Generic[T]):
+    """The outcome of one item: an answer or an error.
+
+    Attributes:
+        index: place in the batch, from 0.
+        error: what went wrong, or None.
+        endpoint: name of the endpoint that answered, or that failed last.
+        latency: seconds of the attempt that answered (0.0 if none did).
+        queued: seconds in the queue before the first attempt.
+        attempts: every try, oldest first.
+    """
+
+    __slots__ = ("_answer", "_trail", "_value", "endpoint", "error", "index", "latency", "queued")
+
+    def __init__(
+        self,
+        index: int,
+        answer: Answered | None,
+        error: QRewardError | None,
+        endpoint: str | None,
+        latency: float,
+        queued: float,
+        trail: tuple[AttemptRecord, ...] = (),
+    ) -> None:
+        self.index = index
+        self.error = error
+        self.endpoint = endpoint
+        self.latency = latency
+        self.queued = queued
+        self._answer = answer
+        self._trail = trail
+        self._value: T | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    @property
+    def value(self) -> T:
+        """The user's object, such as an openai ``ChatCompletion``, made when first asked for. Raises the item's error."""
+        if self._value is None:
+            self._value = self._answered().build()
+        assert self._value is not None
+        return self._value
+
+    @property
+    def text(self) -> str:
+        """The words of the answer, ``""`` if it has none (a tool call). Raises the item's error."""
+        return self._answered().text()
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens used by the answer, if the server told; None for a failure."""
+        return self._answer.usage if self._answer is not None else None
+
+    @property
+    def attempts(self) -> tuple[AttemptRecord, ...]:
+        if self._answer is None or self.endpoint is None:
+            return self._trail
+        return (*self._trail, AttemptRecord(self.endpoint, "ok", self.latency))
+
+    def _answered(self) -> Answered:
+        if self._answer is None:
+            assert self.error is not None
+            raise self.error
+        return self._answer
+
+    def __repr__(self) -> str:
+        what = "ok" if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        return f"<Result {self.index} {what} endpoint={self.endpoint!r} attempts={len(self.attempts)}>"
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStats:
+    """What one endpoint did. Latencies are seconds of successful attempts, None if there were none."""
+
+    sent: int = 0
+    won: int = 0
+    rejected: int = 0
+    retried: int = 0
+    hedged: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStats:
+    """What a whole batch did. ``seconds`` is from its start to its last result."""
+
+    items: int = 0
+    ok: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    endpoints: Mapping[str, EndpointStats] = field(default_factory=dict)
+
+
+class BatchResult(Sequence[Result[T]]):
+    """Results in the order of the input; failed items are among them, as values.
+
+    Example:
+        >>> batch = BatchResult([], BatchStats())
+        >>> len(batch), batch.texts(), batch.errors
+        (0, [], {})
+    """
+
+    def __init__(self, results: list[Result[T]], stats: BatchStats) -> None:
+        self._results = results
+        self.stats = stats
+
+    @overload
+    def __getitem__(self, index: int) -> Result[T]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Result[T]]: ...
+    def __getitem__(self, index: int | slice) -> Result[T] | list[Result[T]]:
+        return self._results[index]
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __iter__(self) -> Iterator[Result[T]]:
+        return iter(self._results)
+
+    def values(self, default: Any = None) -> list[Any]:
+        """Each item's value, ``default`` where it failed."""
+        return self._each(lambda result: result.value, default)
+
+    def texts(self, default: Any = None) -> list[Any]:
+        """Each item's words, ``default`` where it failed."""
+        return self._each(lambda result: result.text, default)
+
+    def _each(self, read: Callable[[Result[T]], Any], default: Any) -> list[Any]:
+        return [read(result) if result.ok else default for result in self._results]
+
+    @property
+    def errors(self) -> dict[int, QRewardError]:
+        """Index -> error of the items that failed."""
+        return {result.index: result.error for result in self._results if result.error is not None}
+
+    def raise_for_errors(self) -> BatchResult[T]:
+        """Return this batch, or raise an ``ExceptionGroup`` of the errors if any item failed."""
+        if errors := self.errors:
+            raise ExceptionGroup(f"{len(errors)} of {len(self)} items failed", list(errors.values()))
+        return self
+
+    def __repr__(self) -> str:
+        return f"<BatchResult {len(self)} items, {len(self.errors)} failed>"
+
+
+def with_trail(error: QRewardError, trail: tuple[AttemptRecord, ...]) -> QRewardError:
+    """Give an error its attempt trail, where its kind carries one."""
+    if isinstance(error, RequestError):
+        error.attempts = trail
+    return error

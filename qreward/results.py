@@ -112,6 +112,11 @@ class Result(Generic[T]):
             return self._trail
         return (*self._trail, AttemptRecord(self.endpoint, "ok", self.latency))
 
+    @property
+    def has_trail(self) -> bool:
+        """True if an attempt failed on the way."""
+        return bool(self._trail)
+
     def _answered(self) -> Answered:
         if self._answer is None:
             assert self.error is not None

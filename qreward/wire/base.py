@@ -41,6 +41,9 @@ class Codec(Protocol):
     def decode(self, body: bytes, model: str) -> Answered:
         """The answer. Raises ``Malformed`` if this is none, ``EmbeddedError`` if it is an error in disguise."""
 
+    def validate(self, inputs: Any) -> Any:
+        """The inputs, ready to be sent. Raises ``BadRequest`` for a wrong shape, saying where and what to change."""
+
     def estimate_tokens(self, call: Call) -> tuple[float, float]:
         """Rough (prompt, most output) tokens of a call, to reserve before it is sent."""
 

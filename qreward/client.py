@@ -1,0 +1,415 @@
+"""The client: what people call. Validates, finds the route, hands the work to the engine; decides nothing itself."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from qreward.config import ClientConfig, config_from_env, load_config
+from qreward.core.source import Source
+from qreward.core.task import Task
+from qreward.engine.bulk import Bulk
+from qreward.engine.fleet import Fleet
+from qreward.engine.shell import Engine, Wire
+from qreward.engine.single import Single
+from qreward.errors import ConfigError
+from qreward.policies import Endpoint, LoadBalanceStrategy, Priority, Retry, Route
+from qreward.results import BatchResult, EndpointStats, Result
+from qreward.wire import address, jsonio
+from qreward.wire.base import Call, Codec
+from qreward.wire.chat import CHAT
+from qreward.wire.embeddings import EMBEDDINGS
+from qreward.wire.sender import Wire as HttpWire
+
+if TYPE_CHECKING:
+    from openai.types import CreateEmbeddingResponse
+    from openai.types.chat import ChatCompletion
+
+    OnResult = Callable[[Result[Any]], object] | None
+
+_DEFAULT: Any = object()  # a timeout that was not given, as None switches it off
+
+
+class QRewardClient:
+    """One client over many endpoints.
+
+    Needs no running loop to be made. May be used from several event loops and threads at once: limits hold over all of
+    them. Pickles by its configuration; after a fork the child starts anew with it.
+
+    Args:
+        endpoints: where requests may go; at least one.
+        routes: which of them serve which models, beyond what each endpoint's ``models`` says.
+        retry: when a failed request is tried again.
+        timeout: seconds a request may take in all, queueing included; None waits for ever. Default 600.
+        wire_factory: makes what carries the requests of one event loop; for tests.
+
+    Raises:
+        ConfigError: a setting is wrong, or two endpoints have one name.
+
+    Example:
+        >>> from qreward import Endpoint, QRewardClient
+        >>> client = QRewardClient([Endpoint("http://gpu-0:8000/v1", name="gpu-0", models=["judge-*"])])
+        >>> client.list_routes()[0].pattern
+        'judge-*'
+    """
+
+    def __init__(
+        self,
+        endpoints: Iterable[Endpoint | Mapping[str, Any] | str] | None = None,
+        *,
+        routes: Iterable[Route] = (),
+        retry: Retry | None = None,
+        timeout: float | None = _DEFAULT,
+        wire_factory: Callable[[], Wire] = HttpWire,
+    ) -> None:
+        settings: dict[str, Any] = {"endpoints": tuple(map(_endpoint, endpoints or ())), "routes": tuple(routes)}
+        if retry is not None:
+            settings["retry"] = retry
+        if timeout is not _DEFAULT:
+            settings["timeout"] = timeout
+        self._begin(ClientConfig(**settings), wire_factory)
+
+    @classmethod
+    def from_config(cls, source: str | Path | Mapping[str, Any] | ClientConfig) -> QRewardClient:
+        """A client from a YAML, JSON or TOML file, or a mapping. ``${VAR}`` in texts is read from the environment.
+
+        Raises:
+            ConfigError: with the file, the place, and what to change.
+        """
+        return cls._from(source if isinstance(source, ClientConfig) else load_config(source))
+
+    @classmethod
+    def from_env(cls) -> QRewardClient:
+        """A client from ``QREWARD_CONFIG`` (a file), or ``OPENAI_BASE_URL`` / ``OPENAI_API_BASE`` and ``OPENAI_API_KEY``.
+
+        Raises:
+            ConfigError: none of them is set, or the file is wrong.
+        """
+        return cls._from(config_from_env(os.environ))
+
+    @classmethod
+    def _from(cls, config: ClientConfig) -> QRewardClient:
+        client = cls.__new__(cls)
+        client._begin(config, HttpWire)
+        return client
+
+    def _begin(self, config: ClientConfig, wire_factory: Callable[[], Wire]) -> None:
+        self._config = config
+        self._wire_factory = wire_factory
+        self._changing = threading.Lock()
+        self._engine = Engine(config.retry, wire_factory, _estimate)
+        self._fleet = Fleet(self._engine, config.endpoints, config.routes)
+        _CLIENTS.add(self)
+
+    def _begin_again(self) -> None:
+        """In a forked child: the parent's connections and tasks are not ours. They are kept, for closing would reach the server."""
+        _INHERITED.append((self._engine, self._fleet))
+        self._begin(self.config, self._wire_factory)
+
+    # requests
+
+    async def chat_completion(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        model: str,
+        *,
+        timeout: float | None = _DEFAULT,
+        priority: Priority | int = Priority.NORMAL,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> ChatCompletion:
+        """One chat completion.
+
+        Args:
+            messages: the conversation, as in the OpenAI API.
+            model: chooses the route.
+            timeout: seconds in all, queueing included; the client's by default, None waits for ever.
+            priority: 0 (most urgent) to 9.
+            extra_headers: sent with this request.
+            extra_body: goes into the JSON body, over ``params``.
+            params: goes into the JSON body: ``temperature``, ``max_tokens``, ``response_format``, anything.
+
+        Returns:
+            openai's ``ChatCompletion``.
+
+        Raises:
+            RequestError: see its subclasses; with the trail of attempts.
+            NoEndpoint: no route matches the model.
+            ConfigError: an argument is wrong; nothing was sent.
+        """
+        call = self._preparer(CHAT, model, params, extra_headers, extra_body)(messages)
+        return cast("ChatCompletion", await self._one(call, model, timeout, priority))
+
+    async def embeddings(
+        self,
+        input: str | Iterable[Any],  # noqa: A002 - the API's name
+        model: str,
+        *,
+        timeout: float | None = _DEFAULT,
+        priority: Priority | int = Priority.NORMAL,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> CreateEmbeddingResponse:
+        """Embeddings of one input: a text, a list of texts, or tokens. Arguments and errors as in :meth:`chat_completion`."""
+        call = self._preparer(EMBEDDINGS, model, params, extra_headers, extra_body)(input)
+        return cast("CreateEmbeddingResponse", await self._one(call, model, timeout, priority))
+
+    async def batch_chat_completion(
+        self,
+        batch_messages: Iterable[Iterable[Mapping[str, Any]]] | AsyncIterable[Iterable[Mapping[str, Any]]],
+        model: str,
+        *,
+        timeout: float | None = _DEFAULT,
+        deadline: float | None = None,
+        priority: Priority | int = Priority.NORMAL,
+        on_result: OnResult = None,
+        keep_results: bool = True,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> BatchResult[ChatCompletion]:
+        """Many chat completions over all endpoints of the route, as fast as they can.
+
+        Args:
+            batch_messages: conversations: a list, an iterator or an async iterator; read no faster than they are sent.
+            model: chooses the route.
+            timeout: seconds per item, from when it could first be sent; the client's by default.
+            deadline: seconds for the whole batch; what is missing then comes back as ``DeadlineExceeded``.
+            priority: 0 (most urgent) to 9.
+            on_result: called with each ``Result`` as soon as it is there, in the event loop.
+            keep_results: False returns only the statistics, so that any number of items takes constant memory.
+            extra_headers, extra_body, params: as in :meth:`chat_completion`.
+
+        Returns:
+            Results in the order of the input; a failed item is a ``Result`` with an error.
+
+        Raises:
+            NoEndpoint, ConfigError: before anything is sent.
+            BatchInterrupted: the input or ``on_result`` raised; it holds the results that are done.
+
+        Example:
+            >>> async def judge(client, conversations):
+            ...     batch = await client.batch_chat_completion(conversations, model="judge-7b", temperature=0)
+            ...     return batch.texts(default="")
+        """
+        if isinstance(batch_messages, str | bytes | Mapping):
+            raise ConfigError(f"batch_messages must be a list or iterator of conversations, not {type(batch_messages).__name__}")
+        prepare = self._preparer(CHAT, model, params, extra_headers, extra_body)
+        return await self._many(batch_messages, prepare, model, timeout, deadline, priority, on_result, keep_results)
+
+    async def batch_embeddings(
+        self,
+        batch_input: Iterable[Any] | AsyncIterable[Any],
+        model: str,
+        *,
+        timeout: float | None = _DEFAULT,
+        deadline: float | None = None,
+        priority: Priority | int = Priority.NORMAL,
+        on_result: OnResult = None,
+        keep_results: bool = True,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> BatchResult[CreateEmbeddingResponse]:
+        """Many embedding requests, one for each item of ``batch_input``. Arguments and errors as in :meth:`batch_chat_completion`."""
+        if isinstance(batch_input, str | bytes | Mapping):
+            raise ConfigError(f"batch_input must be a list or iterator of inputs, not {type(batch_input).__name__}; wrap it in a list")
+        prepare = self._preparer(EMBEDDINGS, model, params, extra_headers, extra_body)
+        return await self._many(batch_input, prepare, model, timeout, deadline, priority, on_result, keep_results)
+
+    # the fleet, live
+
+    def register_model_route(
+        self,
+        pattern: str,
+        endpoints: Iterable[str],
+        *,
+        strategy: LoadBalanceStrategy | str = LoadBalanceStrategy.EXPECTED_FINISH,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        """Send the models that match ``pattern`` to these endpoints. Replaces the route with the same pattern.
+
+        An exact name goes before globs, the most specific glob before the others.
+
+        Raises:
+            ConfigError: a bad pattern, an unknown endpoint, a weight for an endpoint that is not listed.
+        """
+        if isinstance(endpoints, str):
+            raise ConfigError(f"endpoints must be a list of names, such as [{endpoints!r}]")
+        route = Route(pattern=pattern, endpoints=tuple(endpoints), strategy=LoadBalanceStrategy(strategy), weights=dict(weights or {}))
+        with self._changing:
+            self._fleet.register(route)
+
+    def list_routes(self) -> list[Route]:
+        """All routes in the order they are tried, those of the endpoints' own ``models`` among them."""
+        return self._fleet.routes()
+
+    def add_endpoint(self, endpoint: Endpoint | Mapping[str, Any] | str) -> None:
+        """Add an endpoint; work that waits for its models reaches it at once. Raises ``ConfigError`` if its name is taken."""
+        with self._changing:
+            self._fleet.add(_endpoint(endpoint))
+
+    def remove_endpoint(self, name: str) -> None:
+        """Remove an endpoint; what it has in flight is finished, what waits goes elsewhere or fails with ``NoEndpoint``."""
+        with self._changing:
+            self._fleet.remove(name)
+
+    def mark_unhealthy(self, name: str) -> None:
+        """Send nothing to an endpoint until :meth:`mark_healthy`."""
+        self._fleet.mark(name, down=True)
+
+    def mark_healthy(self, name: str) -> None:
+        """Bring an endpoint back with a clean record, whoever took it out."""
+        self._fleet.mark(name, down=False)
+
+    @property
+    def config(self) -> ClientConfig:
+        """The configuration as it is now, changes made live included."""
+        registered = tuple(route for route in self._fleet.routes() if self._fleet.is_registered(route))
+        endpoints = tuple(cast("Endpoint", source.handle) for source in self._fleet.sources())
+        return self._config.model_copy(update={"endpoints": endpoints, "routes": registered})
+
+    def stats(self) -> dict[str, EndpointStats]:
+        """What each endpoint did since the client was made; latencies are over about its last thousand answers."""
+        return {source.name: _stats(source) for source in self._fleet.sources()}
+
+    async def aclose(self) -> None:
+        """End what is under way with ``ClientClosed`` and close all connections. The client cannot be used afterwards."""
+        await self._engine.aclose()
+
+    async def __aenter__(self) -> QRewardClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return QRewardClient._from, (self.config,)
+
+    def __repr__(self) -> str:
+        return f"<QRewardClient {', '.join(map(repr, self._fleet.sources()))}>"
+
+    # between the two
+
+    def _preparer(
+        self,
+        codec: Codec,
+        model: str,
+        params: Mapping[str, Any],
+        headers: Mapping[str, str] | None,
+        body: Mapping[str, Any] | None,
+    ) -> Callable[[Any], Call]:
+        if not isinstance(model, str) or not model:
+            raise ConfigError(f"model must be the name of a model, not {model!r}")
+        if params.get("stream"):
+            raise ConfigError("stream=True is not taken here; leave it out")
+        merged = {**params, **(body or {})}
+        for name in ("model", "messages", "input"):
+            if name in merged:
+                raise ConfigError(f"{name!r} must be given as the argument of that name, not in extra_body")
+        for name, value in merged.items():
+            jsonio.check(value, name)
+        if headers is not None:
+            address.check_call_headers(headers, model)
+        validate = codec.validate
+        return lambda inputs: Call(codec, model, validate(inputs), merged, headers)
+
+    async def _one(self, call: Call, model: str, timeout: float | None, priority: int) -> Any:
+        shell = self._engine.shell()
+        sink = Single(shell)
+        task = Task(call, self._fleet.pool(model), _level(priority), self._timeout(timeout), sink, 0)
+        return (await sink.result(task)).value
+
+    async def _many(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        prepare: Callable[[Any], Call],
+        model: str,
+        timeout: float | None,
+        deadline: float | None,
+        priority: int,
+        on_result: OnResult,
+        keep: bool,
+    ) -> BatchResult[Any]:
+        if not isinstance(items, Iterable | AsyncIterable):
+            raise ConfigError(f"the input of a batch must be a list, an iterator or an async iterator, not {type(items).__name__}")
+        bulk = Bulk(
+            self._engine.shell(),
+            self._fleet.pool(model),
+            items,
+            prepare,
+            level=_level(priority),
+            timeout=self._timeout(timeout),
+            deadline=_seconds("deadline", deadline),
+            on_result=on_result,
+            keep=keep,
+        )
+        return await bulk.run()
+
+    def _timeout(self, given: float | None) -> float | None:
+        return self._config.timeout if given is _DEFAULT else _seconds("timeout", given)
+
+
+def _estimate(call: Call) -> tuple[float, float]:
+    return call.codec.estimate_tokens(call)
+
+
+def _endpoint(given: Endpoint | Mapping[str, Any] | str) -> Endpoint:
+    if isinstance(given, Endpoint):
+        return given
+    if isinstance(given, str):
+        return Endpoint(given)
+    if isinstance(given, Mapping):
+        return Endpoint(**given)
+    raise ConfigError(f"an endpoint must be an Endpoint, a mapping or a URL, not {type(given).__name__}")
+
+
+def _seconds(name: str, value: float | None) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+        raise ConfigError(f"{name} must be a positive number of seconds, or None for none, not {value!r}")
+    return float(value)
+
+
+def _level(priority: int) -> int:
+    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 9:
+        raise ConfigError(f"priority must be a whole number from 0 (most urgent) to 9, or a Priority, not {priority!r}")
+    return int(priority)
+
+
+def _stats(source: Source) -> EndpointStats:
+    tally, at = source.tally, source.latency.at
+    return EndpointStats(
+        sent=tally.sent,
+        won=tally.ok,
+        rejected=tally.rejected,
+        retried=tally.retried,
+        failed=tally.failed,
+        cancelled=tally.cancelled,
+        prompt_tokens=tally.prompt_tokens,
+        completion_tokens=tally.output_tokens,
+        p50=at(0.5),
+        p95=at(0.95),
+        p99=at(0.99),
+    )
+
+
+_CLIENTS: weakref.WeakSet[QRewardClient] = weakref.WeakSet()
+_INHERITED: list[tuple[Engine, Fleet]] = []
+
+
+def _after_fork() -> None:
+    for client in list(_CLIENTS):
+        client._begin_again()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,135 @@
+"""What follows when an attempt gave no answer: for its source, and for its task.
+
+Overload concerns the gate and the window, never health or the task's attempts. A failure concerns health, unless the
+task has failed at two sources already (then the task is the poison). The task goes to another source at once if one
+is worth waiting for; otherwise it waits and may return to the same one.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+from typing import NamedTuple
+
+from qreward.core.outcome import Cancelled, Failure, FailureKind
+from qreward.core.retry import Budget, Rule, backoff, rule_for
+from qreward.core.source import Source
+from qreward.core.task import Attempt, Task, Why
+from qreward.errors import ClientClosed, QRewardError, RequestTimeout
+from qreward.policies import Retry
+from qreward.results import AttemptRecord
+
+QUOTA_AWAY = 300.0
+"""Seconds a source is left alone after it said its account is used up."""
+MOST_UNFIT = 2
+"""Sources that may find a task unsuitable before its error is believed."""
+
+
+class Verdict(NamedTuple):
+    """What follows.
+
+    Attributes:
+        lost: the source is out of reach for a while.
+        wait: seconds after which the task goes on; 0 is now.
+        error: what the task ends with, or None if it goes on.
+    """
+
+    lost: bool = False
+    wait: float = 0.0
+    error: QRewardError | None = None
+
+
+class Aftermath:
+    """Decides, and keeps the retry budget."""
+
+    def __init__(self, retry: Retry, rng: Random) -> None:
+        self._retry = retry
+        self._rng = rng
+        self.budget = Budget(retry)
+
+    def of(self, now: float, attempt: Attempt, outcome: Failure | Cancelled) -> Verdict:
+        """Decide what follows, and tell the source."""
+        source, task = attempt.source, attempt.task
+        if isinstance(outcome, Cancelled):
+            if attempt.why is not Why.OVERDUE:
+                return self._stopped(now, attempt)
+            outcome = _overdue(now, attempt)
+        rule = rule_for(outcome)
+        lost = self._blame(now, attempt, outcome, rule)
+        self._note(now, attempt, outcome)
+        wait, error = self._decide(now, task, source, outcome, rule)
+        return Verdict(lost, wait, error)
+
+    def _stopped(self, now: float, attempt: Attempt) -> Verdict:
+        source = attempt.source
+        source.tally.cancelled += 1
+        source.window.ended()
+        error = None if attempt.why else ClientClosed("the event loop was shut down before the request was done")
+        slow = source.latency.slow
+        if attempt.why is None or slow is None or now - attempt.sent_at < 4 * slow:
+            return Verdict(error=error)
+        # given up by its caller, but so late that it speaks against the source: short timeouts must not hide a hang
+        return Verdict(source.health.failed(now, attempt.sent_at, attempt.task.number, last=_is_last(source)), error=error)
+
+    def _blame(self, now: float, attempt: Attempt, failure: Failure, rule: Rule) -> bool:
+        source, task = attempt.source, attempt.task
+        if failure.kind is FailureKind.OVERLOADED:
+            source.rejected(now, attempt.sent_at, failure.retry_after)
+            return not source.worth_waiting_for(now)
+        source.tally.failed += 1
+        source.window.ended()
+        if failure.kind is FailureKind.QUOTA and not _is_last(source):
+            source.health.eject(now, QUOTA_AWAY)
+            return True
+        unwell = rule.unwell or (failure.misconfigured and not _is_last(source))
+        poison = sum(1 for other in task.excluded if other is not source) >= 2
+        if unwell and not poison:
+            return source.health.failed(now, attempt.sent_at, task.number, last=_is_last(source))
+        return False
+
+    def _note(self, now: float, attempt: Attempt, failure: Failure) -> None:
+        task, error = attempt.task, failure.error
+        status = getattr(error, "status_code", None)
+        record = AttemptRecord(attempt.source.name, failure.kind.name.lower(), now - attempt.sent_at, status, str(error))
+        if task.trail is None:
+            task.trail = []
+        if failure.kind is not FailureKind.OVERLOADED or len(task.trail) < 100:  # an outage may be waited out for long
+            task.trail.append(record)
+        task.last_error = error
+
+    def _decide(self, now: float, task: Task, source: Source, failure: Failure, rule: Rule) -> tuple[float, QRewardError | None]:
+        if not rule.again:
+            return 0.0, failure.error
+        if rule.elsewhere:
+            task.unfit = (*task.unfit, source)
+            task.excluded = (*task.excluded, source)
+            fit = [other for other in task.pool.sources if other not in task.unfit and other.health.in_service]
+            return 0.0, None if fit and len(task.unfit) < MOST_UNFIT else failure.error
+        if not rule.charged:
+            return 0.0, None
+        probing = source.health.allowed != inf  # it is known to be sick: the task only lent itself to the test
+        if failure.kind is FailureKind.TIMEOUT:
+            task.overdue += 1
+        if not (probing and rule.unwell):
+            task.tries += 1
+        if task.tries >= self._retry.attempts:
+            return 0.0, failure.error
+        return self._wait(now, task, source), None
+
+    def _wait(self, now: float, task: Task, source: Source) -> float:
+        avoided = task.excluded if source in task.excluded else (*task.excluded, source)
+        others = any(other not in avoided and other.worth_waiting_for(now) for other in task.pool.sources)
+        task.excluded = avoided if others else task.unfit
+        wait = 0.0 if others else backoff(self._retry, max(1, task.tries), self._rng)
+        return wait if self.budget.withdraw(now) else wait + self.budget.wait()
+
+
+def _is_last(source: Source) -> bool:
+    return not all(pool.has_other(source) for pool in source.pools)
+
+
+def _overdue(now: float, attempt: Attempt) -> Failure:
+    seconds = now - attempt.sent_at
+    name = attempt.source.name
+    hint = "set Timeouts(attempt=...) of the endpoint if such requests may take longer"
+    return Failure(FailureKind.TIMEOUT, RequestTimeout(f"no answer from endpoint {name!r} within {seconds:.1f} s; {hint}", endpoint=name))

@@ -1,0 +1,69 @@
+"""When a source that said "too much" may be asked again.
+
+A hint (``Retry-After``) is obeyed to the letter. Without one the gate closes for 0.25 s, doubling while rejects go on.
+After it one request goes first; the rest follow when that one was not turned away within a few reject delays.
+A lone reject amid good answers is taken for noise.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+
+FIRST = 0.25
+LONGEST = 3.2
+"""Longest wait without a hint, before jitter of up to 1.5: resumption within 5 s of a source's return."""
+
+
+class Gate:
+    """Open, closed until a time, or open for one probe.
+
+    Attributes:
+        opens_at: the time before which nothing may be sent.
+    """
+
+    __slots__ = ("_closed_at", "_good", "_probe_at", "_reject_after", "_rng", "_streak", "opens_at")
+
+    def __init__(self, rng: Random) -> None:
+        self.opens_at = -inf
+        self._rng = rng
+        self._streak = 0  # how often it closed without a probe that held
+        self._closed_at = -inf
+        self._probe_at: float | None = None
+        self._good = 0
+        self._reject_after = 0.0  # seconds a reject takes, moving average
+
+    def sent(self, now: float) -> None:
+        """A request was sent: the first after a closing is the probe, the first after that opens the gate for good."""
+        if not self._streak:
+            return
+        if self._probe_at is None:
+            self._probe_at = now
+            self.opens_at = now + max(FIRST, 3 * self._reject_after)
+        else:
+            self._open()
+
+    def ok(self, sent_at: float) -> None:
+        """An answer came."""
+        self._good += 1
+        if self._probe_at is not None and sent_at >= self._probe_at:
+            self._open()
+
+    def rejected(self, now: float, sent_at: float, hint: float | None, others: int, limit: int) -> None:
+        """Turned away, with ``others`` still in flight under a window of ``limit``."""
+        self._reject_after += 0.2 * (now - sent_at - self._reject_after)
+        noise = hint is None and others > 0 and self._good >= limit / 2
+        self._good = 0
+        if noise:
+            return
+        if sent_at >= self._closed_at:  # else it was under way when the gate closed, and tells nothing new
+            self._streak = min(self._streak + 1, 8)
+            self._closed_at = now
+            self._probe_at = None
+            pause = min(LONGEST, FIRST * 2.0 ** (self._streak - 1)) * self._rng.uniform(0.5, 1.5)
+            self.opens_at = now + pause
+        if hint is not None:
+            self.opens_at = max(self.opens_at, now + hint)
+
+    def _open(self) -> None:
+        self._streak, self._probe_at, self.opens_at = 0, None, -inf

@@ -1,0 +1,101 @@
+"""Whether a source is in service, from the failures it shows (overload is none, see ``gate``).
+
+Closed -> open after five failures in a row of distinct tasks, or when more than half of the answers fail; open for
+2 s x 2^k (at most 60 s, jittered); then half-open: real tasks, one at first and twice as many after each clean round,
+until the source's whole window is in use again (slow start). One poison task cannot open it: a task counts once.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+
+IN_A_ROW = 5
+FIRST_OPEN = 2.0
+LONGEST_OPEN = 60.0
+_MEMORY = 0.9  # weight an older outcome keeps in the success rate
+_DISTINCT = 3
+
+
+class Health:
+    """In service, out of service until a time, or coming back.
+
+    Attributes:
+        open_until: out of service before this time; -inf while in service.
+        allowed: how many requests may be in flight while it comes back; inf when it is back.
+        down: an operator has taken it out of service.
+        since: when it last changed; older requests say nothing about the present.
+    """
+
+    __slots__ = ("_failing", "_openings", "_recent", "_rng", "_round", "_success", "allowed", "down", "open_until", "since")
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self.down = False
+        self._openings = 0
+        self.since = -inf
+        self._close()
+
+    def _close(self) -> None:
+        self.open_until = -inf
+        self.allowed: float = inf
+        self._failing: set[int] = set()  # distinct tasks that failed since the last success
+        self._recent: set[int] = set()  # distinct tasks that failed at all
+        self._success, self._round = 1.0, 0
+
+    @property
+    def in_service(self) -> bool:
+        """True unless it is open or taken out: the source is worth waiting for."""
+        return not self.down and self.open_until == -inf
+
+    def sent(self, now: float) -> None:
+        """A request was sent; the first one after the open time begins the way back."""
+        if self.open_until != -inf and now >= self.open_until:
+            self.open_until, self.allowed, self._round, self.since = -inf, 1, 0, now
+
+    def ok(self, sent_at: float, limit: int) -> None:
+        """An answer came, under a window of ``limit``."""
+        if self.open_until != -inf or sent_at < self.since:
+            return
+        if self._failing:
+            self._failing.clear()
+        if self._success < 1.0:
+            self._success = min(1.0, 1.0 - _MEMORY + _MEMORY * self._success + 1e-6)
+        if self.allowed == inf:
+            return
+        self._round += 1
+        if self._round >= self.allowed:
+            self.allowed, self._round = self.allowed * 2, 0
+            if self.allowed >= limit:
+                self._openings = 0
+                self._close()
+
+    def failed(self, now: float, sent_at: float, task: int, *, last: bool) -> bool:
+        """A task failed here. ``last``: the source's routes have too little else. True if it went out of service now.
+
+        A last source is never ejected: while nothing at all succeeds it is only probed every two seconds.
+        """
+        if self.open_until != -inf or sent_at < self.since:
+            return False
+        self._failing.add(task)
+        self._recent.add(task)
+        self._success *= _MEMORY
+        returning = self.allowed != inf
+        dead = len(self._failing) >= IN_A_ROW
+        sick = not last and self._success < 0.5 and len(self._recent) >= _DISTINCT
+        if not (returning or dead or sick):
+            return False
+        seconds = min(LONGEST_OPEN, FIRST_OPEN * 2.0**self._openings)
+        self._openings = min(self._openings + 1, 8)
+        self.eject(now, (FIRST_OPEN if last else seconds) * self._rng.uniform(0.5, 1.5))
+        return True
+
+    def eject(self, now: float, seconds: float) -> None:
+        """Take it out of service for a time."""
+        self._close()
+        self.open_until, self.allowed, self.since = now + seconds, 1, now
+
+    def restore(self) -> None:
+        """An operator says it is well."""
+        self.down, self._openings = False, 0
+        self._close()

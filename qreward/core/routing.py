@@ -1,0 +1,66 @@
+"""Which route a model takes: its exact name first, then the most specific glob that matches."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import translate
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+R = TypeVar("R")
+
+
+def is_glob(pattern: str) -> bool:
+    """True if the pattern has a wildcard."""
+    return any(mark in pattern for mark in "*?[")
+
+
+def specificity(pattern: str) -> tuple[int, int, int, str]:
+    """Sorts patterns from general to specific: more literal characters, then fewer ``*``, then fewer wildcards at all.
+
+    The pattern itself settles ties, so that the order in which routes were added never matters.
+    """
+    bare = re.sub(r"\[!?\]?[^\]]*\]", "?", pattern)
+    literal = sum(mark not in "*?" for mark in bare)
+    return literal, -bare.count("*"), -bare.count("?"), pattern
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(translate(pattern))
+
+
+class Routes(Generic[R]):
+    """Patterns and what they lead to. Matching is case-sensitive."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, R] = {}
+        self._globs: dict[str, R] = {}
+        self._cache: dict[str, R | None] = {}
+
+    def set(self, pattern: str, route: R) -> None:
+        """Add a route, or replace the one with the same pattern."""
+        (self._globs if is_glob(pattern) else self._exact)[pattern] = route
+        self._globs = dict(sorted(self._globs.items(), key=lambda item: specificity(item[0]), reverse=True))
+        self._cache.clear()
+
+    def remove(self, pattern: str) -> None:
+        """Remove the route with this pattern, if there is one."""
+        self._exact.pop(pattern, None)
+        self._globs.pop(pattern, None)
+        self._cache.clear()
+
+    def find(self, model: str) -> R | None:
+        """The route a model takes, or None."""
+        if model in self._cache:
+            return self._cache[model]
+        found = self._exact.get(model)
+        if found is None:
+            found = next((route for pattern, route in self._globs.items() if _compiled(pattern).match(model)), None)
+        if len(self._cache) < 4096:  # model names come from callers: bounded
+            self._cache[model] = found
+        return found
+
+    def items(self) -> dict[str, R]:
+        """Pattern -> route, in the order they are tried."""
+        return {**self._exact, **self._globs}

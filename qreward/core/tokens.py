@@ -1,0 +1,56 @@
+"""Token accounting for sources with a token limit: estimate, reserve, reconcile.
+
+A task's tokens are known only afterwards, so a guess is reserved when it is sent and corrected when it is answered:
+the prompt by its size, scaled by what such guesses were off by; the output by the mean of what answers used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qreward.core.outcome import Answer
+    from qreward.core.task import Attempt
+
+FIRST_OUTPUT = 256.0
+"""Output tokens expected of an answer before any was seen."""
+
+
+class Tokens:
+    """Guesses, and how good they were."""
+
+    __slots__ = ("_estimate", "_output", "_scale")
+
+    def __init__(self, estimate: Callable[[Any], tuple[float, float]] | None) -> None:
+        self._estimate = estimate
+        self._scale = 1.0  # real prompt tokens per estimated one, moving average
+        self._output: float | None = None  # output tokens of an answer, moving average
+
+    def reserve(self, now: float, attempt: Attempt) -> None:
+        """Charge a source's token limit with what an attempt is expected to use."""
+        pace = attempt.source.tokens
+        assert pace is not None
+        prompt, most = self._estimate(attempt.task.payload) if self._estimate else (0.0, 0.0)
+        expected = FIRST_OUTPUT if self._output is None else self._output
+        output = most if attempt.source.reserved and most else min(expected, most) if most else expected
+        attempt.prompt = prompt
+        attempt.cost = prompt * self._scale + output
+        pace.take(now, attempt.cost)
+
+    def settle(self, attempt: Attempt, answer: Answer | None) -> None:
+        """Correct the charge by what the answer says it used; without an answer nothing is known, and the charge is returned."""
+        pace = attempt.source.tokens
+        if pace is None:
+            return
+        if answer is None:
+            pace.give_back(attempt.cost)
+            return
+        used_prompt, used_output = answer.prompt_tokens, answer.output_tokens
+        if used_prompt is None or used_output is None:
+            return
+        self._output = used_output if self._output is None else self._output + 0.1 * (used_output - self._output)
+        if attempt.prompt:
+            self._scale += 0.1 * (used_prompt / attempt.prompt - self._scale)
+        if not attempt.source.reserved:
+            pace.give_back(attempt.cost - used_prompt - used_output)

@@ -1,0 +1,89 @@
+"""From what the scheduler says to what the caller gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from qreward.core.latency import Quantiles
+from qreward.core.outcome import Answer
+from qreward.core.source import Source
+from qreward.core.task import Task
+from qreward.errors import QRewardError
+from qreward.results import AttemptRecord, EndpointStats, Result, with_trail
+
+
+def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Result[object]:
+    """The result of a finished task."""
+    queued = 0.0 if task.sent_at is None else task.sent_at - task.born
+    trail = () if task.trail is None else tuple(task.trail)
+    if isinstance(outcome, Answer):
+        assert source is not None
+        return Result(task.index, outcome.value, None, source.name, seconds, queued, trail)
+    endpoint = trail[-1].endpoint if trail else None
+    return Result(task.index, None, with_trail(outcome, trail), endpoint, 0.0, queued, trail)
+
+
+class Tallies:
+    """What each endpoint did for one batch."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, _Tally] = {}
+        self.ok = 0
+        self.failed = 0
+
+    def add(self, result: Result[object]) -> None:
+        """Count a finished item."""
+        if result.error is None and result.endpoint is not None:
+            self.ok += 1
+            tally = self._of(result.endpoint)
+            tally.won += 1
+            tally.seconds.add(result.latency)
+            if usage := result.usage:
+                tally.prompt += usage.prompt_tokens or 0
+                tally.completion += usage.completion_tokens or 0
+        else:
+            self.failed += 1
+        if result.has_trail:
+            self._add_trail(result.attempts)
+
+    def _add_trail(self, attempts: Iterable[AttemptRecord]) -> None:
+        for place, attempt in enumerate(attempts):
+            tally = self._of(attempt.endpoint)
+            tally.retried += place > 0
+            if attempt.outcome == "overloaded":
+                tally.rejected += 1
+            elif attempt.outcome != "ok":
+                tally.failed += 1
+
+    def _of(self, name: str) -> _Tally:
+        tally = self._by_name.get(name)
+        if tally is None:
+            tally = self._by_name[name] = _Tally()
+        return tally
+
+    def stats(self) -> dict[str, EndpointStats]:
+        """What was counted, by endpoint."""
+        return {name: tally.stats() for name, tally in self._by_name.items()}
+
+
+class _Tally:
+    __slots__ = ("completion", "failed", "prompt", "rejected", "retried", "seconds", "won")
+
+    def __init__(self) -> None:
+        self.won = self.rejected = self.failed = self.retried = self.prompt = self.completion = 0
+        self.seconds = Quantiles()
+
+    def stats(self) -> EndpointStats:
+        at = self.seconds.at
+        return EndpointStats(
+            sent=self.won + self.rejected + self.failed,
+            won=self.won,
+            rejected=self.rejected,
+            retried=self.retried,
+            failed=self.failed,
+            prompt_tokens=self.prompt,
+            completion_tokens=self.completion,
+            p50=at(0.5),
+            p95=at(0.95),
+            p99=at(0.99),
+        )

@@ -1,0 +1,341 @@
+"""One ``Engine`` a client, one ``Shell`` an event loop.
+
+The scheduler's state is the client's, so limits hold over all loops and threads; it is touched only under the engine's
+lock, and never while the caller's code runs. Connections belong to a shell, for they belong to a loop.
+There is one timer a shell, no task for a waiting item, and one asyncio task for an attempt; an attempt that ends hands
+its task on to the next one of the same bulk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextvars import Context
+from functools import partial
+from random import Random
+from time import monotonic
+from typing import Any, Protocol
+
+from qreward.core.commands import CANCEL, FINISH, SEND, Command
+from qreward.core.outcome import CANCELLED, Answer, Failure, Outcome
+from qreward.core.scheduler import Scheduler
+from qreward.core.source import Source
+from qreward.core.task import Attempt, Feed, Task
+from qreward.errors import ClientClosed, QRewardError
+from qreward.policies import Retry
+
+
+class Wire(Protocol):
+    """How the engine reaches the outside, one for each event loop."""
+
+    async def send(self, endpoint: Any, call: Any) -> Answer | Failure:
+        """Try once. Never raises but ``CancelledError``, after which the connection is closed."""
+
+    async def aclose(self) -> None: ...
+
+
+class Sink(Protocol):
+    """Who waits for tasks: a single caller, or a bulk.
+
+    Attributes:
+        shell: where its attempts run.
+        bulk: True if its attempts may follow each other in one asyncio task.
+    """
+
+    shell: Shell
+    bulk: bool
+
+    def context(self) -> Context:
+        """A context for an attempt: a copy of the caller's, so that instrumentation finds its parent."""
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
+
+    def read(self, feed: Feed) -> bool:
+        """Put more input into the feed's buffer; False if that will be done later, with ``Shell.refill``."""
+
+    def close(self) -> None:
+        """The client is closed: end with ``ClientClosed`` what is not done."""
+
+    def abandon(self) -> list[Task]:
+        """The loop is gone: tell nobody, return the tasks that are not done."""
+
+
+class Engine:
+    """The scheduler, its lock, and the shells of the loops that use it.
+
+    Args:
+        wire_factory: makes the wire of one loop.
+        clock: monotonic seconds; replaced in tests.
+    """
+
+    def __init__(
+        self,
+        retry: Retry,
+        wire_factory: Callable[[], Wire],
+        estimate: Callable[[Any], tuple[float, float]] | None = None,
+        *,
+        clock: Callable[[], float] = monotonic,
+        rng: Random | None = None,
+    ) -> None:
+        self.clock = clock
+        self.rng = rng or Random()  # noqa: S311 - jitter, not secrets
+        self.lock = threading.Lock()
+        self.scheduler = Scheduler(retry, self.rng, estimate)
+        self.closed = False
+        self._wire_factory = wire_factory
+        self._shells: dict[asyncio.AbstractEventLoop, Shell] = {}
+
+    def shell(self) -> Shell:
+        """The shell of the running loop."""
+        shell = self._shells.get(asyncio.get_running_loop())
+        return shell if shell is not None else self._open_shell()
+
+    def _open_shell(self) -> Shell:
+        if self.closed:
+            raise ClientClosed("the client is closed; make a new one")
+        loop = asyncio.get_running_loop()
+        with self.lock:
+            gone = [self._shells.pop(other) for other in list(self._shells) if other.is_closed()]
+            shell = self._shells[loop] = Shell(self, loop, self._wire_factory())
+        for other in gone:
+            other.bury()
+        return shell
+
+    def act(self, change: Callable[[float], Any]) -> Any:
+        """Change the scheduler's state from any thread, inside or outside a loop; what follows runs where it belongs."""
+        try:
+            here = self._shells.get(asyncio.get_running_loop())
+        except RuntimeError:
+            here = None
+        with self.lock:
+            value = change(self.clock())
+            out, self.scheduler.out = self.scheduler.out, []
+        for command in out:
+            home = home_of(command)
+            if home is here:
+                home.run([command])
+            else:
+                home.post(command)
+        for shell in list(self._shells.values()):
+            shell.wake_soon()
+        return value
+
+    async def aclose(self) -> None:
+        """End everything: waiting tasks fail with ``ClientClosed``, connections of all loops are closed."""
+        self.closed = True
+        here = asyncio.get_running_loop()
+        for shell in list(self._shells.values()):
+            if shell.loop is here:
+                await shell.aclose()
+            elif not shell.loop.is_closed():
+                with contextlib.suppress(RuntimeError):  # closed between the two lines
+                    shell.loop.call_soon_threadsafe(shell.aclose_soon)
+        self._shells.clear()
+
+    def forget(self, shell: Shell) -> None:
+        """A shell has ended."""
+        self._shells.pop(shell.loop, None)
+
+
+class Shell:
+    """The engine in one event loop."""
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, wire: Wire) -> None:
+        self.engine = engine
+        self.loop = loop
+        self.wire = wire
+        self.sinks: dict[Sink, None] = {}
+        self._attempts: dict[Attempt, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._closer = self._close_with_loop()
+        with contextlib.suppress(StopIteration):
+            self._closer.asend(None).send(None)  # runs it to its yield, and so registers it with the loop
+
+    # what callers ask for
+
+    def submit(self, task: Task) -> None:
+        self._locked(self.engine.scheduler.submit, task)
+
+    def open(self, feed: Feed) -> None:
+        self._locked(self.engine.scheduler.open, feed)
+
+    def refill(self, feed: Feed) -> None:
+        self._locked(self.engine.scheduler.refill, feed)
+
+    def withdraw(self, tasks: list[Task]) -> None:
+        self._locked(self.engine.scheduler.withdraw, tasks)
+
+    def close_feed(self, feed: Feed) -> list[Task]:
+        with self.engine.lock:
+            return self.engine.scheduler.close_feed(feed)
+
+    # running commands
+
+    def _locked(self, change: Callable[[float, Any], None], argument: Any) -> None:
+        engine = self.engine
+        scheduler = engine.scheduler
+        with engine.lock:
+            change(engine.clock(), argument)
+            out, scheduler.out = scheduler.out, []
+            wake = scheduler.next_wake()
+        if wake is not None and (self._timer is None or wake < self._timer_at):
+            self._arm(wake)
+        if out:
+            self.run(out)
+
+    def run(self, out: list[Command], mine: Sink | None = None) -> Attempt | None:
+        """Run commands; the first attempt of the bulk ``mine`` is not started but returned."""
+        kept: Attempt | None = None
+        for command in out:
+            home = home_of(command)
+            if home is not self:
+                home.post(command)
+                continue
+            what = command[0]
+            if what == SEND:
+                attempt: Attempt = command[1]
+                if kept is None and mine is not None and attempt.task.sink is mine:
+                    kept = attempt
+                else:
+                    self._start(attempt)
+            elif what == FINISH:
+                _, task, outcome, source, seconds = command
+                task.sink.finish(task, outcome, source, seconds)
+            elif what == CANCEL:
+                attempt = command[1]
+                if attempt.handle is not None:  # else it has not begun, and looks at ``why`` itself
+                    attempt.handle.cancel()
+            elif command[1].sink.read(command[1]):
+                out += self._refilled(command[1])  # not by recursion: a bulk is as deep as the fleet is wide
+        return kept
+
+    def _refilled(self, feed: Feed) -> list[Command]:
+        engine = self.engine
+        with engine.lock:
+            engine.scheduler.refill(engine.clock(), feed)
+            out, engine.scheduler.out = engine.scheduler.out, []
+        return out
+
+    def post(self, command: Command) -> None:
+        """Run a command here, from another thread or outside the loop."""
+        try:
+            self.loop.call_soon_threadsafe(self.run, [command])
+        except RuntimeError:  # the loop is closed: nobody is there to run it
+            if command[0] == SEND:
+                self.engine.act(partial(self.engine.scheduler.event, attempt=command[1], outcome=CANCELLED))
+
+    def _start(self, attempt: Attempt) -> None:
+        context = attempt.task.sink.context()
+        self._attempts[attempt] = self.loop.create_task(self._attempts_in_turn(attempt), context=context)
+
+    async def _attempts_in_turn(self, attempt: Attempt | None) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        while attempt is not None:
+            sink = attempt.task.sink
+            attempt = self._ended(attempt, await self._try(attempt, me), sink if sink.bulk else None)
+            if attempt is not None:
+                self._attempts[attempt] = me
+                # all answers of one loop turn are read first and all next requests written after: code stays in cache
+                await asyncio.sleep(0)
+
+    async def _try(self, attempt: Attempt, me: asyncio.Task[Any]) -> Outcome:
+        if attempt.why is not None:
+            return CANCELLED
+        attempt.handle = me
+        try:
+            return await self.wire.send(attempt.source.handle, attempt.task.payload)
+        except asyncio.CancelledError:
+            if attempt.why is None or me.uncancel() > 0:  # the loop is shutting down
+                self._ended(attempt, CANCELLED, None)
+                raise
+            return CANCELLED
+
+    def _ended(self, attempt: Attempt, outcome: Outcome, mine: Sink | None) -> Attempt | None:
+        attempt.handle = None
+        self._attempts.pop(attempt, None)
+        engine = self.engine
+        scheduler = engine.scheduler
+        with engine.lock:
+            scheduler.event(engine.clock(), attempt, outcome)
+            out, scheduler.out = scheduler.out, []
+            wake = scheduler.next_wake()
+        if wake is not None and (self._timer is None or wake < self._timer_at):
+            self._arm(wake)
+        return self.run(out, mine) if out else None
+
+    # time
+
+    def _arm(self, wake: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = wake
+        self._timer = self.loop.call_later(max(0.0, wake - self.engine.clock()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        engine = self.engine
+        with engine.lock:
+            engine.scheduler.tick(engine.clock())
+            out, engine.scheduler.out = engine.scheduler.out, []
+            wake = engine.scheduler.next_wake()
+        if wake is not None:
+            self._arm(wake)
+        self.run(out)
+
+    def wake_soon(self) -> None:
+        """The scheduler was changed from elsewhere: look at the time again."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._rearm)
+
+    def _rearm(self) -> None:
+        with self.engine.lock:
+            wake = self.engine.scheduler.next_wake()
+        if wake is not None and (self._timer is None or wake < self._timer_at):
+            self._arm(wake)
+
+    # the end
+
+    async def _close_with_loop(self) -> AsyncGenerator[None, None]:
+        """Suspended until the loop shuts its asynchronous generators down: closes the connections while it still runs."""
+        try:
+            yield
+        finally:
+            self._stop()
+            await self.wire.aclose()
+
+    async def aclose(self) -> None:
+        """End what is not done, wait until its connections are closed, and close the rest."""
+        for sink in list(self.sinks):
+            sink.close()
+        if self._attempts:
+            await asyncio.wait(set(self._attempts.values()) - {asyncio.current_task()})
+        await self._closer.aclose()
+
+    def aclose_soon(self) -> None:
+        """The same from another thread's point of view."""
+        self._closing = self.loop.create_task(self.aclose())
+
+    def bury(self) -> None:
+        """The loop was closed under us: give back what it held."""
+        scheduler = self.engine.scheduler
+        for sink in list(self.sinks):
+            self.engine.act(partial(scheduler.withdraw, tasks=sink.abandon()))
+        for attempt in list(self._attempts):
+            self.engine.act(partial(scheduler.event, attempt=attempt, outcome=CANCELLED))
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.engine.forget(self)
+
+
+def home_of(command: Command) -> Shell:
+    """The shell a command is for."""
+    subject = command[1]
+    sink: Sink = subject.task.sink if isinstance(subject, Attempt) else subject.sink
+    return sink.shell

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sized
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from typing import Any
 
-from qreward.core.outcome import Answer
+from qreward.core.outcome import CANCELLED, Answer
 from qreward.core.pool import Pool
 from qreward.core.source import Source
-from qreward.core.task import Feed, Task
+from qreward.core.task import Attempt, Feed, Task
 from qreward.engine.report import Tallies, result_of
 from qreward.engine.shell import Shell
 from qreward.errors import BatchInterrupted, ClientClosed, DeadlineExceeded, QRewardError
@@ -38,8 +38,6 @@ class Bulk:
         keep: keep the results; if not, ``run`` returns an empty batch with its statistics.
     """
 
-    bulk = True
-
     def __init__(
         self,
         shell: Shell,
@@ -57,6 +55,7 @@ class Bulk:
         self._pool, self._prepare, self._level, self._timeout = pool, prepare, level, timeout
         self._deadline, self._on_result, self._keep = deadline, on_result, keep
         self._context = copy_context()
+        self._runners: set[asyncio.Task[None]] = set()
         self._size = len(items) if isinstance(items, Sized) else None
         self._items: Iterator[Any] | AsyncIterator[Any] = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
         self._read = 0  # items taken from the input
@@ -102,8 +101,22 @@ class Bulk:
 
     # the shell's side
 
-    def context(self) -> Context:
-        return self._context.copy()
+    def start(self, attempt: Attempt) -> None:
+        runner = self.shell.loop.create_task(self._run_in_turn(attempt), context=self._context.copy())
+        self._runners.add(runner)
+        runner.add_done_callback(self._runners.discard)
+
+    async def _run_in_turn(self, attempt: Attempt | None) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        while attempt is not None:
+            attempt = await self.shell.carry_out(attempt, me, self)
+            if attempt is not None:
+                try:  # all answers of one loop turn are read first and all next requests written after: code stays in cache
+                    await asyncio.sleep(0)
+                except asyncio.CancelledError:  # the loop's end
+                    self.shell.ended(attempt, CANCELLED)
+                    raise
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._live.pop(task, None)

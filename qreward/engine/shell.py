@@ -2,8 +2,8 @@
 
 The scheduler's state is the client's, so limits hold over all loops and threads; it is touched only under the engine's
 lock, and never while the caller's code runs. Connections belong to a shell, for they belong to a loop.
-There is one timer a shell, no task for a waiting item, and one asyncio task for an attempt; an attempt that ends hands
-its task on to the next one of the same bulk.
+There is one timer a shell and no task for a waiting item. A single call runs its attempts in its caller's own task; a
+bulk has one asyncio task for each attempt in flight, handed on from an attempt that ends to the next.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable
-from contextvars import Context
 from functools import partial
 from random import Random
 from time import monotonic
 from typing import Any, Protocol
 
 from qreward.core.commands import CANCEL, FINISH, SEND, Command
-from qreward.core.outcome import CANCELLED, Answer, Failure, Outcome
+from qreward.core.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
 from qreward.core.scheduler import Scheduler
 from qreward.core.source import Source
 from qreward.core.task import Attempt, Feed, Task
-from qreward.errors import ClientClosed, QRewardError
+from qreward.errors import ClientClosed, InvalidResponse, QRewardError
 from qreward.policies import Retry
 
 
@@ -41,14 +40,12 @@ class Sink(Protocol):
 
     Attributes:
         shell: where its attempts run.
-        bulk: True if its attempts may follow each other in one asyncio task.
     """
 
     shell: Shell
-    bulk: bool
 
-    def context(self) -> Context:
-        """A context for an attempt: a copy of the caller's, so that instrumentation finds its parent."""
+    def start(self, attempt: Attempt) -> None:
+        """See that ``Shell.carry_out`` is run for an attempt, in a task whose context is a copy of the caller's."""
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
 
@@ -147,7 +144,8 @@ class Shell:
         self.loop = loop
         self.wire = wire
         self.sinks: dict[Sink, None] = {}
-        self._attempts: dict[Attempt, asyncio.Task[None]] = {}
+        self._attempts: dict[Attempt, None] = {}
+        self._idle: asyncio.Future[None] | None = None  # set when the last attempt ends, while we are closing
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._closer = self._close_with_loop()
@@ -197,10 +195,12 @@ class Shell:
             what = command[0]
             if what == SEND:
                 attempt: Attempt = command[1]
-                if kept is None and mine is not None and attempt.task.sink is mine:
+                self._attempts[attempt] = None
+                sink = attempt.task.sink
+                if kept is None and sink is mine:
                     kept = attempt
                 else:
-                    self._start(attempt)
+                    sink.start(attempt)
             elif what == FINISH:
                 _, task, outcome, source, seconds = command
                 task.sink.finish(task, outcome, source, seconds)
@@ -227,36 +227,30 @@ class Shell:
             if command[0] == SEND:
                 self.engine.act(partial(self.engine.scheduler.event, attempt=command[1], outcome=CANCELLED))
 
-    def _start(self, attempt: Attempt) -> None:
-        context = attempt.task.sink.context()
-        self._attempts[attempt] = self.loop.create_task(self._attempts_in_turn(attempt), context=context)
-
-    async def _attempts_in_turn(self, attempt: Attempt | None) -> None:
-        me = asyncio.current_task()
-        assert me is not None
-        while attempt is not None:
-            sink = attempt.task.sink
-            attempt = self._ended(attempt, await self._try(attempt, me), sink if sink.bulk else None)
-            if attempt is not None:
-                self._attempts[attempt] = me
-                # all answers of one loop turn are read first and all next requests written after: code stays in cache
-                await asyncio.sleep(0)
-
-    async def _try(self, attempt: Attempt, me: asyncio.Task[Any]) -> Outcome:
-        if attempt.why is not None:
-            return CANCELLED
+    async def carry_out(self, attempt: Attempt, me: asyncio.Task[Any], mine: Sink | None = None) -> Attempt | None:
+        """Try once, in the task ``me``, and tell the scheduler; the next attempt of the bulk ``mine`` is returned, if there is one."""
+        if attempt.why is not None:  # stopped before it began
+            return self.ended(attempt, CANCELLED, mine)
         attempt.handle = me
+        outcome: Outcome
         try:
-            return await self.wire.send(attempt.source.handle, attempt.task.payload)
+            outcome = await self.wire.send(attempt.source.handle, attempt.task.payload)
         except asyncio.CancelledError:
-            if attempt.why is None or me.uncancel() > 0:  # the loop is shutting down
-                self._ended(attempt, CANCELLED, None)
+            if attempt.why is None or me.uncancel() > 0:  # it is not (only) us who cancelled: the caller, or the loop's end
+                self.ended(attempt, CANCELLED)
                 raise
-            return CANCELLED
+            outcome = CANCELLED
+        except Exception as error:  # a wire must not raise; if one does, the item fails and nothing hangs
+            outcome = _unexpected(attempt, error)
+        return self.ended(attempt, outcome, mine)
 
-    def _ended(self, attempt: Attempt, outcome: Outcome, mine: Sink | None) -> Attempt | None:
+    def ended(self, attempt: Attempt, outcome: Outcome, mine: Sink | None = None) -> Attempt | None:
+        """Tell the scheduler how an attempt ended, and do what follows."""
         attempt.handle = None
         self._attempts.pop(attempt, None)
+        if self._idle is not None and not self._attempts:
+            self._idle.set_result(None)
+            self._idle = None
         engine = self.engine
         scheduler = engine.scheduler
         with engine.lock:
@@ -312,7 +306,8 @@ class Shell:
         for sink in list(self.sinks):
             sink.close()
         if self._attempts:
-            await asyncio.wait(set(self._attempts.values()) - {asyncio.current_task()})
+            self._idle = self.loop.create_future()
+            await self._idle
         await self._closer.aclose()
 
     def aclose_soon(self) -> None:
@@ -328,10 +323,18 @@ class Shell:
             self.engine.act(partial(scheduler.event, attempt=attempt, outcome=CANCELLED))
 
     def _stop(self) -> None:
+        for attempt in list(self._attempts):  # tasks that were cancelled before their first step never said so
+            self.ended(attempt, CANCELLED)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.engine.forget(self)
+
+
+def _unexpected(attempt: Attempt, error: Exception) -> Failure:
+    wrapped = InvalidResponse(f"endpoint {attempt.source.name!r}: the wire failed: {type(error).__name__}", endpoint=attempt.source.name)
+    wrapped.__cause__ = error
+    return Failure(FailureKind.UNSENDABLE, wrapped)
 
 
 def home_of(command: Command) -> Shell:

@@ -1,13 +1,13 @@
-"""One caller that waits for one task."""
+"""One caller that waits for one task, and runs its attempts in its own asyncio task: no other task, no copy of a context."""
 
 from __future__ import annotations
 
 import asyncio
-from contextvars import Context, copy_context
+from typing import Any
 
-from qreward.core.outcome import Answer
+from qreward.core.outcome import CANCELLED, Answer
 from qreward.core.source import Source
-from qreward.core.task import Feed, Task
+from qreward.core.task import Attempt, Feed, Task
 from qreward.engine.report import result_of
 from qreward.engine.shell import Shell
 from qreward.errors import ClientClosed, QRewardError
@@ -17,41 +17,60 @@ from qreward.results import Result
 class Single:
     """The sink of a single call."""
 
-    __slots__ = ("_context", "_future", "_task", "shell")
-    bulk = False
+    __slots__ = ("_next", "_result", "_task", "_waiter", "shell")
 
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
-        self._context = copy_context()
-        self._future: asyncio.Future[Result[object]] = shell.loop.create_future()
+        self._result: Result[Any] | None = None
+        self._next: Attempt | None = None
+        self._waiter: asyncio.Future[None] | None = None
 
-    async def result(self, task: Task) -> Result[object]:
-        """Submit the task and wait. If the caller is cancelled, the request is too."""
-        shell = self.shell
+    async def result(self, task: Task) -> Result[Any]:
+        """Submit the task and see it through. If the caller is cancelled, the request is too."""
+        shell, me = self.shell, asyncio.current_task()
+        assert me is not None
         shell.sinks[self] = None
         self._task = task
         try:
             shell.submit(task)
-            return await self._future
+            while self._result is None:
+                attempt, self._next = self._next, None
+                if attempt is not None:
+                    await shell.carry_out(attempt, me)
+                else:
+                    self._waiter = shell.loop.create_future()
+                    await self._waiter
         except BaseException:
             shell.withdraw([task])
             raise
+        else:
+            return self._result
         finally:
+            if self._next is not None:
+                shell.ended(self._next, CANCELLED)
             del shell.sinks[self]
+            del self._task  # task and sink refer to each other: let reference counting free them
 
-    def context(self) -> Context:
-        return self._context.copy()
+    def start(self, attempt: Attempt) -> None:
+        self._next = attempt
+        self._wake()
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        if not self._future.done():
-            self._future.set_result(result_of(task, outcome, source, seconds))
+        self._result = result_of(task, outcome, source, seconds)
+        self._wake()
 
     def read(self, feed: Feed) -> bool:
         raise AssertionError(f"a single call has no feed: {feed}")
 
     def close(self) -> None:
-        if not self._future.done():
-            self._future.set_exception(ClientClosed("the client was closed before the request was done"))
+        task = self._task
+        self.shell.withdraw([task])
+        self.finish(task, ClientClosed("the client was closed before the request was done"), None, 0.0)
 
     def abandon(self) -> list[Task]:
         return [self._task]
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -6,22 +6,23 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
-from math import isfinite
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
+from qreward import arguments
+from qreward.arguments import DEFAULT, preparer
 from qreward.config import ClientConfig, config_from_env, load_config
-from qreward.core.source import Source
 from qreward.core.task import Task
 from qreward.engine.bulk import Bulk
 from qreward.engine.fleet import Fleet
+from qreward.engine.report import stats_of
 from qreward.engine.shell import Engine, Wire
 from qreward.engine.single import Single
 from qreward.errors import ConfigError
 from qreward.policies import Endpoint, LoadBalanceStrategy, Priority, Retry, Route
 from qreward.results import BatchResult, EndpointStats, Result
-from qreward.wire import address, jsonio
-from qreward.wire.base import Call, Codec
+from qreward.wire.base import Call
 from qreward.wire.chat import CHAT
 from qreward.wire.embeddings import EMBEDDINGS
 from qreward.wire.sender import Wire as HttpWire
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
     OnResult = Callable[[Result[Any]], object] | None
-
-_DEFAULT: Any = object()  # a timeout that was not given, as None switches it off
 
 
 class QRewardClient:
@@ -47,6 +46,7 @@ class QRewardClient:
         retry: when a failed request is tried again.
         timeout: seconds a request may take in all, queueing included; None waits for ever. Default 600.
         wire_factory: makes what carries the requests of one event loop; for tests.
+        clock: monotonic seconds; for tests in virtual time.
 
     Raises:
         ConfigError: a setting is wrong, or two endpoints have one name.
@@ -64,15 +64,16 @@ class QRewardClient:
         *,
         routes: Iterable[Route] = (),
         retry: Retry | None = None,
-        timeout: float | None = _DEFAULT,
+        timeout: float | None = DEFAULT,
         wire_factory: Callable[[], Wire] = HttpWire,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
-        settings: dict[str, Any] = {"endpoints": tuple(map(_endpoint, endpoints or ())), "routes": tuple(routes)}
+        settings: dict[str, Any] = {"endpoints": tuple(map(arguments.endpoint, endpoints or ())), "routes": tuple(routes)}
         if retry is not None:
             settings["retry"] = retry
-        if timeout is not _DEFAULT:
+        if timeout is not DEFAULT:
             settings["timeout"] = timeout
-        self._begin(ClientConfig(**settings), wire_factory)
+        self._begin(ClientConfig(**settings), wire_factory, clock)
 
     @classmethod
     def from_config(cls, source: str | Path | Mapping[str, Any] | ClientConfig) -> QRewardClient:
@@ -95,21 +96,21 @@ class QRewardClient:
     @classmethod
     def _from(cls, config: ClientConfig) -> QRewardClient:
         client = cls.__new__(cls)
-        client._begin(config, HttpWire)
+        client._begin(config)
         return client
 
-    def _begin(self, config: ClientConfig, wire_factory: Callable[[], Wire]) -> None:
+    def _begin(self, config: ClientConfig, wire_factory: Callable[[], Wire] = HttpWire, clock: Callable[[], float] = monotonic) -> None:
         self._config = config
-        self._wire_factory = wire_factory
+        self._wire_factory, self._clock = wire_factory, clock
         self._changing = threading.Lock()
-        self._engine = Engine(config.retry, wire_factory, _estimate)
+        self._engine = Engine(config.retry, wire_factory, _estimate, clock=clock)
         self._fleet = Fleet(self._engine, config.endpoints, config.routes)
         _CLIENTS.add(self)
 
     def _begin_again(self) -> None:
         """In a forked child: the parent's connections and tasks are not ours. They are kept, for closing would reach the server."""
         _INHERITED.append((self._engine, self._fleet))
-        self._begin(self.config, self._wire_factory)
+        self._begin(self.config, self._wire_factory, self._clock)
 
     # requests
 
@@ -118,7 +119,7 @@ class QRewardClient:
         messages: Iterable[Mapping[str, Any]],
         model: str,
         *,
-        timeout: float | None = _DEFAULT,
+        timeout: float | None = DEFAULT,
         priority: Priority | int = Priority.NORMAL,
         extra_headers: Mapping[str, str] | None = None,
         extra_body: Mapping[str, Any] | None = None,
@@ -143,7 +144,7 @@ class QRewardClient:
             NoEndpoint: no route matches the model.
             ConfigError: an argument is wrong; nothing was sent.
         """
-        call = self._preparer(CHAT, model, params, extra_headers, extra_body)(messages)
+        call = preparer(CHAT, model, params, extra_headers, extra_body)(messages)
         return cast("ChatCompletion", await self._one(call, model, timeout, priority))
 
     async def embeddings(
@@ -151,14 +152,14 @@ class QRewardClient:
         input: str | Iterable[Any],  # noqa: A002 - the API's name
         model: str,
         *,
-        timeout: float | None = _DEFAULT,
+        timeout: float | None = DEFAULT,
         priority: Priority | int = Priority.NORMAL,
         extra_headers: Mapping[str, str] | None = None,
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> CreateEmbeddingResponse:
         """Embeddings of one input: a text, a list of texts, or tokens. Arguments and errors as in :meth:`chat_completion`."""
-        call = self._preparer(EMBEDDINGS, model, params, extra_headers, extra_body)(input)
+        call = preparer(EMBEDDINGS, model, params, extra_headers, extra_body)(input)
         return cast("CreateEmbeddingResponse", await self._one(call, model, timeout, priority))
 
     async def batch_chat_completion(
@@ -166,7 +167,7 @@ class QRewardClient:
         batch_messages: Iterable[Iterable[Mapping[str, Any]]] | AsyncIterable[Iterable[Mapping[str, Any]]],
         model: str,
         *,
-        timeout: float | None = _DEFAULT,
+        timeout: float | None = DEFAULT,
         deadline: float | None = None,
         priority: Priority | int = Priority.NORMAL,
         on_result: OnResult = None,
@@ -199,17 +200,17 @@ class QRewardClient:
             ...     batch = await client.batch_chat_completion(conversations, model="judge-7b", temperature=0)
             ...     return batch.texts(default="")
         """
-        if isinstance(batch_messages, str | bytes | Mapping):
-            raise ConfigError(f"batch_messages must be a list or iterator of conversations, not {type(batch_messages).__name__}")
-        prepare = self._preparer(CHAT, model, params, extra_headers, extra_body)
-        return await self._many(batch_messages, prepare, model, timeout, deadline, priority, on_result, keep_results)
+        prepare = preparer(CHAT, model, params, extra_headers, extra_body)
+        return await self._many(
+            arguments.items("batch_messages", batch_messages), prepare, model, timeout, deadline, priority, on_result, keep_results
+        )
 
     async def batch_embeddings(
         self,
         batch_input: Iterable[Any] | AsyncIterable[Any],
         model: str,
         *,
-        timeout: float | None = _DEFAULT,
+        timeout: float | None = DEFAULT,
         deadline: float | None = None,
         priority: Priority | int = Priority.NORMAL,
         on_result: OnResult = None,
@@ -219,10 +220,10 @@ class QRewardClient:
         **params: Any,
     ) -> BatchResult[CreateEmbeddingResponse]:
         """Many embedding requests, one for each item of ``batch_input``. Arguments and errors as in :meth:`batch_chat_completion`."""
-        if isinstance(batch_input, str | bytes | Mapping):
-            raise ConfigError(f"batch_input must be a list or iterator of inputs, not {type(batch_input).__name__}; wrap it in a list")
-        prepare = self._preparer(EMBEDDINGS, model, params, extra_headers, extra_body)
-        return await self._many(batch_input, prepare, model, timeout, deadline, priority, on_result, keep_results)
+        prepare = preparer(EMBEDDINGS, model, params, extra_headers, extra_body)
+        return await self._many(
+            arguments.items("batch_input", batch_input), prepare, model, timeout, deadline, priority, on_result, keep_results
+        )
 
     # the fleet, live
 
@@ -254,7 +255,7 @@ class QRewardClient:
     def add_endpoint(self, endpoint: Endpoint | Mapping[str, Any] | str) -> None:
         """Add an endpoint; work that waits for its models reaches it at once. Raises ``ConfigError`` if its name is taken."""
         with self._changing:
-            self._fleet.add(_endpoint(endpoint))
+            self._fleet.add(arguments.endpoint(endpoint))
 
     def remove_endpoint(self, name: str) -> None:
         """Remove an endpoint; what it has in flight is finished, what waits goes elsewhere or fails with ``NoEndpoint``."""
@@ -278,7 +279,7 @@ class QRewardClient:
 
     def stats(self) -> dict[str, EndpointStats]:
         """What each endpoint did since the client was made; latencies are over about its last thousand answers."""
-        return {source.name: _stats(source) for source in self._fleet.sources()}
+        return {source.name: stats_of(source) for source in self._fleet.sources()}
 
     async def aclose(self) -> None:
         """End what is under way with ``ClientClosed`` and close all connections. The client cannot be used afterwards."""
@@ -298,33 +299,10 @@ class QRewardClient:
 
     # between the two
 
-    def _preparer(
-        self,
-        codec: Codec,
-        model: str,
-        params: Mapping[str, Any],
-        headers: Mapping[str, str] | None,
-        body: Mapping[str, Any] | None,
-    ) -> Callable[[Any], Call]:
-        if not isinstance(model, str) or not model:
-            raise ConfigError(f"model must be the name of a model, not {model!r}")
-        if params.get("stream"):
-            raise ConfigError("stream=True is not taken here; leave it out")
-        merged = {**params, **(body or {})}
-        for name in ("model", "messages", "input"):
-            if name in merged:
-                raise ConfigError(f"{name!r} must be given as the argument of that name, not in extra_body")
-        for name, value in merged.items():
-            jsonio.check(value, name)
-        if headers is not None:
-            address.check_call_headers(headers, model)
-        validate = codec.validate
-        return lambda inputs: Call(codec, model, validate(inputs), merged, headers)
-
     async def _one(self, call: Call, model: str, timeout: float | None, priority: int) -> Any:
         shell = self._engine.shell()
         sink = Single(shell)
-        task = Task(call, self._fleet.pool(model), _level(priority), self._timeout(timeout), sink, 0)
+        task = Task(call, self._fleet.pool(model), arguments.level(priority), self._timeout(timeout), sink, 0)
         return (await sink.result(task)).value
 
     async def _many(
@@ -338,68 +316,25 @@ class QRewardClient:
         on_result: OnResult,
         keep: bool,
     ) -> BatchResult[Any]:
-        if not isinstance(items, Iterable | AsyncIterable):
-            raise ConfigError(f"the input of a batch must be a list, an iterator or an async iterator, not {type(items).__name__}")
         bulk = Bulk(
             self._engine.shell(),
             self._fleet.pool(model),
             items,
             prepare,
-            level=_level(priority),
+            level=arguments.level(priority),
             timeout=self._timeout(timeout),
-            deadline=_seconds("deadline", deadline),
+            deadline=arguments.seconds("deadline", deadline),
             on_result=on_result,
             keep=keep,
         )
         return await bulk.run()
 
     def _timeout(self, given: float | None) -> float | None:
-        return self._config.timeout if given is _DEFAULT else _seconds("timeout", given)
+        return self._config.timeout if given is DEFAULT else arguments.seconds("timeout", given)
 
 
 def _estimate(call: Call) -> tuple[float, float]:
     return call.codec.estimate_tokens(call)
-
-
-def _endpoint(given: Endpoint | Mapping[str, Any] | str) -> Endpoint:
-    if isinstance(given, Endpoint):
-        return given
-    if isinstance(given, str):
-        return Endpoint(given)
-    if isinstance(given, Mapping):
-        return Endpoint(**given)
-    raise ConfigError(f"an endpoint must be an Endpoint, a mapping or a URL, not {type(given).__name__}")
-
-
-def _seconds(name: str, value: float | None) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-        raise ConfigError(f"{name} must be a positive number of seconds, or None for none, not {value!r}")
-    return float(value)
-
-
-def _level(priority: int) -> int:
-    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 9:
-        raise ConfigError(f"priority must be a whole number from 0 (most urgent) to 9, or a Priority, not {priority!r}")
-    return int(priority)
-
-
-def _stats(source: Source) -> EndpointStats:
-    tally, at = source.tally, source.latency.at
-    return EndpointStats(
-        sent=tally.sent,
-        won=tally.ok,
-        rejected=tally.rejected,
-        retried=tally.retried,
-        failed=tally.failed,
-        cancelled=tally.cancelled,
-        prompt_tokens=tally.prompt_tokens,
-        completion_tokens=tally.output_tokens,
-        p50=at(0.5),
-        p95=at(0.95),
-        p99=at(0.99),
-    )
 
 
 _CLIENTS: weakref.WeakSet[QRewardClient] = weakref.WeakSet()

@@ -17,10 +17,12 @@ from qreward.core.source import Source
 from qreward.core.task import Attempt, Feed, Task
 from qreward.engine.report import Tallies, result_of
 from qreward.engine.shell import Shell
-from qreward.errors import BatchInterrupted, ClientClosed, DeadlineExceeded, QRewardError
+from qreward.errors import BadRequest, BatchInterrupted, ClientClosed, DeadlineExceeded, QRewardError
 from qreward.results import BatchResult, BatchStats, Result
 
 READ_AHEAD = 32
+TURNS = 64
+"""Attempts a bulk's asyncio task makes before the event loop certainly gets its turn."""
 MOST_AT_ONCE = 1024
 """Items looked at before the event loop gets its turn, if none of them can be sent."""
 
@@ -55,7 +57,7 @@ class Bulk:
         self._pool, self._prepare, self._level, self._timeout = pool, prepare, level, timeout
         self._deadline, self._on_result, self._keep = deadline, on_result, keep
         self._context = copy_context()
-        self._runners: set[asyncio.Task[None]] = set()
+        self._runners: dict[asyncio.Task[None], Attempt | None] = {}  # and what each has not begun yet
         self._size = len(items) if isinstance(items, Sized) else None
         self._items: Iterator[Any] | AsyncIterator[Any] = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
         self._read = 0  # items taken from the input
@@ -103,16 +105,24 @@ class Bulk:
 
     def start(self, attempt: Attempt) -> None:
         runner = self.shell.loop.create_task(self._run_in_turn(attempt), context=self._context.copy())
-        self._runners.add(runner)
-        runner.add_done_callback(self._runners.discard)
+        self._runners[runner] = attempt
+        runner.add_done_callback(self._runner_ended)
+
+    def _runner_ended(self, runner: asyncio.Task[None]) -> None:
+        attempt = self._runners.pop(runner)
+        if attempt is not None:  # cancelled from outside before its first step
+            self.shell.ended(attempt, CANCELLED)
 
     async def _run_in_turn(self, attempt: Attempt | None) -> None:
         me = asyncio.current_task()
         assert me is not None
+        self._runners[me] = None
+        turns = 0
         while attempt is not None:
             attempt = await self.shell.carry_out(attempt, me, self)
-            if attempt is not None:
-                try:  # all answers of one loop turn are read first and all next requests written after: code stays in cache
+            turns += 1
+            if attempt is not None and not turns % TURNS:
+                try:  # a wire that never suspends must not keep the loop
                     await asyncio.sleep(0)
                 except asyncio.CancelledError:  # the loop's end
                     self.shell.ended(attempt, CANCELLED)
@@ -185,8 +195,8 @@ class Bulk:
             self._results.append(None)
         try:
             payload = self._prepare(item)
-        except QRewardError as error:
-            self._settle(Result(index, None, error, None, 0.0, 0.0))
+        except Exception as error:  # among others of an item's own code, such as a message object that cannot be read
+            self._settle(Result(index, None, _as_ours(error, index), None, 0.0, 0.0))
             return
         task = Task(payload, self._pool, self._level, self._timeout, self, index)
         self._live[task] = None
@@ -229,3 +239,11 @@ class Bulk:
                 self._results.append(None)
             self._settle(Result(index, None, why(), None, 0.0, 0.0))
         self._end_if_done()
+
+
+def _as_ours(error: Exception, index: int) -> QRewardError:
+    if isinstance(error, QRewardError):
+        return error
+    wrapped = BadRequest(f"item {index} cannot be read ({type(error).__name__}: {error}); see __cause__")
+    wrapped.__cause__ = error
+    return wrapped

@@ -23,6 +23,24 @@ def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None,
     return Result(task.index, None, with_trail(outcome, trail), endpoint, 0.0, queued, trail)
 
 
+def stats_of(source: Source) -> EndpointStats:
+    """What a source did since it was made."""
+    tally, at = source.tally, source.latency.at
+    return EndpointStats(
+        sent=tally.sent,
+        won=tally.ok,
+        rejected=tally.rejected,
+        retried=tally.retried,
+        failed=tally.failed,
+        cancelled=tally.cancelled,
+        prompt_tokens=tally.prompt_tokens,
+        completion_tokens=tally.output_tokens,
+        p50=at(0.5),
+        p95=at(0.95),
+        p99=at(0.99),
+    )
+
+
 class Tallies:
     """What each endpoint did for one batch."""
 

@@ -87,7 +87,7 @@ class Engine:
     def shell(self) -> Shell:
         """The shell of the running loop."""
         shell = self._shells.get(asyncio.get_running_loop())
-        return shell if shell is not None else self._open_shell()
+        return shell if shell is not None and not self.closed else self._open_shell()
 
     def _open_shell(self) -> Shell:
         if self.closed:
@@ -128,7 +128,7 @@ class Engine:
                 await shell.aclose()
             elif not shell.loop.is_closed():
                 with contextlib.suppress(RuntimeError):  # closed between the two lines
-                    shell.loop.call_soon_threadsafe(shell.aclose_soon)
+                    shell.loop.call_soon_threadsafe(shell.closing)
         self._shells.clear()
 
     def forget(self, shell: Shell) -> None:
@@ -145,7 +145,8 @@ class Shell:
         self.wire = wire
         self.sinks: dict[Sink, None] = {}
         self._attempts: dict[Attempt, None] = {}
-        self._idle: asyncio.Future[None] | None = None  # set when the last attempt ends, while we are closing
+        self._idle = asyncio.Event()  # set when the last attempt ends, while we are closing
+        self._closing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._closer = self._close_with_loop()
@@ -217,26 +218,33 @@ class Shell:
         with engine.lock:
             engine.scheduler.refill(engine.clock(), feed)
             out, engine.scheduler.out = engine.scheduler.out, []
+            wake = engine.scheduler.next_wake()
+        if wake is not None and (self._timer is None or wake < self._timer_at):
+            self._arm(wake)
         return out
 
     def post(self, command: Command) -> None:
         """Run a command here, from another thread or outside the loop."""
         try:
-            self.loop.call_soon_threadsafe(self.run, [command])
+            self.loop.call_soon_threadsafe(self._posted, command)
         except RuntimeError:  # the loop is closed: nobody is there to run it
             if command[0] == SEND:
                 self.engine.act(partial(self.engine.scheduler.event, attempt=command[1], outcome=CANCELLED))
+
+    def _posted(self, command: Command) -> None:
+        self.run([command])
+        self._rearm()  # whoever posted it has a timer for what follows, but may be gone before that
 
     async def carry_out(self, attempt: Attempt, me: asyncio.Task[Any], mine: Sink | None = None) -> Attempt | None:
         """Try once, in the task ``me``, and tell the scheduler; the next attempt of the bulk ``mine`` is returned, if there is one."""
         if attempt.why is not None:  # stopped before it began
             return self.ended(attempt, CANCELLED, mine)
-        attempt.handle = me
+        attempt.handle, before = me, me.cancelling()
         outcome: Outcome
         try:
             outcome = await self.wire.send(attempt.source.handle, attempt.task.payload)
         except asyncio.CancelledError:
-            if attempt.why is None or me.uncancel() > 0:  # it is not (only) us who cancelled: the caller, or the loop's end
+            if attempt.why is None or me.uncancel() > before:  # it is not (only) us who cancelled: the caller, or the loop's end
                 self.ended(attempt, CANCELLED)
                 raise
             outcome = CANCELLED
@@ -248,9 +256,8 @@ class Shell:
         """Tell the scheduler how an attempt ended, and do what follows."""
         attempt.handle = None
         self._attempts.pop(attempt, None)
-        if self._idle is not None and not self._attempts:
-            self._idle.set_result(None)
-            self._idle = None
+        if self._closing is not None and not self._attempts:
+            self._idle.set()
         engine = self.engine
         scheduler = engine.scheduler
         with engine.lock:
@@ -302,17 +309,22 @@ class Shell:
             await self.wire.aclose()
 
     async def aclose(self) -> None:
-        """End what is not done, wait until its connections are closed, and close the rest."""
+        """End what is not done, wait until its connections are closed, and close the rest; once, whoever asks and gives up waiting."""
+        await asyncio.shield(self.closing())
+
+    def closing(self) -> asyncio.Task[None]:
+        """The task that closes, begun now if it was not yet."""
+        if self._closing is None:
+            self._closing = self.loop.create_task(self._close())
+        return self._closing
+
+    async def _close(self) -> None:
         for sink in list(self.sinks):
             sink.close()
-        if self._attempts:
-            self._idle = self.loop.create_future()
-            await self._idle
+        while self._attempts:
+            self._idle.clear()
+            await self._idle.wait()
         await self._closer.aclose()
-
-    def aclose_soon(self) -> None:
-        """The same from another thread's point of view."""
-        self._closing = self.loop.create_task(self.aclose())
 
     def bury(self) -> None:
         """The loop was closed under us: give back what it held."""

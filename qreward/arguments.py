@@ -1,0 +1,73 @@
+"""Arguments of a call: what may be given, and what is said if it is wrong. Everything here happens before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from math import isfinite
+from typing import Any
+
+from qreward.errors import ConfigError
+from qreward.policies import Endpoint
+from qreward.wire import address, jsonio
+from qreward.wire.base import Call, Codec
+
+DEFAULT: Any = object()
+"""A timeout that was not given, as None switches it off."""
+
+
+def preparer(
+    codec: Codec,
+    model: str,
+    params: Mapping[str, Any],
+    headers: Mapping[str, str] | None,
+    body: Mapping[str, Any] | None,
+) -> Callable[[Any], Call]:
+    """What makes one item into a call. All that the items of a batch share is checked here, once."""
+    if not isinstance(model, str) or not model:
+        raise ConfigError(f"model must be the name of a model, not {model!r}")
+    if params.get("stream"):
+        raise ConfigError("stream=True is not taken here; leave it out")
+    merged = {**params, **body} if body else params
+    for name in ("model", "messages", "input"):
+        if name in merged:
+            raise ConfigError(f"{name!r} must be given as the argument of that name, not in extra_body")
+    for name, value in merged.items():
+        jsonio.check(value, name)
+    if headers is not None:
+        address.check_call_headers(headers, model)
+    validate = codec.validate
+    return lambda inputs: Call(codec, model, validate(inputs), merged, headers)
+
+
+def items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
+    """The input of a batch: anything that gives items, but no text and no mapping."""
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | AsyncIterable):
+        raise ConfigError(f"{name} must be a list, an iterator or an async iterator of items, not a {type(given).__name__}")
+    return given
+
+
+def endpoint(given: Endpoint | Mapping[str, Any] | str) -> Endpoint:
+    """An endpoint, from itself, its settings, or its URL."""
+    if isinstance(given, Endpoint):
+        return given
+    if isinstance(given, str):
+        return Endpoint(given)
+    if isinstance(given, Mapping):
+        return Endpoint(**given)
+    raise ConfigError(f"an endpoint must be an Endpoint, a mapping or a URL, not a {type(given).__name__}")
+
+
+def seconds(name: str, value: float | None) -> float | None:
+    """A duration, or None for none."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+        raise ConfigError(f"{name} must be a positive number of seconds, or None for none, not {value!r}")
+    return float(value)
+
+
+def level(priority: int) -> int:
+    """A priority as a number from 0 to 9."""
+    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 9:
+        raise ConfigError(f"priority must be a whole number from 0 (most urgent) to 9, or a Priority, not {priority!r}")
+    return int(priority)

@@ -12,6 +12,7 @@ _HOMES = {
     "qreward.client": ("QRewardClient",),
     "qreward.policies": ("Endpoint", "Limits", "LoadBalanceStrategy", "Priority", "Retry", "Route", "Timeouts"),
     "qreward.results": ("AttemptRecord", "BatchResult", "BatchStats", "EndpointStats", "Result", "Usage"),
+    "qreward.tuning": ("tune_gc",),
     "qreward.errors": (
         "AuthenticationFailed",
         "BadRequest",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from qreward.results import EndpointStats as EndpointStats
     from qreward.results import Result as Result
     from qreward.results import Usage as Usage
+    from qreward.tuning import tune_gc as tune_gc
 
     __version__: str
 

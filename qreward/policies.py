@@ -10,15 +10,27 @@ import difflib
 import os
 import re
 from enum import IntEnum, StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from qreward.errors import ConfigError
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+def _not_a_bool(value: object) -> object:
+    """Refuse true and false for a number: YAML reads a bare ``on`` or ``yes`` as true, which would count as 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+_Number = BeforeValidator(_not_a_bool)
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), _Number]
+Weight = Annotated[float, Field(gt=0, allow_inf_nan=False), _Number]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False), _Number]
+Share = Annotated[float, Field(ge=0, allow_inf_nan=False), _Number]
+Count = Annotated[int, Field(ge=1), _Number]
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -53,6 +65,12 @@ class Policy(BaseModel):
         except ValidationError as error:
             raise ConfigError(explain(error, type(self))) from None
 
+    # A nested model is then checked in place, so that an error carries its whole path ("endpoints.1.limits").
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} cannot be changed; make a new one with the other {name}")
+
 
 class Limits(Policy):
     """What one endpoint may be asked for, over all routes, loops and threads of a client.
@@ -69,11 +87,11 @@ class Limits(Policy):
         600.0
     """
 
-    max_concurrency: int | None = Field(default=None, ge=1)
-    rpm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    tpm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_concurrency: Count | None = None
+    rpm: Rate | None = None
+    tpm: Rate | None = None
     tpm_counts: Literal["used", "reserved"] = "used"
-    connects_per_second: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    connects_per_second: Rate | None = None
 
 
 class Timeouts(Policy):
@@ -106,11 +124,11 @@ class Retry(Policy):
         budget_floor: retries per second that are always allowed.
     """
 
-    attempts: int = Field(default=4, ge=1)
+    attempts: Count = 4
     base: Seconds = 0.5
     cap: Seconds = 8.0
-    budget: float = Field(default=0.2, ge=0, allow_inf_nan=False)
-    budget_floor: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    budget: Share = 0.2
+    budget_floor: Rate = 10.0
 
 
 class Endpoint(Policy):
@@ -151,13 +169,15 @@ class Endpoint(Policy):
     http_client: Any = Field(default=None, repr=False, exclude=True)
     verify: bool | str = True
     proxy: SecretStr | None = None
-    max_response_bytes: int = Field(default=16 * 1024 * 1024, ge=1)
+    max_response_bytes: Count = 16 * 1024 * 1024
     keepalive: Seconds = 4.0
 
     def __init__(self, base_url: str | None = None, **data: Any) -> None:
         if base_url is not None:
             data["base_url"] = base_url
         super().__init__(**data)
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @field_validator("base_url", "api_key", "proxy", mode="before")
     @classmethod
@@ -169,7 +189,8 @@ class Endpoint(Policy):
     def _expand_headers(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        return {check_header(key, expanded): expanded for key, raw in value.items() if (expanded := expand_variables(raw)) or True}
+        headers = {key: expand_variables(raw) for key, raw in value.items()}
+        return {check_header(key, text): text for key, text in headers.items()}
 
     @field_validator("api_key")
     @classmethod
@@ -181,7 +202,13 @@ class Endpoint(Policy):
     @field_validator("base_url")
     @classmethod
     def _is_root_url(cls, value: str) -> str:
-        parts = urlsplit(value)
+        if not value.isprintable() or value != value.strip():
+            raise ValueError("must not hold line breaks, or blanks around it")
+        try:
+            parts = urlsplit(value)
+            _ = parts.port
+        except ValueError:
+            raise ValueError("must be a URL such as 'http://gpu-0:8000/v1'; its host or port is not valid") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("must be an http:// or https:// URL such as 'http://gpu-0:8000/v1'")
         if parts.username or parts.password:
@@ -204,6 +231,13 @@ class Endpoint(Policy):
             raise ValueError("must name at least one pattern; '*' takes any model")
         for pattern in value:
             check_glob(pattern)
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _readable_name(cls, value: str) -> str:
+        if value != value.strip() or not value.isprintable():
+            raise ValueError("must be a text without blanks around it or line breaks")
         return value
 
     @model_validator(mode="after")
@@ -240,6 +274,8 @@ class Route(Policy):
 
     @model_validator(mode="after")
     def _known_weights(self) -> Route:
+        if len(set(self.endpoints)) < len(self.endpoints):
+            raise ValueError("endpoints names one twice; give it a larger weight in weights instead")
         if stray := set(self.weights) - set(self.endpoints):
             raise ValueError(f"weights name {sorted(stray)}, which the route does not list in endpoints")
         return self
@@ -249,7 +285,7 @@ def check_glob(pattern: str) -> str:
     """Return the pattern, or raise ``ValueError`` saying what is wrong with it."""
     if not isinstance(pattern, str) or not pattern or pattern != pattern.strip():
         raise ValueError(f"bad pattern {pattern!r}: it must be a non-empty text without blanks around it")
-    rest = re.sub(r"\[!?\]?[^\]]*\]", "", pattern)
+    rest = re.sub(r"\[!?+\]?+[^\]]*\]", "", pattern)
     if "[" in rest:
         raise ValueError(f"bad pattern {pattern!r}: '[' is not closed; write '[[]' for the character itself")
     return pattern
@@ -258,7 +294,8 @@ def check_glob(pattern: str) -> str:
 def check_header(name: object, value: object) -> str:
     """Return the name, or raise ``ValueError`` if the pair cannot be sent; the value is never shown."""
     if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not a header name")
+        word = str(name).partition(":")[0]  # the rest of a whole header line would be its value
+        raise ValueError(f"{word!r} is not a header name; give the name alone, such as 'X-Api-Key'")
     if not isinstance(value, str) or not value.isprintable() or not value.isascii():
         raise ValueError(f"the value of {name!r} holds characters that cannot be sent in a header (a line break at its end?)")
     return name
@@ -286,14 +323,16 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def _sentence(detail: Any, model: type[BaseModel]) -> str:
-    where = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] != "extra_forbidden":
-        message = str(detail["msg"]).removeprefix("Value error, ")
-        return f"{where}: {message}" if where else message
-    known = _names_at(model, detail["loc"][:-1])
-    near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
-    return f"unknown setting {where!r}; {hint}"
+    path, message = detail["loc"], str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        path, name = path[:-1], str(path[-1])
+        known = _names_at(model, path)
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+        message = f"unknown setting {name!r}; {hint}"
+    elif detail["type"] == "tuple_type":
+        message = "must be a list"
+    return f"{'.'.join(str(part) for part in path)}: {message}" if path else message
 
 
 def _names_at(model: type[BaseModel], path: tuple[object, ...]) -> list[str]:

@@ -1,0 +1,43 @@
+# Needs Python 3.11 or newer, pip and make; everything else goes into $(VENV), which is made when first needed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SOURCES := qreward tests benchmarks examples setup.py
+
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench docs clean
+
+help: ## list what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(READY) ## watch a fleet of fake endpoints limit, slow down and die while a bulk finishes
+	$(BIN)/qreward demo
+
+test: $(READY) ## run all tests
+	$(BIN)/python -m pytest
+
+check: $(READY) ## lint, format and types
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/mypy tests/typing
+	$(BIN)/pyright --pythonpath $(BIN)/python tests/typing
+
+bench: $(READY) ## measure the CPU time per request
+	$(BIN)/python benchmarks/overhead.py
+
+docs: $(READY) ## check links, code and tables of the documentation
+	$(BIN)/python -m pytest tests/test_docs.py
+
+clean: ## remove the environment and all caches
+	rm -rf .venv .ci/.venv benchmarks/.envs .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qreward needs Python 3.11 or newer; say make PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

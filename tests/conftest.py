@@ -1,0 +1,20 @@
+"""What all tests share: a neutral environment and hypothesis without deadlines. Fakes live beside the tests that use them."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile("house", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("house")
+
+_OUTSIDE = ("OPENAI_", "QREWARD_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+
+
+@pytest.fixture(autouse=True)
+def neutral_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test may depend on the keys, configuration or proxies of whoever runs it."""
+    for name in [name for name in os.environ if name.upper().startswith(_OUTSIDE)]:
+        monkeypatch.delenv(name)

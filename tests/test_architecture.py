@@ -1,0 +1,353 @@
+"""The shape of the house: who may import whom, what the pure rooms may not touch, and how long a room may grow.
+
+Every rule is a function from one module's syntax tree to its faults, so that a snippet can show that it bites.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+WORDS = {"errors", "policies", "results", "observe", "config"}
+EDGES = {"client", "sync", "functions", "batching", "judge", "integrations", "server", "cli", "telemetry", "testing", "__main__"}
+EVERYTHING = frozenset({*WORDS, "core", "engine", "wire", *EDGES, ""})
+
+MAY_IMPORT = (
+    dict.fromkeys(WORDS, frozenset(WORDS))
+    | {"core": {"core", *WORDS}, "engine": {"engine", "core", *WORDS}, "wire": {"wire", "core.outcome", *WORDS}}
+    | dict.fromkeys(EDGES, EVERYTHING)
+    | {"": set()}
+)
+"""Room -> rooms it may import; ``""`` is ``qreward`` itself, whose names stand above everything but the edges."""
+
+OUTSIDE = {
+    "asyncio": {"engine", "wire", "client", "sync", "testing", "cli", "functions", "batching", "judge", "integrations", "server"},
+    "aiohttp": {"wire", "testing"},
+    "openai": {"wire"},
+    "httpx": {"wire.httpx_transport"},
+    "httpx2": {"wire.httpx_transport"},
+}
+"""Package -> the only rooms that may import it."""
+OPENAI_TYPES = {"client", "sync"}
+
+IMPURE = {"asyncio", "concurrent", "datetime", "http", "io", "logging", "multiprocessing", "os", "secrets", "select", "selectors"}
+IMPURE |= {"signal", "socket", "ssl", "subprocess", "threading", "time", "urllib", "uuid"}
+IMPURE_CALLS = {"open", "print", "input", "exec", "eval"}
+
+LONGEST = {"qreward": 400, "benchmarks": 400, "examples": 400, "tests": 500}
+LONGEST_FUNCTION = 60
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file: its name inside ``qreward`` (``""`` is the package itself) and its tree."""
+
+    name: str
+    tree: ast.Module
+    known: frozenset[str] = frozenset()
+    package: bool = False
+
+    @property
+    def room(self) -> str:
+        return self.name.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Import:
+    target: str
+    line: int
+    for_types: bool
+
+
+def imports_of(module: Module) -> Iterator[Import]:
+    """Every import: at the top, inside functions, for types only, and by ``importlib.import_module("literal")``."""
+    guards = [node for node in ast.walk(module.tree) if isinstance(node, ast.If) and _is_type_checking(node.test)]
+    guarded = {id(inner) for guard in guards for node in guard.body for inner in ast.walk(node)}
+    for node in ast.walk(module.tree):
+        for target in _targets(node, module):
+            yield Import(target, getattr(node, "lineno", 0), id(node) in guarded)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def _targets(node: ast.AST, module: Module) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = _absolute(node, module)
+        inner = [f"{base}.{alias.name}" for alias in node.names]
+        return sorted({name if name in module.known else base for name in inner})
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_module", "__import__"):
+        literal = node.args[0] if node.args else None
+        return [literal.value] if isinstance(literal, ast.Constant) and isinstance(literal.value, str) else []
+    return []
+
+
+def _absolute(node: ast.ImportFrom, module: Module) -> str:
+    if not node.level:
+        return node.module or ""
+    home = ["qreward", *(module.name.split(".") if module.name else [])]
+    home = home[: len(home) - node.level + module.package]
+    return ".".join([*home, *([node.module] if node.module else [])])
+
+
+def upward_imports(module: Module) -> Iterator[str]:
+    allowed = MAY_IMPORT.get(module.room)
+    if allowed is None:
+        yield f"room {module.room!r} has no place in the layers"
+        return
+    for found in imports_of(module):
+        package, _, target = found.target.partition(".")
+        if package != "qreward" or (not module.name and found.for_types):
+            continue
+        if target.partition(".")[0] not in allowed and target not in allowed:
+            yield f"line {found.line}: {module.name or 'qreward'} may not import {found.target}"
+
+
+def sideways_imports(module: Module) -> Iterator[str]:
+    """The command line is the top; the fakes serve tests, the command line and nobody else."""
+    for found in imports_of(module):
+        for room, users in {"cli": {"cli", "__main__"}, "testing": {"testing", "cli"}}.items():
+            if f"{found.target}.".startswith(f"qreward.{room}.") and module.room not in users:
+                yield f"line {found.line}: {module.name or 'qreward'} may not import {found.target}"
+
+
+def strange_packages(module: Module) -> Iterator[str]:
+    for found in imports_of(module):
+        package = found.target.partition(".")[0]
+        homes = OUTSIDE.get(package)
+        if homes is None or module.room in homes or module.name in homes:
+            continue
+        if package == "openai" and found.for_types and module.room in OPENAI_TYPES:
+            continue
+        yield f"line {found.line}: {module.name or 'qreward'} may not import {found.target}"
+
+
+def impurities(module: Module) -> Iterator[str]:
+    """The core takes the time and its randomness as arguments; ``random.Random`` may stand there as a type only."""
+    if module.room != "core":
+        return
+    yield from (f"line {found.line}: core may not import {found.target}" for found in imports_of(module) if _impure(found.target))
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import) and any(alias.name == "random" and alias.asname for alias in node.names):
+            yield f"line {node.lineno}: core may not give random another name"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in IMPURE_CALLS | {"random.Random", "Random"}:
+            yield f"line {node.lineno}: core may not call {ast.unparse(node.func)}"
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "random" and node.attr != "Random":
+            yield f"line {node.lineno}: core may not use random.{node.attr}"
+        if isinstance(node, ast.ImportFrom) and node.module == "random":
+            yield from (f"line {node.lineno}: core may not import random.{alias.name}" for alias in node.names if alias.name != "Random")
+
+
+def _impure(target: str) -> bool:
+    return target.partition(".")[0] in IMPURE
+
+
+def missing_docstring(module: Module) -> Iterator[str]:
+    if not ast.get_docstring(module.tree):
+        yield "has no docstring that says what the room is for"
+
+
+def long_functions(module: Module) -> Iterator[str]:
+    """The docstring does not count: it is there for the reader."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            words = node.body[0] if ast.get_docstring(node) else None
+            length = _lines(node) - (_lines(words) if words else 0)
+            if length > LONGEST_FUNCTION:
+                yield f"line {node.lineno}: {node.name} has {length} lines; {LONGEST_FUNCTION} are allowed"
+
+
+def _lines(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def library() -> list[Module]:
+    paths = sorted((ROOT / "qreward").rglob("*.py"))
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths}
+    return [
+        Module(
+            name.removeprefix("qreward").removeprefix("."), ast.parse(path.read_text()), frozenset(names.values()), path.stem == "__init__"
+        )
+        for path, name in names.items()
+    ]
+
+
+def sources() -> list[Path]:
+    """All files of ours: what stands in a hidden folder, such as an environment, is not."""
+    found = [path for folder in LONGEST for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
+
+
+RULES: list[Callable[[Module], Iterator[str]]] = [upward_imports, sideways_imports, strange_packages, impurities]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_library_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) -> None:
+    faults = [f"{module.name or 'qreward'}: {fault}" for module in library() for fault in rule(module)]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("rule", [missing_docstring, long_functions], ids=lambda rule: rule.__name__)
+def test_every_source_file_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) -> None:
+    faults = [f"{path.relative_to(ROOT)}: {fault}" for path in sources() for fault in rule(Module("", ast.parse(path.read_text())))]
+    assert not faults, "\n".join(faults)
+
+
+def too_long(folder: str, text: str) -> bool:
+    return len(text.splitlines()) > LONGEST[folder]
+
+
+def test_no_file_is_longer_than_its_folder_allows() -> None:
+    long = [str(path) for path in (path.relative_to(ROOT) for path in sources()) if too_long(path.parts[0], (ROOT / path).read_text())]
+    assert not long
+
+
+def test_a_file_that_is_too_long_is_caught() -> None:
+    assert too_long("qreward", "x\n" * 401)
+    assert not too_long("qreward", "x\n" * 400)
+    assert not too_long("tests", "x\n" * 500)
+    assert too_long("tests", "x\n" * 501)
+
+
+NAMES = ("core", "core.outcome", "core.queue", "engine", "engine.shell", "wire", "wire.base", "errors")
+KNOWN = frozenset(f"qreward.{name}" for name in NAMES)
+
+
+def faults_of(rule: Callable[[Module], Iterator[str]], name: str, source: str, *, package: bool = False) -> list[str]:
+    return list(rule(Module(name, ast.parse(source), KNOWN, package)))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("core.queue", "import qreward.engine.shell"),
+        ("core.queue", "from qreward.engine import shell"),
+        ("core.queue", "from qreward import engine"),
+        ("core.queue", "from qreward import Endpoint"),
+        ("core.queue", "from ..engine import shell"),
+        ("core.queue", "from ..engine.shell import Shell"),
+        ("core.queue", "def f():\n    from qreward.client import QRewardClient"),
+        ("core.queue", "import importlib\nimportlib.import_module('qreward.wire.base')"),
+        ("core.queue", "from importlib import import_module\nimport_module('qreward.wire.base')"),
+        ("core.queue", "__import__('qreward.wire')"),
+        ("core.queue", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from qreward.wire.base import Call"),
+        ("errors", "from qreward.core.outcome import Answer"),
+        ("policies", "from .core import outcome"),
+        ("engine.shell", "from qreward.wire.base import Transport"),
+        ("engine.shell", "import qreward.client"),
+        ("wire.base", "from qreward.engine.shell import Shell"),
+        ("wire.base", "from qreward.core.queue import Queue"),
+        ("wire.base", "from qreward.core import queue"),
+        ("wire.base", "import qreward.core"),
+        ("", "from qreward.errors import ConfigError"),
+        ("attic", "x = 1"),
+    ],
+)
+def test_an_import_against_the_layers_is_caught(name: str, source: str) -> None:
+    assert faults_of(upward_imports, name, source)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("core.queue", "from qreward.core.outcome import Answer\nfrom qreward.errors import ConfigError"),
+        ("core.queue", "from . import outcome\nfrom .outcome import Answer"),
+        ("engine.shell", "from qreward.core import queue"),
+        ("wire.base", "from qreward.core import outcome\nfrom qreward.core.outcome import Answer"),
+        ("client", "import qreward.engine.shell\nimport qreward.wire.base\nfrom qreward import __version__"),
+        ("", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from qreward.client import QRewardClient"),
+    ],
+)
+def test_an_import_along_the_layers_is_allowed(name: str, source: str) -> None:
+    assert faults_of(upward_imports, name, source) == []
+
+
+def test_a_relative_import_of_a_package_starts_at_the_package() -> None:
+    assert faults_of(upward_imports, "core", "from .outcome import Answer", package=True) == []
+    assert faults_of(upward_imports, "core", "from ..wire import base", package=True)
+
+
+def test_nothing_but_the_command_line_uses_the_command_line_or_the_fakes() -> None:
+    assert faults_of(sideways_imports, "client", "from qreward.cli import main")
+    assert faults_of(sideways_imports, "client", "def f():\n    import qreward.testing")
+    assert faults_of(sideways_imports, "cli.demo", "from qreward.testing import FakeFleet\nfrom qreward.cli import main") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("core.queue", "import asyncio"),
+        ("policies", "from asyncio import Future"),
+        ("telemetry", "import asyncio.events"),
+        ("client", "import aiohttp"),
+        ("engine.shell", "def f():\n    import aiohttp"),
+        ("client", "from openai.types.chat import ChatCompletion"),
+        ("results", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import openai"),
+        ("wire.base", "import httpx"),
+        ("wire.aiohttp_transport", "from httpx2 import AsyncClient"),
+        ("cli.demo", "import httpx"),
+        ("client", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    pass\nelse:\n    import openai"),
+    ],
+)
+def test_a_package_outside_its_rooms_is_caught(name: str, source: str) -> None:
+    assert faults_of(strange_packages, name, source)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("wire.httpx_transport", "import httpx\nimport httpx2\nimport asyncio"),
+        ("testing.fleet", "from aiohttp import web"),
+        ("wire.chat", "def f():\n    import openai"),
+        ("client", "import typing\nif typing.TYPE_CHECKING:\n    from openai.types.chat import ChatCompletion"),
+    ],
+)
+def test_a_package_inside_its_rooms_is_allowed(name: str, source: str) -> None:
+    assert faults_of(strange_packages, name, source) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *(f"import {name}" for name in ("asyncio", "threading", "time", "datetime", "socket", "os", "os.path", "io", "logging")),
+        "def f():\n    from time import monotonic",
+        "from random import random",
+        "from random import Random\nRandom(1)",
+        "import random\nrandom.random()",
+        "import random\nrandom.Random(3)",
+        "import random\nchoose = random.choice",
+        "import random as dice\ndice.random()",
+        "open('x')",
+        "print('x')",
+    ],
+)
+def test_an_impure_core_is_caught(source: str) -> None:
+    assert faults_of(impurities, "core.queue", source)
+    assert faults_of(impurities, "engine.shell", source) == []
+
+
+def test_the_core_may_be_given_a_random_number_generator() -> None:
+    assert faults_of(impurities, "core.queue", "import random\ndef f(rng: random.Random) -> float:\n    return rng.random()") == []
+    assert faults_of(impurities, "core.queue", "from random import Random\ndef f(rng: Random) -> float:\n    return rng.random()") == []
+
+
+def test_a_module_without_a_docstring_is_caught() -> None:
+    assert faults_of(missing_docstring, "core.queue", "x = 1")
+    assert faults_of(missing_docstring, "core.queue", "")
+    assert faults_of(missing_docstring, "core.queue", '"""What it is for."""') == []
+
+
+def test_a_long_function_is_caught_and_its_docstring_is_not_counted() -> None:
+    body = "    pass\n"
+    assert faults_of(long_functions, "core.queue", "def f():\n" + body * 60)
+    assert faults_of(long_functions, "core.queue", "async def f():\n" + body * 60)
+    assert faults_of(long_functions, "core.queue", "def f():\n" + body * 59) == []
+    assert faults_of(long_functions, "core.queue", 'def f():\n    """A.\n\n    B.\n    """\n' + body * 59) == []

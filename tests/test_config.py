@@ -1,0 +1,313 @@
+"""Reading a configuration: from a file, a mapping or the environment. A fault names the file and the place, never a secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qreward import ConfigError, Endpoint, LoadBalanceStrategy, Retry, Route
+from qreward.config import OPENAI_BASE_URL, ClientConfig, config_from_env, load_config
+
+SECRET = "sk-hush-7f3a"
+GPU_0 = {"base_url": "http://gpu-0:8000/v1", "name": "gpu-0"}
+GPU_1 = {"base_url": "http://gpu-1:8000/v1", "name": "gpu-1"}
+
+YAML = """
+endpoints:
+  - base_url: http://gpu-0:8000/v1
+    name: gpu-0
+    api_key: ${JUDGE_KEY}
+    models: [judge-*]
+    limits: {max_concurrency: 64}
+routes:
+  judge-*: {endpoints: [gpu-0], strategy: round_robin}
+retry: {attempts: 2}
+timeout: 60
+"""
+JSON = json.dumps(
+    {
+        "endpoints": [{**GPU_0, "api_key": "${JUDGE_KEY}", "models": ["judge-*"], "limits": {"max_concurrency": 64}}],
+        "routes": [{"pattern": "judge-*", "endpoints": ["gpu-0"], "strategy": "round_robin"}],
+        "retry": {"attempts": 2},
+        "timeout": 60,
+    }
+)
+TOML = """
+timeout = 60
+[[endpoints]]
+base_url = "http://gpu-0:8000/v1"
+name = "gpu-0"
+api_key = "${JUDGE_KEY}"
+models = ["judge-*"]
+limits = {max_concurrency = 64}
+[routes."judge-*"]
+endpoints = ["gpu-0"]
+strategy = "round_robin"
+[retry]
+attempts = 2
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(name: str, text: str | bytes) -> str:
+    Path(name).write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(name)
+    return str(caught.value)
+
+
+def refusal_of(**settings: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"endpoints": [GPU_0, GPU_1], **settings})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "text"), [("q.yaml", YAML), ("q.YML", YAML), ("q.json", JSON), ("q.toml", TOML)])
+def test_every_kind_of_file_says_the_same(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", SECRET)
+    Path(name).write_text(text)
+    endpoint = Endpoint("http://gpu-0:8000/v1", name="gpu-0", api_key=SECRET, models=("judge-*",), limits={"max_concurrency": 64})
+    route = Route(pattern="judge-*", endpoints=("gpu-0",), strategy=LoadBalanceStrategy.ROUND_ROBIN)
+    expected = ClientConfig(endpoints=(endpoint,), routes=(route,), retry=Retry(attempts=2), timeout=60)
+    assert load_config(name) == load_config(Path(name)) == expected
+
+
+def test_a_mapping_is_read_like_a_file_and_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", SECRET)
+    source = {"endpoints": [{**GPU_0, "api_key": "${JUDGE_KEY}"}]}
+    key = load_config(source).endpoints[0].api_key
+    assert key is not None
+    assert key.get_secret_value() == SECRET
+    assert source == {"endpoints": [{**GPU_0, "api_key": "${JUDGE_KEY}"}]}
+
+
+def test_variables_are_replaced_in_every_text_however_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAMILY", "judge")
+    monkeypatch.setenv("RPM", "600")
+    config = load_config(
+        {
+            "endpoints": [{**GPU_0, "models": ["${FAMILY}-*"], "model_names": {"a": "${FAMILY}-7b"}, "limits": {"rpm": "${RPM}"}}],
+            "routes": {"x-*": {"endpoints": ["gpu-0"], "strategy": "round_robin"}},
+            "timeout": "${RPM}",
+        }
+    )
+    assert config.endpoints[0].models == ("judge-*",)
+    assert config.endpoints[0].model_names == {"a": "judge-7b"}
+    assert config.endpoints[0].limits.rpm == 600
+    assert config.timeout == 600
+
+
+def test_what_is_not_said_has_its_default() -> None:
+    config = load_config({"endpoints": [GPU_0]})
+    assert config == ClientConfig(endpoints=(Endpoint(**GPU_0),))
+    assert (config.routes, config.retry, config.timeout) == ((), Retry(), 600.0)
+
+
+def test_the_budget_of_a_call_can_be_switched_off() -> None:
+    assert load_config({"endpoints": [GPU_0], "timeout": None}).timeout is None
+
+
+def test_a_file_saved_with_a_byte_order_mark_is_read() -> None:
+    Path("q.json").write_bytes(b"\xef\xbb\xbf" + json.dumps({"endpoints": [GPU_0]}).encode())
+    assert load_config("q.json").endpoints[0].name == "gpu-0"
+
+
+def test_yaml_anchors_and_merges_are_no_repeats() -> None:
+    Path("q.yaml").write_text(
+        "endpoints:\n  - &one {base_url: http://gpu-0:8000/v1, name: gpu-0, weight: 2}\n  - &two {<<: *one, name: gpu-1}\n"
+        "  - {<<: *two, name: gpu-2}\n"
+    )
+    assert [(e.name, e.weight) for e in load_config("q.yaml").endpoints] == [("gpu-0", 2), ("gpu-1", 2), ("gpu-2", 2)]
+
+
+WHOLE = f"endpoints:\n  - {{base_url: http://a, api_key: {SECRET}}}\n"
+BROKEN: list[tuple[str, str, str | bytes, str]] = [
+    (
+        "unknown setting",
+        "q.yaml",
+        f"{WHOLE}  - {{base_url: http://b, limits: {{rpmm: 3}}}}",
+        "endpoints.1.limits: unknown setting 'rpmm'; did",
+    ),
+    ("unknown setting at the top", "q.yaml", f"{WHOLE}route: {{}}", "unknown setting 'route'; did you mean 'routes'?"),
+    ("wrong value", "q.toml", f'[[endpoints]]\nbase_url="ftp://x"\napi_key="{SECRET}"', "endpoints.0.base_url: must be an http://"),
+    ("true for a duration", "q.yaml", f"{WHOLE}timeout: on", "timeout: must be a number, not true or false"),
+    ("infinite duration", "q.yaml", f"{WHOLE}timeout: .inf", "timeout: Input should be a finite number"),
+    (
+        "duration that is no number",
+        "q.json",
+        f'{{"endpoints": [{{"base_url": "http://a", "api_key": "{SECRET}"}}], "timeout": NaN}}',
+        "timeout: ",
+    ),
+    (
+        "missing variable",
+        "q.yaml",
+        f"{WHOLE}  - {{base_url: 'http://${{NO_SUCH}}'}}",
+        "endpoints.1.base_url: the environment variable NO_SUCH",
+    ),
+    (
+        "missing variable in a list",
+        "q.yaml",
+        "endpoints: [{base_url: http://a, models: [x, '${NO_SUCH}']}]",
+        "endpoints.0.models.1: the env",
+    ),
+    ("name that is not a text", "q.yaml", "endpoints: [{base_url: http://a, model_names: {4: b}}]", "endpoints.0.model_names.4: this name"),
+    ("no endpoints", "q.yaml", "timeout: 3", "endpoints: Field required"),
+    ("empty endpoints", "q.yaml", "endpoints: []", "endpoints: must hold at least one"),
+    ("endpoints that are none", "q.yaml", "endpoints:", "endpoints: must be a list"),
+    ("empty file", "q.yaml", "", "is empty; it must hold at least 'endpoints'"),
+    ("blank file", "q.json", " \n", "is empty"),
+    ("only comments", "q.yaml", "# nothing yet\n", "is empty"),
+    ("empty mapping", "q.json", "{}", "is empty"),
+    ("list", "q.yaml", "- http://a", "must be a mapping with 'endpoints', not a list"),
+    ("text", "q.json", f'"{SECRET}"', "must be a mapping with 'endpoints', not a str"),
+    ("false", "q.yaml", "false", "must be a mapping with 'endpoints', not a bool"),
+    ("YAML indented wrongly", "q.yaml", f"{WHOLE}   x: 3", "is not valid YAML: "),
+    ("YAML with an unknown alias", "q.yaml", f"{WHOLE}retry: *{SECRET}", "line 3, column 8"),
+    ("YAML with an unknown tag", "q.yaml", f"{WHOLE}retry: !{SECRET} x", "line 3, column 8"),
+    ("YAML with a Python object", "q.yaml", "endpoints: !!python/object/apply:os.getcwd []", "line 1, column 12"),
+    ("YAML with a control character", "q.yaml", WHOLE + "\x07", "a character that YAML does not allow"),
+    ("YAML with a date that is none", "q.yaml", "endpoints: 2026-13-45", "a number, a date or a nesting"),
+    ("YAML that holds itself", "q.yaml", "endpoints: &a [*a]", "nested without end"),
+    ("YAML with a name twice", "q.yaml", f"{WHOLE}timeout: 3\ntimeout: 4", "'timeout' is there twice in the mapping of line 1"),
+    ("YAML with a name twice inside", "q.yaml", f"{WHOLE}  - {{name: a,\n   name: b}}", "'name' is there twice in the mapping of line 3"),
+    ("JSON with a name twice", "q.json", '{"endpoints": [], "endpoints": []}', "'endpoints' is there twice"),
+    ("JSON with a comma too many", "q.json", '{"endpoints":\n [1,]}', "is not valid JSON: Expecting value (line 2, column "),
+    ("JSON nested without end", "q.json", "[" * 100_000, "a nesting that cannot be read"),
+    ("TOML with a name twice", "q.toml", "timeout = 3\ntimeout = 4\n", "is not valid TOML: Cannot overwrite a value (at line 2"),
+    ("unknown kind of file", "q.ini", "x", "its name must end in .yaml, .yml, .json, .toml"),
+    ("file that is not text", "q.json", b"\xff\xfe\x00", "is not UTF-8 text"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "said"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
+def test_a_broken_file_is_refused_with_its_name_and_the_place(name: str, text: str | bytes, said: str) -> None:
+    message = refusal(name, text)
+    assert message.startswith(f"{name}: ")
+    assert said in message
+    assert SECRET not in message
+    assert "ClientConfig" not in message
+    assert "\n" not in message
+
+
+def test_a_file_that_is_not_there_and_a_folder_are_told_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"^nowhere\.yaml: cannot be read: No such file"):
+        load_config("nowhere.yaml")
+    Path("folder.yaml").mkdir()
+    with pytest.raises(ConfigError, match=r"^folder\.yaml: cannot be read: "):
+        load_config("folder.yaml")
+
+
+def test_without_pyyaml_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert "install qreward[yaml], or write the file as JSON or TOML" in refusal("q.yaml", YAML)
+
+
+def test_endpoints_of_one_name_are_refused_and_the_error_shows_how_to_name_them() -> None:
+    same = {"base_url": "http://gpu-0:8000/v1"}
+    with pytest.raises(ConfigError, match=r"endpoints: more than one is called 'gpu-0:8000'; .* name: 'gpu-0:8000-b'"):
+        load_config({"endpoints": [same, {"base_url": "http://gpu-0:8000/v2"}]})
+
+
+def test_a_route_to_an_endpoint_that_does_not_exist_offers_the_nearest_name() -> None:
+    said = refusal_of(routes={"judge-*": {"endpoints": ["gpu-0", "gpu1"]}})
+    assert said == "configuration: routes: 'judge-*' names the endpoint 'gpu1', which does not exist; did you mean 'gpu-1'?"
+    assert refusal_of(routes={"judge-*": {"endpoints": ["far"]}}).endswith("there are gpu-0, gpu-1")
+
+
+def test_a_pattern_may_have_only_one_route() -> None:
+    route = {"pattern": "judge-*", "endpoints": ["gpu-0"]}
+    assert "routes: the pattern 'judge-*' is there more than once" in refusal_of(routes=[route, route])
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"endpoints": ["gpu-0"], "strategyy": "x"}, "routes: 'j*': unknown setting 'strategyy'; did you mean 'strategy'?"),
+        ({"endpoints": "gpu-0"}, "routes: 'j*': endpoints: must be a list"),
+        ({"endpoints": ["gpu-0"], "pattern": "k*"}, "routes: 'j*' must be a mapping of endpoints, strategy and weights"),
+        (None, "routes: 'j*' must be a mapping of endpoints, strategy and weights"),
+        (["gpu-0"], "routes: 'j*' must be a mapping of endpoints, strategy and weights"),
+    ],
+)
+def test_a_wrong_route_is_told_by_its_pattern(body: object, said: str) -> None:
+    assert said in refusal_of(routes={"j*": body})
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True])
+def test_the_budget_of_a_call_is_a_positive_finite_number(value: float) -> None:
+    assert "timeout: " in refusal_of(timeout=value)
+
+
+def secretive() -> ClientConfig:
+    return load_config({"endpoints": [{**GPU_0, "api_key": SECRET, "headers": {"X-Key": SECRET}, "proxy": f"http://u:{SECRET}@p"}]})
+
+
+def test_a_configuration_never_shows_its_secrets() -> None:
+    config = secretive()
+    for shown in (repr(config), str(config), repr(config.model_dump()), config.model_dump_json()):
+        assert SECRET not in shown
+
+
+def test_pickling_a_configuration_keeps_its_secrets() -> None:
+    there = pickle.loads(pickle.dumps(secretive()))
+    assert there == secretive()
+    assert there.endpoints[0].api_key.get_secret_value() == SECRET
+
+
+def test_the_environment_may_name_a_file_which_wins_over_all_else() -> None:
+    Path("q.json").write_text(json.dumps({"endpoints": [GPU_0]}))
+    config = config_from_env({"QREWARD_CONFIG": "q.json", "OPENAI_BASE_URL": "http://other", "OPENAI_API_KEY": SECRET})
+    assert [endpoint.name for endpoint in config.endpoints] == ["gpu-0"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "url", "key"),
+    [
+        ({"OPENAI_API_KEY": SECRET}, OPENAI_BASE_URL, SECRET),
+        ({"OPENAI_API_KEY": SECRET, "OPENAI_BASE_URL": "http://a/v1"}, "http://a/v1", SECRET),
+        ({"OPENAI_API_KEY": SECRET, "OPENAI_API_BASE": "http://b/v1"}, "http://b/v1", SECRET),
+        ({"OPENAI_BASE_URL": "http://a/v1", "OPENAI_API_BASE": "http://b/v1"}, "http://a/v1", None),
+        ({"OPENAI_BASE_URL": "", "OPENAI_API_BASE": "http://b/v1", "QREWARD_CONFIG": ""}, "http://b/v1", None),
+    ],
+)
+def test_the_environment_may_name_one_endpoint(environ: dict[str, str], url: str, key: str | None) -> None:
+    (endpoint,) = config_from_env(environ).endpoints
+    assert endpoint.base_url == url
+    assert (endpoint.api_key.get_secret_value() if endpoint.api_key else None) == key
+
+
+def test_the_environment_is_that_of_the_process_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "OPENAI_BASE_URL", "http://gpu-0:8000/v1")
+    assert config_from_env().endpoints[0].name == "gpu-0:8000"
+
+
+def test_an_environment_that_names_nothing_is_told_what_may_be_set() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_env({"OPENAI_API_KEY": ""})
+    for name in ("QREWARD_CONFIG", "OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"):
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"OPENAI_BASE_URL": f"http://u:{SECRET}@a"}, "environment: OPENAI_BASE_URL: must not hold a user or password"),
+        ({"OPENAI_API_BASE": "gpu-0:8000"}, "environment: OPENAI_API_BASE: must be an http:// or https:// URL"),
+        ({"OPENAI_API_KEY": f"{SECRET}\n"}, "environment: OPENAI_API_KEY: the value"),
+    ],
+)
+def test_a_wrong_variable_is_told_by_its_name(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_env(environ)
+    assert str(caught.value).startswith(said)
+    assert SECRET not in str(caught.value)

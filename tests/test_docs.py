@@ -1,0 +1,138 @@
+"""The documentation is true: links lead somewhere, code compiles, and every error and setting stands there as it is in the code."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from qreward import errors, policies
+from qreward.config import ClientConfig
+
+ROOT = Path(__file__).parents[1]
+HIDDEN = {".git", ".venv", "build", "dist", "out", "node_modules"}
+PAGES = sorted(
+    path for path in ROOT.rglob("*.md") if not any(part.startswith(".") or part in HIDDEN for part in path.relative_to(ROOT).parts)
+)
+MODELS = (ClientConfig, policies.Endpoint, policies.Limits, policies.Timeouts, policies.Retry, policies.Route)
+UNITS = {"seconds", "bytes", "share", "requests", "tries", "requests a minute", "tokens a minute", "connections a second"}
+UNITS |= {"retries a request", "retries a second"}
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+
+
+def links(text: str) -> list[str]:
+    return re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", without_code(text))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that headings make: lower case, punctuation dropped, blanks as hyphens."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def broken(page: Path, link: str) -> bool:
+    if re.match(r"[a-z]+:", link):
+        return False
+    file, _, anchor = link.partition("#")
+    target = (page.parent / file).resolve() if file else page
+    if not target.exists() or not target.is_relative_to(ROOT):
+        return True
+    return bool(anchor) and (target.suffix != ".md" or anchor not in anchors(target.read_text()))
+
+
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def compiles(block: str) -> bool:
+    try:
+        compile(block, "block", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except SyntaxError:
+        return False
+    return True
+
+
+def section(text: str, title: str) -> str:
+    found = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^#|\Z)", text, flags=re.DOTALL | re.MULTILINE)
+    assert found, f"there is no section {title!r}"
+    return found.group(2)
+
+
+def table(text: str) -> list[list[str]]:
+    rows = [[cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in text.splitlines() if line.startswith("| ")]
+    return rows[2:]
+
+
+def shown_default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default if field.default is not PydanticUndefined else field.default_factory()
+    if isinstance(value, BaseModel):
+        return f"[{type(value).__name__}](#{type(value).__name__.lower()})"
+    return f"`{json.dumps(value.value if isinstance(value, Enum) else value)}`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere_in_the_repository(page: Path) -> None:
+    assert [link for link in links(page.read_text()) if broken(page, link)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_python_block_of_a_page_compiles(page: Path) -> None:
+    assert [block for block in python_blocks(page.read_text()) if not compiles(block)] == []
+
+
+def test_the_pages_are_found() -> None:
+    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/index.md"} <= {str(page.relative_to(ROOT)) for page in PAGES}
+
+
+def test_a_link_or_a_block_that_is_wrong_is_caught() -> None:
+    page = ROOT / "docs" / "index.md"
+    assert links("[a](b.md) `[c](d.md)` [e](#f)") == ["b.md", "#f"]
+    assert broken(page, "nowhere.md")
+    assert broken(page, "errors.md#nowhere")
+    assert broken(page, "../../outside.md")
+    assert not broken(page, "errors.md#ratelimited")
+    assert not broken(page, "https://example.com/nowhere")
+    assert python_blocks("```python\nx = 1\n```\n```yaml\nx: 1\n```\n") == ["x = 1\n"]
+    assert compiles("await f()")
+    assert not compiles("x = = 1")
+
+
+def test_the_errors_page_lists_exactly_the_errors_with_their_bases() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text()
+    classes = [thing for _, thing in inspect.getmembers(errors, inspect.isclass) if thing.__module__ == errors.__name__]
+    listed = {row[0].partition("]")[0].lstrip("["): row[1] for row in table(text)}
+    assert listed == {kind.__name__: ", ".join(f"`{base.__name__}`" for base in kind.__bases__) for kind in classes}
+    headings = re.findall(r"^## (.+)$", text, flags=re.MULTILINE)
+    assert sorted(headings) == sorted(listed)
+    for name in headings:
+        assert re.findall(r"^- ([\w ]+): \S", section(text, name), flags=re.MULTILINE) == ["Meaning", "Usual cause", "Remedy"], name
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_the_configuration_page_lists_every_setting_with_its_default_and_unit(model: type[BaseModel]) -> None:
+    rows = table(section((ROOT / "docs" / "configuration.md").read_text(), model.__name__))
+    assert all(len(row) == 4 and row[3] for row in rows)
+    assert [(row[0], row[1]) for row in rows] == [(f"`{name}`", shown_default(field)) for name, field in model.model_fields.items()]
+    kinds = get_type_hints(model, include_extras=True)
+    for name, _, unit, _ in rows:
+        is_time = kinds[name.strip("`")] in (policies.Seconds, policies.Seconds | None)
+        assert unit in UNITS | {"-"}, name
+        assert (unit == "seconds") == is_time, name
+
+
+def test_the_configuration_page_leaves_out_no_model_of_settings() -> None:
+    settings = {kind for kind in vars(policies).values() if inspect.isclass(kind) and issubclass(kind, policies.Policy)}
+    assert settings - {policies.Policy} | {ClientConfig} == set(MODELS)

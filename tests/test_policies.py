@@ -1,0 +1,209 @@
+"""Settings: what is refused, that the refusal says what, where and what to change, and that no secret is ever shown."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, Priority, Retry, Route, Timeouts
+from qreward.policies import Policy, check_glob, expand_variables
+
+URL = "http://gpu-0:8000/v1"
+SECRET = "sk-hush-7f3a"  # looks like a key, so that a leak is seen
+
+
+def endpoint(**settings: Any) -> Callable[[], Policy]:
+    return lambda: Endpoint(**{"base_url": URL, **settings})
+
+
+def route(**settings: Any) -> Callable[[], Policy]:
+    return lambda: Route(**{"pattern": "judge-*", "endpoints": ("gpu-0",), **settings})
+
+
+REFUSED: list[tuple[str, Callable[[], Policy], tuple[str, ...]]] = [
+    ("no URL", Endpoint, ("Endpoint: base_url: ", "required")),
+    ("URL without a scheme", endpoint(base_url="gpu-0:8000"), ("base_url: ", "http://")),
+    ("URL of another scheme", endpoint(base_url="ftp://gpu-0"), ("base_url: ", "http:// or https://")),
+    ("URL without a host", endpoint(base_url="http:///v1"), ("base_url: ", "http://gpu-0:8000/v1")),
+    ("URL with a word for its port", endpoint(base_url="http://gpu-0:port/v1"), ("base_url: ", "port")),
+    ("URL with a port that is none", endpoint(base_url="http://gpu-0:99999/v1"), ("base_url: ", "port")),
+    ("URL with half an IPv6 address", endpoint(base_url="http://[::1/v1"), ("base_url: ", "host")),
+    ("URL with a line break", endpoint(base_url=f"{URL}\n"), ("base_url: ", "line breaks")),
+    ("URL with a blank at its end", endpoint(base_url=f"{URL} "), ("base_url: ", "blanks")),
+    ("URL with a password", endpoint(base_url=f"http://me:{SECRET}@gpu-0"), ("base_url: ", "password", "api_key")),
+    ("URL with a key in its query", endpoint(base_url=f"{URL}?key={SECRET}"), ("base_url: ", "query")),
+    ("name with blanks around it", endpoint(name=" gpu-0 "), ("name: ", "blanks")),
+    ("name of blanks", endpoint(name="  "), ("name: ", "blanks")),
+    ("key with a line break", endpoint(api_key=f"{SECRET}\n"), ("api_key: ", "line break")),
+    ("key that is a number", endpoint(api_key=7351), ("api_key: ", "string")),
+    ("key of a variable that is not set", endpoint(api_key="${QREWARD_NOT_SET}"), ("api_key: ", "QREWARD_NOT_SET", "set it")),
+    ("header with a line break", endpoint(headers={"X-Key": f"{SECRET}\r\nHost: x"}), ("headers: ", "'X-Key'", "line break")),
+    ("header outside ASCII", endpoint(headers={"X-Key": f"{SECRET}é"}), ("headers: ", "'X-Key'")),
+    ("header written as one line", endpoint(headers={f"X-Key: {SECRET}": "x"}), ("headers: ", "'X-Key'", "name alone")),
+    ("header without a name", endpoint(headers={"": SECRET}), ("headers: ", "not a header name")),
+    ("no models", endpoint(models=()), ("models: ", "at least one", "'*'")),
+    ("one text for models", endpoint(models="judge-*"), ("models: ", "list", "['judge-*']")),
+    ("glob that is not closed", endpoint(models=("judge-[ab",)), ("models: ", "'judge-[ab'", "not closed")),
+    ("glob with an empty class", endpoint(models=("judge-[]",)), ("models: ", "'judge-[]'", "not closed")),
+    ("glob with blanks around it", endpoint(models=("judge-* ",)), ("models: ", "blanks")),
+    ("empty glob", endpoint(models=("",)), ("models: ", "non-empty")),
+    ("unknown kind", endpoint(kind="tgi"), ("kind: ", "'openai', 'vllm' or 'sglang'")),
+    ("unknown setting", endpoint(limts={}), ("Endpoint: unknown setting 'limts'", "did you mean 'limits'?")),
+    ("unknown setting inside", endpoint(limits={"rpmm": 3}), ("Endpoint: limits: unknown setting 'rpmm'", "did you mean 'rpm'?")),
+    ("unknown setting like no other", lambda: Limits(zzz=1), ("unknown setting 'zzz'", "known are connects_per_second, max_conc")),  # type: ignore[call-arg]
+    ("true for a number of requests", lambda: Limits(max_concurrency=True), ("max_concurrency: ", "not true or false")),
+    ("true for a rate", lambda: Limits(rpm=True), ("rpm: ", "not true or false")),
+    ("true for a duration", lambda: Timeouts(connect=True), ("connect: ", "not true or false")),
+    ("true for a weight", route(weights={"gpu-0": True}), ("weights.gpu-0: ", "not true or false")),
+    ("true for a share", lambda: Retry(budget=True), ("budget: ", "not true or false")),
+    ("no requests at all", lambda: Limits(max_concurrency=0), ("max_concurrency: ", "greater than or equal to 1")),
+    ("half a request", lambda: Limits(max_concurrency=1.5), ("max_concurrency: ", "integer")),  # type: ignore[arg-type]
+    ("no attempts", lambda: Retry(attempts=0), ("attempts: ", "greater than or equal to 1")),
+    ("negative share", lambda: Retry(budget=-0.1), ("budget: ", "greater than or equal to 0")),
+    ("no endpoints in a route", route(endpoints=()), ("endpoints: ", "at least 1")),
+    ("one text for the endpoints of a route", route(endpoints="gpu-0"), ("endpoints: ", "must be a list")),
+    ("an endpoint twice in a route", route(endpoints=("gpu-0", "gpu-0")), ("twice", "weights")),
+    ("weight of an endpoint that is not in the route", route(weights={"gpu-1": 2}), ("weights", "gpu-1", "endpoints")),
+    ("unknown strategy", route(strategy="fastest"), ("strategy: ", "'expected_finish'")),
+    ("bad pattern of a route", route(pattern="judge-["), ("pattern: ", "'judge-['", "not closed")),
+]
+
+
+@pytest.mark.parametrize(("make", "said"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+def test_a_wrong_setting_is_refused_in_words_that_help(make: Callable[[], Policy], said: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    message = str(caught.value)
+    assert all(words in message for words in said), message
+    assert SECRET not in message
+    assert "7351" not in message
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__, "the validation error behind it may hold the value"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 0, -1, True, False, "soon"])
+@pytest.mark.parametrize("field", ["connect", "read", "attempt"])
+def test_a_duration_is_a_positive_finite_number(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"Timeouts: {field}: "):
+        Timeouts(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0, -1, True])
+@pytest.mark.parametrize("field", ["rpm", "tpm", "connects_per_second"])
+def test_a_rate_is_a_positive_finite_number(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"Limits: {field}: "):
+        Limits(**{field: value})  # type: ignore[arg-type]
+
+
+def test_a_text_that_is_a_number_counts_as_one_since_variables_are_texts() -> None:
+    assert Limits(rpm="600").rpm == 600.0  # type: ignore[arg-type]
+
+
+def test_every_fault_is_told_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"base_url: .*; models: "):
+        Endpoint("ftp://gpu-0", models=())
+
+
+def test_an_endpoint_is_called_by_host_and_port_unless_it_has_a_name() -> None:
+    assert Endpoint(URL).name == "gpu-0:8000"
+    assert Endpoint(URL, name="judge").name == "judge"
+
+
+def test_the_slash_at_the_end_of_a_url_is_dropped() -> None:
+    assert Endpoint(f"{URL}/").base_url == URL
+
+
+def test_variables_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_HOST", "judge.example.com")
+    monkeypatch.setenv("JUDGE_KEY", SECRET)
+    made = Endpoint("https://${JUDGE_HOST}/v1", api_key="${JUDGE_KEY}", headers={"X-Key": "Token ${JUDGE_KEY}"}, proxy="")
+    assert made.base_url == "https://judge.example.com/v1"
+    assert made.api_key is not None
+    assert made.api_key.get_secret_value() == SECRET
+    assert made.headers["X-Key"].get_secret_value() == f"Token {SECRET}"
+
+
+def test_a_variable_that_is_empty_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "")
+    with pytest.raises(ValueError, match="JUDGE_KEY is not set"):
+        expand_variables("${JUDGE_KEY}")
+
+
+@pytest.mark.parametrize("text", ["$JUDGE_KEY", "${}", "${1A}", "$${", "plain"])
+def test_only_the_braced_form_is_a_variable(text: str) -> None:
+    assert expand_variables(text) == text
+
+
+def secretive() -> Endpoint:
+    return Endpoint(URL, api_key=SECRET, headers={"X-Key": SECRET}, proxy=f"http://me:{SECRET}@proxy:3128")
+
+
+@pytest.mark.parametrize("show", [repr, str, lambda e: repr(e.model_dump()), lambda e: e.model_dump_json(), lambda e: f"{e}"])
+def test_no_way_of_showing_an_endpoint_shows_its_secrets(show: Callable[[Endpoint], str]) -> None:
+    assert SECRET not in show(secretive())
+
+
+def test_a_setting_cannot_be_changed_and_the_refusal_does_not_show_the_new_value() -> None:
+    made = secretive()
+    with pytest.raises(AttributeError, match="make a new one") as caught:
+        made.api_key = f"new-{SECRET}"  # type: ignore[assignment]
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        secretive(),
+        Limits(max_concurrency=4, rpm=60),
+        Timeouts(),
+        Retry(attempts=2),
+        Route(pattern="a*", endpoints=("x",), weights={"x": 2}),
+    ],
+    ids=lambda policy: type(policy).__name__,
+)
+def test_pickling_keeps_every_setting(policy: Policy) -> None:
+    assert pickle.loads(pickle.dumps(policy)) == policy
+
+
+def test_pickling_keeps_the_secrets() -> None:
+    copy = pickle.loads(pickle.dumps(secretive()))
+    assert copy.api_key.get_secret_value() == SECRET
+    assert copy.headers["X-Key"].get_secret_value() == SECRET
+
+
+def test_an_endpoint_with_a_client_of_its_own_says_why_it_cannot_be_pickled() -> None:
+    with pytest.raises(ConfigError, match=r"'gpu-0:8000' cannot be pickled.*http_client.*in each process"):
+        pickle.dumps(Endpoint(URL, http_client=object()))
+
+
+@pytest.mark.parametrize("pattern", ["judge-7b", "*", "judge-?b", "judge-[78]b", "[!a]*", "[[]", "[]]", "org/model:tag@1", "模型-*"])
+def test_a_good_glob_is_returned_as_it_is(pattern: str) -> None:
+    assert check_glob(pattern) == pattern
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_glob_or_is_refused_with_a_reason(text: str) -> None:
+    try:
+        assert check_glob(text) == text
+    except ValueError as error:
+        assert "bad pattern" in str(error)  # noqa: PT017 - a text may also be good
+
+
+@given(st.text(min_size=1, max_size=30))
+def test_no_key_is_ever_shown_whether_it_can_be_sent_or_not(noise: str) -> None:
+    key = f"{SECRET}{noise}"
+    try:
+        shown = repr(Endpoint(URL, api_key=key))
+    except ConfigError as error:
+        shown = str(error)
+    assert SECRET not in shown
+
+
+def test_priorities_sort_by_urgency_and_strategies_are_their_names() -> None:
+    assert sorted([Priority.LOW, Priority.HIGH, Priority.NORMAL]) == [Priority.HIGH, Priority.NORMAL, Priority.LOW]
+    assert Route(pattern="a", endpoints=("x",), strategy="round_robin").strategy is LoadBalanceStrategy.ROUND_ROBIN  # type: ignore[arg-type]

@@ -1,0 +1,183 @@
+"""Results: a failure is a typed value with its trail, order is that of the input, and nothing is ever ``None`` by silence."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qreward import AttemptRecord, BatchResult, BatchStats, EndpointStats, NoEndpoint, QRewardError, RateLimited, Result, Usage
+from qreward.results import with_trail
+
+TRIED = AttemptRecord("gpu-0", "transient", 0.5, 500, "boom")
+
+
+class Words:
+    """An answer of the wire that counts how often it is built. At module level, so that it can be pickled."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+        self.usage: Usage | None = Usage(3, 4, 7)
+        self.built = 0
+
+    def build(self) -> Any:
+        self.built += 1
+        return {"words": self.words}
+
+    def text(self) -> str:
+        return self.words
+
+
+def answered(index: int = 0, words: str = "yes", trail: tuple[AttemptRecord, ...] = ()) -> Result[Any]:
+    return Result(index, Words(words), None, "gpu-1", 1.5, 0.25, trail)
+
+
+def failed(index: int = 0, error: QRewardError | None = None, trail: tuple[AttemptRecord, ...] = (TRIED,)) -> Result[Any]:
+    return Result(index, None, error or RateLimited("gpu-0 has no room"), "gpu-0", 0.0, 0.25, trail)
+
+
+def batch(*results: Result[Any]) -> BatchResult[Any]:
+    bad = sum(not result.ok for result in results)
+    return BatchResult(list(results), BatchStats(items=len(results), ok=len(results) - bad, failed=bad, seconds=2.0))
+
+
+def test_an_answer_gives_its_value_words_usage_and_trail() -> None:
+    result = answered(trail=(TRIED,))
+    assert result.ok
+    assert result.value == {"words": "yes"}
+    assert result.text == "yes"
+    assert result.usage == Usage(3, 4, 7)
+    assert result.attempts == (TRIED, AttemptRecord("gpu-1", "ok", 1.5))
+
+
+def test_the_value_is_built_when_it_is_first_asked_for_and_only_then() -> None:
+    answer = Words("yes")
+    result: Result[Any] = Result(0, answer, None, "gpu-1", 1.5, 0.25)
+    assert answer.built == 0
+    assert result.value is result.value
+    assert answer.built == 1
+
+
+def test_a_failure_raises_its_own_error_when_its_value_or_words_are_read() -> None:
+    error = RateLimited("gpu-0 has no room", endpoint="gpu-0", status_code=429)
+    result = failed(error=error)
+    assert not result.ok
+    assert result.usage is None
+    assert result.attempts == (TRIED,)
+    for read in (lambda: result.value, lambda: result.text):
+        with pytest.raises(RateLimited) as caught:
+            read()
+        assert caught.value is error
+
+
+def test_a_result_shows_its_place_outcome_endpoint_and_number_of_tries() -> None:
+    assert repr(answered(3, trail=(TRIED,))) == "<Result 3 ok endpoint='gpu-1' attempts=2>"
+    assert repr(failed(4)) == "<Result 4 RateLimited: gpu-0 has no room endpoint='gpu-0' attempts=1>"
+
+
+def test_a_batch_is_a_sequence_of_results_in_the_order_of_the_input() -> None:
+    first, second, third = answered(0, "a"), failed(1), answered(2, "c")
+    made = batch(first, second, third)
+    assert isinstance(made, Sequence)
+    assert len(made) == 3
+    assert made[0] is first
+    assert made[-1] is third
+    assert made[1:] == [second, third]
+    assert list(made) == [first, second, third]
+    assert list(reversed(made)) == [third, second, first]
+    assert second in made
+    assert made.index(third) == 2
+    with pytest.raises(IndexError):
+        _ = made[3]
+
+
+def test_texts_and_values_hold_the_default_where_an_item_failed_and_never_shift() -> None:
+    made = batch(answered(0, "a"), failed(1), answered(2, ""))
+    assert made.texts() == ["a", None, ""]
+    assert made.texts("?") == ["a", "?", ""]
+    assert made.values(default=0.0) == [{"words": "a"}, 0.0, {"words": ""}]
+
+
+def test_errors_are_found_by_the_index_of_their_item() -> None:
+    lost = failed(1)
+    made = batch(answered(0), lost)
+    assert made.errors == {1: lost.error}
+
+
+def test_a_batch_without_failures_passes_and_returns_itself() -> None:
+    made = batch(answered(0), answered(1))
+    assert made.raise_for_errors() is made
+
+
+def test_the_errors_of_a_batch_can_be_caught_by_their_kind() -> None:
+    made = batch(answered(0), failed(1), failed(2, NoEndpoint("no route for 'x'")), failed(3))
+    limited: list[BaseException] = []
+    unrouted: list[BaseException] = []
+    try:
+        made.raise_for_errors()
+    except* RateLimited as group:
+        limited.extend(group.exceptions)
+    except* NoEndpoint as group:
+        unrouted.extend(group.exceptions)
+    assert limited == [made[1].error, made[3].error]
+    assert unrouted == [made[2].error]
+
+
+def test_the_group_says_how_many_of_how_many_failed() -> None:
+    with pytest.raises(ExceptionGroup, match="1 of 2 items failed"):
+        batch(answered(0), failed(1)).raise_for_errors()
+
+
+def test_an_empty_batch_is_a_good_batch() -> None:
+    made = batch()
+    assert (len(made), made.texts(), made.values(), made.errors) == (0, [], [], {})
+    assert made.raise_for_errors() is made
+
+
+def test_a_batch_shows_its_size_and_failures() -> None:
+    assert repr(batch(answered(0), failed(1))) == "<BatchResult 2 items, 1 failed>"
+
+
+@given(st.lists(st.booleans(), max_size=30))
+def test_every_item_is_either_answered_or_an_error_and_none_is_lost(outcomes: list[bool]) -> None:
+    made = batch(*(answered(i, str(i)) if ok else failed(i) for i, ok in enumerate(outcomes)))
+    assert made.texts() == [str(i) if ok else None for i, ok in enumerate(outcomes)]
+    assert set(made.errors) == {i for i, ok in enumerate(outcomes) if not ok}
+
+
+def test_a_batch_keeps_everything_between_processes() -> None:
+    made = batch(answered(0, "a", (TRIED,)), failed(1))
+    there = pickle.loads(pickle.dumps(made))
+    assert there.texts() == ["a", None]
+    assert there.stats == made.stats
+    assert [result.attempts for result in there] == [result.attempts for result in made]
+    assert (there[0].endpoint, there[0].latency, there[0].queued, there[0].usage) == ("gpu-1", 1.5, 0.25, Usage(3, 4, 7))
+    assert str(there.errors[1]) == "gpu-0 has no room"
+
+
+def test_stats_and_records_are_values_that_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        EndpointStats().sent = 1  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        TRIED.latency = 0.0  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        Usage().total_tokens = 1  # type: ignore[misc]
+
+
+def test_latencies_of_an_endpoint_that_never_answered_are_unknown_not_zero() -> None:
+    stats = EndpointStats(sent=3, failed=3)
+    assert (stats.p50, stats.p95, stats.p99) == (None, None, None)
+
+
+def test_an_error_gets_its_trail_where_its_kind_carries_one() -> None:
+    limited = RateLimited("gpu-0 has no room")
+    assert with_trail(limited, (TRIED,)) is limited
+    assert limited.attempts == (TRIED,)
+    unrouted = NoEndpoint("no route for 'x'")
+    assert with_trail(unrouted, (TRIED,)) is unrouted
+    assert not hasattr(unrouted, "attempts")

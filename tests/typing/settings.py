@@ -1,0 +1,44 @@
+"""Settings and what is refused about them before the program runs. Checked by mypy and pyright, never run."""
+
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+from __future__ import annotations
+
+from typing import assert_type
+
+from pydantic import SecretStr
+
+from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, Priority, Retry, Route, Timeouts
+from qreward.config import ClientConfig, config_from_env, load_config
+
+
+def right() -> None:
+    limits = Limits(max_concurrency=64, rpm=600, tpm=None)
+    assert_type(limits.max_concurrency, int | None)
+    assert_type(limits.rpm, float | None)
+    endpoint = Endpoint("http://gpu-0:8000/v1", api_key="${JUDGE_KEY}", models=["judge-*"], limits=limits, timeouts=Timeouts(connect=5))
+    assert_type(endpoint.name, str)
+    assert_type(endpoint.api_key, SecretStr | None)
+    assert_type(endpoint.models, tuple[str, ...])
+    route = Route(pattern="judge-*", endpoints=("gpu-0",), strategy=LoadBalanceStrategy.LEAST_CONNECTIONS, weights={"gpu-0": 2})
+    config = ClientConfig(endpoints=(endpoint,), routes=(route,), retry=Retry(attempts=2), timeout=None)
+    assert_type(config.timeout, float | None)
+    assert_type(load_config("qreward.yaml"), ClientConfig)
+    assert_type(load_config({"endpoints": []}), ClientConfig)
+    assert_type(config_from_env(), ClientConfig)
+
+
+def a_priority_is_a_number() -> int:
+    return Priority.HIGH
+
+
+def refused() -> None:
+    Limits(rpmm=600)  # type: ignore[call-arg]
+    Limits(max_concurrency="many")  # type: ignore[arg-type]
+    Timeouts(connect=None)  # type: ignore[arg-type]
+    Route(pattern="judge-*")  # type: ignore[call-arg]
+    Route(pattern="judge-*", endpoints=("gpu-0",), strategy="fastest")  # type: ignore[arg-type]
+    load_config(None)  # type: ignore[arg-type]
+
+
+def also_a_builtin_error(error: ConfigError) -> ValueError:
+    return error

@@ -1,0 +1,245 @@
+"""``qreward demo``: its input and output, its progress line, its report, and small runs of the whole."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from qreward.cli import demo, main
+from qreward.errors import ConfigError, RequestTimeout
+from qreward.results import BatchStats, EndpointStats, Result, Usage
+
+
+class Words:
+    """An answer that says what it is told to."""
+
+    usage: Usage | None = None
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def build(self) -> Any:
+        return self._text
+
+    def text(self) -> str:
+        return self._text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+REQUEST = demo.JudgeRequest("judge-1", [{"role": "user", "content": "?"}], "correct")
+STATS = BatchStats(
+    items=3,
+    ok=2,
+    failed=1,
+    seconds=3.0,
+    endpoints={"b": EndpointStats(sent=4, won=2, rejected=1, retried=1, p50=0.25, p95=0.5), "a": EndpointStats(sent=1, failed=1)},
+)
+
+
+def answered(text: str) -> Result[Any]:
+    return Result(0, Words(text), None, "gpu-0", 0.5, 0.0)
+
+
+def timed_out() -> Result[Any]:
+    return Result(0, None, RequestTimeout("no answer in 120 s"), None, 0.0, 0.0)
+
+
+def run(*args: str) -> int:
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    return demo.run(parser.parse_args(args))
+
+
+def written(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def small_input(path: Path, count: int = 40, **changes: str) -> Path:
+    lines = [json.loads(line) | changes for line in demo.INPUT.read_text(encoding="utf-8").splitlines()[:count]]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return path
+
+
+def test_the_input_of_a_checkout_is_found_and_read() -> None:
+    requests = demo.read_requests(demo.INPUT)
+    assert len(requests) >= 600
+    assert {request.expected for request in requests} == {"correct", "incorrect"}
+
+
+def test_a_missing_input_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the judge requests '.*none\.jsonl': No such file"):
+        demo.read_requests(tmp_path / "none.jsonl")
+
+
+def test_without_a_checkout_the_error_points_to_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "INPUT", tmp_path / "site-packages" / "judge_requests.jsonl")
+    with pytest.raises(ConfigError, match="--input"):
+        demo.read_requests(demo.INPUT)
+
+
+@pytest.mark.parametrize(
+    "bad", ['{"id": "x"', '{"id": "x", "expected": "correct"}', '{"id": "x", "messages": "hi", "expected": "correct"}']
+)
+def test_a_wrong_line_is_an_error_that_names_the_line(tmp_path: Path, bad: str) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(msgspec.json.encode(REQUEST) + b"\n\n" + bad.encode())
+    with pytest.raises(ConfigError, match=r"in\.jsonl, line 3: "):
+        demo.read_requests(path)
+
+
+def test_an_input_without_requests_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match="holds no judge requests"):
+        demo.read_requests(path)
+
+
+def test_an_answer_becomes_a_verdict_with_its_endpoint() -> None:
+    row = demo.judged(REQUEST, answered('{"verdict": "correct", "score": 1, "reason": "same text", "echo": "00"}'))
+    assert (row.verdict, row.score, row.endpoint, row.attempts, row.error) == ("correct", 1.0, "gpu-0", 1, None)
+
+
+@pytest.mark.parametrize("text", ["", "I think it is correct.", '{"score": 1}', '{"verdict": null, "score": 1}'])
+def test_an_answer_that_is_no_verdict_is_missing_and_says_why(text: str) -> None:
+    row = demo.judged(REQUEST, answered(text))
+    assert row.verdict is None
+    assert row.score is None
+    assert row.error is not None
+    assert row.error.startswith("not a verdict: ")
+
+
+def test_a_failed_request_is_missing_and_never_a_score_of_zero() -> None:
+    row = demo.judged(REQUEST, timed_out())
+    assert (row.verdict, row.score, row.error) == (None, None, "RequestTimeout: no answer in 120 s")
+
+
+def test_without_a_terminal_progress_is_a_plain_line_every_few_seconds_and_one_at_the_end() -> None:
+    stream, clock = io.StringIO(), Clock()
+    progress = demo.Progress(10, stream, clock)
+    for number in range(10):
+        clock.now += 0.75
+        progress(timed_out() if number == 0 else answered(""))
+    assert stream.getvalue().splitlines() == [
+        "judged 4/10, 1 failed, 3.0 s, 1/s",
+        "judged 8/10, 1 failed, 6.0 s, 1/s",
+        "judged 10/10, 1 failed, 7.5 s, 1/s",
+    ]
+
+
+def test_on_a_terminal_progress_rewrites_one_line_and_is_throttled() -> None:
+    stream, clock = Terminal(), Clock()
+    progress = demo.Progress(1000, stream, clock)
+    for _ in range(1000):
+        clock.now += 0.001
+        progress(answered(""))
+    shown = stream.getvalue()
+    assert 2 <= shown.count("\r") <= 11
+    assert shown.count("\n") == 1
+    assert shown.rstrip().endswith("judged 1000/1000, 0 failed, 1.0 s, 1000/s")
+
+
+def test_progress_at_a_clock_that_stands_still_does_not_divide_by_zero() -> None:
+    stream = io.StringIO()
+    demo.Progress(1, stream, Clock())(answered(""))
+    assert stream.getvalue() == "judged 1/1, 0 failed, 0.0 s, 0/s\n"
+
+
+def test_the_output_is_written_whole_and_without_a_trace_of_its_part(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    row = demo.judged(REQUEST, answered('{"verdict": "correct", "score": 1}'))
+    demo.write_lines(path, [row, row])
+    assert written(path) == [msgspec.to_builtins(row)] * 2
+    assert [found.name for found in path.parent.iterdir()] == ["verdicts.jsonl"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    path.write_text("old")
+
+    def full(_: Path, __: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        demo.write_lines(path, [demo.judged(REQUEST, timed_out())])
+    assert path.read_text() == "old"
+    assert [found.name for found in tmp_path.iterdir()] == ["verdicts.jsonl"]
+
+
+def test_the_table_has_a_line_for_each_endpoint_and_a_dash_where_nothing_was_measured() -> None:
+    assert demo.table(STATS).splitlines() == [
+        "endpoint  sent  answered  rejected  retried  failed     p50     p95",
+        "a            1         0         0        0       1       -       -",
+        "b            4         2         1        1       0  250 ms  500 ms",
+    ]
+
+
+def test_the_report_counts_agreement_and_compares_with_the_bound() -> None:
+    right, wrong = (demo.judged(REQUEST, answered(f'{{"verdict": "{verdict}", "score": 0}}')) for verdict in ("correct", "incorrect"))
+    report = demo.report([right, wrong, demo.judged(REQUEST, timed_out())], STATS, bound=2.0)
+    assert "1 of 3 as expected, 1 wrong, 1 missing" in report
+    assert "bulk          3.00 s" in report
+    assert "lower bound   2.00 s" in report
+    assert "ratio         1.50" in report
+
+
+def test_a_run_judges_each_request_as_expected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out" / "verdicts.jsonl"
+    assert run("--input", str(small_input(tmp_path / "in.jsonl")), "--output", str(path)) == 0
+    out, err = capsys.readouterr()
+    rows = written(path)
+    assert [row["id"] for row in rows] == [f"judge-{number:04d}" for number in range(1, 41)]
+    assert all(row["verdict"] == row["expected"] for row in rows)
+    assert "40 of 40 as expected, 0 wrong, 0 missing" in out
+    assert {"judge-small", "judge-limited", "judge-mortal"} <= set(out.split())
+    assert "judged 40/40, 0 failed" in err
+
+
+def test_a_verdict_that_is_not_the_expected_one_ends_in_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = small_input(tmp_path / "in.jsonl", count=3, expected="perhaps")
+    assert run("--input", str(source), "--output", str(tmp_path / "verdicts.jsonl")) == 1
+    assert "0 of 3 as expected, 3 wrong, 0 missing" in capsys.readouterr().out
+
+
+def test_the_input_can_be_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    assert run("--input", str(small_input(tmp_path / "in.jsonl", count=5)), "--output", str(path), "--repeat", "3") == 0
+    assert len(written(path)) == 15
+    assert "15 of 15 as expected" in capsys.readouterr().out
+
+
+def test_a_repeat_below_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--repeat must be at least 1"):
+        run("--repeat", "0")
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_judged(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "verdicts.jsonl"):
+        with pytest.raises(ConfigError, match=r"cannot write the verdicts to .*--output"):
+            run("--output", str(path))
+
+
+def test_the_command_line_knows_the_verb_and_ends_in_2_for_a_missing_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--input", str(tmp_path / "none.jsonl")]) == 2
+    assert "qreward demo: cannot read the judge requests" in capsys.readouterr().err

@@ -1,0 +1,153 @@
+"""The examples, their data and the README are run as a reader would run them: nothing in them may rot."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from qreward.testing import FakeEndpoint, FakeFleet
+from qreward.testing.judge import judge
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+DATA = EXAMPLES / "data"
+LINES = [json.loads(line) for line in (DATA / "judge_requests.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def run_python(*args: str, cwd: Path, **variables: str) -> str:
+    """Standard output of a Python process in which each warning is an error; it must end well and say nothing else."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *args], cwd=cwd, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+async def run_against(fleet: FakeFleet, *args: str, cwd: Path, **variables: str) -> str:
+    """The same, in a thread, while this loop serves the fleet."""
+    async with fleet:
+        urls = {f"URL_{number}": endpoint.base_url for number, endpoint in enumerate(fleet.endpoints)}
+        filled = {name: value.format(**urls) for name, value in variables.items()}
+        return await asyncio.to_thread(lambda: run_python(*args, cwd=cwd, **filled))
+
+
+def blocks(text: str) -> list[str]:
+    """The Python blocks marked to be run."""
+    return re.findall(r"<!-- run -->\n```python\n(.*?)```", text, re.DOTALL)
+
+
+def user_text(line: dict[str, list[dict[str, str]]]) -> str:
+    return line["messages"][-1]["content"]
+
+
+def test_running_the_generator_gives_exactly_the_committed_file(tmp_path: Path) -> None:
+    for name in ("make_judge_requests.py", "judge_facts.txt"):
+        shutil.copy(DATA / name, tmp_path)
+    run_python("make_judge_requests.py", cwd=tmp_path)
+    assert (tmp_path / "judge_requests.jsonl").read_bytes() == (DATA / "judge_requests.jsonl").read_bytes()
+
+
+def test_the_judge_of_the_fake_fleet_gives_the_expected_verdict_on_every_line() -> None:
+    wrong = [user_text(line) for line in LINES if json.loads(judge(line["messages"]))["verdict"] != line["expected"]]
+    assert wrong == []
+
+
+def test_half_of_the_candidates_are_right_in_the_whole_and_in_each_category() -> None:
+    verdicts = Counter((line["category"], line["expected"]) for line in LINES)
+    categories = {category for category, _ in verdicts}
+    assert len(LINES) >= 600
+    assert len(categories) >= 15
+    assert all(verdicts[category, "correct"] == verdicts[category, "incorrect"] for category in categories)
+
+
+def test_no_id_and_no_prompt_comes_twice() -> None:
+    assert len({line["id"] for line in LINES}) == len(LINES)
+    assert len({user_text(line) for line in LINES}) == len(LINES)
+
+
+def test_many_right_candidates_are_not_the_reference_word_for_word() -> None:
+    pairs = [re.findall(r"answer: (.*)", user_text(line)) for line in LINES if line["expected"] == "correct"]
+    assert sum(reference != candidate for reference, candidate in pairs) > len(pairs) / 2
+
+
+def test_the_code_questions_say_what_python_really_prints() -> None:
+    asked = {user_text(line) for line in LINES if "What does this Python print?" in user_text(line)}
+    assert len(asked) >= 20
+    for text in asked:
+        code, reference = re.findall(r"print\? (.*)\nReference answer: (.*)\n", text)[0]
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(code, {})
+        assert out.getvalue().strip() == reference, code
+
+
+def test_the_single_call_prints_the_verdict() -> None:
+    verdict = json.loads(run_python("single_call.py", cwd=EXAMPLES))
+    assert verdict["verdict"] == "correct"
+    assert verdict["score"] == 1
+
+
+def test_the_batch_call_judges_all_rollouts_and_knows_the_wrong_half() -> None:
+    out = run_python("batch_call.py", cwd=EXAMPLES)
+    assert "60 of 60 judged" in out
+    assert "mean reward 0.50" in out
+    sent = {name: int(count) for name, count in re.findall(r"^(\S+): sent (\d+)", out, re.MULTILINE)}
+    assert set(sent) == {"judge-fast", "judge-slow"}
+    assert sum(sent.values()) >= 60
+
+
+def test_the_load_balancer_shows_each_strategy_and_spares_an_unhealthy_endpoint() -> None:
+    lines = run_python("client_load_balancer.py", cwd=EXAMPLES).splitlines()
+    labels = ["expected_finish", "round_robin", "weighted_round_robin", "least_connections", "power_of_two", "without gpu-0"]
+    assert [line[:22].strip() for line in lines] == labels
+    shares = {line[:22].strip(): Counter({name: int(count) for name, count in re.findall(r"(gpu-\d) (\d+)", line[22:])}) for line in lines}
+    assert all(share.total() == 20 for share in shares.values())
+    assert sorted(shares["round_robin"].values()) == [6, 7, 7]
+    assert shares["weighted_round_robin"]["gpu-0"] == 12  # three of five
+    assert shares["without gpu-0"]["gpu-0"] == 0
+
+
+def test_the_model_router_prefers_the_exact_name_then_the_most_specific_glob() -> None:
+    out = run_python("client_model_router.py", cwd=EXAMPLES)
+    assert re.findall(r"^(judge-\S+) -> (\S+)$", out, re.MULTILINE) == [
+        ("judge-7b", "small"),  # by the glob judge-7?
+        ("judge-70b", "large"),  # by the glob judge-*
+        ("judge-7b", "large"),  # by the exact name, registered since
+    ]
+    assert re.search(r"^not served: .*'unknown-model'.*'judge-\*'", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["single_call.py", "batch_call.py", "client_load_balancer.py", "client_model_router.py"])
+def test_an_example_runs_against_the_endpoints_that_the_environment_names(name: str) -> None:
+    fleet = FakeFleet([FakeEndpoint("mine", models=["mine-*", "judge-*"], responder="judge", api_key="not-secret")])
+    own = {"OPENAI_BASE_URL": "{URL_0}", "OPENAI_API_KEY": "not-secret", "JUDGE_MODEL": "mine-1"}
+    out = asyncio.run(run_against(fleet, name, cwd=EXAMPLES, **own))
+    assert out
+    assert fleet.seen("mine").answered >= 1
+
+
+def test_each_example_is_short_and_says_what_it_shows() -> None:
+    for path in sorted(EXAMPLES.glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        assert len(text.splitlines()) < 60, path
+        assert text.startswith('"""'), path
+
+
+def test_the_python_of_the_readme_runs_and_judges(tmp_path: Path) -> None:
+    (block,) = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+    (tmp_path / "readme.py").write_text(block, encoding="utf-8")
+    fleet = FakeFleet([FakeEndpoint("a", responder="judge"), FakeEndpoint("b", responder="judge", api_key="not-secret")])
+    given = {"JUDGE_URL": "{URL_0}", "API_URL": "{URL_1}", "API_KEY": "not-secret"}
+    out = asyncio.run(run_against(fleet, "readme.py", cwd=tmp_path, **given))
+    assert re.findall(r'"verdict": "(\w+)"', out) == ["correct", "correct", "incorrect"]

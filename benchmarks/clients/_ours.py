@@ -1,0 +1,15 @@
+"""Our client as the overhead benchmark uses it: one endpoint a port, each with its share of the calls in flight."""
+
+from __future__ import annotations
+
+from _harness import Job
+
+from qreward import Endpoint, Limits, QRewardClient
+
+MODEL = "judge"
+
+
+def open_client(job: Job) -> QRewardClient:
+    """A client over the endpoints of the job; nothing is set but the limit that every peer is given too."""
+    limits = Limits(max_concurrency=max(1, job.concurrency // len(job.urls)))
+    return QRewardClient([Endpoint(url, name=f"endpoint-{index}", limits=limits) for index, url in enumerate(job.urls)])

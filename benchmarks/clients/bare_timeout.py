@@ -1,0 +1,9 @@
+"""Bare aiohttp + msgspec with ``asyncio.timeout`` around each call: what people write by hand."""
+
+from __future__ import annotations
+
+from _harness import main
+from bare import bare
+
+if __name__ == "__main__":
+    main(bare(timeout=600.0))

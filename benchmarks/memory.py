@@ -1,0 +1,142 @@
+"""A bulk that is read from a generator: memory and CPU time for a million items, with answers that come from nowhere.
+
+The wire is a fake that answers after one turn of the event loop, so what is left is the library's own: reading ahead,
+queueing, dispatch, results. Results are handed to ``on_result`` and not kept, so memory must not grow with the input.
+
+    python benchmarks/memory.py --json memory.json               # about half a minute
+    python benchmarks/memory.py --json memory.json --markdown    # nothing is measured: docs/benchmarks.md from that file
+    python benchmarks/memory.py --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from _pages import PAGE, describe, machine, rewrite_section, table
+from clients._harness import Memory, Messages, conversations
+
+from qreward import Endpoint, Limits, QRewardClient, Result, Usage
+from qreward.core.outcome import Answer
+
+MODEL = "judge"
+ENDPOINTS = 4
+WARM_UP = 1_000
+COLUMNS = {
+    "items": ("items", "{:,}"),
+    "us_per_item": ("us an item", "{:.1f}"),
+    "rss_mb": ("RSS growth, MB", "{:.1f}"),
+    "base_rss_mb": ("RSS before, MB", "{:.0f}"),
+    "most_ahead": ("most items read and not done", "{:,}"),
+    "failed": ("failed", "{}"),
+}
+
+
+class Verdict:
+    """An answer that is already there."""
+
+    __slots__ = ("usage",)
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+
+    def build(self) -> str:
+        return self.text()
+
+    def text(self) -> str:
+        return "7"
+
+
+class NowhereWire:
+    """Answers each call after one turn of the loop."""
+
+    async def send(self, endpoint: object, call: object) -> Answer:  # noqa: ARG002 - the engine's signature
+        await asyncio.sleep(0)
+        return Answer(Verdict())
+
+    async def aclose(self) -> None:
+        """Holds nothing."""
+
+
+class Ledger:
+    """Counts what is read and what is done; a fresh conversation for each item, so that keeping one would show."""
+
+    def __init__(self) -> None:
+        self.read = self.done = self.failed = self.most_ahead = 0
+
+    def items(self, count: int) -> Iterator[Messages]:
+        (template,) = conversations(1)
+        for index in range(count):
+            self.read += 1
+            self.most_ahead = max(self.most_ahead, self.read - self.done)
+            yield [{**message, "content": f"{index}\n{message['content']}"} for message in template]
+
+    def result(self, result: Result[Any]) -> None:
+        self.done += 1
+        self.failed += not result.ok
+
+
+async def measure(items: int, in_flight: int) -> dict[str, Any]:
+    """Run one bulk of ``items`` with at most ``in_flight`` calls in flight."""
+    limits = Limits(max_concurrency=max(1, in_flight // ENDPOINTS))
+    endpoints = [Endpoint(f"http://127.0.0.1:{port}/v1", limits=limits) for port in range(1, ENDPOINTS + 1)]
+    async with QRewardClient(endpoints, wire_factory=NowhereWire) as client:
+        await client.batch_chat_completion(Ledger().items(WARM_UP), model=MODEL, on_result=lambda _: None, keep_results=False)
+        gc.collect()
+        ledger, memory, cpu = Ledger(), Memory(), time.process_time()
+        await client.batch_chat_completion(ledger.items(items), model=MODEL, on_result=ledger.result, keep_results=False)
+        cpu = time.process_time() - cpu
+    if ledger.done != items:
+        raise SystemExit(f"{ledger.done} results for {items} items")
+    return {
+        "items": items,
+        "in_flight": in_flight,
+        "us_per_item": cpu / items * 1e6,
+        "rss_mb": memory.growth(),
+        "base_rss_mb": memory.before,
+        "most_ahead": ledger.most_ahead,
+        "failed": ledger.failed,
+    }
+
+
+def report(run: dict[str, Any]) -> str:
+    """The table of one run."""
+    row = [shape.format(run["result"][key]) for key, (_, shape) in COLUMNS.items()]
+    return table([title for title, _ in COLUMNS.values()], [row])
+
+
+def main() -> None:
+    args = arguments()
+    if args.markdown:
+        run = json.loads(args.json.read_text(encoding="utf-8"))
+        rewrite_section(PAGE, "memory", f"Measured on {describe(run['machine'])} {run['result']['in_flight']} in flight.\n\n{report(run)}")
+        return
+    run = {"machine": machine(), "result": asyncio.run(measure(args.items, args.in_flight))}
+    if args.json:
+        args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    print(report(run))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=1_000_000, metavar="N", help="items of the bulk (default %(default)s)")
+    parser.add_argument("--in-flight", type=int, default=512, metavar="N", help="most calls in flight (default %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there")
+    parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
+    parser.add_argument("--quick", action="store_true", help="20,000 items")
+    args = parser.parse_args()
+    if args.markdown and not args.json:
+        parser.error("--markdown needs --json PATH, the file to read")
+    if args.quick:
+        args.items = 20_000
+    return args
+
+
+if __name__ == "__main__":
+    main()

@@ -13,8 +13,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-WORDS = {"errors", "policies", "results", "observe", "config"}
-EDGES = {"client", "sync", "functions", "batching", "judge", "integrations", "server", "cli", "telemetry", "testing", "__main__"}
+WORDS = {"errors", "policies", "results", "observe", "config", "tuning"}
+EDGES = {
+    "arguments",
+    "client",
+    "sync",
+    "functions",
+    "batching",
+    "judge",
+    "integrations",
+    "server",
+    "cli",
+    "telemetry",
+    "testing",
+    "__main__",
+}
 EVERYTHING = frozenset({*WORDS, "core", "engine", "wire", *EDGES, ""})
 
 MAY_IMPORT = (

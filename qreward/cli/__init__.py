@@ -1,0 +1,49 @@
+"""The command line: ``qreward VERB ...``.
+
+A verb is a module with ``add_arguments(parser)`` and ``run(args) -> int``; the table below is the only list of them, and
+only the module of the verb that is called for is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from qreward import __version__
+from qreward.errors import QRewardError
+
+VERBS = {
+    "demo": ("qreward.cli.demo", "judge a bulk on fake judges, one of which dies on the way"),
+    "fleet": ("qreward.cli.fleet", "run fake LLM judges on this machine, until Ctrl-C"),
+}
+"""Verb -> its module, and what it does in a few words."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; return the exit status: 0, or 2 for a mistake in the arguments or the configuration.
+
+    Example:
+        >>> main(["fleet", "no-such-file.yaml"])
+        2
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    args = _parser(given[0] if given else "").parse_args(given)
+    try:
+        return int(importlib.import_module(VERBS[args.verb][0]).run(args))
+    except QRewardError as error:
+        print(f"qreward {args.verb}: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser(verb: str) -> argparse.ArgumentParser:
+    """The parser, complete for the verb that is called for."""
+    parser = argparse.ArgumentParser(prog="qreward", description="One async client over many LLM-judge and GPU reward endpoints.")
+    parser.add_argument("--version", action="version", version=f"qreward {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, (module, purpose) in VERBS.items():
+        found = verbs.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
+        if name == verb:
+            importlib.import_module(module).add_arguments(found)
+    return parser

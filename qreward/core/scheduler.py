@@ -144,11 +144,12 @@ class Scheduler:
     def reroute(self, now: float, pool: Pool, sources: Sequence[Source], balancer: Balancer) -> None:
         """A pool gets other sources and another way to choose; what waits in it stays."""
         pool.balancer = balancer
+        for source in sources:  # before others leave: a pool without any source would fail what waits
+            if source not in pool.sources:
+                pool.join(source)
         for source in [source for source in pool.sources if source not in sources]:
             self.leave(now, source, pool)
         for source in sources:
-            if source not in pool.sources:
-                pool.join(source)
             self.changed(now, source)
 
     def resize(self, sources: Sequence[Source]) -> None:

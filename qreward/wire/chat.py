@@ -1,0 +1,184 @@
+"""Chat completions: how they are written and read. Knows JSON and the OpenAI dialect, not HTTP and not endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from qreward.errors import BadRequest
+from qreward.results import Usage
+from qreward.wire import jsonio
+from qreward.wire.base import Call, EmbeddedError, Malformed
+
+CHARS_PER_TOKEN = 3.5
+"""Characters of a token, roughly; the scheduler corrects it by what servers report."""
+
+_EXAMPLE = "[{'role': 'user', 'content': '...'}]"
+
+
+class _Message(msgspec.Struct, gc=False):
+    content: Any = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    message: _Message | None = None
+    error: Any = None
+
+
+class _Completion(msgspec.Struct, gc=False):
+    """The part of an answer that we read; servers disagree about the rest."""
+
+    choices: list[_Choice] | None = None
+    usage: Usage | None = None
+    error: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Completion)
+
+
+class ChatAnswer(msgspec.Struct, gc=False):
+    """A chat completion as it came: its bytes, and the little that is read of every answer."""
+
+    body: bytes
+    model: str
+    content: Any
+    usage: Usage | None
+
+    def text(self) -> str:
+        """Content of the first choice: ``""`` if it has none, the parts joined if it is a list."""
+        return self.content if type(self.content) is str else joined(self.content)
+
+    def build(self) -> Any:
+        """The openai ``ChatCompletion``; what the server left out or made odd is filled in or kept as it is."""
+        from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and many never ask
+
+        try:
+            return ChatCompletion.model_validate_json(self.body)
+        except ValueError:
+            return ChatCompletion.construct(**_completed(jsonio.read_object(self.body), self.model))
+
+
+class ChatCodec:
+    """``POST /chat/completions``. Inputs are messages."""
+
+    path = "/chat/completions"
+
+    def encode(self, call: Call, model: str) -> bytes:
+        """The JSON body. Raises ``BadRequest`` for what JSON cannot hold."""
+        return jsonio.write(model, "messages", call.inputs, call.params, all_text=_all_text(call.inputs))
+
+    def decode(self, body: bytes, model: str) -> ChatAnswer:
+        """The answer. Raises ``Malformed`` or ``EmbeddedError``."""
+        try:
+            seen = _DECODER.decode(body)
+        except msgspec.MsgspecError:
+            seen = _read_oddly(body)
+        if seen.error:
+            raise EmbeddedError(seen.error)
+        if not seen.choices:
+            raise Malformed("the answer has no choices")
+        first = seen.choices[0]
+        if first.error:
+            raise EmbeddedError(first.error)
+        if first.message is None:
+            raise Malformed("the answer has a choice without a message")
+        return ChatAnswer(body, model, first.message.content, seen.usage)
+
+    def estimate_tokens(self, call: Call) -> tuple[float, float]:
+        """Prompt by its characters, output by ``max_tokens`` (0 if the caller set none)."""
+        chars = sum(_length(message.get("content")) for message in call.inputs)
+        most = call.params.get("max_completion_tokens") or call.params.get("max_tokens")
+        choices = call.params.get("n")
+        return chars / CHARS_PER_TOKEN, float(most * (choices if isinstance(choices, int) else 1)) if isinstance(most, int) else 0.0
+
+    def validate(self, inputs: Any) -> Any:
+        """The messages, ready to be sent; message objects become dicts. Raises ``BadRequest`` for a wrong shape."""
+        if type(inputs) is list and inputs:
+            for message in inputs:
+                if type(message) is not dict or type(message.get("role")) is not str:
+                    break
+            else:
+                return inputs
+        return _validate_slowly(inputs)
+
+
+CHAT = ChatCodec()
+
+
+def joined(content: object) -> str:
+    """The words of a message's content, in whichever of its forms."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    return "".join(text for part in content if isinstance(text := part.get("text") if isinstance(part, dict) else part, str))
+
+
+def _all_text(messages: Any) -> bool:
+    for message in messages:
+        if type(message) is not dict:
+            return False
+        for value in message.values():
+            if type(value) is not str:
+                return False
+    return True
+
+
+def _length(content: object) -> int:
+    return len(content) if isinstance(content, str) else len(joined(content))
+
+
+def _validate_slowly(inputs: Any) -> list[Any]:
+    if isinstance(inputs, str):
+        raise BadRequest(f"messages is a text; send {_EXAMPLE}")
+    if isinstance(inputs, Mapping):
+        raise BadRequest(f"messages is one message; put it in a list: {_EXAMPLE}")
+    if not isinstance(inputs, list | tuple):
+        raise BadRequest(f"messages is a {type(inputs).__name__}; send a list such as {_EXAMPLE}")
+    if not inputs:
+        raise BadRequest(f"messages is empty; send at least one message, such as {_EXAMPLE}")
+    return [_message(raw, index) for index, raw in enumerate(inputs)]
+
+
+def _message(raw: Any, index: int) -> dict[str, Any]:
+    message = jsonio.dumped(raw)
+    if isinstance(message, list | tuple):
+        raise BadRequest(f"messages[{index}] is a list; several conversations go to batch_chat_completion")
+    if not isinstance(message, Mapping):
+        raise BadRequest(f"messages[{index}] is a {type(raw).__name__}; a message is a dict such as {_EXAMPLE[1:-1]}")
+    if "role" not in message:
+        raise BadRequest(f"messages[{index}] has no 'role'; give it 'system', 'user' or 'assistant'")
+    if not isinstance(message["role"], str):
+        raise BadRequest(f"messages[{index}].role is a {type(message['role']).__name__}; it must be a text such as 'user'")
+    return dict(message)
+
+
+def _read_oddly(body: bytes) -> _Completion:
+    document = jsonio.read_object(body)
+    raw = document.get("choices")
+    choices = [_odd_choice(choice) for choice in raw] if isinstance(raw, list) else None
+    return _Completion(choices, jsonio.usage_of(document.get("usage")), document.get("error"))
+
+
+def _odd_choice(raw: object) -> _Choice:
+    if not isinstance(raw, dict):
+        return _Choice()
+    message = raw.get("message")
+    return _Choice(_Message(message.get("content")) if isinstance(message, dict) else None, raw.get("error"))
+
+
+def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:
+    """The answer with the members that openai's type promises."""
+    choices = [_completed_choice(choice, index) for index, choice in enumerate(document["choices"])]
+    return {"id": "", "object": "chat.completion", "created": 0, "model": model, **document, "choices": choices}
+
+
+def _completed_choice(raw: object, index: int) -> dict[str, Any]:
+    choice = raw if isinstance(raw, dict) else {}
+    message = choice.get("message")
+    message = {"role": "assistant", "content": None, **(message if isinstance(message, dict) else {})}
+    if isinstance(message["content"], list):
+        message["content"] = joined(message["content"])
+    return {"index": index, "finish_reason": None, **choice, "message": message}

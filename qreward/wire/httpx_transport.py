@@ -1,0 +1,125 @@
+"""The seam for a user's own HTTP client: ``httpx`` or ``httpx2``, a client or a transport. The only file that knows either.
+
+Neither package is imported here: whoever hands us one of their objects has imported it. What the default engine gets right and these
+clients do not: an answer that nobody asked for is given to the next request, and above some hundred connections each request gets dear.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from qreward.errors import ConfigError
+from qreward.policies import Endpoint
+from qreward.wire import address, troubles
+from qreward.wire.base import Reply, TransportError
+
+_PACKAGES = ("httpx", "httpx2")
+
+
+class HttpxTransport:
+    """An endpoint reached through ``endpoint.http_client``, which stays its owner's: it is never closed here.
+
+    Raises ``ConfigError`` if that is neither an ``AsyncClient`` nor an ``AsyncBaseTransport``.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._package, self._client = _client_of(endpoint)
+        self._headers = address.request_headers(endpoint)
+        self._base_url = endpoint.base_url
+        self._cap = endpoint.max_response_bytes
+        self._timeout = self._package.Timeout(None, connect=endpoint.timeouts.connect, read=endpoint.timeouts.read)
+        self._closed = False
+
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
+        """POST once. Raises ``TransportError``; on cancellation the connection is closed."""
+        if self._closed:
+            raise troubles.closed()
+        package = self._package
+        try:
+            return await self._send(path, body, headers)
+        except package.HTTPStatusError as error:  # a hook of the user's that calls raise_for_status
+            return Reply(error.response.status_code, error.response.headers, _body_if_read(package, error.response))
+        except (package.HTTPError, package.InvalidURL, package.StreamError, OSError) as error:
+            failure = self._translate(error)
+        except RuntimeError as error:
+            failure = TransportError(f"http_client cannot be used: {error}", sent="closed" not in str(error) or "loop" in str(error))
+        raise failure  # out here, so that httpx's error, which holds our headers, is not its context
+
+    async def aclose(self) -> None:
+        """Take no more requests. The user's client stays open."""
+        self._closed = True
+
+    async def _send(self, path: str, body: bytes, headers: Mapping[str, str] | None) -> Reply:
+        merged = self._package.Headers(self._headers)
+        merged.update(headers or {})
+        request = self._client.build_request("POST", self._base_url + path, content=body, headers=merged, timeout=self._timeout)
+        response = await self._client.send(request, stream=True, follow_redirects=False)
+        try:
+            return Reply(response.status_code, response.headers, await self._read(response))
+        finally:
+            await response.aclose()
+
+    async def _read(self, response: Any) -> bytes:
+        pieces, size = [], 0
+        async with contextlib.aclosing(response.aiter_bytes()) as stream:
+            async for piece in stream:
+                pieces.append(piece)
+                size += len(piece)
+                if size > self._cap:
+                    raise troubles.too_long(self._cap)
+        return b"".join(pieces)
+
+    def _translate(self, error: Exception) -> TransportError:
+        """As the default engine does; the text of httpx is only used to tell a broken connection from broken HTTP."""
+        package, what = self._package, type(error).__name__
+        if _is_local(error):
+            return troubles.no_room(what)
+        if isinstance(error, package.ConnectTimeout | package.PoolTimeout):
+            return troubles.no_connection_in_time()
+        if isinstance(error, package.ConnectError | package.ProxyError | package.UnsupportedProtocol | package.InvalidURL):
+            return troubles.no_connection(what, "check base_url, and TLS and proxy of http_client")
+        if isinstance(error, package.TimeoutException):
+            return troubles.silence()
+        if isinstance(error, package.DecodingError) or _is_broken_http(package, error):
+            return troubles.not_http(what)
+        return troubles.broken(what)
+
+
+def _client_of(endpoint: Endpoint) -> tuple[ModuleType, Any]:
+    given = endpoint.http_client
+    for name in _PACKAGES:
+        package: Any = sys.modules.get(name)
+        if package is None:
+            continue
+        if isinstance(given, package.AsyncClient):
+            return package, given
+        if isinstance(given, package.AsyncBaseTransport):
+            return package, package.AsyncClient(transport=given, trust_env=False)
+    kinds = "an httpx.AsyncClient or httpx.AsyncBaseTransport (httpx2's will do)"
+    hint = "; a synchronous client cannot be used" if type(given).__name__ == "Client" else ""
+    raise ConfigError(f"endpoint {endpoint.name!r}: http_client must be {kinds}, not a {type(given).__name__}{hint}")
+
+
+def _is_local(error: BaseException | None) -> bool:
+    """Whether the operating system's refusal is somewhere under httpx's wrapping."""
+    while error is not None:
+        if troubles.is_local(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _is_broken_http(package: Any, error: Exception) -> bool:
+    text = str(error).lower()
+    return isinstance(error, package.RemoteProtocolError) and "disconnected" not in text and "peer closed" not in text
+
+
+def _body_if_read(package: Any, response: Any) -> bytes:
+    try:
+        return bytes(response.content)
+    except package.ResponseNotRead:
+        return b""

@@ -1,0 +1,133 @@
+"""The one thing the engine calls: ``Wire.send`` takes a call to an endpoint and says in the core's words how it ended.
+
+Knows codecs, transports and failures; knows nothing of queues, retries or limits. A ``Wire`` belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+from qreward.core.outcome import Answer, Failure, FailureKind
+from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
+from qreward.policies import Endpoint
+from qreward.wire import address
+from qreward.wire.aiohttp_transport import AiohttpTransport
+from qreward.wire.base import Call, EmbeddedError, Malformed, Reply, Transport, TransportError
+from qreward.wire.failures import failure_from_embedded, failure_from_malformed, failure_from_reply, failure_from_transport, shorten
+from qreward.wire.httpx_transport import HttpxTransport
+from qreward.wire.secrets import Secrets, secrets_of
+
+
+class Line:
+    """An endpoint with what is made of it once: its transport, the names of its models, its secrets."""
+
+    __slots__ = ("endpoint", "name", "renamed", "secrets", "transport")
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint  # held, so that its id stays its own
+        self.name = endpoint.name
+        self.renamed = endpoint.model_names
+        self.transport = open_transport(endpoint)
+        self.secrets = secrets_of(endpoint)
+
+
+class Wire:
+    """Sends calls to endpoints, from one event loop.
+
+    Example:
+        wire = Wire()
+        outcome = await wire.send(endpoint, Call(CHAT, "judge-7b", messages, {"temperature": 0}, None))
+        await wire.aclose()
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[int, Line] = {}
+        self._closed = False
+
+    async def send(self, endpoint: Endpoint, call: Call) -> Answer | Failure:
+        """One attempt. Raises nothing but ``CancelledError``; when cancelled, the connection is closed."""
+        line = self._lines.get(id(endpoint))
+        try:
+            if line is None:
+                line = self._open(endpoint)
+            codec, model = call.codec, call.model
+            body = codec.encode(call, line.renamed.get(model, model))
+            if call.headers is not None:
+                address.check_call_headers(call.headers, model)
+            reply = await line.transport.post(codec.path, body, call.headers)
+            if reply.status != 200:
+                return _read_other(line, call, reply)
+            return _read(line, call, reply)
+        except Exception as error:
+            return _failure_of(error, line, endpoint, call)
+
+    async def drop(self, endpoint: Endpoint) -> None:
+        """Close the connections of one endpoint; it may be used again."""
+        line = self._lines.pop(id(endpoint), None)
+        if line is not None:
+            await line.transport.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections. What is sent afterwards fails with ``ClientClosed``."""
+        self._closed = True
+        while self._lines:
+            _, line = self._lines.popitem()
+            await line.transport.aclose()
+
+    def _open(self, endpoint: Endpoint) -> Line:
+        if self._closed:
+            raise ClientClosed("the client was closed before the request was sent; make a new one")
+        line = self._lines[id(endpoint)] = Line(endpoint)
+        return line
+
+
+def open_transport(endpoint: Endpoint) -> Transport:
+    """The engine for an endpoint: the user's ``http_client`` if there is one, else aiohttp. Raises ``ConfigError``."""
+    return AiohttpTransport(endpoint) if endpoint.http_client is None else HttpxTransport(endpoint)
+
+
+def _read(line: Line, call: Call, reply: Reply) -> Answer | Failure:
+    """A reply that claims success: an answer, unless its body says otherwise."""
+    try:
+        value = call.codec.decode(reply.body, call.model)
+    except Malformed as error:
+        return failure_from_malformed(error, reply, line.name, call.model, _secrets(line, call))
+    except EmbeddedError as error:
+        return failure_from_embedded(error.body, reply, line.name, call.model, _secrets(line, call))
+    usage = value.usage
+    if usage is None:
+        return Answer(value)
+    return Answer(value, usage.prompt_tokens, usage.completion_tokens)
+
+
+def _read_other(line: Line, call: Call, reply: Reply) -> Answer | Failure:
+    if 200 < reply.status < 300:
+        return _read(line, call, reply)
+    return failure_from_reply(reply, line.name, call.model, _secrets(line, call))
+
+
+def _failure_of(error: Exception, line: Line | None, endpoint: Endpoint, call: Call) -> Failure:
+    match error:
+        case TransportError() if line is not None:
+            return failure_from_transport(error, line.name, call.model, _secrets(line, call))
+        case BadRequest():
+            error.model = error.model or call.model
+            return Failure(FailureKind.UNSENDABLE, error)
+        case ClientClosed():
+            return Failure(FailureKind.UNSENDABLE, error)
+        case ConfigError():
+            return Failure(FailureKind.UNSUITABLE, error, misconfigured=True)
+    return _unexpected(error, endpoint, call)
+
+
+def _unexpected(error: Exception, endpoint: Endpoint, call: Call) -> Failure:
+    """The end of an attempt that hit something nobody thought of, such as an exception of the user's own ``http_client``."""
+    secrets = secrets_of(endpoint).and_headers(call.headers)
+    said = shorten(secrets, str(error), 300)
+    message = f"endpoint {endpoint.name!r}, model {call.model!r}: unexpected {type(error).__name__}: {said}; nothing more is tried"
+    failure = RequestError(message, endpoint=endpoint.name, model=call.model)
+    if secrets.hide(repr(error)) == repr(error):
+        failure.__cause__ = error
+    return Failure(FailureKind.UNSENDABLE, failure)
+
+
+def _secrets(line: Line, call: Call) -> Secrets:
+    return line.secrets.and_headers(call.headers)

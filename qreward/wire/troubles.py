@@ -1,0 +1,46 @@
+"""What can go wrong on a line, each said once for all engines. No text of a library's exception gets in: it may hold a URL or headers."""
+
+from __future__ import annotations
+
+import errno
+
+from qreward.wire.base import TransportError
+
+_LOCAL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+def is_local(error: BaseException) -> bool:
+    """Whether our own machine refused, which says nothing of the endpoint."""
+    return isinstance(error, OSError) and error.errno in _LOCAL
+
+
+def no_room(reason: str) -> TransportError:
+    return TransportError(f"this machine has no room for another connection ({reason}); raise `ulimit -n`", sent=False, local=True)
+
+
+def closed() -> TransportError:
+    return TransportError("the client was closed before the request was sent; make a new one", sent=False)
+
+
+def no_connection(reason: str, advice: str = "check base_url, and that the server is up") -> TransportError:
+    return TransportError(f"no connection ({reason}); {advice}", sent=False)
+
+
+def no_connection_in_time() -> TransportError:
+    return TransportError("no connection within timeouts.connect; check base_url, and that the server is up", sent=False, timeout=True)
+
+
+def silence() -> TransportError:
+    return TransportError("silence for longer than timeouts.read", timeout=True)
+
+
+def not_http(reason: str) -> TransportError:
+    return TransportError(f"the answer is not proper HTTP ({reason})", malformed=True)
+
+
+def too_long(cap: int) -> TransportError:
+    return TransportError(f"the answer is longer than max_response_bytes ({cap}); raise it, or ask for less", malformed=True)
+
+
+def broken(reason: str) -> TransportError:
+    return TransportError(f"the connection broke before the answer was complete ({reason})")

@@ -38,8 +38,8 @@ class Codec(Protocol):
     def encode(self, call: Call, model: str) -> bytes:
         """The JSON body, ``model`` being the server's name for it. Raises ``BadRequest`` for what JSON cannot hold."""
 
-    def decode(self, body: bytes, model: str) -> Answered:
-        """The answer. Raises ``Malformed`` if this is none, ``EmbeddedError`` if it is an error in disguise."""
+    def decode(self, body: bytes, call: Call) -> Answered:
+        """The answer to a call. Raises ``Malformed`` if this is none, ``EmbeddedError`` if it is an error in disguise."""
 
     def validate(self, inputs: Any) -> Any:
         """The inputs, ready to be sent. Raises ``BadRequest`` for a wrong shape, saying where and what to change."""

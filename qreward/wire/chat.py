@@ -69,7 +69,7 @@ class ChatCodec:
         """The JSON body. Raises ``BadRequest`` for what JSON cannot hold."""
         return jsonio.write(model, "messages", call.inputs, call.params, all_text=_all_text(call.inputs))
 
-    def decode(self, body: bytes, model: str) -> ChatAnswer:
+    def decode(self, body: bytes, call: Call) -> ChatAnswer:
         """The answer. Raises ``Malformed`` or ``EmbeddedError``."""
         try:
             seen = _DECODER.decode(body)
@@ -84,7 +84,7 @@ class ChatCodec:
             raise EmbeddedError(first.error)
         if first.message is None:
             raise Malformed("the answer has a choice without a message")
-        return ChatAnswer(body, model, first.message.content, seen.usage)
+        return ChatAnswer(body, call.model, first.message.content, seen.usage)
 
     def estimate_tokens(self, call: Call) -> tuple[float, float]:
         """Prompt by its characters, output by ``max_tokens`` (0 if the caller set none)."""

@@ -62,7 +62,7 @@ class EmbeddingsCodec:
         """The JSON body. Raises ``BadRequest`` for what JSON cannot hold."""
         return jsonio.write(model, "input", call.inputs, call.params, all_text=_kinds(call.inputs) in _ORDINARY)
 
-    def decode(self, body: bytes, model: str) -> EmbeddingsAnswer:
+    def decode(self, body: bytes, call: Call) -> EmbeddingsAnswer:
         """The answer. Raises ``Malformed`` or ``EmbeddedError``."""
         try:
             seen = _DECODER.decode(body)
@@ -72,7 +72,10 @@ class EmbeddingsCodec:
             raise EmbeddedError(seen.error)
         if not seen.data:
             raise Malformed("the answer has no data")
-        return EmbeddingsAnswer(body, model, seen.usage)
+        asked = _count(call.inputs)
+        if len(seen.data) != asked:
+            raise Malformed(f"the answer has {len(seen.data)} vectors for {asked} input{'s'[: asked != 1]}")
+        return EmbeddingsAnswer(body, call.model, seen.usage)
 
     def estimate_tokens(self, call: Call) -> tuple[float, float]:
         """Tokens count themselves, texts by their characters; there is no output."""
@@ -100,6 +103,11 @@ class EmbeddingsCodec:
 EMBEDDINGS = EmbeddingsCodec()
 
 _ORDINARY: tuple[set[type], ...] = ({str}, {int})
+
+
+def _count(inputs: Any) -> int:
+    """How many inputs there are: one text, or the tokens of one, count as one."""
+    return 1 if isinstance(inputs, str) or isinstance(inputs[0], int) else len(inputs)
 
 
 def _kinds(inputs: Any) -> set[type]:

@@ -87,7 +87,7 @@ def open_transport(endpoint: Endpoint) -> Transport:
 def _read(line: Line, call: Call, reply: Reply) -> Answer | Failure:
     """A reply that claims success: an answer, unless its body says otherwise."""
     try:
-        value = call.codec.decode(reply.body, call.model)
+        value = call.codec.decode(reply.body, call)
     except Malformed as error:
         return failure_from_malformed(error, reply, line.name, call.model, _secrets(line, call))
     except EmbeddedError as error:

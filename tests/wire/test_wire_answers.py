@@ -21,6 +21,11 @@ from qreward.wire.chat import CHAT
 from qreward.wire.embeddings import EMBEDDINGS
 
 USER = {"role": "user", "content": "12345678901234"}
+ASKED = Call(CHAT, "judge-7b", [USER], {}, None)
+
+
+def _input(*texts: str) -> Call:
+    return Call(EMBEDDINGS, "e", list(texts), {}, None)
 
 
 def _without(*names: str) -> dict[str, Any]:
@@ -72,7 +77,7 @@ ODD_BYTES = {name: json.dumps(document).encode() for name, document in ODD.items
 
 @pytest.mark.parametrize("name", ODD_BYTES)
 def test_an_odd_but_real_answer_is_read_and_becomes_an_openai_object(name: str) -> None:
-    answer = CHAT.decode(ODD_BYTES[name], "judge-7b")
+    answer = CHAT.decode(ODD_BYTES[name], ASKED)
     assert answer.text() == "yes"
     assert answer.body == ODD_BYTES[name]
     built = answer.build()
@@ -85,28 +90,28 @@ def test_an_odd_but_real_answer_is_read_and_becomes_an_openai_object(name: str) 
 
 
 def test_usage_is_read_where_there_is_any() -> None:
-    assert CHAT.decode(ODD_BYTES["as it should be"], "m").usage == Usage(12, 3, 15)
-    assert CHAT.decode(ODD_BYTES["usage of floats"], "m").usage == Usage(12, 3, None)
-    assert CHAT.decode(ODD_BYTES["byte order mark"], "m").usage == Usage(12, 3, 15)
-    assert CHAT.decode(ODD_BYTES["usage null"], "m").usage is None
-    assert CHAT.decode(ODD_BYTES["usage of texts"], "m").usage is None
+    assert CHAT.decode(ODD_BYTES["as it should be"], ASKED).usage == Usage(12, 3, 15)
+    assert CHAT.decode(ODD_BYTES["usage of floats"], ASKED).usage == Usage(12, 3, None)
+    assert CHAT.decode(ODD_BYTES["byte order mark"], ASKED).usage == Usage(12, 3, 15)
+    assert CHAT.decode(ODD_BYTES["usage null"], ASKED).usage is None
+    assert CHAT.decode(ODD_BYTES["usage of texts"], ASKED).usage is None
 
 
 @pytest.mark.parametrize("content", [None, "", [], 7, {}])
 def test_an_answer_without_words_has_an_empty_text(content: Any) -> None:
-    answer = CHAT.decode(json.dumps(_message(content=content, tool_calls=[])).encode(), "m")
+    answer = CHAT.decode(json.dumps(_message(content=content, tool_calls=[])).encode(), ASKED)
     assert answer.text() == ""
     assert type(answer.build()) is ChatCompletion
 
 
 def test_a_lone_surrogate_in_the_words_is_kept() -> None:
-    answer = CHAT.decode(json.dumps(completion("a\ud800b")).encode(), "m")
+    answer = CHAT.decode(json.dumps(completion("a\ud800b")).encode(), ASKED)
     assert answer.text() == "a\ud800b"
     assert answer.build().choices[0].message.content == "a\ud800b"
 
 
 def test_an_answer_survives_pickling() -> None:
-    answer = CHAT.decode(ODD_BYTES["as it should be"], "m")
+    answer = CHAT.decode(ODD_BYTES["as it should be"], ASKED)
     assert pickle.loads(pickle.dumps(answer)) == answer
 
 
@@ -125,13 +130,13 @@ NO_VECTORS = [*NO_ANSWER, b'{"data": null}', b'{"data": []}', b'{"data": {}}']
 @pytest.mark.parametrize("body", NO_CHAT)
 def test_what_is_no_chat_answer_is_malformed(body: bytes) -> None:
     with pytest.raises(Malformed):
-        CHAT.decode(body, "m")
+        CHAT.decode(body, ASKED)
 
 
 @pytest.mark.parametrize("body", NO_VECTORS)
 def test_what_is_no_embeddings_answer_is_malformed(body: bytes) -> None:
     with pytest.raises(Malformed):
-        EMBEDDINGS.decode(body, "m")
+        EMBEDDINGS.decode(body, _input("one"))
 
 
 ERROR = {"code": 429, "message": "slow down"}
@@ -149,14 +154,14 @@ ERROR = {"code": 429, "message": "slow down"}
 )
 def test_an_error_in_a_successful_answer_is_found(document: dict[str, Any], expected: Any) -> None:
     with pytest.raises(EmbeddedError) as caught:
-        CHAT.decode(json.dumps(document).encode(), "m")
+        CHAT.decode(json.dumps(document).encode(), ASKED)
     assert caught.value.body == expected
 
 
 def test_an_error_in_a_successful_embeddings_answer_is_found() -> None:
     for body in (b'{"error": "no"}', b'\xef\xbb\xbf{"error": "no"}'):
         with pytest.raises(EmbeddedError):
-            EMBEDDINGS.decode(body, "m")
+            EMBEDDINGS.decode(body, _input("one"))
 
 
 def _vectors(*items: Any, **members: Any) -> bytes:
@@ -185,7 +190,7 @@ PACKED = base64.b64encode(struct.pack("<2f", 0.5, -2.0)).decode()
     ],
 )
 def test_vectors_come_as_floats_in_the_order_of_the_input(body: bytes) -> None:
-    answer = EMBEDDINGS.decode(body, "e")
+    answer = EMBEDDINGS.decode(body, _input("one", "two"))
     assert answer.text() == ""
     built = answer.build()
     assert type(built) is CreateEmbeddingResponse
@@ -195,7 +200,7 @@ def test_vectors_come_as_floats_in_the_order_of_the_input(body: bytes) -> None:
 @pytest.mark.parametrize("vector", ["not base64!", base64.b64encode(b"abc").decode(), None, {}])
 def test_a_vector_that_is_none_says_so_when_it_is_asked_for(vector: Any) -> None:
     with pytest.raises(InvalidResponse, match="embedding 0"):
-        EMBEDDINGS.decode(_vectors(_item(0, vector)), "e").build()
+        EMBEDDINGS.decode(_vectors(_item(0, vector)), _input("one")).build()
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "x" * 999}}
@@ -274,3 +279,11 @@ def test_messages_of_a_wrong_shape_are_refused_with_what_to_change(messages: Any
 def test_embedding_inputs_of_a_wrong_shape_are_refused(inputs: Any, expected: str) -> None:
     with pytest.raises(BadRequest, match=expected):
         EMBEDDINGS.validate(inputs)
+
+
+@pytest.mark.parametrize("inputs", ["one text", ["one text"], [1, 2, 3], [[1, 2, 3]]])
+def test_two_vectors_for_one_input_are_no_answer(inputs: Any) -> None:
+    call = Call(EMBEDDINGS, "e", inputs, {}, None)
+    assert EMBEDDINGS.decode(_vectors(_item(0, [1.0])), call).build().data[0].embedding == [1.0]
+    with pytest.raises(Malformed, match="2 vectors for 1 input"):
+        EMBEDDINGS.decode(_vectors(_item(0, [1.0]), _item(1, [2.0])), call)

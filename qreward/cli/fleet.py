@@ -1,0 +1,81 @@
+"""``qreward fleet SPEC``: a fleet of fake judges, run until Ctrl-C.
+
+Machines read standard output: one line of JSON when it is ready, one when it has ended. People read standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from qreward.errors import ConfigError
+from qreward.testing import FakeFleet, Seen
+from qreward.testing.hosts import fast_loop
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("spec", metavar="SPEC", help="a .yaml or .json file with the endpoints: see qreward.testing.FakeEndpoint")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal ends it. Raises ``ConfigError`` for a bad spec or a port that is taken."""
+    fleet = FakeFleet(args.spec)
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
+        runner.run(_serve(fleet))
+    seen = [fleet.seen(name) for name in fleet.names]
+    _say({"seen": msgspec.to_builtins(seen)})
+    _table(_SEEN, [[_cell(getattr(each, field)) for field in _SEEN] for each in seen])
+    return 0
+
+
+async def _serve(fleet: FakeFleet) -> None:
+    try:
+        await fleet.__aenter__()
+    except OSError as error:
+        raise ConfigError(f"cannot listen: {error}") from None
+    try:
+        _announce(fleet)
+        await _interrupted()
+    finally:
+        await fleet.__aexit__(None, None, None)
+
+
+async def _interrupted() -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, stop.set)
+    await stop.wait()
+
+
+def _announce(fleet: FakeFleet) -> None:
+    ready = [{"name": each.name, "base_url": each.base_url, "models": each.models} for each in fleet.endpoints]
+    _say({"endpoints": ready})
+    _table(("name", "base_url", "models"), [[each.name, each.base_url, " ".join(each.models)] for each in fleet.endpoints])
+    print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+
+
+_SEEN: tuple[str, ...] = tuple(name for name in Seen.__struct_fields__ if name not in ("first_request", "last_request"))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{kind}:{count}" for kind, count in sorted(value.items())) or "-"
+    return str(value)
+
+
+def _say(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    lines = [[name.replace("_", " ") for name in head], *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip(), file=sys.stderr)

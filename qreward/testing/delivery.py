@@ -1,0 +1,106 @@
+"""Sending an answer, well or badly. Knows aiohttp's requests and responses; decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import struct
+import time
+from email.utils import formatdate
+from typing import Any, NoReturn
+
+from aiohttp import web
+
+from qreward.testing import answers
+
+JSON = "application/json"
+TRICKLE_BYTES = 16
+_LINGER_ZERO = struct.pack("ii", 1, 0)  # close with a reset
+
+
+class Incoming(web.BaseRequest):
+    """A request to a fake endpoint. ``dropped``: its connection is being thrown away by us, it is not the client that leaves."""
+
+    dropped = False
+    __hash__ = object.__hash__  # it is a mapping, which has none; here one request is equal to itself alone
+
+
+async def deliver(request: Incoming, body: bytes, headers: dict[str, str], fault: str | None, gap: float) -> web.StreamResponse:
+    """Answer with status 200, in the way of the fault."""
+    if fault == "cut":
+        return await _in_pieces(request, body, headers, [body[: len(body) // 2]], 0)
+    if fault == "slow_trickle":
+        pieces = [body[start : start + TRICKLE_BYTES] for start in range(0, len(body), TRICKLE_BYTES)]
+        return await _in_pieces(request, body, headers, pieces, gap)
+    if fault == "malformed":
+        return web.Response(text=MALFORMED, content_type="text/html", headers=headers)
+    if fault == "truncated":
+        body = body[: len(body) // 2]
+    elif fault == "error_in_200":
+        body = UPSTREAM_FAILED
+    return web.Response(body=body, content_type=JSON, headers=headers)
+
+
+MALFORMED = "<html><body><h1>Service page</h1></body></html>"
+UPSTREAM_FAILED = answers.error("Provider returned error", "upstream_error", 502)
+
+
+async def _in_pieces(request: Incoming, body: bytes, headers: dict[str, str], pieces: list[bytes], gap: float) -> web.StreamResponse:
+    response = web.StreamResponse(headers={**headers, "Content-Type": JSON, "Content-Length": str(len(body))})
+    await response.prepare(request)
+    for piece in pieces:
+        await response.write(piece)
+        await asyncio.sleep(gap)
+    if sum(map(len, pieces)) < len(body):
+        await hang_up(request)
+    return response
+
+
+async def hang_up(request: Incoming) -> NoReturn:
+    """Close the connection after what was written, whatever was promised. Ends in cancellation."""
+    request.dropped = True
+    if request.transport is not None:
+        request.transport.close()
+    await forever()
+
+
+async def reset(request: Incoming) -> NoReturn:
+    """Reset the connection. Ends in cancellation."""
+    request.dropped = True
+    abort(request.transport)
+    await forever()
+
+
+def abort(transport: Any) -> None:
+    """Throw a connection away: the peer sees a reset. Takes any loop's transport (uvloop's is no asyncio.Transport), or None."""
+    if transport is not None and not transport.is_closing():
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+        transport.abort()
+
+
+async def forever() -> NoReturn:
+    """Wait until cancelled: the client leaves, or the endpoint dies or closes."""
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("nobody ends this future")
+
+
+async def sleep_until(when: float) -> None:
+    """Wait until a time of ``time.monotonic``, never less: some loops round their timers to a millisecond."""
+    if when == math.inf:
+        await forever()
+    while (left := when - time.monotonic()) > 0:  # noqa: ASYNC110 - time, not an event, is waited for
+        await asyncio.sleep(max(left, 0.0005))
+
+
+def hint(form: str | None, seconds: float) -> dict[str, str]:
+    """The header that asks a client to stay away for so long, rounded up."""
+    if form is None or seconds == math.inf:
+        return {}
+    if form == "ms":
+        return {"retry-after-ms": str(math.ceil(seconds * 1000) + 1)}
+    if form == "date":
+        return {"Retry-After": formatdate(math.ceil(time.time() + seconds), usegmt=True)}
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}

@@ -1,0 +1,159 @@
+"""``FakeFleet``: real HTTP servers on loopback that behave like LLM judges, well or badly, as told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from qreward.errors import ConfigError
+from qreward.policies import Endpoint
+from qreward.testing.bound import lower_bound
+from qreward.testing.door import HOST
+from qreward.testing.hosts import InLoop, InProcess, InThread
+from qreward.testing.seen import Seen
+from qreward.testing.spec import FakeEndpoint, FleetSpec, read_spec
+
+Host = InLoop | InThread | InProcess
+
+
+class FakeFleet:
+    """A fleet of fake judges, on 127.0.0.1 only.
+
+    ``async with`` runs it in the running loop, ``with`` in a background thread; with ``process=True`` both run it in a
+    child process, so that its CPU time is not the caller's.
+
+    Args:
+        endpoints: a list of :class:`FakeEndpoint`, a mapping, or the path of a ``.json`` or ``.yaml`` file.
+        process: run in a child process (on uvloop, if that is installed).
+
+    Raises:
+        ConfigError: the settings are wrong. When it starts: a responder cannot be imported.
+        OSError: when it starts: a port that was asked for is taken (``RuntimeError`` in a child process).
+
+    Example:
+        >>> with FakeFleet([FakeEndpoint("a"), FakeEndpoint("b", models=["judge-*"])]) as fleet:
+        ...     [endpoint.models for endpoint in fleet.endpoints], fleet.seen("a").requests
+        ([('*',), ('judge-*',)], 0)
+    """
+
+    def __init__(
+        self, endpoints: Iterable[FakeEndpoint | Mapping[str, Any]] | Mapping[str, Any] | str | Path, process: bool = False
+    ) -> None:
+        self._specs = {endpoint.name: endpoint for endpoint in read_spec(endpoints).endpoints}
+        self._process = process
+        self._host: Host | None = None
+        self._ports: dict[str, int] = {}
+        self._last_seen: list[Any] = []
+
+    async def __aenter__(self) -> FakeFleet:
+        self._check_stopped()
+        host = InProcess(self._spec()) if self._process else InLoop(self._spec())
+        await (host.start() if isinstance(host, InLoop) else asyncio.to_thread(host.start))
+        self._started(host)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        host, self._host = self._remember(), None
+        await (host.stop() if isinstance(host, InLoop) else asyncio.to_thread(host.stop))
+
+    def __enter__(self) -> FakeFleet:
+        self._check_stopped()
+        host = InProcess(self._spec()) if self._process else InThread(self._spec())
+        host.start()
+        self._started(host)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        host, self._host = self._remember(), None
+        assert not isinstance(host, InLoop)
+        host.stop()
+
+    @property
+    def names(self) -> list[str]:
+        """The endpoints' names, in their order."""
+        return list(self._specs)
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Name -> base URL, such as ``http://127.0.0.1:40001/v1``."""
+        self._running()
+        return {name: f"http://{HOST}:{port}/v1" for name, port in self._ports.items()}
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """The endpoints, as a ``QRewardClient`` takes them."""
+        return [
+            Endpoint(url, name=name, models=self._specs[name].models, api_key=self._specs[name].api_key, proxy="")
+            for name, url in self.urls.items()
+        ]
+
+    def seen(self, name: str) -> Seen:
+        """What an endpoint has seen; after the fleet has stopped, what it had seen by then."""
+        position = list(self._specs).index(self._named(name).name)
+        return msgspec.convert(self._all_seen()[position], Seen)
+
+    def reset(self) -> None:
+        """Start over with the present settings: nothing seen, buckets full, phases and faults from their beginning."""
+        self._running().call("reset")
+
+    def set(self, name: str, **changes: Any) -> None:
+        """Change settings of an endpoint while it runs; what is under way goes on as it began.
+
+        A rate that is changed starts with a full bucket. ``name`` and ``port`` cannot be changed.
+        """
+        if fixed := {"port"} & set(changes):
+            raise ConfigError(f"{', '.join(fixed)} of endpoint {name!r} cannot be changed while it runs")
+        before = self._named(name)
+        kept = {field: getattr(before, field) for field in FakeEndpoint.model_fields}
+        changed = FakeEndpoint(**{**kept, **changes})
+        self._running().call("configure", changed)
+        self._specs[name] = changed
+
+    def kill(self, name: str) -> None:
+        """Stop listening and abort all connections of an endpoint, until ``revive``."""
+        self._running().call("kill", self._named(name).name)
+
+    def revive(self, name: str) -> None:
+        """Listen again, on the same port (unless a ``dead`` phase says otherwise)."""
+        self._running().call("revive", self._named(name).name)
+
+    def lower_bound(self, work: int | Sequence[Sequence[Any]]) -> float:
+        """Seconds that a bulk of so many requests, or of these conversations, takes at least: see ``qreward.testing.bound``."""
+        return lower_bound(self._specs.values(), work)
+
+    def _spec(self) -> FleetSpec:
+        return FleetSpec(endpoints=tuple(self._specs.values()))
+
+    def _named(self, name: str) -> FakeEndpoint:
+        if name not in self._specs:
+            raise ConfigError(f"there is no endpoint {name!r}; there are {', '.join(map(repr, self._specs))}")
+        return self._specs[name]
+
+    def _all_seen(self) -> list[Any]:
+        found: list[Any] = self._running().call("seen") if self._host is not None or not self._last_seen else self._last_seen
+        return found
+
+    def _started(self, host: Host) -> None:
+        self._host, self._ports = host, host.call("ports")
+
+    def _remember(self) -> Host:
+        """Keep what was seen, and return the host that is about to stop."""
+        host = self._running()
+        with contextlib.suppress(RuntimeError):  # a child that has died took it along
+            self._last_seen = host.call("seen")
+        return host
+
+    def _running(self) -> Host:
+        if self._host is None:
+            raise RuntimeError("the fleet is not running; enter it by 'with' or 'async with'")
+        return self._host
+
+    def _check_stopped(self) -> None:
+        if self._host is not None:
+            raise RuntimeError("the fleet is running already; make another FakeFleet for a second one")

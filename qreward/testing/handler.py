@@ -1,0 +1,183 @@
+"""What happens to one request at a fake endpoint: let in or turned away, worked on, answered well or badly.
+
+Knows HTTP through aiohttp's requests and responses, and one endpoint's state; opens and closes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from aiohttp import web
+
+from qreward.testing import answers
+from qreward.testing.admission import Slot
+from qreward.testing.answers import ChatRequest, Chunks, EmbeddingsRequest
+from qreward.testing.delivery import JSON, Incoming, deliver, forever, hint, reset, sleep_until
+from qreward.testing.jobs import Job, Problem, chat_job, embeddings_job
+from qreward.testing.spec import Latency
+from qreward.testing.state import State
+from qreward.testing.streaming import Pace, stream
+from qreward.testing.timeline import refuses
+
+ReadJob = Callable[[bytes, Latency], Job]
+_FAILURES = {500: "The server had an error while processing the request.", 503: "The server is not ready."}
+_JOBS: dict[str, ReadJob] = {"/v1/chat/completions": chat_job, "/v1/embeddings": embeddings_job}
+
+
+class Handler:
+    """Serves the requests of one endpoint.
+
+    ``phases_changed`` is called when the arrival of a request has begun a phase.
+    """
+
+    def __init__(self, state: State, phases_changed: Callable[[], None]) -> None:
+        self._state = state
+        self._phases_changed = phases_changed
+        self.under_way: set[Incoming] = set()
+        self._answers = 0
+
+    async def __call__(self, request: Incoming) -> web.StreamResponse:
+        path = request.path
+        read_job = _JOBS.get(path)
+        try:
+            if read_job is not None and request.method == "POST":
+                return await self._counted(request, read_job)
+            return await self._look_up(request, path)
+        except Problem as problem:
+            return self._refuse(problem)
+
+    async def _counted(self, request: Incoming, read_job: ReadJob) -> web.StreamResponse:
+        """Serve a request and count how it ends."""
+        state, now = self._state, time.monotonic()
+        counters = state.counters
+        counters.arrived(now - state.epoch)
+        self.under_way.add(request)
+        try:
+            if state.timeline.count(counters.requests, now):
+                self._phases_changed()
+            return await self._admitted(request, read_job(await request.read(), state.spec.latency))
+        except Problem as problem:
+            counters.ended_in(problem.kind)
+            raise
+        except (asyncio.CancelledError, ConnectionError):
+            if not request.dropped:
+                counters.disconnects += 1
+            raise
+        finally:
+            self.under_way.discard(request)
+
+    async def _admitted(self, request: Incoming, job: Job) -> web.StreamResponse:
+        """Let the request in. Checked are, in this order: key, model, health, room, rates."""
+        state = self._state
+        self._check_key(request)
+        state.counters.recognise(job.digest)
+        if not state.serves(job.asked.model):
+            raise _unknown_model(job.asked.model)
+        await self._check_phase(request)
+        if state.gate.full and state.spec.over_cap == "reject":
+            raise await self._rejection(None, state.gate.next_free())
+        over = await state.rates.admit(job.tokens)
+        if over is not None:
+            raise await self._rejection(over[0], time.monotonic() + over[1])
+        slot = await state.gate.enter()
+        try:
+            return await self._served(request, job, slot)
+        finally:
+            slot.free()
+
+    async def _served(self, request: Incoming, job: Job, slot: Slot) -> web.StreamResponse:
+        """Do the work. The slot is free, and the answer counted, before the client can have the answer."""
+        state = self._state
+        fault = state.draw()
+        if fault in ("reset", "error_500", "error_503"):
+            await self._fail(request, fault)
+        if fault == "hang":
+            state.counters.ended_in(fault)
+            await forever()
+        asked, pace = job.asked, Pace(time.monotonic(), state.spec.latency, state.timeline, job.length)
+        slot.due = state.timeline.plan(pace.begin, job.service)[0]
+
+        def finish(problem: str | None) -> None:
+            slot.free()
+            state.counters.ended_in(problem, job.tokens)
+
+        if isinstance(asked, ChatRequest):
+            content, used = self._write(asked, job.digest), answers.usage(job.prompt, job.completion)
+        streams = isinstance(asked, ChatRequest) and asked.stream
+        ready, error = state.timeline.plan(pace.begin, state.spec.latency.base if streams else job.service)
+        await sleep_until(ready)
+        if error is not None:
+            await self._fail(request, error)
+        headers, gap = self._headers(), state.spec.faults.trickle_gap
+        if isinstance(asked, EmbeddingsRequest):
+            body = answers.embeddings(asked, job.prompt)
+        elif streams:
+            return await stream(request, headers, Chunks(asked, job.digest, content, used), pace, fault, gap, finish)
+        else:
+            body = answers.chat_completion(asked, job.digest, content, used)
+        finish(None if fault == "slow_trickle" else fault)
+        return await deliver(request, body, headers, fault, gap)
+
+    def _write(self, asked: ChatRequest, digest: bytes) -> str:
+        try:
+            return self._state.write(asked.messages, digest)
+        except Exception as error:
+            raise Problem(500, answers.error(f"the responder raised {error!r}", "server_error"), "responder") from error
+
+    async def _check_phase(self, request: Incoming) -> None:
+        phase = self._state.phase()
+        if phase is not None and refuses(phase):
+            await self._fail(request, phase.behaviour)
+
+    async def _fail(self, request: Incoming, kind: str) -> NoReturn:
+        """End a request in a fault or in a phase."""
+        if kind in ("reset", "dead"):
+            if not request.dropped:
+                self._state.counters.ended_in(kind)
+            await reset(request)
+        status = 503 if kind == "error_503" else 500
+        ready_at = self._state.timeline.opens(time.monotonic())
+        raise Problem(status, answers.error(_FAILURES[status], "server_error", status), kind, ready_at)
+
+    def _check_key(self, request: Incoming) -> None:
+        key = self._state.spec.api_key
+        if key is not None and request.headers.get("Authorization") != f"Bearer {key.get_secret_value()}":
+            raise Problem(401, answers.error("Incorrect API key provided.", "invalid_request_error", "invalid_api_key"), "unauthorized")
+
+    async def _rejection(self, rate: str | None, ready_at: float) -> Problem:
+        """The error for what found no slot (``rate`` is None), or no room in a rate."""
+        spec = self._state.spec
+        if spec.reject_delay:
+            await sleep_until(time.monotonic() + spec.reject_delay)
+        if rate is None:
+            body = answers.error("Too many requests are being served; the server has no room.", "overloaded_error", "overloaded")
+            return Problem(spec.reject_status, body, "rejected", ready_at)
+        return Problem(429, answers.error(f"Rate limit reached for {rate} per min.", rate, "rate_limit_exceeded"), "rejected", ready_at)
+
+    async def _look_up(self, request: Incoming, path: str) -> web.StreamResponse:
+        await self._check_phase(request)
+        if request.method != "GET" or path not in ("/health", "/v1/models"):
+            return self._refuse(Problem(404, answers.error(f"there is no {request.method} {path} here", "not_found"), "not_found"))
+        if path == "/health":
+            return web.Response(headers=self._headers())
+        self._check_key(request)
+        return web.Response(body=answers.models(self._state.spec.models), content_type=JSON, headers=self._headers())
+
+    def _refuse(self, problem: Problem) -> web.Response:
+        headers = self._headers()
+        if problem.ready_at is not None:
+            headers |= hint(self._state.spec.retry_after, max(0.0, problem.ready_at - time.monotonic()))
+        return web.Response(status=problem.status, body=problem.body, content_type=JSON, headers=headers)
+
+    def _headers(self) -> dict[str, str]:
+        self._answers += 1
+        headers = {"x-request-id": f"req-{self._answers}"}
+        return headers | self._state.rates.headers() if self._state.spec.rate_headers else headers
+
+
+def _unknown_model(model: str) -> Problem:
+    body = answers.error(f"The model {model!r} does not exist.", "invalid_request_error", "model_not_found")
+    return Problem(404, body, "unknown_model")

@@ -1,0 +1,273 @@
+"""What a fake fleet is made of: settings only, each written once, the same in Python and in a spec file.
+
+Knows nothing of HTTP, of asyncio, or of how a setting is carried out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
+
+from qreward.errors import ConfigError
+from qreward.policies import Policy, check_glob, expand_variables
+
+Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]
+Responder = Callable[[list[Any]], str]
+
+_RATE = Field(default=0.0, ge=0, le=1)
+_NORMAL = NormalDist()
+
+
+class Latency(Policy):
+    """How long an answer takes: ``base + per_token * tokens`` seconds.
+
+    The length of an answer belongs to the request: it is drawn from ``seed`` and the request's digest, so it is the
+    same in any order, at any try, and on any endpoint with the same ``tokens``, ``sigma`` and ``seed``.
+    ``max_tokens`` does not shorten it. An embedding has no output tokens and takes ``base`` seconds.
+
+    Args:
+        base: seconds before the first token.
+        per_token: seconds for each output token.
+        tokens: mean number of output tokens.
+        sigma: spread of a lognormal distribution of lengths; 0 makes all answers equally long, 0.8 is usual for chat.
+        seed: of the lengths.
+
+    Example:
+        >>> Latency(base=0.1, per_token=0.01, tokens=200).seconds(200)
+        2.1
+    """
+
+    base: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    per_token: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    tokens: float = Field(default=200.0, ge=1, allow_inf_nan=False)
+    sigma: float = Field(default=0.0, ge=0, le=5)
+    seed: int = 0
+
+    def draw(self, digest: bytes) -> int:
+        """Output tokens of the request with this digest, at least 1."""
+        if not self.sigma:
+            return round(self.tokens)
+        word = int.from_bytes(blake2b(digest, digest_size=8, salt=self.seed.to_bytes(16, "little", signed=True)).digest(), "little")
+        normal = _NORMAL.inv_cdf((word + 0.5) / 2**64)
+        # The mean of exp(N(m, s^2)) is exp(m + s^2 / 2).
+        return max(1, round(self.tokens * math.exp(self.sigma * normal - self.sigma**2 / 2)))
+
+    def seconds(self, tokens: float) -> float:
+        """Service time of an answer of so many output tokens."""
+        return self.base + self.per_token * tokens
+
+
+class Faults(Policy):
+    """How often an admitted request goes wrong, each a rate from 0 to 1; together at most 1.
+
+    Drawn for each attempt from one seeded stream per endpoint, so a retry may succeed.
+
+    Args:
+        reset: the connection is reset at once.
+        error_500: HTTP 500 at once.
+        error_503: HTTP 503 at once.
+        hang: no answer, ever; the slot is held until the client leaves.
+        truncated: a complete HTTP answer whose JSON ends in the middle; a stream ends early, without ``[DONE]``.
+        error_in_200: HTTP 200 whose JSON is an ``error``.
+        cut: the connection closes in the middle of the body.
+        malformed: HTTP 200 with a page of HTML; a stream has an event that is no JSON.
+        slow_trickle: the body comes in pieces of 16 bytes, ``trickle_gap`` seconds apart.
+        trickle_gap: seconds; for a stream this is added before each event.
+        seed: of the stream of draws.
+    """
+
+    reset: float = _RATE
+    error_500: float = _RATE
+    error_503: float = _RATE
+    hang: float = _RATE
+    truncated: float = _RATE
+    error_in_200: float = _RATE
+    cut: float = _RATE
+    malformed: float = _RATE
+    slow_trickle: float = _RATE
+    trickle_gap: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    seed: int = 0
+
+    def rates(self) -> dict[str, float]:
+        """Kind -> rate, of those that can happen."""
+        return {name: rate for name, rate in self if name not in ("trickle_gap", "seed") and rate > 0}
+
+    @model_validator(mode="after")
+    def _at_most_one(self) -> Faults:
+        if sum(self.rates().values()) > 1 + 1e-9:
+            raise ValueError("the rates add up to more than 1; each request can go wrong in one way only")
+        return self
+
+
+class Phase(Policy):
+    """A time in which an endpoint behaves differently.
+
+    Times are seconds since the fleet started; with ``after_requests`` they count from the arrival of that request.
+    Where phases overlap, ``dead`` comes first, then the one listed first.
+
+    Args:
+        behaviour: ``dead``: nothing listens, all connections are aborted; it listens again, on the same port, at ``end``.
+            ``hang``: requests are taken but no work is done until ``end``.
+            ``slow``: work takes ``factor`` times as long.
+            ``error_503``, ``error_500``: this is the answer to what arrives, and to what is under way when it begins.
+        start: when it begins.
+        end: when it is over; None is never.
+        factor: how much slower ``slow`` is.
+        after_requests: begin with the n-th request. Requests already under way are then left alone, unless ``dead``.
+    """
+
+    behaviour: Behaviour
+    start: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    end: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    factor: float = Field(default=10.0, ge=1, allow_inf_nan=False)
+    after_requests: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Phase:
+        if self.end is not None and self.end <= self.start:
+            raise ValueError("end must be later than start")
+        return self
+
+
+class FakeEndpoint(Policy):
+    """One fake judge.
+
+    Args:
+        name: how it is called in the fleet and in the client.
+        models: glob patterns of the models it serves; others get 404.
+        latency: see :class:`Latency`.
+        max_concurrency: most requests served at once.
+        over_cap: what happens to the next one: ``reject``, or ``queue`` without bound, first come first served.
+        reject_status: HTTP status of that rejection.
+        reject_delay: seconds before any rejection is sent.
+        rpm: requests admitted a minute; over it is 429.
+        tpm: tokens admitted a minute, prompt and completion; a request above ``burst_tokens`` counts as that many.
+        burst: requests that may come at once. By default a minute's worth, as in ``aiolimiter.AsyncLimiter(rpm)``.
+        burst_tokens: the same for ``tpm``.
+        rate_headers: send ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}`` with every answer.
+        retry_after: whether, and in which form, a rejection says when to come back: ``Retry-After`` as whole seconds or
+            as a date, or ``retry-after-ms``. It is the truth: a request that comes then, and before others, is admitted.
+        api_key: without it as a bearer token the answer is 401.
+        faults: see :class:`Faults`.
+        phases: see :class:`Phase`.
+        responder: ``echo``, ``judge``, ``"module:function"`` or a function from messages to the text of the answer.
+            A request for which it raises gets 500, at every try.
+        port: to listen on; 0 is any free one.
+
+    Example:
+        >>> FakeEndpoint("gpu-0", max_concurrency=64, latency=Latency(per_token=0.001)).name
+        'gpu-0'
+    """
+
+    name: str = Field(min_length=1)
+    models: tuple[str, ...] = Field(default=("*",), min_length=1)
+    latency: Latency = Latency()
+    max_concurrency: int | None = Field(default=None, ge=1)
+    over_cap: Literal["reject", "queue"] = "reject"
+    reject_status: int = Field(default=429, ge=400, le=599)
+    reject_delay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    rpm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    tpm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    burst: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    burst_tokens: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    rate_headers: bool = False
+    retry_after: Literal["seconds", "date", "ms"] | None = None
+    api_key: SecretStr | None = None
+    faults: Faults = Faults()
+    phases: tuple[Phase, ...] = ()
+    responder: str | Responder = "echo"
+    port: int = Field(default=0, ge=0, le=65535)
+
+    def __init__(self, name: str | None = None, **data: Any) -> None:
+        super().__init__(**data if name is None else {**data, "name": name})
+
+    @field_validator("api_key", mode="before")
+    @classmethod
+    def _expand(cls, value: object) -> object:
+        return expand_variables(value)
+
+    @field_validator("models")
+    @classmethod
+    def _valid_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_glob(pattern) for pattern in value)
+
+    @field_validator("responder")
+    @classmethod
+    def _known_responder(cls, value: str | Responder) -> str | Responder:
+        if isinstance(value, str) and value not in ("echo", "judge") and ":" not in value:
+            raise ValueError("must be 'echo', 'judge', 'module:function' or a function")
+        return value
+
+    @model_validator(mode="after")
+    def _bursts_belong_to_rates(self) -> FakeEndpoint:
+        for burst, rate in (("burst", "rpm"), ("burst_tokens", "tpm")):
+            if getattr(self, burst) is not None and getattr(self, rate) is None:
+                raise ValueError(f"{burst} means nothing without {rate}")
+        return self
+
+    @property
+    def request_burst(self) -> float:
+        """Requests that may come at once: ``burst``, or a minute's worth of ``rpm``."""
+        return self.burst or max(1.0, self.rpm or 1.0)
+
+    @property
+    def token_burst(self) -> float:
+        """Tokens that may come at once: ``burst_tokens``, or a minute's worth of ``tpm``."""
+        return self.burst_tokens or max(1.0, self.tpm or 1.0)
+
+    @field_serializer("api_key", when_used="json")
+    def _masked(self, value: SecretStr | None, info: SerializationInfo) -> str | None:
+        # Revealed only to the pipe of the fleet's own child process.
+        if value is None:
+            return None
+        return value.get_secret_value() if (info.context or {}).get("reveal") else str(value)
+
+
+class FleetSpec(Policy):
+    """A whole fleet: what a spec file holds. Names are unique."""
+
+    endpoints: tuple[FakeEndpoint, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _unique_names(self) -> FleetSpec:
+        names = [endpoint.name for endpoint in self.endpoints]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two endpoints are called {', '.join(map(repr, twice))}; names must differ")
+        return self
+
+
+def read_spec(source: Iterable[FakeEndpoint | Mapping[str, Any]] | Mapping[str, Any] | str | Path) -> FleetSpec:
+    """Make a spec of endpoints, of a mapping, or of the path of a ``.json`` or ``.yaml`` file. Raises ``ConfigError``."""
+    if isinstance(source, str | Path):
+        source = _read_file(Path(source))
+    return FleetSpec(**(source if isinstance(source, Mapping) else {"endpoints": tuple(source)}))
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else _yaml(text, path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the fleet of {path}: {error}") from None
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path} must hold a mapping with the key 'endpoints'")
+    return data
+
+
+def _yaml(text: str, path: Path) -> Any:
+    try:
+        import yaml  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise ConfigError(f"reading {path} takes PyYAML: pip install 'qreward[yaml]', or write the fleet as .json") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)  # the whole message would quote the line, and a key with it
+        raise ConfigError(f"{path} is not YAML{f' (line {mark.line + 1})' if mark else ''}") from None

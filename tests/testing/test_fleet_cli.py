@@ -1,0 +1,99 @@
+"""``qreward fleet``: lines for machines, tables for people, an end by signal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fleet_tools import user
+
+from qreward.cli import VERBS, main
+from qreward.testing import echo_of
+
+SPEC = {"endpoints": [{"name": "a", "models": ["judge-*"], "api_key": "hush-hush"}, {"name": "b"}]}
+
+
+@contextmanager
+def running(spec: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-W", "error", "-m", "qreward", "fleet", str(spec)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_a_signal_and_then_says_what_it_saw(tmp_path: Path, end: signal.Signals) -> None:
+    spec = tmp_path / "fleet.json"
+    spec.write_text(json.dumps(SPEC))
+    with running(spec) as process:
+        assert process.stdout is not None
+        ready = {each["name"]: each for each in json.loads(process.stdout.readline())["endpoints"]}
+        assert ready["a"]["models"] == ["judge-*"]
+        body = json.dumps({"model": "m", "messages": user("hi")}).encode()
+        with urllib.request.urlopen(ready["b"]["base_url"] + "/chat/completions", body, timeout=30) as response:
+            assert json.load(response)["choices"][0]["message"]["content"] == echo_of(user("hi"))
+        process.send_signal(end)
+        out, err = process.communicate(timeout=30)
+        seen = {each["name"]: each for each in json.loads(out)["seen"]}
+        assert (process.returncode, seen["a"]["requests"], seen["b"]["answered"]) == (0, 0, 1)
+        assert "Traceback" not in err
+        assert ready["b"]["base_url"] in err
+        assert "peak in flight" in err
+        assert "hush" not in out + err
+
+
+def test_a_bad_spec_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "fleet.json"
+    spec.write_text(json.dumps({"endpoints": [{"name": "a", "max_concurency": 1}]}))
+    assert main(["fleet", str(spec)]) == 2
+    assert capsys.readouterr().err.startswith("qreward fleet: ")
+
+
+def test_a_taken_port_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "fleet.json"
+    spec.write_text(json.dumps(SPEC))
+    with running(spec) as process:
+        assert process.stdout is not None
+        port = int(json.loads(process.stdout.readline())["endpoints"][0]["base_url"].rsplit(":", 1)[1].removesuffix("/v1"))
+        other = tmp_path / "other.json"
+        other.write_text(json.dumps({"endpoints": [{"name": "a", "port": port}]}))
+        assert main(["fleet", str(other)]) == 2
+        assert "cannot listen" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [[], ["fly"], ["fleet"]])
+def test_wrong_arguments_are_explained_and_end_with_status_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(argv)
+    assert "usage: qreward" in capsys.readouterr().err
+
+
+def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert all(verb in out for verb in VERBS)
+
+
+def test_the_command_line_imports_a_verb_only_when_it_is_called_for() -> None:
+    script = """
+import sys
+from qreward.cli import main
+try:
+    main(["--version"])
+except SystemExit:
+    pass
+assert not {"aiohttp", "openai", "qreward.testing"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

@@ -1,0 +1,194 @@
+"""Each way in which a fake judge goes wrong, seen from a client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from typing import Any
+
+import aiohttp
+import pytest
+from fleet_tools import Client, run, serving, until
+
+from qreward.testing import FakeEndpoint, Faults, Latency, Seen
+from qreward.testing.state import State
+
+
+def faulty(**rates: float) -> FakeEndpoint:
+    return FakeEndpoint("a", faults=Faults(**rates), latency=Latency(tokens=20), max_concurrency=8)
+
+
+def under(fault: str, stream: bool = False) -> tuple[Any, Seen]:
+    """What one request to an endpoint that always has this fault ends in, and what the endpoint saw."""
+
+    async def main() -> tuple[Any, Seen]:
+        async with serving(faulty(**{fault: 1.0}, trickle_gap=0.0005)) as client:
+            try:
+                found: Any = await client.chat("a", stream=stream)
+            except aiohttp.ClientError as error:
+                found = error
+            await until(lambda: client.fleet.seen("a").in_flight == 0)
+            return found, client.fleet.seen("a")
+
+    return run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reset_gives_no_answer_at_all(stream: bool) -> None:
+    found, seen = under("reset", stream)
+    assert isinstance(found, aiohttp.ClientOSError | aiohttp.ServerDisconnectedError)
+    assert (seen.errors, seen.answered, seen.disconnects) == ({"reset": 1}, 0, 0)
+
+
+@pytest.mark.parametrize(("fault", "status"), [("error_500", 500), ("error_503", 503)])
+def test_an_error_is_an_error_body_with_its_status(fault: str, status: int) -> None:
+    found, seen = under(fault)
+    assert (found.status, json.loads(found.body)["error"]["code"]) == (status, status)
+    assert seen.errors == {fault: 1}
+
+
+def test_a_truncated_answer_is_whole_http_and_half_json() -> None:
+    found, seen = under("truncated")
+    assert found.status == 200
+    with pytest.raises(ValueError, match=r"Unterminated|Expecting"):
+        json.loads(found.body)
+    assert seen.errors == {"truncated": 1}
+
+
+def test_an_error_in_200_is_json_without_choices() -> None:
+    found, seen = under("error_in_200")
+    body = json.loads(found.body)
+    assert (found.status, list(body), body["error"]["code"]) == (200, ["error"], 502)
+    assert (seen.answered, seen.errors) == (0, {"error_in_200": 1})
+
+
+def test_a_malformed_answer_is_a_page_with_status_200() -> None:
+    found, _ = under("malformed")
+    assert (found.status, found.body[:6], found.headers["Content-Type"].partition(";")[0]) == (200, b"<html>", "text/html")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_cut_closes_the_connection_in_the_middle_of_the_body(stream: bool) -> None:
+    found, seen = under("cut", stream)
+    assert isinstance(found, aiohttp.ClientPayloadError)
+    assert (seen.errors, seen.disconnects) == ({"cut": 1}, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_slow_trickle_ends_in_the_whole_answer(stream: bool) -> None:
+    found, seen = under("slow_trickle", stream)
+    assert found.status == 200
+    assert found.body.endswith(b"data: [DONE]\n\n") if stream else "choices" in json.loads(found.body)
+    assert (seen.answered, seen.errors) == (1, {})
+
+
+@pytest.mark.parametrize("fault", ["truncated", "error_in_200", "malformed"])
+def test_a_faulty_stream_ends_half_way_without_done(fault: str) -> None:
+    found, seen = under(fault, stream=True)
+    assert found.status == 200
+    events = found.body.decode().split("\n\n")[:-1]
+    assert len(events) == 1 + 10 + (fault != "truncated")
+    assert "[DONE]" not in events[-1]
+    if fault == "error_in_200":
+        assert "error" in json.loads(events[-1].removeprefix("data: "))
+    if fault == "malformed":
+        with pytest.raises(ValueError, match="Unterminated"):
+            json.loads(events[-1].removeprefix("data: "))
+    assert (seen.answered, seen.errors) == (0, {fault: 1})
+
+
+def test_a_hang_holds_its_slot_until_the_client_leaves() -> None:
+    async def main() -> None:
+        async with serving(faulty(hang=1)) as client:
+            task = asyncio.create_task(client.chat("a"))
+            await until(lambda: client.fleet.seen("a").errors == {"hang": 1})
+            assert client.fleet.seen("a").in_flight == 1
+            task.cancel()
+            await until(lambda: client.fleet.seen("a").in_flight == 0)
+            assert client.fleet.seen("a").disconnects == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_early_is_noticed_and_frees_its_slot(stream: bool) -> None:
+    async def main() -> None:
+        async with serving(FakeEndpoint("a", latency=Latency(base=0.001, per_token=0.01, tokens=10_000))) as client:
+            task = asyncio.create_task(client.chat("a", stream=stream))
+            await until(lambda: client.fleet.seen("a").in_flight == 1)
+            await asyncio.sleep(0.03)  # into the stream
+            task.cancel()
+            await until(lambda: client.fleet.seen("a").in_flight == 0)
+            seen = client.fleet.seen("a")
+            assert (seen.disconnects, seen.answered, seen.errors) == (1, 0, {})
+
+    run(main())
+
+
+def test_a_retry_may_succeed_because_faults_are_drawn_for_each_attempt() -> None:
+    async def main() -> None:
+        async with serving(faulty(error_500=0.5)) as client:
+            statuses = {(await client.chat("a")).status for _ in range(30)}
+            assert statuses == {200, 500}
+            assert client.fleet.seen("a").duplicates == 29
+
+    run(main())
+
+
+def drawn(faults: Faults, name: str = "a", count: int = 4000) -> list[str | None]:
+    async def main() -> list[str | None]:
+        state = State(FakeEndpoint(name, faults=faults))
+        return [state.draw() for _ in range(count)]
+
+    return run(main())
+
+
+def test_faults_come_as_often_as_asked_and_the_same_each_time() -> None:
+    faults = Faults(reset=0.1, hang=0.3, cut=0.05, seed=11)
+    first = drawn(faults)
+    counts = Counter(first)
+    for kind, rate in (("reset", 0.1), ("hang", 0.3), ("cut", 0.05), (None, 0.55)):
+        # five standard deviations of a binomial
+        assert abs(counts[kind] / 4000 - rate) < 5 * (rate * (1 - rate) / 4000) ** 0.5, "seed 11"
+    assert drawn(faults) == first
+    assert drawn(faults, name="b") != first, "endpoints would fail in step"
+    assert drawn(faults.model_copy(update={"seed": 12})) != first
+
+
+def test_faults_can_be_changed_while_it_runs() -> None:
+    async def main() -> None:
+        async with serving(faulty()) as client:
+            assert (await client.chat("a")).status == 200
+            client.fleet.set("a", faults=Faults(error_503=1))
+            assert (await client.chat("a")).status == 503
+            client.fleet.set("a", faults={})
+            assert (await client.chat("a")).status == 200
+
+    run(main())
+
+
+def test_every_request_is_counted_as_exactly_one_thing() -> None:
+    async def attempt(client: Client, number: int) -> None:
+        with contextlib.suppress(aiohttp.ClientError):
+            await client.chat("a", str(number % 90), stream=bool(number % 2))
+
+    async def main() -> None:
+        mixed = Faults(reset=0.1, error_500=0.1, truncated=0.1, error_in_200=0.1, cut=0.1, malformed=0.1, slow_trickle=0.1, trickle_gap=0)
+        limited = FakeEndpoint("a", faults=mixed, max_concurrency=20, rpm=60_000, burst=150, latency=Latency(base=0.001, tokens=5))
+        async with serving(limited) as client:
+            await asyncio.gather(*(attempt(client, number) for number in range(100)))
+            await asyncio.gather(*(attempt(client, number) for number in range(100)))
+            await until(lambda: client.fleet.seen("a").in_flight == 0)
+            seen = client.fleet.seen("a")
+            # aiohttp may send a request again over a connection that it found reset, so there can be more than 200.
+            assert seen.requests >= 200
+            assert seen.answered + seen.rejected + sum(seen.errors.values()) + seen.disconnects == seen.requests
+            assert seen.rejected > 0
+            assert len(seen.errors) >= 4
+            assert seen.first_request is not None
+            assert seen.last_request is not None
+            assert 0 <= seen.first_request < seen.last_request
+
+    run(main())

@@ -1,0 +1,199 @@
+"""Where a fleet runs: in the loop, in a thread, in a child process; and that nothing is left when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from fleet_tools import run, serving, until, user
+
+from qreward.errors import ConfigError
+from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
+from qreward.testing.hosts import InProcess
+
+
+def ask(fleet: FakeFleet, name: str, text: str = "hi") -> tuple[int, str]:
+    """One chat without asyncio."""
+    url = urlsplit(fleet.urls[name])
+    connection = HTTPConnection(url.hostname or "", url.port, timeout=30)
+    try:
+        connection.request("POST", url.path + "/chat/completions", json.dumps({"model": "m", "messages": user(text)}))
+        response = connection.getresponse()
+        body = json.loads(response.read())
+        return response.status, body["choices"][0]["message"]["content"] if response.status == 200 else ""
+    finally:
+        connection.close()
+
+
+def shout(messages: list[dict[str, str]]) -> str:
+    print("noise that must not reach the pipe")
+    return messages[0]["content"].upper()
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_with_serves_from_sync_code(process: bool) -> None:
+    threads = threading.active_count()
+    with FakeFleet([FakeEndpoint("a"), FakeEndpoint("b", models=["judge-*"])], process=process) as fleet:
+        assert ask(fleet, "a") == (200, echo_of(user("hi")))
+        assert [endpoint.base_url for endpoint in fleet.endpoints] == list(fleet.urls.values())
+        assert [(endpoint.name, endpoint.models) for endpoint in fleet.endpoints] == [("a", ("*",)), ("b", ("judge-*",))]
+        assert all(urlsplit(url).hostname == "127.0.0.1" for url in fleet.urls.values())
+        assert fleet.seen("a").answered == 1
+    assert threading.active_count() == threads
+    assert fleet.seen("a").answered == 1, "what was seen is still known after the end"
+
+
+def test_every_control_works_on_a_child_process() -> None:
+    with FakeFleet([FakeEndpoint("a", api_key="right-key"), FakeEndpoint("b", responder="fleet_responder:shout")], process=True) as fleet:
+        assert ask(fleet, "a")[0] == 401
+        fleet.set("a", api_key=None, faults=Faults(error_503=1))
+        assert ask(fleet, "a")[0] == 503
+        assert fleet.seen("a").errors == {"unauthorized": 1, "error_503": 1}
+        fleet.set("a", faults=Faults())
+        fleet.reset()
+        assert (ask(fleet, "a")[0], fleet.seen("a").requests) == (200, 1)
+        assert ask(fleet, "b", "quiet") == (200, "QUIET")
+        with pytest.raises(ConfigError, match="cannot import"):
+            fleet.set("b", responder="no_such_module:f")
+        assert ask(fleet, "b", "quiet") == (200, "QUIET")
+
+
+def test_the_answers_of_a_child_process_are_those_of_the_loop() -> None:
+    async def main(process: bool) -> list[bytes]:
+        async with serving(FakeEndpoint("a", latency=Latency(tokens=50, sigma=1)), process=process) as client:
+            answers = [json.loads((await client.chat("a", text)).body) for text in ("one", "two", "grüße")]
+            return [json.dumps({**answer, "created": 0}).encode() for answer in answers]
+
+    assert run(main(False)) == run(main(True))
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_a_responder_that_cannot_be_imported_ends_the_start(process: bool) -> None:
+    fleet = FakeFleet([FakeEndpoint("a", responder="no_such_module:f")], process=process)
+    with pytest.raises(ConfigError, match="cannot import the responder"), fleet:
+        pytest.fail("it started")
+
+
+def test_a_function_cannot_go_to_another_process() -> None:
+    with pytest.raises(ConfigError, match="module:function"), FakeFleet([FakeEndpoint("a", responder=shout)], process=True):
+        pytest.fail("it started")
+
+
+def test_a_port_that_is_taken_ends_the_start_and_frees_the_others() -> None:
+    async def main() -> None:
+        async with serving(FakeEndpoint("a")) as client:
+            taken = urlsplit(client.fleet.urls["a"]).port
+            with pytest.raises(OSError, match="in use"):
+                async with FakeFleet([FakeEndpoint("x"), FakeEndpoint("y", port=taken)]):
+                    pytest.fail("it started")
+
+    run(main())
+    gc.collect()  # a socket left open would warn here, and warnings are errors
+
+
+def test_a_port_can_be_chosen() -> None:
+    with FakeFleet([FakeEndpoint("a")]) as fleet:
+        port = urlsplit(fleet.urls["a"]).port
+    with FakeFleet([FakeEndpoint("a", port=port)]) as fleet:
+        assert urlsplit(fleet.urls["a"]).port == port
+        assert ask(fleet, "a")[0] == 200
+
+
+def test_closing_ends_hung_requests_at_once_and_leaves_no_task() -> None:
+    async def main() -> None:
+        fleet = FakeFleet([FakeEndpoint("a", faults=Faults(hang=1)), FakeEndpoint("b", latency=Latency(per_token=1, base=60))])
+        async with aiohttp.ClientSession() as session:
+            async with fleet:
+                body = {"model": "m", "messages": user("hi")}
+                urls = [url + "/chat/completions" for url in fleet.urls.values()]
+                tasks = [
+                    asyncio.create_task(session.post(url, json={**body, "stream": stream})) for url in urls for stream in (True, False)
+                ]
+                await until(lambda: sum(fleet.seen(name).in_flight for name in "ab") == 4)
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(end, aiohttp.ClientError) for end in ends), ends
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert fleet.seen("a").disconnects == 0
+
+    run(main())
+
+
+def test_closing_leaves_no_task_when_clients_still_hold_idle_connections() -> None:
+    async def main() -> None:
+        async with aiohttp.ClientSession() as session:
+            async with FakeFleet([FakeEndpoint("a")]) as fleet, session.get(fleet.urls["a"] + "/models") as response:
+                await response.read()
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run(main())
+
+
+def test_a_fleet_can_be_run_again_but_not_twice_at_once() -> None:
+    fleet = FakeFleet([FakeEndpoint("a")])
+    with pytest.raises(RuntimeError, match="not running"):
+        fleet.endpoints  # noqa: B018
+    for _ in range(2):
+        with fleet:
+            assert ask(fleet, "a")[0] == 200
+            assert fleet.seen("a").requests == 1
+            with pytest.raises(RuntimeError, match="running already"), fleet:
+                pytest.fail("it started twice")
+    with pytest.raises(RuntimeError, match="not running"):
+        fleet.kill("a")
+
+
+def test_a_child_that_dies_is_an_error_and_not_a_wait() -> None:
+    fleet = FakeFleet([FakeEndpoint("a")], process=True)
+    with pytest.raises(RuntimeError, match="has ended"), fleet:  # noqa: PT012 - leaving it is part of the claim
+        assert isinstance(fleet._host, InProcess)
+        fleet._host._child.kill()
+        fleet._host._child.wait()
+        fleet.seen("a")
+
+
+def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    script = """
+import sys
+from qreward.testing import FakeEndpoint, FakeFleet
+with FakeFleet([FakeEndpoint("a")], process=True) as fleet:
+    print(fleet._host._child.pid, fleet.urls["a"], flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline().split()[0])
+        parent.send_signal(signal.SIGKILL)
+
+    async def main() -> None:
+        await until(lambda: not alive(child))
+
+    run(main())
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still runs; one that waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_importing_the_library_brings_neither_the_fleet_nor_the_fleet_openai() -> None:
+    script = """
+import sys, qreward
+assert not [name for name in sys.modules if name.startswith("qreward.testing")]
+import qreward.testing
+assert "openai" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from inspect import iscoroutinefunction
 from math import isfinite
 from typing import Any
 
@@ -25,9 +26,12 @@ def preparer(
     """What makes one item into a call. All that the items of a batch share is checked here, once."""
     if not isinstance(model, str) or not model:
         raise ConfigError(f"model must be the name of a model, not {model!r}")
-    if params.get("stream"):
-        raise ConfigError("stream=True is not taken here; leave it out")
+    for name, given in (("extra_body", body), ("extra_headers", headers)):
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigError(f"{name} must be a mapping, not a {type(given).__name__}")
     merged = {**params, **body} if body else params
+    if merged.get("stream"):
+        raise ConfigError("stream=True is not taken here; leave it out")
     for name in ("model", "messages", "input"):
         if name in merged:
             raise ConfigError(f"{name!r} must be given as the argument of that name, not in extra_body")
@@ -44,6 +48,20 @@ def items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | AsyncIterable):
         raise ConfigError(f"{name} must be a list, an iterator or an async iterator of items, not a {type(given).__name__}")
     return given
+
+
+def callback(name: str, given: Callable[..., object] | None) -> Callable[..., object] | None:
+    """A function that is called and not awaited."""
+    if given is not None and (not callable(given) or iscoroutinefunction(given)):
+        raise ConfigError(f"{name} must be a plain function, not {given!r}")
+    return given
+
+
+def endpoints(given: object) -> tuple[Endpoint, ...]:
+    """Several endpoints, each in any form that :func:`endpoint` takes."""
+    if isinstance(given, str | Mapping | Endpoint) or not isinstance(given, Iterable):
+        raise ConfigError("endpoints must be a list, such as [Endpoint('http://gpu-0:8000/v1')]")
+    return tuple(map(endpoint, given))
 
 
 def endpoint(given: Endpoint | Mapping[str, Any] | str) -> Endpoint:

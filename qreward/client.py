@@ -68,7 +68,7 @@ class QRewardClient:
         wire_factory: Callable[[], Wire] = HttpWire,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        settings: dict[str, Any] = {"endpoints": tuple(map(arguments.endpoint, endpoints or ())), "routes": tuple(routes)}
+        settings: dict[str, Any] = {"endpoints": arguments.endpoints(endpoints or ()), "routes": tuple(routes)}
         if retry is not None:
             settings["retry"] = retry
         if timeout is not DEFAULT:
@@ -244,7 +244,8 @@ class QRewardClient:
         """
         if isinstance(endpoints, str):
             raise ConfigError(f"endpoints must be a list of names, such as [{endpoints!r}]")
-        route = Route(pattern=pattern, endpoints=tuple(endpoints), strategy=LoadBalanceStrategy(strategy), weights=dict(weights or {}))
+        chosen = cast("LoadBalanceStrategy", strategy)  # a text is taken too, and checked
+        route = Route(pattern=pattern, endpoints=tuple(endpoints), strategy=chosen, weights=dict(weights or {}))
         with self._changing:
             self._fleet.register(route)
 
@@ -324,7 +325,7 @@ class QRewardClient:
             level=arguments.level(priority),
             timeout=self._timeout(timeout),
             deadline=arguments.seconds("deadline", deadline),
-            on_result=on_result,
+            on_result=arguments.callback("on_result", on_result),
             keep=keep,
         )
         return await bulk.run()

@@ -56,6 +56,8 @@ class Aftermath:
             outcome = _overdue(now, attempt)
         rule = rule_for(outcome)
         lost = self._blame(now, attempt, outcome, rule)
+        if task.attempt is not attempt:  # nobody waits for it any more: it only tells of its source
+            return Verdict(lost)
         self._note(now, attempt, outcome)
         wait, error = self._decide(now, task, source, outcome, rule)
         return Verdict(lost, wait, error)

@@ -20,14 +20,15 @@ class Gate:
 
     Attributes:
         opens_at: the time before which nothing may be sent.
+        closed: how often it closed without a probe that held; 0 while it is open.
     """
 
-    __slots__ = ("_closed_at", "_good", "_probe_at", "_reject_after", "_rng", "_streak", "opens_at")
+    __slots__ = ("_closed_at", "_good", "_probe_at", "_reject_after", "_rng", "closed", "opens_at")
 
     def __init__(self, rng: Random) -> None:
         self.opens_at = -inf
         self._rng = rng
-        self._streak = 0  # how often it closed without a probe that held
+        self.closed = 0
         self._closed_at = -inf
         self._probe_at: float | None = None
         self._good = 0
@@ -35,8 +36,6 @@ class Gate:
 
     def sent(self, now: float) -> None:
         """A request was sent: the first after a closing is the probe, the first after that opens the gate for good."""
-        if not self._streak:
-            return
         if self._probe_at is None:
             self._probe_at = now
             self.opens_at = now + max(FIRST, 3 * self._reject_after)
@@ -57,13 +56,14 @@ class Gate:
         if noise:
             return
         if sent_at >= self._closed_at:  # else it was under way when the gate closed, and tells nothing new
-            self._streak = min(self._streak + 1, 8)
+            self.closed = min(self.closed + 1, 8)
             self._closed_at = now
             self._probe_at = None
-            pause = min(LONGEST, FIRST * 2.0 ** (self._streak - 1)) * self._rng.uniform(0.5, 1.5)
-            self.opens_at = now + pause
+            pause = min(LONGEST, FIRST * 2.0 ** (self.closed - 1)) * self._rng.uniform(0.5, 1.5)
+            self.opens_at = max(self.opens_at, now + pause)  # a longer hint may hold already
         if hint is not None:
             self.opens_at = max(self.opens_at, now + hint)
+            self.closed, self._probe_at = max(1, self.closed), None  # a probe under way was sent before this was said
 
     def _open(self) -> None:
-        self._streak, self._probe_at, self.opens_at = 0, None, -inf
+        self.closed, self._probe_at, self.opens_at = 0, None, -inf

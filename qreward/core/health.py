@@ -24,10 +24,11 @@ class Health:
         open_until: out of service before this time; -inf while in service.
         allowed: how many requests may be in flight while it comes back; inf when it is back.
         down: an operator has taken it out of service.
+        spotless: nothing has failed that is not made up for; an answer has nothing to change.
         since: when it last changed; older requests say nothing about the present.
     """
 
-    __slots__ = ("_failing", "_openings", "_recent", "_rng", "_round", "_success", "allowed", "down", "open_until", "since")
+    __slots__ = ("_failing", "_openings", "_recent", "_rng", "_round", "_success", "allowed", "down", "open_until", "since", "spotless")
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
@@ -41,7 +42,7 @@ class Health:
         self.allowed: float = inf
         self._failing: set[int] = set()  # distinct tasks that failed since the last success
         self._recent: set[int] = set()  # distinct tasks that failed at all
-        self._success, self._round = 1.0, 0
+        self._success, self._round, self.spotless = 1.0, 0, True
 
     @property
     def in_service(self) -> bool:
@@ -62,6 +63,9 @@ class Health:
         if self._success < 1.0:
             self._success = min(1.0, 1.0 - _MEMORY + _MEMORY * self._success + 1e-6)
         if self.allowed == inf:
+            if self._success == 1.0:
+                self._recent.clear()
+                self.spotless = True
             return
         self._round += 1
         if self._round >= self.allowed:
@@ -77,23 +81,27 @@ class Health:
         """
         if self.open_until != -inf or sent_at < self.since:
             return False
+        self.spotless = False
         self._failing.add(task)
-        self._recent.add(task)
+        if len(self._recent) < _DISTINCT:  # bounded: it is only asked whether there were so many
+            self._recent.add(task)
         self._success *= _MEMORY
         returning = self.allowed != inf
         dead = len(self._failing) >= IN_A_ROW
         sick = not last and self._success < 0.5 and len(self._recent) >= _DISTINCT
         if not (returning or dead or sick):
             return False
-        seconds = min(LONGEST_OPEN, FIRST_OPEN * 2.0**self._openings)
-        self._openings = min(self._openings + 1, 8)
-        self.eject(now, (FIRST_OPEN if last else seconds) * self._rng.uniform(0.5, 1.5))
+        seconds = FIRST_OPEN
+        if not last:
+            seconds = min(LONGEST_OPEN, FIRST_OPEN * 2.0**self._openings)
+            self._openings = min(self._openings + 1, 8)
+        self.eject(now, seconds * self._rng.uniform(0.5, 1.5))
         return True
 
     def eject(self, now: float, seconds: float) -> None:
         """Take it out of service for a time."""
         self._close()
-        self.open_until, self.allowed, self.since = now + seconds, 1, now
+        self.open_until, self.allowed, self.since, self.spotless = now + seconds, 1, now, False
 
     def restore(self) -> None:
         """An operator says it is well."""

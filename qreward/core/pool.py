@@ -30,8 +30,8 @@ class Pool:
         self.balancer.forget(source)
 
     def has_other(self, source: Source) -> bool:
-        """True if at least half of the pool, this source left out, is in service: it can be missed."""
-        well = sum(other.health.in_service for other in self.sources if other is not source)
+        """True if at least half of the pool, this source left out, is in service and not just being probed: it can be missed."""
+        well = sum(other.health.in_service and other.health.allowed > 1 for other in self.sources if other is not source)
         return well > 0 and 2 * well >= len(self.sources) - 1
 
     def __repr__(self) -> str:

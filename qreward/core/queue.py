@@ -36,13 +36,17 @@ class Lane:
 
 
 class Queue:
-    """Tasks and feeds of one pool. Tasks that ended while they waited are dropped when they are met."""
+    """Tasks and feeds of one pool. Tasks that ended while they waited are dropped when they are met.
 
-    __slots__ = ("_lanes", "_levels")
+    Attributes:
+        levels: the priorities of which there are entries; empty if nothing waits.
+    """
+
+    __slots__ = ("_lanes", "levels")
 
     def __init__(self) -> None:
         self._lanes: dict[int, Lane] = {}
-        self._levels: list[int] = []
+        self.levels: list[int] = []
 
     def put(self, task: Task) -> None:
         """Append a task, or, if it was tried before, put it among the first of its level."""
@@ -63,21 +67,32 @@ class Queue:
         """Take a feed out, if it is in."""
         if feed.lined:
             feed.lined = False
-            self._lanes[feed.level].feeds.remove(feed)
+            lane = self._lanes[feed.level]
+            lane.feeds.remove(feed)
+            if not (lane.feeds or lane.fresh or lane.again):
+                self._forget(feed.level)
 
     def key(self, source: Source) -> float:
         """How the best entry for a source sorts; smaller is sooner, inf if there is none."""
-        return min((self._best(level, source)[0] for level in self._levels), default=inf)
+        return min((self._best(level, source)[0] for level in self.levels), default=inf)
 
     def take(self, source: Source, now: float) -> tuple[Task, Feed | None] | None:
         """Remove and return the best task for a source, with the feed it came from; None if there is none."""
-        best, found = inf, None
-        for level in self._levels:
+        best, found, taken = inf, None, 0
+        for level in self.levels:
             key, line = self._best(level, source)
             if key < best:
-                best, found = key, line
+                best, found, taken = key, line, level
         if found is None:
             return None
+        entry = self._pop(found, now)
+        lane = self._lanes[taken]
+        if not (lane.feeds or lane.fresh or lane.again):
+            self._forget(taken)
+        return entry
+
+    @staticmethod
+    def _pop(found: deque[Task] | deque[Feed], now: float) -> tuple[Task, Feed | None]:
         if isinstance(found[0], Task):
             return cast("deque[Task]", found).popleft(), None
         feeds = cast("deque[Feed]", found)
@@ -104,7 +119,7 @@ class Queue:
                 feed.lined = False
                 feeds.append(feed)
         self._lanes.clear()
-        self._levels.clear()
+        self.levels.clear()
         return tasks, feeds
 
     def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
@@ -121,13 +136,17 @@ class Queue:
         return tasks + sum(len(feed.buffer) for lane in lanes for feed in lane.feeds)
 
     def __bool__(self) -> bool:
-        return any(lane.again or lane.fresh or lane.feeds for lane in self._lanes.values())
+        return bool(self.levels)
+
+    def _forget(self, level: int) -> None:
+        del self._lanes[level]
+        self.levels.remove(level)
 
     def _lane(self, level: int) -> Lane:
         lane = self._lanes.get(level)
         if lane is None:
             lane = self._lanes[level] = Lane()
-            self._levels = sorted(self._lanes)
+            self.levels = sorted(self._lanes)
         return lane
 
     def _best(self, level: int, source: Source) -> tuple[float, deque[Task] | deque[Feed] | None]:

@@ -56,7 +56,7 @@ def rule_for(failure: Failure) -> Rule:
 
 def backoff(policy: Retry, tries: int, rng: Random) -> float:
     """Seconds to wait before try number ``tries`` + 1 at the same source: full jitter."""
-    return rng.uniform(0.0, min(policy.cap, policy.base * 2.0 ** (tries - 1)))
+    return rng.uniform(0.0, min(policy.cap, policy.base * 2.0 ** min(tries - 1, 60)))
 
 
 class Budget:

@@ -91,7 +91,8 @@ class Scheduler:
             self._answered(now, attempt, outcome)
         else:
             verdict = self._aftermath.of(now, attempt, outcome)
-            self.tokens.settle(attempt, None)
+            if source.tokens is not None:
+                self.tokens.settle(attempt, None)
             if task.attempt is attempt:
                 task.attempt = None
                 self._go_on(now, task, verdict.wait, verdict.error)
@@ -175,6 +176,8 @@ class Scheduler:
             self._offer(now, source)
 
     def _place(self, now: float, task: Task) -> None:
+        if task.excluded and not self._awaits_another(now, task):
+            task.excluded = task.unfit
         source = self._ready(now, task.pool, task.excluded)
         if source is None:
             error = self._hopeless(task.pool) or self._unfit(task)
@@ -219,8 +222,15 @@ class Scheduler:
 
     def _next(self, now: float, source: Source) -> Task | None:
         pools = source.pools
-        queue = pools[0].queue if len(pools) == 1 else min((pool.queue for pool in pools), key=lambda q: q.key(source), default=None)
-        taken = queue.take(source, now) if queue is not None else None
+        if len(pools) == 1:
+            queue = pools[0].queue
+        elif pools:
+            queue = min((pool.queue for pool in pools), key=lambda queue: queue.key(source))
+        else:
+            return None
+        if not queue.levels:
+            return None
+        taken = queue.take(source, now)
         if taken is None:
             return None
         task, feed = taken
@@ -250,7 +260,8 @@ class Scheduler:
     def _answered(self, now: float, attempt: Attempt, answer: Answer) -> None:
         source, task = attempt.source, attempt.task
         source.answered(now, attempt.sent_at, answer)
-        self.tokens.settle(attempt, answer)
+        if source.tokens is not None:
+            self.tokens.settle(attempt, answer)
         if task.attempt is attempt:
             self._end(task)
             self.out.append((FINISH, task, answer, source, now - attempt.sent_at))
@@ -323,8 +334,13 @@ class Scheduler:
         return None
 
     @staticmethod
+    def _awaits_another(now: float, task: Task) -> bool:
+        """Whether what a task avoids leaves somebody: sources may have gone since it began to avoid the others."""
+        return any(source not in task.excluded and source.worth_waiting_for(now) for source in task.pool.sources)
+
+    @staticmethod
     def _unfit(task: Task) -> QRewardError | None:
-        if task.unfit and all(source in task.unfit for source in task.pool.sources):
+        if task.unfit and all(source in task.unfit or source.health.down for source in task.pool.sources):
             return task.last_error
         return None
 

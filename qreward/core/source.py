@@ -96,8 +96,10 @@ class Source:
         """A request goes out."""
         self.inflight += 1
         self.tally.sent += 1
-        self.gate.sent(now)
-        self.health.sent(now)
+        if self.gate.closed:
+            self.gate.sent(now)
+        if self.health.open_until != -inf:
+            self.health.sent(now)
         if self.requests is not None:
             self.requests.take(now)
 
@@ -106,7 +108,8 @@ class Source:
         self.latency.add(now - sent_at)
         self.window.ok(now, sent_at, answer.output_tokens)
         self.gate.ok(sent_at)
-        self.health.ok(sent_at, self.window.limit)
+        if not self.health.spotless:
+            self.health.ok(sent_at, self.window.limit)
         tally = self.tally
         tally.ok += 1
         tally.prompt_tokens += answer.prompt_tokens or 0
@@ -127,7 +130,7 @@ class Source:
         if self.attempt_timeout is not None:
             return self.attempt_timeout
         slow = self.latency.slow
-        return (ATTEMPT_FIRST if slow is None else max(ATTEMPT_LEAST, ATTEMPT_FACTOR * slow)) * 2.0**overdue
+        return (ATTEMPT_FIRST if slow is None else max(ATTEMPT_LEAST, ATTEMPT_FACTOR * slow)) * 2.0 ** min(overdue, 60)
 
     def expected_finish(self) -> float:
         """Seconds in which it may be expected to answer: what it showed, more as its window fills; 0 if unknown."""

@@ -85,8 +85,10 @@ class Scheduler:
         if attempt.ended:
             return
         attempt.ended = True
-        self.wheel.remove(attempt)
+        del source.attempts[attempt]
         source.inflight -= 1
+        if not source.inflight:
+            self.wheel.remove(source)
         if isinstance(outcome, Answer):
             self._answered(now, attempt, outcome)
         else:
@@ -103,11 +105,10 @@ class Scheduler:
     def tick(self, now: float) -> None:
         """Do what is due. Call it at ``next_wake`` or later."""
         for item in self.wheel.pop_due(now):
-            if isinstance(item, Attempt):
-                self._attempt_due(now, item)
-            elif isinstance(item, Task):
+            if isinstance(item, Task):
                 self._task_due(now, item)
             elif isinstance(item, Source):
+                self._stop_overdue(now, item)
                 self._fill(now, item)
 
     def next_wake(self) -> float | None:
@@ -248,11 +249,11 @@ class Scheduler:
             self._aftermath.budget.deposit()
         else:
             source.tally.retried += 1
-        source.sent(now)
+        source.sent(now, attempt)
         if source.tokens is not None:
             self.tokens.reserve(now, attempt)
         task.pool.balancer.sent(source)
-        self.wheel.add(attempt, now + min(ATTEMPT_LEAST, source.attempt_limit(0)))
+        self._wake(source, now + min(ATTEMPT_LEAST, source.attempt_limit(0)))
         self.out.append((SEND, attempt))
 
     # what follows
@@ -275,13 +276,20 @@ class Scheduler:
         else:
             self._place(now, task)
 
-    def _attempt_due(self, now: float, attempt: Attempt) -> None:
-        limit_at = attempt.sent_at + attempt.source.attempt_limit(attempt.task.overdue)
-        if now < limit_at:  # looked at again before that: the limit shrinks as the source shows its speed
-            self.wheel.add(attempt, min(limit_at, now + ATTEMPT_LEAST))
-        elif attempt.why is None:
-            attempt.why = Why.OVERDUE
-            self.out.append((CANCEL, attempt))
+    def _stop_overdue(self, now: float, source: Source) -> None:
+        """Stop attempts past their limit, and look again in time: limits shrink as the source shows its speed."""
+        soonest = inf
+        for attempt in source.attempts:
+            limit_at = attempt.sent_at + source.attempt_limit(attempt.task.overdue)
+            if attempt.why is not None:
+                continue
+            if now < limit_at:
+                soonest = min(soonest, limit_at)
+            else:
+                attempt.why = Why.OVERDUE
+                self.out.append((CANCEL, attempt))
+        if soonest < inf:
+            self._wake(source, min(soonest, now + ATTEMPT_LEAST))
 
     def _task_due(self, now: float, task: Task) -> None:
         if now >= task.deadline:

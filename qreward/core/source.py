@@ -19,6 +19,7 @@ from qreward.policies import Limits
 
 if TYPE_CHECKING:
     from qreward.core.pool import Pool
+    from qreward.core.task import Attempt
 
 ATTEMPT_FIRST = 120.0
 """Seconds an attempt may take at a source that has not shown its speed yet."""
@@ -41,12 +42,12 @@ class Source:
     """One endpoint, or one function.
 
     Attributes:
-        inflight: attempts under way, including those being stopped.
+        attempts: what is under way, oldest first, including what is being stopped; ``inflight`` is their number.
         attempt_timeout: seconds one attempt may take, set by an operator, or None if it is learned.
     """
 
     __slots__ = (
-        "attempt_timeout", "due", "gate", "handle", "health", "inflight", "latency", "name", "pools", "removed",
+        "attempt_timeout", "attempts", "due", "gate", "handle", "health", "inflight", "latency", "name", "pools", "removed",
         "requests", "reserved", "tally", "tokens", "weight", "window",
     )  # fmt: skip
 
@@ -71,6 +72,7 @@ class Source:
         self.gate = Gate(rng)
         self.health = Health(rng)
         self.latency = Latency()
+        self.attempts: dict[Attempt, None] = {}
         self.inflight = 0
         self.pools: list[Pool] = []
         self.due = -1
@@ -92,8 +94,9 @@ class Source:
             at = max(at, self.tokens.ready_at)
         return at
 
-    def sent(self, now: float) -> None:
+    def sent(self, now: float, attempt: Attempt) -> None:
         """A request goes out."""
+        self.attempts[attempt] = None
         self.inflight += 1
         self.tally.sent += 1
         if self.gate.closed:

@@ -88,13 +88,12 @@ class Attempt:
         handle: the shell's own, such as an asyncio task.
     """
 
-    __slots__ = ("cost", "due", "ended", "handle", "prompt", "sent_at", "source", "task", "why")
+    __slots__ = ("cost", "ended", "handle", "prompt", "sent_at", "source", "task", "why")
 
     def __init__(self, task: Task, source: Source, now: float) -> None:
         self.task = task
         self.source = source
         self.sent_at = now
-        self.due = -1
         self.why: Why | None = None
         self.ended = False
         self.cost = self.prompt = 0.0

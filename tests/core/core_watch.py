@@ -1,0 +1,194 @@
+"""What must hold in a scheduler after every input, checked from the outside: from its inputs, its commands and public state.
+
+Bookkeeping here is independent of the scheduler's own, so that the two can disagree. Knows nothing of servers or scenarios.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from qreward.core.commands import CANCEL, FINISH, MORE, SEND, Command
+from qreward.core.outcome import Answer, Failure, FailureKind, Outcome
+from qreward.core.scheduler import Scheduler
+from qreward.core.source import Source
+from qreward.core.task import Attempt, Feed, State, Task
+from qreward.core.timers import PER_SECOND
+from qreward.errors import QRewardError
+
+BUCKET = 1 / PER_SECOND
+ROUNDING = 1e-9
+
+
+class WatchedSource(Source):
+    """A source that looks, at the very moment of each send, whether it may be asked."""
+
+    __slots__ = ()
+
+    def sent(self, now: float, attempt: Attempt) -> None:
+        assert self.ready_at() <= now, f"{self} is sent to at {now}, but is ready only at {self.ready_at()}"
+        super().sent(now, attempt)
+        assert self.inflight <= self.window.limit, f"{self} holds more than its window"
+
+
+class Rate:
+    """A leaky bucket over the real sends: what a limit of ``rate`` a second with a burst of ``burst`` seconds allows."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self.rate, self.burst = rate, burst
+        self.level, self.then = 0.0, -inf
+
+    def sent(self, now: float) -> None:
+        self.level = max(0.0, self.level - (now - self.then) * self.rate) + 1
+        self.then = now
+        assert self.level <= self.rate * self.burst + 1 + ROUNDING, f"{self.level} requests above {self.rate}/s at {now}"
+
+
+class Watch:
+    """Shadow of one scheduler. Call ``after`` when an input has returned."""
+
+    def __init__(self, scheduler: Scheduler, *, thorough: bool = True) -> None:
+        self.scheduler = scheduler
+        self.thorough = thorough
+        self.sources: dict[Source, None] = {}
+        self.feeds: dict[Feed, None] = {}
+        self.open: dict[Task, None] = {}  # started, and neither finished nor withdrawn
+        self.live: dict[Attempt, None] = {}  # sent, and no end reported
+        self.sends: list[tuple[float, Attempt]] = []
+        self.cancels: dict[Attempt, None] = {}
+        self.finished: dict[Task, Answer | QRewardError] = {}
+        self.withdrawn: dict[Task, None] = {}
+        self.asked: dict[Feed, None] = {}  # MORE without refill
+        self.trace: list[tuple[Any, ...]] = []
+        self._stay_away: dict[Source, float] = {}
+        self._rates: dict[Source, Rate] = {}
+
+    # what goes in
+
+    def event(self, now: float, attempt: Attempt, outcome: Outcome) -> None:
+        """Note an outcome before it is given to the scheduler."""
+        if attempt not in self.live:
+            return
+        del self.live[attempt]
+        self.cancels.pop(attempt, None)
+        if isinstance(outcome, Failure) and outcome.kind is FailureKind.OVERLOADED and outcome.retry_after is not None:
+            until = now + outcome.retry_after
+            self._stay_away[attempt.source] = max(self._stay_away.get(attempt.source, -inf), until)
+
+    def withdraw(self, task: Task) -> None:
+        if task not in self.finished:
+            self.open.pop(task, None)
+            self.withdrawn[task] = None
+
+    # what comes out
+
+    def after(self, now: float) -> list[Command]:
+        """Take the commands of an input, and check everything."""
+        out, self.scheduler.out = self.scheduler.out, []
+        for command in out:
+            self._command(now, command)
+        if self.thorough:
+            self._check_counts()
+            self._check_open_tasks()
+            wake = self.scheduler.next_wake()
+            if wake is None or wake > now:  # else a tick is overdue
+                self._check_deadlines(now)
+                self._check_no_idle_source(now)
+            assert wake is not None or self.live or not self.open, "tasks are open, nothing is under way, and nobody will wake"
+        return out
+
+    def _command(self, now: float, command: Command) -> None:
+        what, subject = command[:2]
+        if what == SEND:
+            self._sent(now, subject)
+        elif what == CANCEL:
+            assert subject in self.live, "an attempt that is not under way is cancelled"
+            assert subject not in self.cancels, "an attempt is cancelled twice"
+            self.cancels[subject] = None
+            self.trace.append((now, "cancel", subject.task.index, subject.source.name))
+        elif what == FINISH:
+            self._finished(now, subject, command[2], command[3])
+        else:
+            assert what == MORE
+            assert subject not in self.asked, "a feed is asked for more while it is being asked"
+            self.asked[subject] = None
+            self.trace.append((now, "more", subject.sink))
+
+    def _sent(self, now: float, attempt: Attempt) -> None:
+        task, source = attempt.task, attempt.source
+        self.trace.append((now, "send", task.index, source.name))
+        assert task not in self.finished, "a finished task is sent"
+        assert task not in self.withdrawn, "a withdrawn task is sent"
+        assert attempt not in self.live
+        assert attempt.sent_at == now
+        assert source in task.pool.sources, f"{source} does not serve {task.pool}"
+        assert source not in task.unfit, f"{source} has said that it cannot serve the task"
+        assert not source.health.down, f"{source} is marked down"
+        assert now >= self._stay_away.get(source, -inf), f"{source} asked us to stay away until {self._stay_away[source]}, it is {now}"
+        if source.requests is not None:
+            self._rates.setdefault(source, Rate(source.requests.rate, source.requests.burst)).sent(now)
+        self.live[attempt] = None
+        self.open[task] = None
+        self.sends.append((now, attempt))
+
+    def _finished(self, now: float, task: Task, outcome: Answer | QRewardError, source: Source | None) -> None:
+        assert task not in self.finished, "a task finishes twice"
+        assert task not in self.withdrawn, "a withdrawn task finishes"
+        assert isinstance(outcome, Answer | QRewardError)
+        assert (source is not None) == isinstance(outcome, Answer)
+        self.open.pop(task, None)
+        self.finished[task] = outcome
+        self.trace.append((now, "finish", task.index, type(outcome).__name__, str(outcome) if isinstance(outcome, QRewardError) else ""))
+
+    # what must hold between inputs
+
+    def _check_counts(self) -> None:
+        held = dict.fromkeys(self.sources, 0)
+        for attempt in self.live:
+            held[attempt.source] += 1
+        for source, count in held.items():
+            assert source.inflight == count, f"{source} believes {source.inflight} in flight, but {count} are"
+        timed = sum(item.due >= 0 for items in (self.open, self.sources) for item in items)
+        assert len(self.scheduler.wheel) == timed, "the wheel holds something dead, or lost something"
+
+    def _check_open_tasks(self) -> None:
+        under_way = {attempt.task: attempt for attempt in self.live if attempt.task in self.open}
+        assert len(under_way) == sum(attempt.task in self.open for attempt in self.live), "a task has two attempts"
+        for attempt in self.live:
+            assert attempt.why is not None or attempt.source.due >= 0, "an attempt has no time limit"
+        for task in self.open:
+            assert task.timeout is None or task.due >= 0, "a task's timeout is not watched"
+            assert task.attempt is under_way.get(task)
+            if task.state is State.SENT:
+                assert task.attempt is not None, "a task is under way without an attempt"
+            elif task.state is State.WAITING:
+                assert task.due >= 0, "a task waits for a time that never comes"
+            else:
+                assert task.state is State.QUEUED
+                assert any(source not in task.excluded and not source.health.down for source in task.pool.sources), (
+                    f"a task waits in {task.pool} although it avoids {task.excluded}, and nobody else is there"
+                )
+
+    def _check_deadlines(self, now: float) -> None:
+        for task in self.open:
+            assert task.deadline + BUCKET > now, f"a task is open at {now}, its deadline was {task.deadline}"
+
+    def _check_no_idle_source(self, now: float) -> None:
+        """Work conservation. A source that became ready since the last bucket of the wheel is woken at the next."""
+        for source in self.sources:
+            if source.ready_at() > now or now < source.due * BUCKET <= now + BUCKET:
+                continue
+            for feed in self.feeds:
+                assert not feed.buffer or source not in feed.pool.sources, f"{source} is idle while {feed.pool} has input"
+            for task in self.open:
+                able = task.state is State.QUEUED and source in task.pool.sources and source not in task.excluded
+                assert not able, f"{source} is idle at {now} while a task waits in {task.pool}"
+
+    def check_all_over(self) -> None:
+        """At the end of everything nothing is left behind."""
+        assert not self.open, f"{len(self.open)} tasks have no end"
+        assert not self.live, f"{len(self.live)} attempts are left"
+        assert all(source.inflight == 0 for source in self.sources)
+        assert not len(self.scheduler.wheel), "the wheel is not empty"
+        for feed in self.feeds:
+            assert not feed.buffer, "input was read and left lying"

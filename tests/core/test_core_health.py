@@ -1,0 +1,198 @@
+"""A source that fails leaves service, comes back by one real task, and is never given up altogether."""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+
+import pytest
+
+from qreward.core.health import FIRST_OPEN, IN_A_ROW, LONGEST_OPEN, Health
+
+LIMIT = 8
+
+
+class Middle(Random):
+    """Jitter of exactly one."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return (a + b) / 2
+
+
+def health() -> Health:
+    return Health(Middle())
+
+
+def fail(health: Health, now: float, task: int, *, last: bool = False) -> bool:
+    return health.failed(now, now, task, last=last)
+
+
+def opened(times: int = 1, *, last: bool = False) -> tuple[Health, float]:
+    """A source that was opened so many times in a row, and when."""
+    sick, now = health(), 0.0
+    for task in range(IN_A_ROW):
+        fail(sick, now, task, last=last)
+    for _ in range(times - 1):
+        now = sick.open_until
+        sick.sent(now)
+        fail(sick, now, 99, last=last)
+    return sick, now
+
+
+def test_five_failures_in_a_row_of_distinct_tasks_open_it() -> None:
+    sick = health()
+    assert [fail(sick, 1.0, task) for task in range(5)] == [False, False, False, False, True]
+    assert sick.open_until == 1.0 + FIRST_OPEN
+    assert not sick.in_service
+
+
+def test_one_poison_task_cannot_open_it() -> None:
+    well = health()
+    assert not any(fail(well, now, task=7) for now in range(100))
+    assert well.in_service
+
+
+def test_an_answer_between_starts_the_count_anew() -> None:
+    well = health()
+    for task in range(4):
+        fail(well, 0.0, task)
+    well.ok(0.0, LIMIT)
+    assert not any(fail(well, 1.0, task) for task in range(10, 12))
+    assert well.in_service
+
+
+def test_more_failures_than_answers_of_three_distinct_tasks_open_it() -> None:
+    sick, failures = health(), 0
+    while sick.in_service and failures < 100:
+        for _ in range(3):
+            failures += 1
+            if fail(sick, 0.0, failures):
+                break
+        sick.ok(0.0, LIMIT)
+    assert failures < 20
+    assert not sick.in_service
+
+
+def test_a_tenth_of_failures_does_not_open_it() -> None:
+    well = health()
+    for number in range(1000):
+        assert not fail(well, 0.0, number)
+        for _ in range(9):
+            well.ok(0.0, LIMIT)
+    assert well.in_service
+
+
+def test_a_last_source_is_not_opened_for_a_bad_rate_of_answers_while_any_succeed() -> None:
+    well = health()
+    for number in range(200):
+        assert not any(fail(well, 0.0, 4 * number + task, last=True) for task in range(4))
+        well.ok(0.0, LIMIT)
+    assert well.in_service
+
+
+def test_the_open_time_doubles_up_to_a_minute() -> None:
+    times = []
+    for count in range(1, 9):
+        sick, now = opened(count)
+        times.append(sick.open_until - now)
+    assert times == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+    assert LONGEST_OPEN == 60.0
+
+
+def test_a_last_source_is_probed_every_two_seconds_however_often_it_fails() -> None:
+    for count in range(1, 9):
+        sick, now = opened(count, last=True)
+        assert sick.open_until - now == FIRST_OPEN
+
+
+def test_it_is_jittered() -> None:
+    times = set()
+    for seed in range(20):
+        sick = Health(Random(seed))
+        for task in range(5):
+            fail(sick, 0.0, task)
+        times.add(sick.open_until)
+    assert len(times) == 20
+    assert all(0.5 * FIRST_OPEN <= time <= 1.5 * FIRST_OPEN for time in times)
+
+
+def test_it_comes_back_by_one_real_task_then_two_then_four_until_its_window_is_in_use() -> None:
+    back, _ = opened()
+    assert back.allowed == 1
+    back.sent(back.open_until)
+    assert back.in_service, "the first request sent after the open time begins the way back"
+    allowed = [back.allowed]
+    for _ in range(1 + 2 + 4):
+        back.ok(back.since, LIMIT)
+        allowed.append(back.allowed)
+    assert allowed == [1, 2, 2, 4, 4, 4, 4, inf]
+
+
+def test_one_failure_on_the_way_back_opens_it_again_for_longer() -> None:
+    back, now = opened()
+    now = back.open_until
+    back.sent(now)
+    back.ok(now, LIMIT)
+    assert fail(back, now + 1, task=1)
+    assert back.open_until == now + 1 + 4.0
+    assert back.allowed == 1
+
+
+def test_once_back_it_starts_with_a_clean_record() -> None:
+    back, now = opened(5)
+    now = back.open_until
+    back.sent(now)
+    for _ in range(7):
+        back.ok(now, LIMIT)
+    assert back.allowed == inf
+    assert [fail(back, now, task) for task in range(5)] == [False, False, False, False, True]
+    assert back.open_until == now + FIRST_OPEN, "the open time starts anew as well"
+
+
+def test_what_was_sent_before_it_opened_says_nothing_of_the_present() -> None:
+    back, _ = opened()
+    now = back.open_until + 1
+    assert not back.failed(now - 0.5, 0.0, 77, last=False)
+    back.ok(0.0, LIMIT)
+    back.sent(now)
+    back.ok(0.0, LIMIT)
+    assert back.allowed == 1
+    assert not back.failed(now, 0.0, 78, last=False)
+    assert back.in_service
+
+
+def test_a_request_sent_before_the_open_time_has_passed_does_not_begin_the_way_back() -> None:
+    sick, _ = opened()
+    sick.sent(sick.open_until - 0.1)
+    assert not sick.in_service
+
+
+def test_an_operator_takes_it_out_and_brings_it_back_with_a_clean_record() -> None:
+    sick, _ = opened(4)
+    sick.down = True
+    assert not sick.in_service
+    sick.restore()
+    assert sick.in_service
+    assert sick.allowed == inf
+    for task in range(5):
+        fail(sick, 100.0, task)
+    assert sick.open_until == 100.0 + FIRST_OPEN
+
+
+def test_an_ejected_source_is_away_for_as_long_as_it_was_said() -> None:
+    away = health()
+    away.eject(10.0, 300.0)
+    assert away.open_until == 310.0
+    assert not away.in_service
+    assert away.allowed == 1
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 64])
+def test_the_way_back_ends_for_any_window(limit: int) -> None:
+    back, _ = opened()
+    back.sent(back.open_until)
+    answers = 0
+    while back.allowed != inf:
+        back.ok(back.since, limit)
+        answers += 1
+    assert answers <= 2 * limit

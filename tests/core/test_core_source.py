@@ -1,0 +1,160 @@
+"""All that keeps a source from being asked is one number: the time at which it may be."""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+
+import pytest
+
+from qreward.core.balance import ExpectedFinish
+from qreward.core.outcome import Answer
+from qreward.core.pool import Pool
+from qreward.core.source import ATTEMPT_FIRST, ATTEMPT_LEAST, Source, Tally
+from qreward.core.task import Attempt, Task
+from qreward.core.window import DEFAULT_LIMIT, FixedWindow
+from qreward.policies import Limits
+
+POOL = Pool("p", [], ExpectedFinish())
+
+
+def source(limits: Limits | None = None, **more: float) -> Source:
+    return Source("a", Random(0), limits, **more)  # type: ignore[arg-type]
+
+
+def send(source: Source, now: float) -> None:
+    assert source.ready_at() <= now
+    source.sent(now, Attempt(Task(None, POOL, 5, None, None, 0), source, now))
+
+
+def end(source: Source, now: float, sent_at: float) -> None:
+    source.inflight -= 1
+    source.answered(now, sent_at, Answer("yes", 3, 4))
+
+
+def test_a_new_source_is_ready() -> None:
+    assert source().ready_at() <= 0.0
+    assert source().window.limit == DEFAULT_LIMIT
+
+
+def test_a_full_window_waits_for_an_event_not_for_a_time() -> None:
+    full = source(Limits(max_concurrency=2))
+    send(full, 0.0)
+    send(full, 0.0)
+    assert full.ready_at() == inf
+    end(full, 1.0, 0.0)
+    assert full.ready_at() <= 1.0
+
+
+def test_the_latest_of_gate_health_and_rate_counts() -> None:
+    held = source(Limits(rpm=6))
+    send(held, 0.0)
+    assert held.ready_at() == pytest.approx(9.9)
+    held.inflight -= 1
+    held.rejected(0.5, 0.0, hint=20.0)
+    assert held.ready_at() == 20.5
+    held.health.eject(1.0, 40.0)
+    assert held.ready_at() == 41.0
+
+
+def test_an_operator_or_removal_holds_it_until_an_event() -> None:
+    down, removed = source(), source()
+    down.health.down = True
+    removed.removed = True
+    assert down.ready_at() == removed.ready_at() == inf
+
+
+def test_on_the_way_back_only_as_many_as_health_allows() -> None:
+    back = source(Limits(max_concurrency=8))
+    back.health.eject(0.0, 5.0)
+    send(back, 5.0)
+    assert back.ready_at() == inf
+    end(back, 6.0, 5.0)
+    send(back, 6.0)
+    send(back, 6.0)
+    assert back.ready_at() == inf
+
+
+def test_an_attempt_may_take_long_until_the_source_has_shown_its_speed() -> None:
+    new = source()
+    assert new.attempt_limit(0) == ATTEMPT_FIRST
+    for _ in range(20):
+        new.answered(5.0, 0.0, Answer("yes"))
+    assert new.attempt_limit(0) == pytest.approx(6 * 5.0, rel=0.06)
+
+
+def test_a_very_fast_source_still_gets_ten_seconds() -> None:
+    fast = source()
+    for _ in range(20):
+        fast.answered(0.01, 0.0, Answer("yes"))
+    assert fast.attempt_limit(0) == ATTEMPT_LEAST
+
+
+def test_each_time_a_task_was_overdue_doubles_its_limit() -> None:
+    new = source()
+    assert [new.attempt_limit(overdue) for overdue in range(3)] == [120.0, 240.0, 480.0]
+    assert new.attempt_limit(5000) > 480.0
+
+
+def test_an_operators_limit_is_the_limit() -> None:
+    fixed = source(attempt_timeout=3.0)
+    assert fixed.attempt_limit(0) == fixed.attempt_limit(4) == 3.0
+
+
+def test_it_is_worth_waiting_for_if_it_can_take_work_within_a_second() -> None:
+    held = source()
+    held.gate.opens_at = 10.0
+    assert held.worth_waiting_for(9.5)
+    assert not held.worth_waiting_for(8.5)
+    held.health.eject(9.5, 1.0)
+    assert not held.worth_waiting_for(9.5)
+    removed = source()
+    removed.removed = True
+    assert not removed.worth_waiting_for(0.0)
+
+
+def test_the_expected_finish_grows_as_the_window_fills() -> None:
+    loaded = source(Limits(max_concurrency=4))
+    assert loaded.expected_finish() == 0.0
+    loaded.answered(2.0, 0.0, Answer("yes"))
+    assert loaded.expected_finish() == pytest.approx(2.0)
+    loaded.inflight = 4
+    assert loaded.expected_finish() == pytest.approx(4.0)
+
+
+def test_its_counts_tell_what_happened() -> None:
+    counted = source()
+    for _ in range(3):
+        send(counted, 0.0)
+    end(counted, 1.0, 0.0)
+    counted.inflight -= 1
+    counted.rejected(1.0, 0.0, None)
+    tally = counted.tally
+    assert (tally.sent, tally.ok, tally.rejected, tally.prompt_tokens, tally.output_tokens) == (3, 1, 1, 3, 4)
+    assert all(getattr(Tally(), name) == 0 for name in Tally.__slots__)
+
+
+def test_a_window_of_ones_own_is_told_what_became_of_each_request() -> None:
+    told: list[str] = []
+
+    class Listening(FixedWindow):
+        def ok(self, now: float, sent_at: float, tokens: int | None) -> None:
+            told.append(f"ok after {now - sent_at} s with {tokens} tokens")
+
+        def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
+            told.append(f"rejected with {hint}")
+
+    watched = Source("a", Random(0), window=Listening(3))
+    send(watched, 0.0)
+    send(watched, 0.0)
+    end(watched, 2.0, 0.0)
+    watched.inflight -= 1
+    watched.rejected(3.0, 0.0, 1.5)
+    assert told == ["ok after 2.0 s with 4 tokens", "rejected with 1.5"]
+    assert watched.window.limit == 3
+
+
+def test_its_name_and_load_are_shown_but_not_what_it_is_for() -> None:
+    held = source(Limits(max_concurrency=4))
+    held.handle = "sk-secret"
+    assert repr(held) == "<Source 'a' 0/4 in flight>"

@@ -16,6 +16,9 @@ DEFAULT: Any = object()
 """A timeout that was not given, as None switches it off."""
 
 
+_OWN = frozenset({"model", "messages", "input"})
+
+
 def preparer(
     codec: Codec,
     model: str,
@@ -26,15 +29,16 @@ def preparer(
     """What makes one item into a call. All that the items of a batch share is checked here, once."""
     if not isinstance(model, str) or not model:
         raise ConfigError(f"model must be the name of a model, not {model!r}")
-    for name, given in (("extra_body", body), ("extra_headers", headers)):
-        if given is not None and not isinstance(given, Mapping):
-            raise ConfigError(f"{name} must be a mapping, not a {type(given).__name__}")
+    if body is not None and not isinstance(body, Mapping):
+        raise ConfigError(f"extra_body must be a mapping, not a {type(body).__name__}")
+    if headers is not None and not isinstance(headers, Mapping):
+        raise ConfigError(f"extra_headers must be a mapping, not a {type(headers).__name__}")
     merged = {**params, **body} if body else params
     if merged.get("stream"):
         raise ConfigError("stream=True is not taken here; leave it out")
-    for name in ("model", "messages", "input"):
-        if name in merged:
-            raise ConfigError(f"{name!r} must be given as the argument of that name, not in extra_body")
+    if not _OWN.isdisjoint(merged):
+        name = min(_OWN & set(merged))
+        raise ConfigError(f"{name!r} must be given as the argument of that name, not in extra_body")
     for name, value in merged.items():
         jsonio.check(value, name)
     if headers is not None:

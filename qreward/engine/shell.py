@@ -90,10 +90,10 @@ class Engine:
         return shell if shell is not None and not self.closed else self._open_shell()
 
     def _open_shell(self) -> Shell:
-        if self.closed:
-            raise ClientClosed("the client is closed; make a new one")
         loop = asyncio.get_running_loop()
         with self.lock:
+            if self.closed:
+                raise ClientClosed("the client is closed; make a new one")
             gone = [self._shells.pop(other) for other in list(self._shells) if other.is_closed()]
             shell = self._shells[loop] = Shell(self, loop, self._wire_factory())
         for other in gone:
@@ -121,9 +121,10 @@ class Engine:
 
     async def aclose(self) -> None:
         """End everything: waiting tasks fail with ``ClientClosed``, connections of all loops are closed."""
-        self.closed = True
         here = asyncio.get_running_loop()
-        for shell in list(self._shells.values()):
+        with self.lock:  # a loop that comes later finds it closed
+            self.closed, shells = True, list(self._shells.values())
+        for shell in shells:
             if shell.loop is here:
                 await shell.aclose()
             elif not shell.loop.is_closed():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -52,12 +53,18 @@ class ChatAnswer(msgspec.Struct, gc=False):
 
     def build(self) -> Any:
         """The openai ``ChatCompletion``; what the server left out or made odd is filled in or kept as it is."""
-        from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and many never ask
-
+        completion = _completion_type()
         try:
-            return ChatCompletion.model_validate_json(self.body)
+            return completion.model_validate_json(self.body)
         except ValueError:
-            return ChatCompletion.construct(**_completed(jsonio.read_object(self.body), self.model))
+            return completion.construct(**_completed(jsonio.read_object(self.body), self.model))
+
+
+@cache
+def _completion_type() -> Any:
+    from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and many never ask
+
+    return ChatCompletion
 
 
 class ChatCodec:

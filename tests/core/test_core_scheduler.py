@@ -297,6 +297,19 @@ def test_reading_more_gives_work_to_all_idle_sources_not_only_the_one_that_asked
     assert [len(desk.at(name)) for name in "abcd"] == [4, 4, 4, 4]
 
 
+def test_a_source_that_found_nothing_for_it_in_a_bulk_takes_the_next_task() -> None:
+    """Only what avoids it was left; it must not be forgotten for that."""
+    desk = Desk({"a": 9, "b": 1})
+    desk.mark("a", down=True)
+    desk.submit()
+    desk.mark("a", down=False)
+    avoiding = desk.submit()
+    desk.fail(live(avoiding), K.TRANSIENT)
+    desk.feed(1)
+    assert [attempt.task is avoiding for attempt in desk.at("a")] == [False]
+    assert desk.where(desk.submit()) == "a"
+
+
 def test_the_timeout_of_a_bulks_task_begins_when_it_is_taken() -> None:
     desk = Desk({"a": 1})
     desk.feed(3, timeout=10.0)

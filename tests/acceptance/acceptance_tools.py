@@ -1,0 +1,90 @@
+"""The whole client over real sockets: endpoints of a fake fleet with limits, a wire that counts, and what must be gone at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qreward import Endpoint, Limits, QRewardClient, Timeouts
+from qreward.testing import FakeFleet, echo_of
+from qreward.wire.sender import Wire
+
+MODEL = "judge-7b"
+FDS = Path("/proc/self/fd")
+needs_proc = pytest.mark.skipif(not FDS.exists(), reason="counts what is open in /proc")
+
+
+class CountingWire(Wire):
+    """The real wire; counts how many requests are with each endpoint at once, on the client's side."""
+
+    live: Counter[str]
+    peak: Counter[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live, self.peak = Counter(), Counter()
+
+    async def send(self, endpoint: Endpoint, call: Any) -> Any:
+        name = endpoint.name
+        self.live[name] += 1
+        self.peak[name] = max(self.peak[name], self.live[name])
+        try:
+            return await super().send(endpoint, call)
+        finally:
+            self.live[name] -= 1
+
+
+def prompt(number: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"question {number}"}]
+
+
+def prompts(count: int) -> list[list[dict[str, str]]]:
+    return [prompt(number) for number in range(count)]
+
+
+def echoes(count: int) -> list[str]:
+    """What the answers to ``prompts`` must be."""
+    return [echo_of(prompt(number)) for number in range(count)]
+
+
+def endpoints(fleet: FakeFleet, limits: dict[str, int], attempt: float | None = None, **settings: Any) -> list[Endpoint]:
+    """The endpoints of a fleet, each with its own most requests at once, and seconds for an attempt."""
+    return [
+        Endpoint(url, name=name, proxy="", limits=Limits(max_concurrency=limits.get(name)), timeouts=Timeouts(attempt=attempt), **settings)
+        for name, url in fleet.urls.items()
+    ]
+
+
+def client_of(fleet: FakeFleet, limits: dict[str, int], attempt: float | None = None, **settings: Any) -> QRewardClient:
+    return QRewardClient(endpoints(fleet, limits, attempt), **settings)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a test in a loop; it must leave no task behind."""
+
+    async def checked() -> None:
+        async with asyncio.timeout(80):
+            await test()
+        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+
+    asyncio.run(checked())
+
+
+async def until(happens: Callable[[], bool]) -> None:
+    """Wait for what comes soon: a peer hears of a closed connection, a loop drops a transport."""
+    async with asyncio.timeout(20):
+        while not happens():  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.005)
+
+
+def open_files() -> int:
+    return sum(1 for _ in FDS.iterdir())
+
+
+def in_flight(client: QRewardClient) -> int:
+    return sum(source.inflight for source in client._fleet.sources())

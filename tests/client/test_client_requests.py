@@ -1,0 +1,223 @@
+"""What goes out and what comes back: every argument reaches the server, answers are openai's own types."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+import respx
+from client_tools import HI, MODEL, Recorder, endpoint, use
+from openai.types import CreateEmbeddingResponse
+from openai.types.chat import ChatCompletion, ChatCompletionMessage
+
+from qreward import AuthenticationFailed, BadRequest, ClientClosed, Endpoint, InvalidResponse, NoEndpoint, QRewardClient, RequestTimeout
+
+PARAMS: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_p": 1,
+    "n": 2,
+    "max_tokens": 64,
+    "stop": ["\n", "END"],
+    "seed": 7,
+    "logit_bias": {"50256": -100},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "v", "schema": {"type": "object"}}},
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    "stream": False,
+    "user": None,
+    "something_new": {"nested": [1, 2.5, "x", None, True]},
+}
+
+
+def test_every_parameter_reaches_the_body() -> None:
+    recorder = Recorder()
+    use(QRewardClient([endpoint(recorder)]), lambda client: client.chat_completion(HI, MODEL, **PARAMS))
+    assert recorder.bodies == [{"model": MODEL, "messages": HI, **PARAMS}]
+    assert recorder.requests[0].url == "http://gpu-0.example/v1/chat/completions"
+
+
+def test_every_parameter_of_a_batch_reaches_each_body() -> None:
+    recorder = Recorder()
+    prompts = [[{"role": "system", "content": "judge"}, {"role": "user", "content": str(number)}] for number in range(5)]
+    batch = use(
+        QRewardClient([endpoint(recorder)]),
+        lambda client: client.batch_chat_completion(prompts, MODEL, timeout=30, deadline=60, priority=0, **PARAMS),
+    )
+    assert sorted(recorder.bodies, key=lambda body: str(body["messages"])) == [
+        {"model": MODEL, "messages": prompt, **PARAMS} for prompt in prompts
+    ]
+    assert batch.texts() == [f"re: {number}" for number in range(5)]
+
+
+def test_extra_body_goes_over_the_parameters() -> None:
+    recorder = Recorder()
+    use(
+        QRewardClient([endpoint(recorder)]),
+        lambda client: client.chat_completion(
+            HI, MODEL, temperature=0.5, seed=1, extra_body={"temperature": 0, "chat_template_kwargs": {"enable_thinking": False}}
+        ),
+    )
+    (body,) = recorder.bodies
+    assert body == {"model": MODEL, "messages": HI, "temperature": 0, "seed": 1, "chat_template_kwargs": {"enable_thinking": False}}
+
+
+def test_extra_headers_are_sent_with_the_endpoints_own() -> None:
+    recorder = Recorder()
+    use(
+        QRewardClient([endpoint(recorder, api_key="key-of-the-endpoint", headers={"x-team": "rewards"})]),
+        lambda client: client.chat_completion(HI, MODEL, extra_headers={"x-trace": "t-1"}),
+    )
+    headers = recorder.requests[0].headers
+    assert (headers["authorization"], headers["x-team"], headers["x-trace"]) == ("Bearer key-of-the-endpoint", "rewards", "t-1")
+
+
+def test_the_server_is_asked_for_the_model_by_its_own_name() -> None:
+    recorder = Recorder()
+    completion = use(
+        QRewardClient([endpoint(recorder, model_names={MODEL: "/models/judge-7b-awq"})]),
+        lambda client: client.chat_completion(HI, MODEL),
+    )
+    assert recorder.bodies[0]["model"] == "/models/judge-7b-awq"
+    assert completion.model == "/models/judge-7b-awq"
+
+
+def test_openai_messages_may_be_sent_as_they_came() -> None:
+    recorder = Recorder()
+    message: Any = ChatCompletionMessage(role="assistant", content="yes")
+    use(QRewardClient([endpoint(recorder)]), lambda client: client.chat_completion([*HI, message], MODEL))
+    assert recorder.bodies[0]["messages"] == [*HI, {"role": "assistant", "content": "yes"}]
+
+
+def test_a_call_returns_openais_completion() -> None:
+    completion = use(QRewardClient([endpoint(Recorder())]), lambda client: client.chat_completion(HI, MODEL))
+    assert isinstance(completion, ChatCompletion)
+    assert completion.choices[0].message.content == "re: hi"
+    assert completion.usage is not None
+    assert completion.usage.total_tokens == 5
+
+
+def test_a_batch_gives_openais_completions_and_words_and_usage() -> None:
+    batch = use(QRewardClient([endpoint(Recorder())]), lambda client: client.batch_chat_completion([HI] * 3, MODEL))
+    assert all(isinstance(value, ChatCompletion) for value in batch.values())
+    assert batch.texts() == ["re: hi"] * 3
+    assert batch[0].usage.completion_tokens == 2
+    stats = batch.stats.endpoints["gpu-0"]
+    assert (stats.sent, stats.won, stats.prompt_tokens, stats.completion_tokens) == (3, 3, 9, 6)
+
+
+def test_embeddings_are_openais_and_in_the_order_of_the_input() -> None:
+    recorder = Recorder()
+    client = QRewardClient([endpoint(recorder)])
+
+    async def both(client: QRewardClient) -> Any:
+        one = await client.embeddings(["a", "bb", "ccc"], MODEL, dimensions=1)
+        return one, await client.batch_embeddings([["a"], "four", ["bb", "c"]], MODEL, encoding_format="float")
+
+    response, batch = use(client, both)
+    assert isinstance(response, CreateEmbeddingResponse)
+    assert [item.embedding for item in response.data] == [[1.0], [2.0], [3.0]]
+    assert recorder.bodies[0] == {"model": MODEL, "input": ["a", "bb", "ccc"], "dimensions": 1}
+    assert [[item.embedding for item in value.data] for value in batch.values()] == [[[1.0]], [[4.0]], [[2.0], [1.0]]]
+    assert all(body["encoding_format"] == "float" for body in recorder.bodies[1:])
+
+
+@respx.mock
+def test_the_users_own_httpx_client_carries_the_requests_and_stays_open() -> None:
+    route = respx.post("http://judge.example/v1/chat/completions").mock(
+        side_effect=[
+            httpx.Response(500, json={"error": {"message": "not now"}}),
+            httpx.Response(200, json={"choices": [{"message": {"role": "assistant", "content": "good"}}]}),
+        ]
+    )
+
+    async def run() -> Any:
+        async with httpx.AsyncClient(headers={"x-corp": "proxy-1"}) as mine:
+            async with QRewardClient([Endpoint("http://judge.example/v1", http_client=mine)]) as client:
+                completion = await client.chat_completion(HI, MODEL, temperature=0)
+            assert not mine.is_closed
+            return completion
+
+    completion = asyncio.run(run())
+    assert completion.choices[0].message.content == "good"  # although the server left out half of what openai's type promises
+    assert isinstance(completion, ChatCompletion)
+    assert route.call_count == 2
+    assert [call.request.headers["x-corp"] for call in route.calls] == ["proxy-1"] * 2
+
+
+def reply(status: int, body: dict[str, Any] | str) -> Any:
+    content = {"text": body} if isinstance(body, str) else {"json": body}
+    return lambda _: httpx.Response(status, **content)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error", "times"),
+    [
+        (400, {"error": {"message": "max_tokens is too large"}}, BadRequest, 1),
+        (422, {"detail": "extra fields not permitted"}, BadRequest, 1),
+        (401, {"error": {"message": "Incorrect API key provided"}}, AuthenticationFailed, 1),
+        (404, {"error": {"message": "no such model"}}, BadRequest, 1),
+        (200, "<html>", InvalidResponse, 2),
+    ],
+)
+def test_what_the_server_refuses_is_a_typed_error_with_its_trail(status: int, body: Any, error: type[Any], times: int) -> None:
+    recorder = Recorder(reply(status, body))
+    client = QRewardClient([endpoint(recorder)], retry={"attempts": 2, "base": 0.01})  # type: ignore[arg-type]
+    with pytest.raises(error) as caught:
+        use(client, lambda client: client.chat_completion(HI, MODEL))
+    assert (caught.value.endpoint, caught.value.model, caught.value.status_code) == ("gpu-0", MODEL, status)
+    assert [record.status_code for record in caught.value.attempts] == [status] * times
+    assert len(recorder.requests) == times
+
+
+def test_a_model_without_a_route_is_told_with_the_routes_there_are() -> None:
+    recorder = Recorder()
+    client = QRewardClient([endpoint(recorder, models=["judge-*"]), endpoint(recorder, "gpu-1", models=["rm-1", "embed-*"])])
+    for asking in ("chat_completion", "embeddings", "batch_chat_completion", "batch_embeddings"):
+        with pytest.raises(NoEndpoint, match=r"no route matches the model 'gpt-9'; there are routes for 'rm-1', 'judge-\*', 'embed-\*'"):
+            asyncio.run(getattr(client, asking)(HI, "gpt-9") if "chat" in asking else getattr(client, asking)(["x"], "gpt-9"))
+    assert recorder.requests == []
+    asyncio.run(client.aclose())
+
+
+def test_a_client_that_was_closed_says_so() -> None:
+    client = QRewardClient([endpoint(Recorder())])
+    use(client, lambda client: client.chat_completion(HI, MODEL))
+    with pytest.raises(ClientClosed, match="make a new one"):
+        asyncio.run(client.embeddings("hi", MODEL))
+
+
+def test_the_stats_of_a_client_count_over_all_its_calls() -> None:
+    answers = iter([500, 200, 200, 429, 200])
+
+    def sometimes(request: httpx.Request) -> httpx.Response:
+        status = next(answers)
+        body = {"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+        return httpx.Response(status, json=body if status == 200 else {"error": {"message": "busy"}}, headers={"retry-after-ms": "5"})
+
+    client = QRewardClient([endpoint(Recorder(sometimes)), endpoint(Recorder(), "idle", models=["other"])])
+
+    async def ask(client: QRewardClient) -> None:
+        for _ in range(3):
+            await client.chat_completion(HI, MODEL)
+
+    use(client, ask)
+    stats = client.stats()
+    assert list(stats) == ["gpu-0", "idle"]
+    seen = stats["gpu-0"]
+    assert (seen.sent, seen.won, seen.failed, seen.rejected, seen.retried, seen.cancelled) == (5, 3, 1, 1, 2, 0)
+    assert (seen.prompt_tokens, seen.completion_tokens) == (9, 6)
+    assert seen.p50 is not None
+    assert seen.p50 <= (seen.p99 or 0)
+    assert (stats["idle"].sent, stats["idle"].p50) == (0, None)
+
+
+def test_a_timeout_is_a_timeout_error_and_a_request_error() -> None:
+    async def hangs(_: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(30)
+        return httpx.Response(200)
+
+    client = QRewardClient([Endpoint("http://gpu-0.example/v1", http_client=httpx.MockTransport(hangs))])
+    with pytest.raises(TimeoutError, match=r"within the timeout of 0.03 s \(queueing included\)") as caught:
+        use(client, lambda client: client.chat_completion(HI, MODEL, timeout=0.03))
+    assert isinstance(caught.value, RequestTimeout)

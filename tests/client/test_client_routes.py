@@ -1,0 +1,116 @@
+"""Routes: the exact name, then the most specific pattern; an endpoint's own patterns; what changes live, and what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+from client_tools import HI, Recorder, endpoint, use
+
+from qreward import ConfigError, LoadBalanceStrategy, NoEndpoint, QRewardClient, Route
+
+
+def asked(client: QRewardClient, recorder: Recorder, model: str) -> str:
+    """Where a model goes: the name of the endpoint."""
+    asyncio.run(client.chat_completion(HI, model))
+    return recorder.hosts[-1].removesuffix(".example")
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_the_exact_name_goes_first_then_the_most_specific_pattern_in_whatever_order_they_came(order: tuple[int, ...]) -> None:
+    recorder = Recorder()
+    own = [("any", ["*"]), ("judges", ["judge-*"]), ("small", ["judge-7b*"]), ("one", ["judge-7b"])]
+    client = QRewardClient([endpoint(recorder, own[place][0], models=own[place][1]) for place in order])
+    for model, where in [("judge-7b", "one"), ("judge-7b-v2", "small"), ("judge-70b", "judges"), ("gpt-4", "any"), ("JUDGE-7b", "any")]:
+        assert asked(client, recorder, model) == where
+    assert [route.pattern for route in client.list_routes()] == ["judge-7b", "judge-7b*", "judge-*", "*"]
+    asyncio.run(client.aclose())
+
+
+def test_endpoints_with_one_pattern_share_a_route() -> None:
+    recorder = Recorder()
+    client = QRewardClient([endpoint(recorder, name, models=["judge-*"]) for name in ("a", "b", "c")])
+    assert client.list_routes() == [Route(pattern="judge-*", endpoints=("a", "b", "c"))]
+    use(client, lambda client: client.batch_chat_completion([HI] * 30, "judge-7b"))
+    assert set(recorder.hosts) == {"a.example", "b.example", "c.example"}
+
+
+def test_a_registered_route_goes_before_an_endpoints_own_pattern_of_that_name() -> None:
+    recorder = Recorder()
+    client = QRewardClient([endpoint(recorder, "a", models=["judge-*"]), endpoint(recorder, "b", models=["other"])])
+    assert asked(client, recorder, "judge-7b") == "a"
+    client.register_model_route("judge-*", ["b"], strategy="least_connections")
+    assert asked(client, recorder, "judge-7b") == "b"
+    route = next(route for route in client.list_routes() if route.pattern == "judge-*")
+    assert (route.endpoints, route.strategy) == (("b",), LoadBalanceStrategy.LEAST_CONNECTIONS)
+    asyncio.run(client.aclose())
+
+
+def test_routes_may_be_given_with_the_client() -> None:
+    recorder = Recorder()
+    client = QRewardClient(
+        [endpoint(recorder, "a"), endpoint(recorder, "b", models=["nothing"])],
+        routes=[Route(pattern="rm-*", endpoints=("b",)), Route(pattern="rm-1", endpoints=("a",))],
+    )
+    assert [asked(client, recorder, model) for model in ("rm-1", "rm-2", "x")] == ["a", "b", "a"]
+    asyncio.run(client.aclose())
+
+
+def test_a_route_registered_again_replaces_the_one_before() -> None:
+    recorder = Recorder()
+    client = QRewardClient([endpoint(recorder, "a"), endpoint(recorder, "b")])
+    for name in ("a", "b", "a"):
+        client.register_model_route("judge-?b", [name], weights={name: 2})
+        assert asked(client, recorder, "judge-7b") == name
+    assert [route.pattern for route in client.list_routes()] == ["judge-?b", "*"]
+    asyncio.run(client.aclose())
+
+
+def test_an_endpoint_that_is_removed_leaves_its_routes() -> None:
+    recorder = Recorder()
+    client = QRewardClient([endpoint(recorder, "a", models=["judge-*"]), endpoint(recorder, "b", models=["other"])])
+    client.register_model_route("both-*", ["a", "b"], weights={"a": 3})
+    client.register_model_route("mine", ["a"])
+    client.register_model_route("judge-7b", ["b"])
+    client.remove_endpoint("a")
+    assert client.list_routes() == [
+        Route(pattern="other", endpoints=("b",)),
+        Route(pattern="judge-7b", endpoints=("b",)),
+        Route(pattern="both-*", endpoints=("b",)),
+    ]
+    assert asked(client, recorder, "both-1") == "b"
+    for model in ("mine", "judge-70b"):
+        with pytest.raises(NoEndpoint, match="there are routes for 'other', 'judge-7b', 'both-"):
+            asked(client, recorder, model)
+    with pytest.raises(ConfigError, match="no endpoint is called 'a'"):
+        client.mark_healthy("a")
+    asyncio.run(client.aclose())
+
+
+def test_a_registered_route_that_loses_its_endpoints_gives_way_to_an_own_pattern() -> None:
+    recorder = Recorder()
+    client = QRewardClient([endpoint(recorder, "a", models=["judge-*"]), endpoint(recorder, "b", models=["other"])])
+    client.register_model_route("judge-*", ["b"])
+    assert asked(client, recorder, "judge-7b") == "b"
+    client.remove_endpoint("b")
+    assert asked(client, recorder, "judge-7b") == "a"
+    asyncio.run(client.aclose())
+
+
+def test_an_endpoint_that_is_added_serves_its_patterns() -> None:
+    recorder = Recorder()
+    client = QRewardClient([endpoint(recorder, "a", models=["judge-*"])])
+    with pytest.raises(NoEndpoint):
+        asked(client, recorder, "rm-1")
+    client.add_endpoint(endpoint(recorder, "b", models=["rm-*"]))
+    assert asked(client, recorder, "rm-1") == "b"
+    asyncio.run(client.aclose())
+
+
+def test_an_endpoint_may_be_added_by_its_url_or_its_settings() -> None:
+    client = QRewardClient(["http://a:1/v1", {"base_url": "http://b:2/v1", "models": ["x"]}])
+    client.add_endpoint("http://c:3/v1")
+    client.add_endpoint({"base_url": "http://d:4/v1", "name": "d"})
+    assert list(client.stats()) == ["a:1", "b:2", "c:3", "d"]
+    assert client.list_routes() == [Route(pattern="x", endpoints=("b:2",)), Route(pattern="*", endpoints=("a:1", "c:3", "d"))]

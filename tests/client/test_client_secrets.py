@@ -1,0 +1,134 @@
+"""Keys are sent to their endpoint and shown nowhere: not in a repr, an error, a log, a traceback's words or a warning."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import traceback
+from typing import Any
+
+import httpx
+import pytest
+from client_tools import HI, MODEL, Recorder, endpoint, use
+
+from qreward import ConfigError, Endpoint, QRewardClient, QRewardError, Retry, Timeouts
+
+KEY, HEADER, CALL, PROXY = "sk-Kx81-very-secret", "team-token-4471", "per-call-9023", "proxy-pass-5518"
+SECRETS = (KEY, HEADER, CALL, PROXY)
+
+
+def hidden(text: str) -> bool:
+    found = [secret for secret in SECRETS if secret in text]
+    assert not found, f"{found} in {text!r}"
+    return True
+
+
+def fleet(transport: Any) -> QRewardClient:
+    made = Endpoint(
+        "http://gpu-0.example/v1",
+        name="gpu-0",
+        api_key=KEY,
+        headers={"x-token": HEADER},
+        proxy=f"http://user:{PROXY}@proxy.example",
+        http_client=transport,
+        timeouts=Timeouts(attempt=0.05),
+    )
+    return QRewardClient([made], retry=Retry(attempts=2, base=0.001))
+
+
+def echoes(status: int) -> Any:
+    """A server that quotes everything it was sent."""
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        said = f"you sent {dict(request.headers)} through {PROXY}"
+        return httpx.Response(status, json={"error": {"message": said, "code": KEY}}, headers={"x-request-id": KEY})
+
+    return Recorder(reply)
+
+
+def raises(error: type[Exception]) -> Any:
+    def reply(request: httpx.Request) -> httpx.Response:
+        raise error(f"with {dict(request.headers)} through {PROXY}")
+
+    return Recorder(reply)
+
+
+class Hangs(httpx.AsyncBaseTransport):
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(30)
+        raise AssertionError("nobody waits that long")
+
+
+TROUBLES = [
+    pytest.param(lambda: echoes(200), id="200"),
+    *(pytest.param(lambda status=status: echoes(status), id=str(status)) for status in (400, 401, 404, 500)),
+    pytest.param(lambda: raises(httpx.ConnectError), id="connect"),
+    pytest.param(lambda: raises(httpx.ReadError), id="read"),
+    pytest.param(lambda: raises(RuntimeError), id="runtime"),
+    pytest.param(lambda: raises(KeyError), id="unexpected"),
+    pytest.param(Hangs, id="hang"),
+]
+
+
+@pytest.mark.parametrize("transport", TROUBLES)
+def test_no_error_shows_a_secret(transport: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "qreward")
+    client = fleet(transport())
+    with pytest.raises(QRewardError) as caught:
+        use(client, lambda client: client.chat_completion(HI, MODEL, extra_headers={"x-call": CALL}, timeout=5))
+    error = caught.value
+    assert hidden(str(error))
+    assert hidden(repr(error))
+    assert hidden(repr(getattr(error, "attempts", None)))
+    assert hidden(str(getattr(error, "request_id", "")))
+    assert hidden("".join(traceback.format_exception(error)))
+    assert hidden(repr(pickle.loads(pickle.dumps(error)).__dict__))
+    assert hidden(caplog.text)
+    assert hidden(repr(client))
+    assert hidden(repr(client.config))
+    assert hidden(repr(client.stats()))
+
+
+@pytest.mark.parametrize("transport", TROUBLES)
+def test_no_result_of_a_batch_shows_a_secret(transport: Any) -> None:
+    batch = use(fleet(transport()), lambda client: client.batch_chat_completion([HI] * 2, MODEL, extra_headers={"x-call": CALL}))
+    assert len(batch.errors) == 2
+    for result in batch:
+        assert hidden(f"{result!r} {result.error} {result.attempts}")
+    with pytest.raises(ExceptionGroup) as caught:
+        batch.raise_for_errors()
+    assert hidden("".join(traceback.format_exception(caught.value)))
+
+
+def test_a_pickle_carries_the_key_but_does_not_show_it_when_unpacked() -> None:
+    client = QRewardClient([Endpoint("http://gpu-0.example/v1", api_key=KEY, headers={"x-token": HEADER})])
+    copy = pickle.loads(pickle.dumps(client))
+    assert hidden(f"{copy!r} {copy.config!r} {copy.__reduce__()!r} {copy.list_routes()}")
+    assert copy.config.endpoints[0].api_key.get_secret_value() == KEY
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"api_key": f"{KEY}\n"},
+        {"headers": {"x-token": f"{HEADER}\r\nx: y"}},
+        {"headers": {"bad name": HEADER}},
+        {"api_key": 7, "headers": {"x-token": HEADER}},
+        {"api_key": KEY, "proxy": f"http://user:{PROXY}@proxy", "modles": ["x"]},
+    ],
+)
+def test_a_wrong_setting_is_told_without_the_secrets_beside_it(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        QRewardClient([{"base_url": "http://gpu-0.example/v1", **settings}])
+    assert hidden("".join(traceback.format_exception_only(caught.value)))
+    assert caught.value.__cause__ is None
+
+
+def test_a_wrong_header_of_a_call_is_told_without_its_value() -> None:
+    with pytest.raises(QRewardError, match="x-call") as caught:
+        use(
+            QRewardClient([endpoint(Recorder())]),
+            lambda client: client.chat_completion(HI, MODEL, extra_headers={"x-call": f"{CALL}\n"}),
+        )
+    assert hidden(str(caught.value))

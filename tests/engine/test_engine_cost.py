@@ -1,0 +1,148 @@
+"""What a call may cost and carry: no garbage, no coroutine per waiting item, the caller's context on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from engine_tools import MODEL, FakeWire, Said, ask, chat, chats, client_of, leftovers, on_virtual_time
+
+from qreward import QRewardClient
+from qreward.core.outcome import Answer
+
+TRACE: ContextVar[str] = ContextVar("TRACE", default="none")
+
+
+class QuietWire:
+    """Suspends once, and keeps nothing."""
+
+    async def send(self, endpoint: Any, call: Any) -> Answer:
+        await asyncio.sleep(0)
+        return Answer(Said("fine"))
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def single_calls(client: QRewardClient, count: int) -> None:
+    for number in range(count):
+        await ask(client, number)
+
+
+async def calls_that_wait(client: QRewardClient, count: int) -> None:
+    await asyncio.gather(*(ask(client, number) for number in range(count)))
+
+
+async def one_batch(client: QRewardClient, count: int) -> None:
+    batch = await client.batch_chat_completion(chats(count), MODEL)
+    assert batch.stats.ok == count
+
+
+def unreachable_after(make: Callable[[QRewardClient, int], Any], count: int) -> int:
+    """Objects that only the garbage collector could free."""
+
+    async def test() -> int:
+        async with client_of(QuietWire, {"a": 8}) as client:
+            await make(client, 50)  # what is made once
+            gc.collect()
+            gc.disable()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            try:
+                await make(client, count)
+                gc.collect()
+                return len(gc.garbage)
+            finally:
+                gc.set_debug(0)
+                gc.garbage.clear()
+                gc.enable()
+
+    return asyncio.run(test())
+
+
+@pytest.mark.parametrize("make", [single_calls, calls_that_wait, one_batch], ids=lambda make: make.__name__)
+def test_a_successful_call_leaves_no_garbage_cycles(make: Any) -> None:
+    few, many = unreachable_after(make, 50), unreachable_after(make, 450)
+    assert many - few == 0  # whatever a gather or a batch makes once is in both
+
+
+def test_single_calls_leave_nothing_at_all() -> None:
+    assert unreachable_after(single_calls, 200) == 0
+
+
+class Tracing:
+    """Notes the caller's context, and sets a variable of its own in it, as an instrumentation would."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, str] = {}
+        self.mixed: list[str] = []
+
+    async def script(self, _: str, prompt: str) -> str:
+        await asyncio.sleep(0.1)
+        self.seen[prompt] = TRACE.get()
+        TRACE.set(mine := f"{TRACE.get()}, then sent {prompt}")
+        await asyncio.sleep(0.1)
+        if TRACE.get() != mine:
+            self.mixed.append(prompt)
+        return prompt
+
+
+def test_the_wire_sees_the_context_of_a_single_callers() -> None:
+    async def test() -> None:
+        tracing = Tracing()
+
+        async def traced(number: int) -> None:
+            TRACE.set(f"caller {number}")
+            await ask(client, number)
+
+        async with client_of(FakeWire(tracing.script), {"a": 2}) as client:
+            await asyncio.gather(*(traced(number) for number in range(10)))
+        assert tracing.seen == {str(number): f"caller {number}" for number in range(10)}
+        assert TRACE.get() == "none"
+
+    on_virtual_time(test)
+
+
+def test_the_wire_sees_the_context_of_each_batchs_caller() -> None:
+    async def test() -> None:
+        tracing = Tracing()
+
+        async def traced(name: str) -> None:
+            TRACE.set(name)
+            await client.batch_chat_completion([chat(f"{name}{number}") for number in range(20)], MODEL)
+            assert TRACE.get() == name
+
+        async with client_of(FakeWire(tracing.script), {"a": 3, "b": 2}) as client:
+            await asyncio.gather(traced("x"), traced("y"))
+        assert len(tracing.seen) == 40
+        assert tracing.mixed == []  # requests under way together do not share a context
+        for prompt, context in tracing.seen.items():
+            assert context.split(",")[0] == prompt[0]  # its own caller's, and never the other batch's
+
+    on_virtual_time(test)
+
+
+def test_on_result_and_the_input_may_use_the_client() -> None:
+    async def test() -> None:
+        wire = FakeWire()
+        async with client_of(wire, {"a": 2, "b": 2}) as client:
+
+            def items() -> Any:
+                for number in range(40):
+                    if number == 20:
+                        client.mark_unhealthy("a")
+                    yield chat(number)
+
+            def on_result(result: Any) -> None:
+                if result.index == 30:
+                    client.mark_healthy("a")
+                client.stats()
+
+            batch = await client.batch_chat_completion(items(), MODEL, on_result=on_result)
+            assert leftovers(client) == {}
+        assert batch.stats.ok == 40
+
+    on_virtual_time(test)

@@ -1,0 +1,269 @@
+"""One client in several event loops: one after the other, in threads at once, under uvloop, and in loops that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_tools import MODEL, FakeWire, Said, ask, chats, client_of, endpoints, leftovers, prompt_of
+
+from qreward import ClientClosed, QRewardClient, RequestTimeout, Retry, Timeouts
+from qreward.core.outcome import Answer
+
+
+class Shared:
+    """What the wires of all loops do together; counted under a lock, for they run in several threads."""
+
+    def __init__(self, seconds: float = 0.002) -> None:
+        self.lock = threading.Lock()
+        self.live: Counter[str] = Counter()
+        self.peak: Counter[str] = Counter()
+        self.threads: set[int] = set()
+        self.seconds = seconds
+        self.wires = self.closed = 0
+
+    def wire(self) -> SharedWire:
+        self.wires += 1
+        return SharedWire(self)
+
+    def count(self, name: str, change: int) -> None:
+        with self.lock:
+            self.live[name] += change
+            self.peak[name] = max(self.peak[name], self.live[name])
+            self.threads.add(threading.get_ident())
+
+
+class SharedWire:
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._loop = asyncio.get_running_loop()
+
+    async def send(self, endpoint: Any, call: Any) -> Answer:
+        assert asyncio.get_running_loop() is self._loop
+        self._shared.count(endpoint.name, 1)
+        try:
+            await asyncio.sleep(random.uniform(0, 2 * self._shared.seconds))
+        finally:
+            self._shared.count(endpoint.name, -1)
+        return Answer(Said(f"re: {prompt_of(call)}"))
+
+    async def aclose(self) -> None:
+        assert asyncio.get_running_loop() is self._loop
+        self._shared.closed += 1
+
+
+def in_threads(count: int, work: Callable[[int], Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Run coroutines at once, each in a thread and a loop of its own; an error of any comes out."""
+    results: list[Any] = [None] * count
+    ready = threading.Barrier(count)
+
+    def run(number: int) -> None:
+        ready.wait()
+        try:
+            results[number] = asyncio.run(work(number))
+        except BaseException as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=[number], daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a thread hangs"
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def expected(count: int) -> list[str]:
+    return [f"re: {number}" for number in range(count)]
+
+
+def test_a_client_serves_one_run_after_the_other() -> None:
+    shared = Shared()
+    client = QRewardClient(endpoints({"a": 4}), wire_factory=shared.wire)
+
+    async def use() -> list[Any]:
+        return [*(await client.batch_chat_completion(chats(20), MODEL)).texts(), await ask(client, "x")]
+
+    for _ in range(3):
+        assert asyncio.run(use()) == [*expected(20), "re: x"]
+        assert leftovers(client) == {}
+    assert (shared.wires, shared.closed) == (3, 3)  # each run's own, closed with its loop
+    assert client.stats()["a"].won == 63
+
+
+def test_limits_hold_over_threads_that_use_one_client_at_once() -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    random.seed(seed)
+    shared = Shared()
+    limits = {"a": 3, "b": 5}
+    client = QRewardClient(endpoints(limits), wire_factory=shared.wire)
+
+    async def work(number: int) -> None:
+        batches = [client.batch_chat_completion(items, MODEL, priority=number % 10) for items in (chats(120), iter(chats(40)))]
+        calls = asyncio.gather(*(ask(client, call) for call in range(20)))
+        cancelled = asyncio.ensure_future(client.batch_chat_completion(chats(500), MODEL))
+        await asyncio.sleep(random.uniform(0, 0.05))
+        cancelled.cancel()
+        first, second = await asyncio.gather(*batches)
+        assert (first.texts(), second.texts(), await calls) == (expected(120), expected(40), expected(20))
+
+    in_threads(6, work)
+    assert shared.peak == limits
+    assert len(shared.threads) == 6
+    assert shared.live.total() == 0
+    assert leftovers(client) == {}
+    assert (shared.wires, shared.closed) == (6, 6)
+
+
+def test_a_slot_that_one_thread_frees_goes_to_another_threads_work() -> None:
+    shared = Shared(seconds=0.01)
+    client = QRewardClient(endpoints({"a": 1}), wire_factory=shared.wire)
+
+    async def work(number: int) -> list[str]:
+        return [await ask(client, call, timeout=20) for call in range(5)]
+
+    assert in_threads(4, work) == [expected(5)] * 4
+    assert shared.peak == {"a": 1}
+
+
+def test_the_fleet_may_be_changed_from_another_thread() -> None:
+    shared = Shared()
+    client = QRewardClient(endpoints({"a": 1}), wire_factory=shared.wire)
+    stop = threading.Event()
+
+    def meddle() -> None:
+        while not stop.is_set():
+            client.add_endpoint(endpoints({"b": 4})[0])
+            client.register_model_route("judge-*", ["a", "b"])
+            client.mark_unhealthy("a")
+            client.mark_healthy("a")
+            client.remove_endpoint("b")
+
+    async def work(_: int) -> int:
+        return (await client.batch_chat_completion(chats(200), MODEL, timeout=20)).stats.ok
+
+    meddler = threading.Thread(target=meddle, daemon=True)
+    meddler.start()
+    try:
+        assert in_threads(2, work) == [200, 200]
+    finally:
+        stop.set()
+        meddler.join(10)
+    assert shared.peak["a"] <= 1
+    assert leftovers(client) == {}
+
+
+def test_closing_in_one_thread_ends_the_work_of_the_others() -> None:
+    shared = Shared(seconds=0.02)
+    client = QRewardClient(endpoints({"a": 2}), wire_factory=shared.wire)
+
+    under_way = threading.Barrier(3)
+
+    async def work(number: int) -> set[str]:
+        batch = asyncio.ensure_future(client.batch_chat_completion(chats(10_000), MODEL))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(under_way.wait)
+        if number == 0:
+            await client.aclose()
+        return {type(result.error).__name__ for result in await batch}
+
+    for outcomes in in_threads(3, work):
+        assert outcomes <= {"NoneType", "ClientClosed"}
+        assert "ClientClosed" in outcomes
+    assert shared.live.total() == 0
+    assert (shared.wires, shared.closed) == (3, 3)
+    with pytest.raises(ClientClosed):
+        asyncio.run(ask(client, 0))
+
+
+def test_a_client_works_on_uvloop() -> None:
+    uvloop = pytest.importorskip("uvloop")
+    shared = Shared()
+    client = QRewardClient(endpoints({"a": 4}), wire_factory=shared.wire)
+
+    async def use() -> list[Any]:
+        stopped = asyncio.ensure_future(client.batch_chat_completion(chats(500), MODEL))
+        await asyncio.sleep(0.02)
+        stopped.cancel()
+        return (await client.batch_chat_completion(chats(50), MODEL)).texts()
+
+    for _ in range(2):
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            assert runner.run(use()) == expected(50)
+        assert leftovers(client) == {}
+    assert (shared.wires, shared.closed) == (2, 2)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 8])
+def test_a_loop_that_is_closed_with_work_in_flight_gives_its_slots_back(turns: int) -> None:
+    client = client_of(FakeWire(seconds=0.01), {"a": 2, "b": 1})
+    loop = asyncio.new_event_loop()
+
+    async def some_turns() -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    abandoned: list[asyncio.Task[Any]] = [loop.create_task(client.batch_chat_completion(chats(9), MODEL))]
+    abandoned += [loop.create_task(ask(client, number)) for number in range(4)]
+    loop.run_until_complete(some_turns())
+    for task in asyncio.all_tasks(loop):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose here
+    loop.close()
+
+    async def again() -> Any:
+        async with client:
+            batch = await client.batch_chat_completion(chats(30), MODEL, timeout=20)
+            assert leftovers(client) == {}
+            return batch.texts()
+
+    assert asyncio.run(again()) == expected(30)
+    assert not any(task.done() for task in abandoned)
+
+
+def test_what_one_loop_waits_for_is_timed_although_the_loop_that_freed_the_slot_is_gone() -> None:
+    patient, strict = ({"timeouts": Timeouts(attempt=seconds)} for seconds in (30, 0.05))
+    fleet = [*endpoints({"patient": 1}, **patient), *endpoints({"strict": 1}, **strict)]
+
+    async def hangs(_: str, __: str) -> str:
+        await asyncio.sleep(60)
+        return "too late"
+
+    client = QRewardClient(fleet, wire_factory=lambda: FakeWire(hangs), timeout=None, retry=Retry(attempts=1))
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    holders = [first.create_task(ask(client, number)) for number in range(2)]
+    first.run_until_complete(asyncio.sleep(0.001))
+    waiter = second.create_task(ask(client, "waits"))
+    second.run_until_complete(asyncio.sleep(0.1))  # its timer has seen to the strict endpoint, and is set for the patient one now
+    first.run_until_complete(asyncio.wait(holders[1:]))  # gives the strict endpoint to the other loop
+    holders[0].cancel()
+    first.run_until_complete(asyncio.wait(holders))
+    first.run_until_complete(first.shutdown_asyncgens())
+    first.close()
+    with pytest.raises(RequestTimeout, match="no answer from endpoint"):
+        second.run_until_complete(asyncio.wait_for(waiter, 5))
+    assert isinstance(holders[1].exception(), RequestTimeout)
+    second.run_until_complete(client.aclose())
+    second.close()
+    assert leftovers(client) == {}
+
+
+def test_a_forked_child_uses_the_client_it_inherits_and_the_parents_goes_on() -> None:
+    script = Path(__file__).with_name("fork_engine_script.py")
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    expected_lines = ["child again answered 20, a peak 2", "child answered 20, a peak 2", "parent answered 40, a peak 2"]
+    assert sorted(done.stdout.splitlines()) == expected_lines
+    assert (done.returncode, done.stderr) == (0, "")

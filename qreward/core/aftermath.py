@@ -7,7 +7,6 @@ is worth waiting for; otherwise it waits and may return to the same one.
 
 from __future__ import annotations
 
-from math import inf
 from random import Random
 from typing import NamedTuple
 
@@ -23,6 +22,9 @@ QUOTA_AWAY = 300.0
 """Seconds a source is left alone after it said its account is used up."""
 MOST_UNFIT = 2
 """Sources that may find a task unsuitable before its error is believed."""
+
+MOST_TRAIL = 100
+"""Failed attempts that a task remembers: an outage may be waited out for long. Beyond them every failure is charged."""
 
 
 class Verdict(NamedTuple):
@@ -95,7 +97,7 @@ class Aftermath:
         record = AttemptRecord(attempt.source.name, failure.kind.name.lower(), now - attempt.sent_at, status, str(error))
         if task.trail is None:
             task.trail = []
-        if failure.kind is not FailureKind.OVERLOADED or len(task.trail) < 100:  # an outage may be waited out for long
+        if len(task.trail) <= MOST_TRAIL:
             task.trail.append(record)
         task.last_error = error
 
@@ -106,13 +108,14 @@ class Aftermath:
             task.unfit = (*task.unfit, source)
             task.excluded = (*task.excluded, source)
             fit = [other for other in task.pool.sources if other not in task.unfit and other.health.in_service]
-            return 0.0, None if fit and len(task.unfit) < MOST_UNFIT else failure.error
+            enough = len(task.unfit) >= MOST_UNFIT and failure.kind is not FailureKind.QUOTA
+            return 0.0, None if fit and not enough else failure.error
         if not rule.charged:
             return 0.0, None
-        probing = source.health.allowed != inf  # it is known to be sick: the task only lent itself to the test
         if failure.kind is FailureKind.TIMEOUT:
             task.overdue += 1
-        if not (probing and rule.unwell):
+        known = rule.unwell and not source.health.in_service  # that it is dead was found out: the task is not to blame
+        if not known or len(task.trail or ()) > MOST_TRAIL:
             task.tries += 1
         if task.tries >= self._retry.attempts:
             return 0.0, failure.error
@@ -122,7 +125,8 @@ class Aftermath:
         avoided = task.excluded if source in task.excluded else (*task.excluded, source)
         others = any(other not in avoided and other.worth_waiting_for(now) for other in task.pool.sources)
         task.excluded = avoided if others else task.unfit
-        wait = 0.0 if others else backoff(self._retry, max(1, task.tries), self._rng)
+        # the first time at once; then more slowly, so that breakers open before the attempts are used up
+        wait = 0.0 if others and task.tries < 2 else backoff(self._retry, max(1, task.tries), self._rng)
         return wait if self.budget.withdraw(now) else wait + self.budget.wait()
 
 

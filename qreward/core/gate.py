@@ -2,7 +2,7 @@
 
 A hint (``Retry-After``) is obeyed to the letter. Without one the gate closes for 0.25 s, doubling while rejects go on.
 After it one request goes first; the rest follow when that one was not turned away within a few reject delays.
-A lone reject amid good answers is taken for noise.
+Which rejects mean that, and which only that the source is full, its window decides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Gate:
         closed: how often it closed without a probe that held; 0 while it is open.
     """
 
-    __slots__ = ("_closed_at", "_good", "_probe_at", "_reject_after", "_rng", "closed", "opens_at")
+    __slots__ = ("_closed_at", "_probe_at", "_reject_after", "_rng", "closed", "opens_at")
 
     def __init__(self, rng: Random) -> None:
         self.opens_at = -inf
@@ -31,7 +31,6 @@ class Gate:
         self.closed = 0
         self._closed_at = -inf
         self._probe_at: float | None = None
-        self._good = 0
         self._reject_after = 0.0  # seconds a reject takes, moving average
 
     def sent(self, now: float) -> None:
@@ -44,17 +43,12 @@ class Gate:
 
     def ok(self, sent_at: float) -> None:
         """An answer came."""
-        self._good += 1
         if self._probe_at is not None and sent_at >= self._probe_at:
             self._open()
 
-    def rejected(self, now: float, sent_at: float, hint: float | None, others: int, limit: int) -> None:
-        """Turned away, with ``others`` still in flight under a window of ``limit``."""
+    def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
+        """Turned away; ``hint`` is the wait in seconds that the source asks for."""
         self._reject_after += 0.2 * (now - sent_at - self._reject_after)
-        noise = hint is None and others > 0 and self._good >= limit / 2
-        self._good = 0
-        if noise:
-            return
         if sent_at >= self._closed_at:  # else it was under way when the gate closed, and tells nothing new
             self.closed = min(self.closed + 1, 8)
             self._closed_at = now

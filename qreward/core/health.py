@@ -1,8 +1,9 @@
 """Whether a source is in service, from the failures it shows (overload is none, see ``gate``).
 
-Closed -> open after five failures in a row of distinct tasks, or when more than half of the answers fail; open for
-2 s x 2^k (at most 60 s, jittered); then half-open: real tasks, one at first and twice as many after each clean round,
-until the source's whole window is in use again (slow start). One poison task cannot open it: a task counts once.
+Closed -> open after five failures in a row of distinct tasks, or when most of the answers fail; open for 2 s x 2^k (at
+most 8 s, jittered); then half-open: one real task, and one more at a time for every answer, one less for every failure,
+until the source's whole window is in use again (slow start: it doubles each round). Only the first one's failure opens it
+again at once, so that a source with ordinary faults comes back. One poison task cannot open it: a task counts once.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from random import Random
 
 IN_A_ROW = 5
 FIRST_OPEN = 2.0
-LONGEST_OPEN = 60.0
-_MEMORY = 0.9  # weight an older outcome keeps in the success rate
+LONGEST_OPEN = 8.0
+"""A return must be noticed within seconds; Envoy's 300 s is for fleets that can do without. A probe costs one task one try."""
+SICK = 0.4
+"""Share of successes under which a source does more harm than good."""
+_MEMORY = 0.95  # weight an older outcome keeps in the success rate: about the last 20
 _DISTINCT = 3
 
 
@@ -28,7 +32,7 @@ class Health:
         since: when it last changed; older requests say nothing about the present.
     """
 
-    __slots__ = ("_failing", "_openings", "_recent", "_rng", "_round", "_success", "allowed", "down", "open_until", "since", "spotless")
+    __slots__ = ("_failing", "_openings", "_recent", "_rng", "_success", "allowed", "down", "open_until", "since", "spotless")
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
@@ -42,7 +46,7 @@ class Health:
         self.allowed: float = inf
         self._failing: set[int] = set()  # distinct tasks that failed since the last success
         self._recent: set[int] = set()  # distinct tasks that failed at all
-        self._success, self._round, self.spotless = 1.0, 0, True
+        self._success, self.spotless = 1.0, True
 
     @property
     def in_service(self) -> bool:
@@ -52,7 +56,7 @@ class Health:
     def sent(self, now: float) -> None:
         """A request was sent; the first one after the open time begins the way back."""
         if self.open_until != -inf and now >= self.open_until:
-            self.open_until, self.allowed, self._round, self.since = -inf, 1, 0, now
+            self.open_until, self.allowed, self.since = -inf, 1, now
 
     def ok(self, sent_at: float, limit: int) -> None:
         """An answer came, under a window of ``limit``."""
@@ -67,12 +71,10 @@ class Health:
                 self._recent.clear()
                 self.spotless = True
             return
-        self._round += 1
-        if self._round >= self.allowed:
-            self.allowed, self._round = self.allowed * 2, 0
-            if self.allowed >= limit:
-                self._openings = 0
-                self._close()
+        self.allowed += 1
+        if self.allowed >= limit:
+            self._openings = 0
+            self._close()
 
     def failed(self, now: float, sent_at: float, task: int, *, last: bool) -> bool:
         """A task failed here. ``last``: the source's routes have too little else. True if it went out of service now.
@@ -86,10 +88,11 @@ class Health:
         if len(self._recent) < _DISTINCT:  # bounded: it is only asked whether there were so many
             self._recent.add(task)
         self._success *= _MEMORY
-        returning = self.allowed != inf
+        still_away = self.allowed == 1
         dead = len(self._failing) >= IN_A_ROW
-        sick = not last and self._success < 0.5 and len(self._recent) >= _DISTINCT
-        if not (returning or dead or sick):
+        sick = not last and self._success < SICK and len(self._recent) >= _DISTINCT
+        if not (still_away or dead or sick):
+            self.allowed = max(1, self.allowed - 1)
             return False
         seconds = FIRST_OPEN
         if not last:

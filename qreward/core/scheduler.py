@@ -88,6 +88,7 @@ class Scheduler:
         del source.attempts[attempt]
         source.inflight -= 1
         if not source.inflight:
+            source.check_at = inf
             self.wheel.remove(source)
         if isinstance(outcome, Answer):
             self._answered(now, attempt, outcome)
@@ -108,7 +109,9 @@ class Scheduler:
             if isinstance(item, Task):
                 self._task_due(now, item)
             elif isinstance(item, Source):
-                self._stop_overdue(now, item)
+                if now >= item.check_at:
+                    self._stop_overdue(now, item)
+                self._wake(item, item.check_at)
                 self._fill(now, item)
 
     def next_wake(self) -> float | None:
@@ -253,7 +256,9 @@ class Scheduler:
         if source.tokens is not None:
             self.tokens.reserve(now, attempt)
         task.pool.balancer.sent(source)
-        self._wake(source, now + min(ATTEMPT_LEAST, source.attempt_limit(0)))
+        if source.check_at == inf:
+            source.check_at = now + min(ATTEMPT_LEAST, source.attempt_limit(0))
+            self._wake(source, source.check_at)
         self.out.append((SEND, attempt))
 
     # what follows
@@ -288,8 +293,7 @@ class Scheduler:
             else:
                 attempt.why = Why.OVERDUE
                 self.out.append((CANCEL, attempt))
-        if soonest < inf:
-            self._wake(source, min(soonest, now + ATTEMPT_LEAST))
+        source.check_at = min(soonest, now + ATTEMPT_LEAST) if soonest < inf else inf
 
     def _task_due(self, now: float, task: Task) -> None:
         if now >= task.deadline:

@@ -27,6 +27,9 @@ ATTEMPT_LEAST = 10.0
 ATTEMPT_FACTOR = 6.0
 """An attempt may take this many times what the slowest percent of answers takes."""
 
+MOST_DOUBLINGS = 3
+"""A task's limit doubles with each attempt that ran into it, so often."""
+
 
 class Tally:
     """Counts since the source was made, by outcome."""
@@ -43,11 +46,12 @@ class Source:
 
     Attributes:
         attempts: what is under way, oldest first, including what is being stopped; ``inflight`` is their number.
+        check_at: when to look for attempts past their limit; inf while nothing is under way.
         attempt_timeout: seconds one attempt may take, set by an operator, or None if it is learned.
     """
 
     __slots__ = (
-        "attempt_timeout", "attempts", "due", "gate", "handle", "health", "inflight", "latency", "name", "pools", "removed",
+        "attempt_timeout", "attempts", "check_at", "due", "gate", "handle", "health", "inflight", "latency", "name", "pools", "removed",
         "requests", "reserved", "tally", "tokens", "weight", "window",
     )  # fmt: skip
 
@@ -74,6 +78,7 @@ class Source:
         self.latency = Latency()
         self.attempts: dict[Attempt, None] = {}
         self.inflight = 0
+        self.check_at = inf
         self.pools: list[Pool] = []
         self.due = -1
         self.removed = False
@@ -99,6 +104,7 @@ class Source:
         self.attempts[attempt] = None
         self.inflight += 1
         self.tally.sent += 1
+        self.window.sent(now, self.inflight)
         if self.gate.closed:
             self.gate.sent(now)
         if self.health.open_until != -inf:
@@ -109,7 +115,7 @@ class Source:
     def answered(self, now: float, sent_at: float, answer: Answer) -> None:
         """An answer came; ``inflight`` is already without it."""
         self.latency.add(now - sent_at)
-        self.window.ok(now, sent_at, answer.output_tokens)
+        self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
         self.gate.ok(sent_at)
         if not self.health.spotless:
             self.health.ok(sent_at, self.window.limit)
@@ -121,8 +127,8 @@ class Source:
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
         """It said it has no room; ``inflight`` is already without that request."""
         self.tally.rejected += 1
-        self.window.rejected(now, sent_at, hint)
-        self.gate.rejected(now, sent_at, hint, self.inflight, self.window.limit)
+        if self.window.rejected(now, sent_at, hint, self.inflight):
+            self.gate.rejected(now, sent_at, hint)
 
     def worth_waiting_for(self, now: float) -> bool:
         """True if it can be expected to take work within about a second."""
@@ -133,7 +139,7 @@ class Source:
         if self.attempt_timeout is not None:
             return self.attempt_timeout
         slow = self.latency.slow
-        return (ATTEMPT_FIRST if slow is None else max(ATTEMPT_LEAST, ATTEMPT_FACTOR * slow)) * 2.0 ** min(overdue, 60)
+        return (ATTEMPT_FIRST if slow is None else max(ATTEMPT_LEAST, ATTEMPT_FACTOR * slow)) * 2.0 ** min(overdue, MOST_DOUBLINGS)
 
     def expected_finish(self) -> float:
         """Seconds in which it may be expected to answer: what it showed, more as its window fills; 0 if unknown."""

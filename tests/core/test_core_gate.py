@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from qreward.core.gate import FIRST, LONGEST, Gate
 
-LIMIT = 8
-
 
 class Middle(Random):
     """Jitter of exactly one."""
@@ -31,8 +29,8 @@ def send(gate: Gate, now: float) -> None:
         gate.sent(now)
 
 
-def reject(gate: Gate, now: float, sent_at: float, hint: float | None = None, others: int = 0) -> None:
-    gate.rejected(now, sent_at, hint, others, LIMIT)
+def reject(gate: Gate, now: float, sent_at: float, hint: float | None = None) -> None:
+    gate.rejected(now, sent_at, hint)
 
 
 def test_a_new_gate_is_open_and_stays_open_while_answers_come() -> None:
@@ -147,25 +145,6 @@ def test_an_answer_starts_the_pauses_anew() -> None:
     assert closed.opens_at == pytest.approx(40.25)
 
 
-def test_a_lone_reject_amid_good_answers_is_ignored() -> None:
-    busy = gate()
-    for _ in range(LIMIT // 2):
-        busy.ok(0.0)
-    reject(busy, 1.0, 0.5, others=3)
-    assert busy.opens_at <= 1.0
-    reject(busy, 1.1, 0.6, others=3)
-    assert busy.opens_at > 1.1, "a second one is not alone"
-
-
-@pytest.mark.parametrize(("others", "good", "hint"), [(0, LIMIT, None), (3, LIMIT // 2 - 1, None), (3, LIMIT, 0.5)])
-def test_a_reject_counts_with_nothing_else_in_flight_or_few_good_answers_or_a_hint(others: int, good: int, hint: float | None) -> None:
-    busy = gate()
-    for _ in range(good):
-        busy.ok(0.0)
-    reject(busy, 1.0, 0.5, hint=hint, others=others)
-    assert busy.opens_at > 1.0
-
-
 def test_a_hint_that_comes_while_the_probe_is_under_way_outlasts_the_probes_answer() -> None:
     """Two were sent; the first is turned away at once, the second only later, and with a hint."""
     closed = gate()
@@ -210,4 +189,4 @@ def test_whatever_happens_nothing_is_allowed_before_a_hint_has_passed(moves: lis
                 closed.ok(sent_at)
             else:
                 stay_away = max(stay_away, now + (hint or 0.0))
-                reject(closed, now, sent_at, hint, others=len(under_way))
+                reject(closed, now, sent_at, hint)

@@ -69,7 +69,7 @@ def test_more_failures_than_answers_of_three_distinct_tasks_open_it() -> None:
             if fail(sick, 0.0, failures):
                 break
         sick.ok(0.0, LIMIT)
-    assert failures < 20
+    assert failures < 30
     assert not sick.in_service
 
 
@@ -90,13 +90,13 @@ def test_a_last_source_is_not_opened_for_a_bad_rate_of_answers_while_any_succeed
     assert well.in_service
 
 
-def test_the_open_time_doubles_up_to_a_minute() -> None:
+def test_the_open_time_doubles_up_to_eight_seconds() -> None:
     times = []
     for count in range(1, 9):
         sick, now = opened(count)
         times.append(sick.open_until - now)
-    assert times == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
-    assert LONGEST_OPEN == 60.0
+    assert times == [2.0, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0]
+    assert LONGEST_OPEN == 8.0
 
 
 def test_a_last_source_is_probed_every_two_seconds_however_often_it_fails() -> None:
@@ -116,7 +116,8 @@ def test_it_is_jittered() -> None:
     assert all(0.5 * FIRST_OPEN <= time <= 1.5 * FIRST_OPEN for time in times)
 
 
-def test_it_comes_back_by_one_real_task_then_two_then_four_until_its_window_is_in_use() -> None:
+def test_it_comes_back_by_one_real_task_and_one_more_for_each_answer_until_its_window_is_in_use() -> None:
+    """Which doubles what is in flight with each round of answers."""
     back, _ = opened()
     assert back.allowed == 1
     back.sent(back.open_until)
@@ -125,17 +126,43 @@ def test_it_comes_back_by_one_real_task_then_two_then_four_until_its_window_is_i
     for _ in range(1 + 2 + 4):
         back.ok(back.since, LIMIT)
         allowed.append(back.allowed)
-    assert allowed == [1, 2, 2, 4, 4, 4, 4, inf]
+    assert allowed == [1, 2, 3, 4, 5, 6, 7, inf]
 
 
-def test_one_failure_on_the_way_back_opens_it_again_for_longer() -> None:
+def test_a_first_task_that_fails_opens_it_again_for_longer() -> None:
+    back, now = opened()
+    now = back.open_until
+    back.sent(now)
+    assert fail(back, now + 1, task=1)
+    assert back.open_until == now + 1 + 4.0
+    assert back.allowed == 1
+
+
+def test_a_failure_later_on_the_way_back_takes_back_one_step() -> None:
     back, now = opened()
     now = back.open_until
     back.sent(now)
     back.ok(now, LIMIT)
-    assert fail(back, now + 1, task=1)
-    assert back.open_until == now + 1 + 4.0
-    assert back.allowed == 1
+    back.ok(now, LIMIT)
+    assert not fail(back, now + 1, task=1)
+    assert back.allowed == 2
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.3])
+def test_a_source_with_ordinary_faults_comes_back(share: float) -> None:
+    rng = Random(7)
+    back, now = opened()
+    for task in range(2000):
+        if not back.in_service:
+            now = back.open_until
+            back.sent(now)
+        if rng.random() < share:
+            fail(back, now, task)
+        else:
+            back.ok(now, 64)
+        if back.allowed == inf:
+            return
+    raise AssertionError(f"still {back.allowed} after 2,000 tasks")
 
 
 def test_once_back_it_starts_with_a_clean_record() -> None:

@@ -138,11 +138,12 @@ def test_a_window_of_ones_own_is_told_what_became_of_each_request() -> None:
     told: list[str] = []
 
     class Listening(FixedWindow):
-        def ok(self, now: float, sent_at: float, tokens: int | None) -> None:
+        def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int) -> None:
             told.append(f"ok after {now - sent_at} s with {tokens} tokens")
 
-        def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
-            told.append(f"rejected with {hint}")
+        def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
+            told.append(f"rejected with {hint}, {others} others")
+            return False
 
     watched = Source("a", Random(0), window=Listening(3))
     send(watched, 0.0)
@@ -150,7 +151,7 @@ def test_a_window_of_ones_own_is_told_what_became_of_each_request() -> None:
     end(watched, 2.0, 0.0)
     watched.inflight -= 1
     watched.rejected(3.0, 0.0, 1.5)
-    assert told == ["ok after 2.0 s with 4 tokens", "rejected with 1.5"]
+    assert told == ["ok after 2.0 s with 4 tokens", "rejected with 1.5, 0 others"]
     assert watched.window.limit == 3
 
 

@@ -116,7 +116,7 @@ class QRewardClient:
 
     async def chat_completion(
         self,
-        messages: Iterable[Mapping[str, Any]],
+        messages: Iterable[Any],
         model: str,
         *,
         timeout: float | None = DEFAULT,
@@ -128,7 +128,7 @@ class QRewardClient:
         """One chat completion.
 
         Args:
-            messages: the conversation, as in the OpenAI API.
+            messages: the conversation, as in the OpenAI API: dicts, or openai's message objects.
             model: chooses the route.
             timeout: seconds in all, queueing included; the client's by default, None waits for ever.
             priority: 0 (most urgent) to 9.
@@ -164,7 +164,7 @@ class QRewardClient:
 
     async def batch_chat_completion(
         self,
-        batch_messages: Iterable[Iterable[Mapping[str, Any]]] | AsyncIterable[Iterable[Mapping[str, Any]]],
+        batch_messages: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
         model: str,
         *,
         timeout: float | None = DEFAULT,

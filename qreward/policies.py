@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections.abc import Iterable
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, Literal, NoReturn
 from urllib.parse import urlsplit
@@ -77,6 +78,8 @@ class Limits(Policy):
 
     Args:
         max_concurrency: most requests in flight at once.
+        adaptive: find out how many requests in flight, and per second, the endpoint really takes, up to ``max_concurrency``.
+            False keeps ``max_concurrency`` (64 if there is none) in flight.
         rpm: requests per minute.
         tpm: tokens per minute.
         tpm_counts: whether the provider charges the tokens ``used`` (default) or ``reserved`` (``max_tokens``).
@@ -88,6 +91,7 @@ class Limits(Policy):
     """
 
     max_concurrency: Count | None = None
+    adaptive: bool = True
     rpm: Rate | None = None
     tpm: Rate | None = None
     tpm_counts: Literal["used", "reserved"] = "used"
@@ -241,6 +245,18 @@ class Endpoint(Policy):
         return value
 
     @model_validator(mode="after")
+    def _one_master(self) -> Endpoint:
+        if self.http_client is None:
+            return self
+        ours = [name for name in ("verify", "proxy", "keepalive") if getattr(self, name) != type(self).model_fields[name].default]
+        if self.proxy is not None and not self.proxy.get_secret_value():
+            ours.remove("proxy")
+        if ours or self.limits.connects_per_second is not None:
+            names = ", ".join(ours) or "limits.connects_per_second"
+            raise ValueError(f"{names} and http_client exclude each other; set it in the client you pass")
+        return self
+
+    @model_validator(mode="after")
     def _named(self) -> Endpoint:
         if not self.name:
             object.__setattr__(self, "name", urlsplit(self.base_url).netloc)
@@ -266,6 +282,12 @@ class Route(Policy):
     endpoints: tuple[str, ...] = Field(min_length=1)
     strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH
     weights: dict[str, Weight] = Field(default_factory=dict)
+
+    def __init__(self, pattern: str | None = None, endpoints: Iterable[str] | None = None, **data: Any) -> None:
+        given = {"pattern": pattern, "endpoints": endpoints}
+        super().__init__(**{name: value for name, value in given.items() if value is not None}, **data)
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @field_validator("pattern")
     @classmethod

@@ -11,5 +11,5 @@ MODEL = "judge"
 
 def open_client(job: Job) -> QRewardClient:
     """A client over the endpoints of the job; nothing is set but the limit that every peer is given too."""
-    limits = Limits(max_concurrency=max(1, job.concurrency // len(job.urls)))
+    limits = Limits(max_concurrency=max(1, job.concurrency // len(job.urls)), adaptive=False)
     return QRewardClient([Endpoint(url, name=f"endpoint-{index}", limits=limits) for index, url in enumerate(job.urls)])

@@ -93,6 +93,10 @@ class Budget:
             return False
         return True
 
+    def grant(self, retries: int) -> None:
+        """So many requests are under way at a source that was lost: each may be tried again."""
+        self._earned += retries
+
     def wait(self) -> float:
         """Seconds until the reserve has grown by one."""
         return 1 / self._floor

@@ -100,6 +100,8 @@ class Scheduler:
                 task.attempt = None
                 self._go_on(now, task, verdict.wait, verdict.error)
             if verdict.lost:
+                if not source.health.in_service:
+                    self._aftermath.budget.grant(source.inflight)
                 self.lost(now, source)
         self._fill(now, source)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from qreward.core.gate import Gate
 from qreward.core.health import Health
 from qreward.core.latency import Latency
+from qreward.core.learned import LearnedPace
 from qreward.core.outcome import Answer
 from qreward.core.pace import Pace
 from qreward.core.window import FixedWindow, Window
@@ -47,11 +48,12 @@ class Source:
     Attributes:
         attempts: what is under way, oldest first, including what is being stopped; ``inflight`` is their number.
         check_at: when to look for attempts past their limit; inf while nothing is under way.
+        learned: a pace learned from rejects, or None if only what the operator set counts.
         attempt_timeout: seconds one attempt may take, set by an operator, or None if it is learned.
     """
 
     __slots__ = (
-        "attempt_timeout", "attempts", "check_at", "due", "gate", "handle", "health", "inflight", "latency", "name", "pools", "removed",
+        "attempt_timeout", "attempts", "check_at", "due", "gate", "handle", "health", "inflight", "latency", "learned", "name", "pools", "removed",
         "requests", "reserved", "tally", "tokens", "weight", "window",
     )  # fmt: skip
 
@@ -64,12 +66,14 @@ class Source:
         weight: float = 1.0,
         attempt_timeout: float | None = None,
         window: Window | None = None,
+        learned: LearnedPace | None = None,
     ) -> None:
         limits = limits or Limits()
         self.name = name
         self.weight = weight
         self.attempt_timeout = attempt_timeout
         self.window: Window = window or FixedWindow(limits.max_concurrency)
+        self.learned = learned
         self.requests = Pace(limits.rpm / 60) if limits.rpm else None
         self.tokens = Pace(limits.tpm / 60) if limits.tpm else None
         self.reserved = limits.tpm_counts == "reserved"
@@ -93,6 +97,8 @@ class Source:
             return inf
         at = self.gate.opens_at
         at = max(health.open_until, at)
+        if self.learned is not None:
+            at = max(at, self.learned.ready_at)
         if self.requests is not None:
             at = max(at, self.requests.ready_at)
         if self.tokens is not None:
@@ -109,6 +115,8 @@ class Source:
             self.gate.sent(now)
         if self.health.open_until != -inf:
             self.health.sent(now)
+        if self.learned is not None:
+            self.learned.sent(now)
         if self.requests is not None:
             self.requests.take(now)
 
@@ -117,6 +125,8 @@ class Source:
         self.latency.add(now - sent_at)
         self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
         self.gate.ok(sent_at)
+        if self.learned is not None:
+            self.learned.ok(now)
         if not self.health.spotless:
             self.health.ok(sent_at, self.window.limit)
         tally = self.tally
@@ -127,8 +137,13 @@ class Source:
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
         """It said it has no room; ``inflight`` is already without that request."""
         self.tally.rejected += 1
-        if self.window.rejected(now, sent_at, hint, self.inflight):
+        away = self.window.rejected(now, sent_at, hint, self.inflight)
+        if away or hint is not None:
             self.gate.rejected(now, sent_at, hint)
+        if self.learned is not None:
+            self.learned.refused(sent_at)
+            if away and hint is not None:
+                self.learned.hinted(now, hint)
 
     def worth_waiting_for(self, now: float) -> bool:
         """True if it can be expected to take work within about a second."""

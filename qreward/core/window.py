@@ -27,7 +27,10 @@ class Window(Protocol):
         """An answer came, of so many output tokens, if the source tells."""
 
     def rejected(self, now: float, sent_at: float, hint: float | None, others: int, /) -> bool:
-        """Turned away while ``others`` are being served, asked to wait ``hint`` seconds, if at all. True closes the gate."""
+        """Turned away while ``others`` are served, asked to wait ``hint`` seconds, if at all. True if the source wants to be left alone.
+
+        A hint closes the gate in any case; if this is False, it is not taken for a rate limit.
+        """
 
     def ended(self) -> None:
         """A request ended in any other way, which says nothing about room."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sized
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from qreward.core.outcome import CANCELLED, Answer
@@ -79,11 +80,15 @@ class Bulk:
         try:
             shell.open(self._feed)
             await self._done
-        finally:
-            del shell.sinks[self]
-            if expiry is not None:
-                expiry.cancel()
-            await self._put_away(reader)
+        except GeneratorExit:  # thrown away, perhaps by the garbage collector amid our own work, where the lock is held
+            shell.later(partial(self._leave, expiry))
+            raise
+        except BaseException:
+            self._leave(expiry)
+            await self._close_input(reader)
+            raise
+        self._leave(expiry)
+        await self._close_input(reader)
         stats = BatchStats(self._read, self._tallies.ok, self._tallies.failed, clock() - began, self._tallies.stats())
         batch = BatchResult([result for result in self._results if result is not None], stats)
         if self._input_error is not None:
@@ -93,8 +98,13 @@ class Bulk:
             ) from self._input_error
         return batch
 
-    async def _put_away(self, reader: asyncio.Task[None] | None) -> None:
+    def _leave(self, expiry: asyncio.TimerHandle | None) -> None:
+        del self.shell.sinks[self]
+        if expiry is not None:
+            expiry.cancel()
         self.shell.withdraw(self.abandon())
+
+    async def _close_input(self, reader: asyncio.Task[None] | None) -> None:
         if reader is not None:
             reader.cancel()
             await asyncio.wait([reader])

@@ -249,6 +249,9 @@ class Shell:
                 self.ended(attempt, CANCELLED)
                 raise
             outcome = CANCELLED
+        except GeneratorExit:  # thrown away, perhaps by the garbage collector amid our own work
+            self.later(partial(self.ended, attempt, CANCELLED))
+            raise
         except Exception as error:  # a wire must not raise; if one does, the item fails and nothing hangs
             outcome = _unexpected(attempt, error)
         return self.ended(attempt, outcome, mine)
@@ -290,8 +293,12 @@ class Shell:
 
     def wake_soon(self) -> None:
         """The scheduler was changed from elsewhere: look at the time again."""
+        self.later(self._rearm)
+
+    def later(self, work: Callable[[], object]) -> None:
+        """Do something in the loop, soon; nothing if the loop is closed, for then :meth:`bury` does all."""
         with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self._rearm)
+            self.loop.call_soon_threadsafe(work)
 
     def _rearm(self) -> None:
         with self.engine.lock:

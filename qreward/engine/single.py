@@ -7,7 +7,7 @@ from typing import Any
 
 from qreward.core.outcome import CANCELLED, Answer
 from qreward.core.source import Source
-from qreward.core.task import Attempt, Feed, Task
+from qreward.core.task import Attempt, Feed, State, Task
 from qreward.engine.report import result_of
 from qreward.engine.shell import Shell
 from qreward.errors import ClientClosed, QRewardError
@@ -40,16 +40,23 @@ class Single:
                 else:
                     self._waiter = shell.loop.create_future()
                     await self._waiter
-        except BaseException:
-            shell.withdraw([task])
+        except GeneratorExit:  # thrown away, perhaps by the garbage collector amid our own work, where the lock is held
+            shell.later(self._leave)
             raise
-        else:
-            return self._result
-        finally:
-            if self._next is not None:
-                shell.ended(self._next, CANCELLED)
-            del shell.sinks[self]
-            del self._task  # task and sink refer to each other: let reference counting free them
+        except BaseException:
+            self._leave()
+            raise
+        self._leave()
+        return self._result
+
+    def _leave(self) -> None:
+        shell, task = self.shell, self._task
+        if task.state is not State.DONE:
+            shell.withdraw([task])
+        if self._next is not None:
+            shell.ended(self._next, CANCELLED)
+        del shell.sinks[self]
+        del self._task  # task and sink refer to each other: let reference counting free them
 
     def start(self, attempt: Attempt) -> None:
         self._next = attempt

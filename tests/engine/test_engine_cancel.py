@@ -457,3 +457,21 @@ def test_a_deadline_and_the_last_answer_in_one_turn_give_one_outcome_each() -> N
         assert all(result.ok or isinstance(result.error, DeadlineExceeded) for result in batch)
 
     on_virtual_time(test)
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_call_that_is_thrown_away_gives_its_slots_back_later(bulk: bool) -> None:
+    """Its coroutine is closed while our lock is held, as the garbage collector may do: it must not wait for the lock."""
+
+    async def test() -> None:
+        async with client_of(FakeWire(seconds=100.0), {"a": 2}) as client:
+            call = client.batch_chat_completion(chats(2), MODEL) if bulk else client.chat_completion(chat("x"), MODEL)
+            call.send(None)
+            await asyncio.sleep(1)
+            assert leftovers(client) != {}
+            with client._engine.lock:
+                call.close()
+            await asyncio.sleep(1)
+            assert leftovers(client) == {}
+
+    on_virtual_time(test)

@@ -1,0 +1,80 @@
+"""A pace learned from rejects that say when to come back.
+
+A hint (``Retry-After``) may mean a rate limit. What was accepted over the last minute, less 2 %, is a rate that the limit
+certainly allows, for token buckets and calendar windows alike. From there it is raised again: 2 % after 20 clean
+seconds, then twice as much (at most 30 %) every 5 s; a reject takes back the last raise.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from qreward.core.pace import Pace
+
+SPAN = 60
+SHARE = 0.98
+FIRST_RAISE, LARGEST_RAISE = 0.02, 0.30
+CALM, NEXT = 20.0, 5.0
+
+
+class LearnedPace:
+    """No limit until a reject carries a hint; then requests per second by GCRA."""
+
+    __slots__ = ("_accepted", "_began", "_changed", "_cut", "_pace", "_raised")
+
+    def __init__(self) -> None:
+        self._pace: Pace | None = None
+        self._accepted: dict[int, int] = {}  # second -> requests sent and not turned away; the last minute
+        self._began: float | None = None
+        self._changed = self._cut = -inf
+        self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
+
+    @property
+    def rate(self) -> float | None:
+        """Requests per second, or None while nothing limits."""
+        return None if self._pace is None else self._pace.rate
+
+    @property
+    def ready_at(self) -> float:
+        """The earliest time at which a request conforms."""
+        return -inf if self._pace is None else self._pace.ready_at
+
+    def sent(self, now: float) -> None:
+        """A request goes out."""
+        second = int(now)
+        if self._began is None:
+            self._began = now
+        if second not in self._accepted:
+            self._accepted = {then: count for then, count in self._accepted.items() if then >= second - SPAN}
+        self._accepted[second] = self._accepted.get(second, 0) + 1
+        if self._pace is not None:
+            self._pace.take(now)
+
+    def ok(self, now: float) -> None:
+        """An answer came."""
+        if self._pace is not None and now - self._changed > (NEXT if self._raised else CALM):
+            self._raised = min(LARGEST_RAISE, max(FIRST_RAISE, 2 * self._raised))
+            self._pace.rate *= 1 + self._raised
+            self._changed = now
+
+    def refused(self, sent_at: float) -> None:
+        """A request that was sent then was turned away."""
+        if int(sent_at) in self._accepted:
+            self._accepted[int(sent_at)] -= 1
+
+    def hinted(self, now: float, hint: float) -> None:
+        """A reject said to come back after ``hint`` seconds. Rejects within a second count once."""
+        if now - self._cut < 1.0:
+            return
+        began = now if self._began is None else self._began
+        span = float(SPAN) if now - began >= SPAN else now - began + hint
+        recent = sum(count for then, count in self._accepted.items() if then >= now - SPAN - 1)
+        seen = max(1 / SPAN, SHARE * recent / max(1.0, span))
+        if self._pace is None:
+            self._pace = Pace(seen)
+        elif self._raised:
+            self._pace.rate = max(min(seen, self._pace.rate), self._pace.rate / (1 + self._raised))
+        else:
+            self._pace.rate = min(seen, SHARE * self._pace.rate)
+        self._cut = self._changed = now
+        self._raised = 0.0

@@ -1,0 +1,217 @@
+"""The adaptive window finds what a server takes, whether it turns away what is too much or only gets slower."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from math import inf
+from random import Random
+
+import pytest
+
+from qreward.core.adaptive import TUNING, AdaptiveWindow, Elasticity
+from qreward.core.commands import FINISH, MORE, SEND
+from qreward.core.learned import LearnedPace
+from qreward.core.outcome import Answer, Failure, FailureKind
+from qreward.core.scheduler import Scheduler
+from qreward.core.source import Source
+from qreward.core.balance import ExpectedFinish
+from qreward.core.pool import Pool
+from qreward.core.task import Attempt, Feed, Task
+from qreward.errors import RateLimited
+from qreward.policies import Retry
+
+SECONDS = 300.0
+
+Serve = Callable[[float, int, float], tuple[float, float | None | bool]]
+"""(now, in flight before it, tokens) -> (seconds, True for an answer, a hint or None for a reject)."""
+
+
+class Loop:
+    """One source with an endless backlog, in virtual time."""
+
+    def __init__(self, serve: Serve, seed: int, *, most: int | None = None, sigma: float = 0.8) -> None:
+        self.rng, self.serve, self.sigma = Random(seed), serve, sigma
+        self.window = AdaptiveWindow(self.rng, most)
+        self.source = Source("s", self.rng, window=self.window, learned=LearnedPace())
+        self.scheduler = Scheduler(Retry(), self.rng)
+        self.pool = Pool("p", [], ExpectedFinish())
+        self.now, self.answers, self.rejects, self.serving, self.peak = 0.0, 0, 0, 0, 0
+        self.done: list[float] = []
+        self.sent: list[float] = []
+        self._events: list[tuple[float, int, Attempt, Answer | Failure]] = []
+        self._number = 0
+
+    def run(self, seconds: float = SECONDS) -> Loop:
+        self.scheduler.join(self.now, self.source, self.pool)
+        self.scheduler.open(self.now, Feed(self.pool, 5, None, self.now))
+        while True:
+            self._drain()
+            wake, first = self.scheduler.next_wake(), self._events[0][0] if self._events else inf
+            self.now = min(first, wake if wake is not None else inf)
+            if self.now >= seconds:
+                return self
+            if first <= self.now:
+                _, _, attempt, outcome = heapq.heappop(self._events)
+                self.serving -= 1
+                if isinstance(outcome, Answer):
+                    self.answers += 1
+                    self.done.append(self.now)
+                self.scheduler.event(self.now, attempt, outcome)
+            else:
+                self.scheduler.tick(self.now)
+
+    def _drain(self) -> None:
+        while self.scheduler.out:
+            out, self.scheduler.out = self.scheduler.out, []
+            for command in out:
+                if command[0] == SEND:
+                    self._send(command[1])
+                elif command[0] == MORE:
+                    feed = command[1]
+                    feed.buffer.extend(Task(None, self.pool, 5, None, None, 0) for _ in range(32))
+                    self.scheduler.refill(self.now, feed)
+                else:
+                    assert command[0] == FINISH
+
+    def _send(self, attempt: Attempt) -> None:
+        tokens = 200 * self.rng.lognormvariate(-self.sigma**2 / 2, self.sigma)
+        seconds, said = self.serve(self.now, self.serving, tokens)
+        self.serving += 1
+        self.peak = max(self.peak, self.source.inflight)
+        self.sent.append(self.now)
+        outcome: Answer | Failure = Answer(None, 100, int(tokens) + 1)
+        if said is not True:
+            self.rejects += 1
+            outcome = Failure(FailureKind.OVERLOADED, RateLimited("429"), retry_after=said or None)
+        self._number += 1
+        heapq.heappush(self._events, (self.now + seconds, self._number, attempt, outcome))
+
+    @property
+    def share_rejected(self) -> float:
+        return self.rejects / len(self.sent)
+
+    def rate(self, since: float, until: float = SECONDS) -> float:
+        return sum(since <= at < until for at in self.done) / (until - since)
+
+
+def capped(cap: Callable[[float], int]) -> Serve:
+    """Ten milliseconds a token; beyond its cap a reject after 30 ms. What it is rejecting does not count."""
+    return lambda now, serving, tokens: (0.01 * tokens, True) if serving < cap(now) else (0.03, None)
+
+
+@pytest.mark.parametrize("cap", [2, 6, 64, 150])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_it_finds_a_cap_it_was_not_told(cap: int, seed: int) -> None:
+    loop = Loop(capped(lambda now: cap), seed).run()
+    assert loop.rate(0) >= 0.85 * cap / 2.0
+    assert loop.share_rejected <= 0.05
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_it_follows_a_cap_that_falls_and_rises_again(seed: int) -> None:
+    loop = Loop(capped(lambda now: 16 if 100 <= now < 200 else 64), seed).run()
+    assert loop.rate(110, 200) >= 0.8 * 16 / 2.0
+    assert loop.rate(240, 300) >= 0.8 * 64 / 2.0
+    assert loop.share_rejected <= 0.05
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_server_that_never_rejects_is_not_flooded(seed: int) -> None:
+    """Forty run at full speed, more share it: beyond that a larger window only adds waiting."""
+    loop = Loop(lambda now, serving, tokens: (0.01 * tokens * max(1.0, (serving + 1) / 40), True), seed).run()
+    assert loop.rate(60) >= 0.85 * 40 / 2.0
+    assert loop.peak <= 200
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_stray_rejects_of_a_server_without_a_cap_do_not_hold_it_down(seed: int) -> None:
+    stray = Random(seed)
+
+    def serve(now: float, serving: int, tokens: float) -> tuple[float, float | None | bool]:
+        if stray.random() < 0.001:
+            return 0.01, None
+        return 0.01 * tokens * max(1.0, (serving + 1) / 64), True
+
+    assert Loop(serve, seed).run().rate(60) >= 0.8 * 64 / 2.0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_rate_limit_is_learned_from_its_hints(seed: int) -> None:
+    """600 a minute by token bucket with a burst of 60."""
+    level, then = 60.0, 0.0
+
+    def serve(now: float, serving: int, tokens: float) -> tuple[float, float | None | bool]:
+        nonlocal level, then
+        level, then = min(60.0, level + 10 * (now - then)), now
+        if level < 1:
+            return 0.03, (1 - level) / 10
+        level -= 1
+        return 0.01 * tokens, True
+
+    loop = Loop(serve, seed).run()
+    assert loop.rate(60) >= 0.9 * 10
+    assert loop.share_rejected <= 0.03
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_sent_before_a_hint_has_passed(seed: int) -> None:
+    told: list[tuple[float, float]] = []
+
+    def serve(now: float, serving: int, tokens: float) -> tuple[float, float | None | bool]:
+        if serving < 20:
+            return 0.01 * tokens, True
+        told.append((now + 0.03, 1.0))
+        return 0.03, 1.0
+
+    loop = Loop(serve, seed).run(120.0)
+    assert told
+    for at, hint in told:
+        assert not any(at < sent < at + hint for sent in loop.sent)
+    assert loop.rate(30, 120) >= 0.7 * 20 / 2.0
+
+
+def test_an_outage_is_not_taken_for_a_small_cap() -> None:
+    loop = Loop(lambda now, serving, tokens: (0.02, None) if 60 <= now < 120 or serving >= 64 else (0.01 * tokens, True), 3).run()
+    assert loop.rate(150) >= 0.8 * 64 / 2.0
+    assert sum(62 <= at < 120 for at in loop.sent) <= 60, "while it is away it is asked now and then"
+
+
+def test_an_operators_limit_always_holds() -> None:
+    loop = Loop(lambda now, serving, tokens: (0.01 * tokens, True), 5, most=24).run(120.0)
+    assert loop.peak <= 24
+    assert loop.window.most == 24
+
+
+def test_failures_and_cancellations_move_nothing() -> None:
+    window = AdaptiveWindow(Random(0))
+    for _ in range(100):
+        window.sent(0.0, 8)
+        window.ended()
+    assert window.limit == TUNING.start
+
+
+def test_without_enough_work_it_learns_nothing() -> None:
+    """A window that is not filled says nothing of what more would bring."""
+    window = AdaptiveWindow(Random(0))
+    for number in range(500):
+        window.sent(float(number), 1)
+        window.ok(number + 1.0, float(number), 100, 0)
+    assert window.limit == TUNING.start
+
+
+def test_elasticity_is_one_where_throughput_follows_and_zero_where_it_does_not() -> None:
+    follows, stands = Elasticity(), Elasticity()
+    for window in (8, 16, 32):
+        follows.add(window, 0.01)
+        stands.add(window, 0.01 * window)
+    assert follows.value == pytest.approx(1.0)
+    assert stands.value == pytest.approx(0.0)
+
+
+def test_rounds_that_cannot_be_compared_say_nothing() -> None:
+    elasticity = Elasticity()
+    assert elasticity.add(8, 0.01) is None
+    assert elasticity.add(8, 0.02) is None, "the same window"
+    elasticity.break_off()
+    assert elasticity.add(16, 0.01) is None

@@ -1,0 +1,88 @@
+"""A pace is learned from rejects with a hint, raised while all is well, and taken back where that was too much."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from qreward.core.learned import FIRST_RAISE, SHARE, LearnedPace
+
+
+def busy(pace: LearnedPace, start: float, seconds: int, per_second: int) -> float:
+    for second in range(seconds):
+        for number in range(per_second):
+            pace.sent(start + second + number / per_second)
+    return start + seconds
+
+
+def test_until_a_hint_comes_nothing_is_limited() -> None:
+    pace = LearnedPace()
+    busy(pace, 0.0, 10, 100)
+    assert pace.rate is None
+    assert pace.ready_at == -inf
+
+
+def test_a_hint_sets_just_less_than_what_was_accepted_in_the_last_minute() -> None:
+    pace = LearnedPace()
+    now = busy(pace, 0.0, 120, 10)
+    pace.sent(now)
+    pace.refused(now)
+    pace.hinted(now, 5.0)
+    assert pace.rate == pytest.approx(SHARE * 10, rel=0.03)
+
+
+def test_a_young_source_counts_the_wait_that_it_asked_for() -> None:
+    pace = LearnedPace()
+    for _ in range(30):
+        pace.sent(0.0)
+    pace.hinted(0.5, 29.5)
+    assert pace.rate == pytest.approx(SHARE * 30 / 30)
+
+
+def test_rejects_within_a_second_count_once() -> None:
+    pace = LearnedPace()
+    now = busy(pace, 0.0, 60, 10)
+    pace.hinted(now, 1.0)
+    rate = pace.rate
+    pace.hinted(now + 0.9, 1.0)
+    assert pace.rate == rate
+
+
+def test_it_is_raised_after_clean_seconds_and_the_raises_double() -> None:
+    pace = LearnedPace()
+    now = busy(pace, 0.0, 60, 10)
+    pace.hinted(now, 1.0)
+    assert pace.rate is not None
+    rates = [pace.rate]
+    for later in (21, 27, 33, 39, 45, 51):
+        pace.ok(now + later)
+        rates.append(pace.rate)
+    raises = [after / before - 1 for before, after in zip(rates, rates[1:], strict=False)]
+    assert raises == pytest.approx([FIRST_RAISE, 0.04, 0.08, 0.16, 0.30, 0.30])
+    pace.ok(now + 52)
+    assert pace.rate == rates[-1], "not more often than every five seconds"
+
+
+def test_a_reject_takes_back_the_last_raise() -> None:
+    pace = LearnedPace()
+    now = busy(pace, 0.0, 60, 10)
+    pace.hinted(now, 1.0)
+    before = pace.rate
+    assert before is not None
+    pace.ok(now + 21)
+    pace.hinted(now + 30, 1.0)
+    assert pace.rate == pytest.approx(before)
+
+
+def test_with_a_pace_sends_are_spread() -> None:
+    pace = LearnedPace()
+    now = busy(pace, 0.0, 60, 10)
+    pace.hinted(now, 1.0)
+    sent, at = 0, now + 5
+    while at < now + 65:
+        at = max(at, pace.ready_at)
+        pace.sent(at)
+        sent += 1
+    assert pace.rate is not None
+    assert sent == pytest.approx(60 * pace.rate, rel=0.03)

@@ -248,9 +248,7 @@ class Endpoint(Policy):
     def _one_master(self) -> Endpoint:
         if self.http_client is None:
             return self
-        ours = [name for name in ("verify", "proxy", "keepalive") if getattr(self, name) != type(self).model_fields[name].default]
-        if self.proxy is not None and not self.proxy.get_secret_value():
-            ours.remove("proxy")
+        ours = [name for name in ("verify", "keepalive") if getattr(self, name) != type(self).model_fields[name].default]
         if ours or self.limits.connects_per_second is not None:
             names = ", ".join(ours) or "limits.connects_per_second"
             raise ValueError(f"{names} and http_client exclude each other; set it in the client you pass")

@@ -214,7 +214,7 @@ def report(rows: Sequence[Judged], stats: BatchStats, bound: float) -> str:
 async def judge_all(fleet: FakeFleet, requests: Sequence[JudgeRequest], progress: Progress) -> tuple[BatchResult[Any], float]:
     """The bulk's results and the fleet's lower bound in seconds."""
     conversations = [request.messages for request in requests]
-    async with fleet, QRewardClient(told(fleet.endpoints)) as client:
+    async with fleet, QRewardClient(fleet.endpoints) as client:
         batch = await client.batch_chat_completion(conversations, model=MODEL, temperature=0, timeout=TIMEOUT, on_result=progress)
         return batch, fleet.lower_bound(conversations)
 

@@ -5,9 +5,9 @@ flight still brings more done, from the time a token takes: it works where a ser
 are measured against the window's own earlier rounds, never against a lowest latency, which for language models is only
 the shortest answer.
 
-W1  Start small and double every round while throughput keeps up.
+W1  Start small and double every round while throughput keeps up. A small limit set by an operator is trusted from the start.
 W2  Without rejects, run a little above and below the base in turn; move the base up while that pays, down where less
-    would do as well.
+    would do as well. At an operator's limit, look below only now and then.
 W3  A reject sets the window to the survivors, less a little that is left to other clients. A lone one without a hint,
     amid good answers, is noise.
 W4  From there try one more after many clean answers; each try that holds doubles the next; one that fails goes back, and
@@ -43,6 +43,8 @@ class Tuning:
     price: float = 20.0  # W4: after a failed try that costs a pause, clean time per second of pause
     shortest_round: int = 12
     longest_round: int = 100
+    trusted: int = 64  # W1: largest limit of an operator that is used at once
+    look: int = 8  # W2: rounds between two looks below an operator's limit
 
 
 TUNING = Tuning()
@@ -104,13 +106,16 @@ class AdaptiveWindow:
 
     __slots__ = (
         "_away", "_base", "_blame_until", "_capped", "_clean", "_elasticity", "_floor", "_good", "_mark", "_no_try_before",
-        "_reject_after", "_rng", "_round", "_side", "_starting", "_step", "limit", "most", "reason",
+        "_reject_after", "_rng", "_round", "_rounds", "_side", "_start", "_starting",
+        "_step", "limit", "most", "reason",
     )  # fmt: skip
 
     def __init__(self, rng: Random, most: int | None = None) -> None:
         self._rng = rng
         self.most = MOST if most is None else most
-        self.limit = min(TUNING.start, self.most)
+        self._start = most if most is not None and most <= TUNING.trusted else min(TUNING.start, self.most)
+        self.limit = self._start
+        self._rounds = 1
         self.reason = "start"
         self._elasticity = Elasticity()
         self._side = 1.0
@@ -128,7 +133,7 @@ class AdaptiveWindow:
     def _begin(self, now: float, inflight: int) -> None:
         self._starting, self._capped, self._step = True, False, 0
         self._elasticity.break_off()
-        self._set(TUNING.start, now, inflight)
+        self._set(self._start, now, inflight)
 
     def sent(self, _now: float, inflight: int) -> None:
         """A request went out; ``inflight`` counts it."""
@@ -210,6 +215,7 @@ class AdaptiveWindow:
             elif change is not None and self._side < 0:  # every second round, after a full swing
                 base *= self._seek_factor()
         self._side = -self._side
+        self._rounds += 1
         self._set(base, now, inflight)
 
     def _start_factor(self, elasticity: float) -> float:
@@ -228,6 +234,9 @@ class AdaptiveWindow:
 
     def _set(self, base: float, now: float, inflight: int) -> None:
         self._base = max(1.0, min(float(self.most), base))
-        swing = 1.0 if self._capped or self._starting else 1 + TUNING.zig * self._side
+        if self._base >= self.most:
+            self._starting = False
+        at_rest = self._capped or self._starting or (self._base >= self.most and self._rounds % TUNING.look != 0)
+        swing = 1.0 if at_rest else 1 - TUNING.zig if self._base >= self.most else 1 + TUNING.zig * self._side
         self.limit = max(1, min(self.most, round(self._base * swing)))
         self._round = _Round(self.limit, now, inflight)

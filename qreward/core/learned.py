@@ -2,7 +2,8 @@
 
 A hint (``Retry-After``) may mean a rate limit. What was accepted over the last minute, less 2 %, is a rate that the limit
 certainly allows, for token buckets and calendar windows alike. From there it is raised again: 2 % after 20 clean
-seconds, then twice as much (at most 30 %) every 5 s; a reject takes back the last raise.
+seconds, then twice as much (at most 30 %) every 5 s; a reject takes back the last raise. Too few accepted say nothing
+of a rate, and a source that accepts nothing any more is away: only the first reject after an answer counts.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ SPAN = 60
 SHARE = 0.98
 FIRST_RAISE, LARGEST_RAISE = 0.02, 0.30
 CALM, NEXT = 20.0, 5.0
+EVIDENCE = 5
+"""Requests accepted in the last minute without which no rate is learned."""
 
 
 class LearnedPace:
     """No limit until a reject carries a hint; then requests per second by GCRA."""
 
-    __slots__ = ("_accepted", "_began", "_changed", "_cut", "_pace", "_raised")
+    __slots__ = ("_accepted", "_answered", "_began", "_changed", "_cut", "_pace", "_raised")
 
     def __init__(self) -> None:
         self._pace: Pace | None = None
         self._accepted: dict[int, int] = {}  # second -> requests sent and not turned away; the last minute
         self._began: float | None = None
         self._changed = self._cut = -inf
+        self._answered = False  # since the last cut
         self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
 
     @property
@@ -52,6 +56,7 @@ class LearnedPace:
 
     def ok(self, now: float) -> None:
         """An answer came."""
+        self._answered = True
         if self._pace is not None and now - self._changed > (NEXT if self._raised else CALM):
             self._raised = min(LARGEST_RAISE, max(FIRST_RAISE, 2 * self._raised))
             self._pace.rate *= 1 + self._raised
@@ -64,11 +69,13 @@ class LearnedPace:
 
     def hinted(self, now: float, hint: float) -> None:
         """A reject said to come back after ``hint`` seconds. Rejects within a second count once."""
-        if now - self._cut < 1.0:
+        if now - self._cut < 1.0 or not self._answered:
             return
         began = now if self._began is None else self._began
         span = float(SPAN) if now - began >= SPAN else now - began + hint
         recent = sum(count for then, count in self._accepted.items() if then >= now - SPAN - 1)
+        if recent < EVIDENCE:
+            return
         seen = max(1 / SPAN, SHARE * recent / max(1.0, span))
         if self._pace is None:
             self._pace = Pace(seen)
@@ -77,4 +84,4 @@ class LearnedPace:
         else:
             self._pace.rate = min(seen, SHARE * self._pace.rate)
         self._cut = self._changed = now
-        self._raised = 0.0
+        self._raised, self._answered = 0.0, False

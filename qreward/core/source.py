@@ -53,8 +53,8 @@ class Source:
     """
 
     __slots__ = (
-        "attempt_timeout", "attempts", "check_at", "due", "gate", "handle", "health", "inflight", "latency", "learned", "name", "pools", "removed",
-        "requests", "reserved", "tally", "tokens", "weight", "window",
+        "attempt_timeout", "attempts", "check_at", "due", "gate", "handle", "health", "inflight", "latency", "learned",
+        "name", "pools", "removed", "requests", "reserved", "tally", "tokens", "weight", "window",
     )  # fmt: skip
 
     def __init__(

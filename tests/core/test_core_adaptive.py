@@ -10,20 +10,20 @@ from random import Random
 import pytest
 
 from qreward.core.adaptive import TUNING, AdaptiveWindow, Elasticity
+from qreward.core.balance import ExpectedFinish
 from qreward.core.commands import FINISH, MORE, SEND
 from qreward.core.learned import LearnedPace
 from qreward.core.outcome import Answer, Failure, FailureKind
+from qreward.core.pool import Pool
 from qreward.core.scheduler import Scheduler
 from qreward.core.source import Source
-from qreward.core.balance import ExpectedFinish
-from qreward.core.pool import Pool
 from qreward.core.task import Attempt, Feed, Task
 from qreward.errors import RateLimited
 from qreward.policies import Retry
 
 SECONDS = 300.0
 
-Serve = Callable[[float, int, float], tuple[float, float | None | bool]]
+Serve = Callable[[float, int, float], tuple[float, float | bool | None]]
 """(now, in flight before it, tokens) -> (seconds, True for an answer, a hint or None for a reject)."""
 
 
@@ -53,6 +53,7 @@ class Loop:
                 return self
             if first <= self.now:
                 _, _, attempt, outcome = heapq.heappop(self._events)
+                self.ended()
                 self.serving -= 1
                 if isinstance(outcome, Answer):
                     self.answers += 1
@@ -60,6 +61,9 @@ class Loop:
                 self.scheduler.event(self.now, attempt, outcome)
             else:
                 self.scheduler.tick(self.now)
+
+    def ended(self) -> None:
+        """The first event was taken."""
 
     def _drain(self) -> None:
         while self.scheduler.out:
@@ -75,7 +79,7 @@ class Loop:
                     assert command[0] == FINISH
 
     def _send(self, attempt: Attempt) -> None:
-        tokens = 200 * self.rng.lognormvariate(-self.sigma**2 / 2, self.sigma)
+        tokens = 200 * self.rng.lognormvariate(-(self.sigma**2) / 2, self.sigma)
         seconds, said = self.serve(self.now, self.serving, tokens)
         self.serving += 1
         self.peak = max(self.peak, self.source.inflight)
@@ -85,6 +89,9 @@ class Loop:
             self.rejects += 1
             outcome = Failure(FailureKind.OVERLOADED, RateLimited("429"), retry_after=said or None)
         self._number += 1
+        self._begin(seconds, attempt, outcome)
+
+    def _begin(self, seconds: float, attempt: Attempt, outcome: Answer | Failure) -> None:
         heapq.heappush(self._events, (self.now + seconds, self._number, attempt, outcome))
 
     @property
@@ -116,19 +123,49 @@ def test_it_follows_a_cap_that_falls_and_rises_again(seed: int) -> None:
     assert loop.share_rejected <= 0.05
 
 
+class Shared(Loop):
+    """A server that takes everything: forty run at full speed, more share that (processor sharing)."""
+
+    FULL = 40
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(lambda now, serving, tokens: (0.01 * tokens, True), seed)
+        self._work, self._then = 0.0, 0.0  # work that each request under way has got since the start
+        self._ends: list[tuple[float, int, Attempt, Answer | Failure]] = []
+
+    def _advance(self) -> None:
+        self._work += (self.now - self._then) * min(1.0, self.FULL / max(1, len(self._ends)))
+        self._then = self.now
+
+    def _begin(self, seconds: float, attempt: Attempt, outcome: Answer | Failure) -> None:
+        self._advance()
+        heapq.heappush(self._ends, (self._work + seconds, self._number, attempt, outcome))
+        self._next_end()
+
+    def _next_end(self) -> None:
+        seconds = (self._ends[0][0] - self._work) / min(1.0, self.FULL / len(self._ends)) if self._ends else 0.0
+        self._events = [(self.now + max(0.0, seconds), *self._ends[0][1:])] if self._ends else []
+
+    def ended(self) -> None:
+        self._advance()
+        heapq.heappop(self._ends)
+        self._next_end()
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_server_that_never_rejects_is_not_flooded(seed: int) -> None:
-    """Forty run at full speed, more share it: beyond that a larger window only adds waiting."""
-    loop = Loop(lambda now, serving, tokens: (0.01 * tokens * max(1.0, (serving + 1) / 40), True), seed).run()
-    assert loop.rate(60) >= 0.85 * 40 / 2.0
-    assert loop.peak <= 200
+    """Beyond forty a larger window only adds waiting: the start doubles past it once, to 128, and steps back."""
+    loop = Shared(seed).run()
+    assert loop.rate(60) >= 0.9 * Shared.FULL / 2.0
+    assert loop.peak <= 128
+    assert loop.window.limit <= 2 * Shared.FULL
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_stray_rejects_of_a_server_without_a_cap_do_not_hold_it_down(seed: int) -> None:
     stray = Random(seed)
 
-    def serve(now: float, serving: int, tokens: float) -> tuple[float, float | None | bool]:
+    def serve(now: float, serving: int, tokens: float) -> tuple[float, float | bool | None]:
         if stray.random() < 0.001:
             return 0.01, None
         return 0.01 * tokens * max(1.0, (serving + 1) / 64), True
@@ -141,7 +178,7 @@ def test_a_rate_limit_is_learned_from_its_hints(seed: int) -> None:
     """600 a minute by token bucket with a burst of 60."""
     level, then = 60.0, 0.0
 
-    def serve(now: float, serving: int, tokens: float) -> tuple[float, float | None | bool]:
+    def serve(now: float, serving: int, tokens: float) -> tuple[float, float | bool | None]:
         nonlocal level, then
         level, then = min(60.0, level + 10 * (now - then)), now
         if level < 1:
@@ -158,7 +195,7 @@ def test_a_rate_limit_is_learned_from_its_hints(seed: int) -> None:
 def test_nothing_is_sent_before_a_hint_has_passed(seed: int) -> None:
     told: list[tuple[float, float]] = []
 
-    def serve(now: float, serving: int, tokens: float) -> tuple[float, float | None | bool]:
+    def serve(now: float, serving: int, tokens: float) -> tuple[float, float | bool | None]:
         if serving < 20:
             return 0.01 * tokens, True
         told.append((now + 0.03, 1.0))
@@ -181,6 +218,17 @@ def test_an_operators_limit_always_holds() -> None:
     loop = Loop(lambda now, serving, tokens: (0.01 * tokens, True), 5, most=24).run(120.0)
     assert loop.peak <= 24
     assert loop.window.most == 24
+
+
+def test_a_small_limit_of_an_operator_is_used_at_once_and_kept_where_it_pays() -> None:
+    window = AdaptiveWindow(Random(0), 40)
+    assert window.limit == 40
+    loop = Loop(lambda now, serving, tokens: (0.01 * tokens, True), 5, most=40).run(120.0)
+    assert loop.rate(10, 120) >= 0.9 * 40 / 2.0
+
+
+def test_a_large_limit_of_an_operator_is_a_limit_not_a_target() -> None:
+    assert AdaptiveWindow(Random(0), 1000).limit == TUNING.start
 
 
 def test_failures_and_cancellations_move_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import inf
 
 import pytest
@@ -13,6 +14,7 @@ def busy(pace: LearnedPace, start: float, seconds: int, per_second: int) -> floa
     for second in range(seconds):
         for number in range(per_second):
             pace.sent(start + second + number / per_second)
+    pace.ok(start + seconds)
     return start + seconds
 
 
@@ -36,6 +38,7 @@ def test_a_young_source_counts_the_wait_that_it_asked_for() -> None:
     pace = LearnedPace()
     for _ in range(30):
         pace.sent(0.0)
+    pace.ok(0.4)
     pace.hinted(0.5, 29.5)
     assert pace.rate == pytest.approx(SHARE * 30 / 30)
 
@@ -58,7 +61,7 @@ def test_it_is_raised_after_clean_seconds_and_the_raises_double() -> None:
     for later in (21, 27, 33, 39, 45, 51):
         pace.ok(now + later)
         rates.append(pace.rate)
-    raises = [after / before - 1 for before, after in zip(rates, rates[1:], strict=False)]
+    raises = [after / before - 1 for before, after in pairwise(rates)]
     assert raises == pytest.approx([FIRST_RAISE, 0.04, 0.08, 0.16, 0.30, 0.30])
     pace.ok(now + 52)
     assert pace.rate == rates[-1], "not more often than every five seconds"
@@ -73,6 +76,24 @@ def test_a_reject_takes_back_the_last_raise() -> None:
     pace.ok(now + 21)
     pace.hinted(now + 30, 1.0)
     assert pace.rate == pytest.approx(before)
+
+
+def test_a_source_that_accepts_nothing_any_more_is_away_not_slow() -> None:
+    pace = LearnedPace()
+    now = busy(pace, 0.0, 60, 10)
+    for later in range(0, 50, 5):
+        pace.hinted(now + later, 5.0)
+    assert pace.rate == pytest.approx(SHARE * 10, rel=0.03), "one cut for the whole outage"
+
+
+def test_a_few_requests_say_nothing_of_a_rate() -> None:
+    pace = LearnedPace()
+    pace.sent(0.0)
+    pace.ok(0.5)
+    pace.sent(1.0)
+    pace.refused(1.0)
+    pace.hinted(1.1, 1.0)
+    assert pace.rate is None
 
 
 def test_with_a_pace_sends_are_spread() -> None:

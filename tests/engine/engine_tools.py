@@ -98,7 +98,8 @@ def broken(name: str = "a") -> Failure:
 def endpoints(limits: dict[str, int], **settings: Any) -> list[Endpoint]:
     """Endpoints by name and most requests at once."""
     return [
-        Endpoint(f"http://{name}.example/v1", name=name, limits=Limits(max_concurrency=limit, adaptive=False), **settings) for name, limit in limits.items()
+        Endpoint(f"http://{name}.example/v1", name=name, limits=Limits(max_concurrency=limit, adaptive=False), **settings)
+        for name, limit in limits.items()
     ]
 
 

@@ -465,7 +465,7 @@ def test_a_call_that_is_thrown_away_gives_its_slots_back_later(bulk: bool) -> No
 
     async def test() -> None:
         async with client_of(FakeWire(seconds=100.0), {"a": 2}) as client:
-            call = client.batch_chat_completion(chats(2), MODEL) if bulk else client.chat_completion(chat("x"), MODEL)
+            call = client.batch_chat_completion(chats(2), MODEL) if bulk else client.chat_completion(chats(1)[0], MODEL)
             call.send(None)
             await asyncio.sleep(1)
             assert leftovers(client) != {}

@@ -19,7 +19,6 @@ import msgspec
 
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
-from qreward.policies import Endpoint, Limits
 from qreward.results import BatchResult, BatchStats, EndpointStats, Result
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, Phase
 
@@ -29,7 +28,7 @@ OUTPUT = Path("out") / "verdicts.jsonl"
 HEALTHY_RATE = 125.0
 """Requests a second that the fleet can answer while all of it lives."""
 SLOTS = 16
-"""Requests at once that judge-small and judge-mortal take; the client is told, as an operator would tell it."""
+"""Requests at once that judge-small and judge-mortal take. The client is told no limits: it finds out."""
 TIMEOUT = 120.0
 """Seconds one request may take, queueing included; many times what the bulk takes."""
 
@@ -111,12 +110,6 @@ def demo_fleet(requests: int) -> FakeFleet:
 
 def _latency(per_token: float) -> Latency:
     return Latency(base=0.05, per_token=per_token, tokens=200, sigma=0.3)
-
-
-def told(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    """The endpoints with what their operator knows: slots, but not the rate, which shows only in 429 and Retry-After."""
-    slots = Limits(max_concurrency=SLOTS)
-    return [each if each.name == "judge-limited" else each.model_copy(update={"limits": slots}) for each in endpoints]
 
 
 def read_requests(path: Path) -> list[JudgeRequest]:

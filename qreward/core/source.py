@@ -9,6 +9,7 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING
 
+from qreward.core.adaptive import AdaptiveWindow
 from qreward.core.gate import Gate
 from qreward.core.health import Health
 from qreward.core.latency import Latency
@@ -162,3 +163,10 @@ class Source:
 
     def __repr__(self) -> str:
         return f"<Source {self.name!r} {self.inflight}/{self.window.limit} in flight>"
+
+
+def make_source(name: str, rng: Random, limits: Limits, *, weight: float = 1.0, attempt_timeout: float | None = None) -> Source:
+    """A source that finds out what it can take within ``limits``, unless they say that it should not."""
+    window = AdaptiveWindow(rng, limits.max_concurrency) if limits.adaptive else None
+    learned = LearnedPace() if limits.adaptive else None
+    return Source(name, rng, limits, weight=weight, attempt_timeout=attempt_timeout, window=window, learned=learned)

@@ -6,12 +6,10 @@ import difflib
 from collections.abc import Iterable
 from functools import partial
 
-from qreward.core.adaptive import AdaptiveWindow
 from qreward.core.balance import make_balancer
-from qreward.core.learned import LearnedPace
 from qreward.core.pool import Pool
 from qreward.core.routing import Routes
-from qreward.core.source import Source
+from qreward.core.source import Source, make_source
 from qreward.engine.shell import Engine
 from qreward.errors import ConfigError, NoEndpoint
 from qreward.policies import Endpoint, LoadBalanceStrategy, Route
@@ -68,16 +66,8 @@ class Fleet:
         """Add an endpoint; work that waits for its models reaches it at once."""
         if endpoint.name in self._sources:
             raise ConfigError(f"two endpoints are called {endpoint.name!r}; give each its own name=")
-        limits, rng = endpoint.limits, self._engine.rng
-        source = Source(
-            endpoint.name,
-            rng,
-            limits,
-            weight=endpoint.weight,
-            attempt_timeout=endpoint.timeouts.attempt,
-            window=AdaptiveWindow(rng, limits.max_concurrency) if limits.adaptive else None,
-            learned=LearnedPace() if limits.adaptive else None,
-        )
+        rng, attempt = self._engine.rng, endpoint.timeouts.attempt
+        source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=attempt)
         source.handle = endpoint
         self._sources[endpoint.name] = source
         for pattern in dict.fromkeys(endpoint.models):

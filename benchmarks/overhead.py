@@ -57,7 +57,7 @@ def main() -> None:
     args = arguments()
     if args.markdown:
         run = json.loads(args.json.read_text(encoding="utf-8"))
-        rewrite_section(PAGE, "overhead", section(run))
+        rewrite_section(PAGE, args.section, section(run))
         return
     run = {"machine": machine(), "environments": used_environments(args), "options": options(args), "records": []}
     try:
@@ -116,6 +116,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
 def arguments() -> argparse.Namespace:
     names = [client.name for client in CLIENTS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--section", default="overhead", metavar="NAME", help="section of the page for --markdown (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="how often all is repeated (default %(default)s)")
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"these clients and {BARE}; of {', '.join(names)}")
     parser.add_argument(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from _pages import table
+from _pages import PAGE, rewrite_section, table
 from _processes import Server, cores, run_client
 from overhead_clients import BARE, CLIENTS, command_line
 
@@ -24,8 +24,10 @@ Split = dict[str, float]
 def main() -> None:
     args = arguments()
     splits = {name: profile(name, args) for name in dict.fromkeys([BARE, *args.clients])}
-    print(f"us a call: {args.in_flight} in flight, {args.delay} ms server delay, {args.requests} calls\n")
-    print(profile_table(splits))
+    text = f"us a call: {args.in_flight} in flight, {args.delay} ms server delay, {args.requests} calls\n\n{profile_table(splits)}"
+    print(text)
+    if args.section:
+        rewrite_section(PAGE, args.section, text)
 
 
 def profile(name: str, args: argparse.Namespace) -> Split:
@@ -61,6 +63,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--in-flight", type=int, default=512, metavar="N", help="calls in flight (default %(default)s)")
     parser.add_argument("--delay", type=int, default=0, metavar="MS", help="server delay in ms (default %(default)s)")
     parser.add_argument("--requests", type=int, default=30_000, metavar="N", help="calls in the window (default %(default)s)")
+    parser.add_argument("--section", metavar="NAME", help="write it into this section of docs/benchmarks.md")
     parser.add_argument("--gc", action="store_true", help="with relaxed garbage collection")
     return parser.parse_args()
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +246,15 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_judged(t
 def test_the_command_line_knows_the_verb_and_ends_in_2_for_a_missing_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--input", str(tmp_path / "none.jsonl")]) == 2
     assert "qreward demo: cannot read the judge requests" in capsys.readouterr().err
+
+
+def test_stopped_half_way_it_says_so_in_a_line_and_leaves_no_server(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-m", "qreward", "demo", "--output", str(tmp_path / "out.jsonl")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0) as running:
+        assert running.stderr is not None
+        assert running.stderr.readline().startswith("judged ")
+        running.send_signal(signal.SIGINT)
+        said = running.stderr.read()
+    assert running.returncode == 130
+    assert said.splitlines()[-1] == "qreward demo: stopped"
+    assert "Traceback" not in said

@@ -22,7 +22,7 @@ VERBS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; return the exit status: 0, or 2 for a mistake in the arguments or the configuration.
+    """Run one verb; return the exit status: 0, 2 for a mistake in the arguments or the configuration, 130 if it was stopped.
 
     Example:
         >>> main(["fleet", "no-such-file.yaml"])
@@ -35,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except QRewardError as error:
         print(f"qreward {args.verb}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # connections are closed and servers stopped by now
+        print(f"\nqreward {args.verb}: stopped", file=sys.stderr)
+        return 130
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:

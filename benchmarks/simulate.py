@@ -1,0 +1,159 @@
+"""The scheduler in virtual time: what windows find of endpoints of unknown capacity, and how near to its bound a bulk finishes.
+
+Only ``qreward.core`` runs, against model servers and from a seed; nothing is sent. ``--models`` puts one endpoint of each kind
+behind one source for ten minutes of virtual time, ``--scenarios`` plays bulks on fleets; without either, both are done.
+
+    python benchmarks/simulate.py --json simulation.json                # everything, five seeds: a few minutes
+    python benchmarks/simulate.py --json simulation.json --markdown     # nothing is run: docs/benchmarks.md from that file
+    python benchmarks/simulate.py --models --controllers ours aimd gradient2 fixed64 --seeds 2
+    python benchmarks/simulate.py --only n11 S8 --prototype window.py   # beside a window from a file
+    python benchmarks/simulate.py --quick                               # a second: two models, one small bulk
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _pages import PAGE, machine, rewrite_section
+from simulation.closed_loop import run_model
+from simulation.controllers import NAMES
+from simulation.fleets import Run
+from simulation.models import MODELS
+from simulation.report import REFERENCE, models_section, models_table, scenarios_section, scenarios_table
+from simulation.scenarios import SCENARIOS
+
+SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {"models": models_section, "scenarios": scenarios_section}
+QUICK_MODELS, QUICK_SCENARIOS, QUICK_SECONDS = ("a", "b"), ("S2-500",), 60.0
+MOST_PROCESSES = 2
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: of a model or a scenario, under one controller, from one seed."""
+
+    part: str
+    name: str
+    controller: str
+    seed: int
+    seconds: float | None
+    timeout: float | None
+    prototype: Path | None
+
+    def run(self) -> dict[str, Any]:
+        """Its record."""
+        if self.part == "models":
+            model, more = MODELS[self.name], {"seconds": self.seconds, "timeout": self.timeout}
+            return run_model(model, self.controller, self.seed, prototype=self.prototype, **more)
+        return Run.prepare(SCENARIOS[self.name], self.controller, self.seed, self.prototype).play().record()
+
+
+def main() -> None:
+    args = arguments()
+    if args.markdown:
+        run = json.loads(args.json.read_text(encoding="utf-8"))
+        for part, section in SECTIONS.items():
+            if run[part]:
+                rewrite_section(PAGE, part, section(run))
+        return
+    run = {"machine": machine(), "options": options(args), "models": [], "scenarios": []}
+    for part in SECTIONS:
+        run[part] = records(planned(args, part), args.processes, alone=part == "scenarios")
+    if args.json:
+        args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    if run["models"]:
+        print(models_table(run["models"], args.controllers))
+    if run["scenarios"]:
+        print(scenarios_table(run["scenarios"]))
+
+
+def options(args: argparse.Namespace) -> dict[str, Any]:
+    return {"seeds": args.seeds, "controllers": args.controllers, "timeout": args.timeout, "quick": args.quick}
+
+
+def planned(args: argparse.Namespace, part: str) -> list[Job]:
+    """All runs of a part, in the order of the tables."""
+    return [
+        Job(part, name, controller, seed, args.seconds, args.timeout, args.prototype)
+        for name in getattr(args, part)
+        for controller in controllers(args, part, name)
+        for seed in range(1, args.seeds + 1)
+    ]
+
+
+def controllers(args: argparse.Namespace, part: str, name: str) -> list[str]:
+    """Those that were asked for, and the oracle where a model's figures are taken relative to it."""
+    wanted = list(args.controllers)
+    if part == "models" and (MODELS[name].latency or MODELS[name].measured) and REFERENCE not in wanted:
+        wanted.append(REFERENCE)
+    return wanted
+
+
+def records(jobs: list[Job], processes: int, *, alone: bool) -> list[dict[str, Any]]:
+    """Run all jobs; ``alone`` gives each a process of its own, so that its memory can be measured."""
+    return [record for _, record in sorted(_carry_out(jobs, processes, alone=alone), key=lambda pair: pair[0])]
+
+
+def _carry_out(jobs: list[Job], processes: int, *, alone: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    if processes == 1 or not jobs:
+        for number, job in enumerate(jobs):
+            yield number, job.run()
+        return
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1 if alone else None) as pool:
+        for done, (number, record) in enumerate(pool.imap_unordered(_run, enumerate(jobs)), 1):
+            job = jobs[number]
+            print(f"[{done}/{len(jobs)}] {job.name} {job.controller} {job.seed}: {record['wall']:.1f} s", file=sys.stderr, flush=True)
+            yield number, record
+
+
+def _run(numbered: tuple[int, Job]) -> tuple[int, dict[str, Any]]:
+    number, job = numbered
+    return number, job.run()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", action="store_true", help="one endpoint of each kind")
+    parser.add_argument("--scenarios", action="store_true", help="bulks on fleets")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="runs of each, from as many seeds (default %(default)s)")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"these; of {', '.join([*MODELS, *SCENARIOS])}")
+    parser.add_argument("--controllers", nargs="+", choices=NAMES, default=["ours"], metavar="NAME", help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="of an attempt, in the models; by default it is learned")
+    parser.add_argument("--prototype", type=Path, metavar="PATH", help="file with a class Window, run as the controller 'prototype'")
+    parser.add_argument("--processes", type=int, choices=range(1, MOST_PROCESSES + 1), default=min(MOST_PROCESSES, os.cpu_count() or 1))
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the raw records there")
+    parser.add_argument("--markdown", action="store_true", help="run nothing; write docs/benchmarks.md from the file of --json")
+    parser.add_argument("--quick", action="store_true", help="two models for a minute of virtual time, one small bulk, one seed")
+    args = parser.parse_args()
+    if args.markdown and not args.json:
+        parser.error("--markdown needs --json PATH, the file to read")
+    if args.prototype and "prototype" not in args.controllers:
+        args.controllers = [*args.controllers, "prototype"]
+    if "prototype" in args.controllers and not args.prototype:
+        parser.error("the controller 'prototype' needs --prototype PATH")
+    if unknown := set(args.only or ()) - {*MODELS, *SCENARIOS}:
+        parser.error(f"there is no {', '.join(sorted(unknown))}; see --help")
+    _choose(args)
+    return args
+
+
+def _choose(args: argparse.Namespace) -> None:
+    """Turn the flags into lists of names."""
+    both = args.models == args.scenarios
+    wanted = args.only or ([*QUICK_MODELS, *QUICK_SCENARIOS] if args.quick else [*MODELS, *SCENARIOS])
+    args.models = [name for name in MODELS if name in wanted and (both or args.models)]
+    args.scenarios = [name for name in SCENARIOS if name in wanted and (both or args.scenarios)]
+    args.seconds = QUICK_SECONDS if args.quick else None
+    if args.quick:
+        args.seeds, args.processes = 1, 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""How much of one endpoint of unknown capacity is found: endless work, one source, ten minutes of virtual time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from simulation.controllers import controller
+from simulation.measure import jumps, quantile, recovered
+from simulation.models import Model
+from simulation.server import Server
+from simulation.specs import Spec
+from simulation.steps import Steps
+from simulation.world import World
+
+RECOVERED = 0.85
+"""Share of the new capacity at which a change counts as found."""
+GLANCE = 10
+"""Seconds between two entries of a window's course."""
+
+
+def run_model(
+    model: Model, name: str, seed: int, *, seconds: float | None = None, timeout: float | None = None, prototype: Path | None = None
+) -> dict[str, Any]:
+    """One run.
+
+    Args:
+        model: the server.
+        name: the controller.
+        seed: of everything.
+        seconds: virtual time; the model's own by default.
+        timeout: seconds after which the operator lets an attempt be given up; by default the source learns it.
+        prototype: file of the prototype, if that is the controller.
+
+    Returns:
+        ``fraction`` of the capacity used, ``rejects`` a send, ``p99`` latency, mean seconds of ``recovery`` (or None), ``over_limit``,
+        ``lost`` tasks, ``answers``, the course of the window every 10 s (``limits``), and ``wall`` seconds.
+    """
+    began, label = time.perf_counter(), f"{model.name}/{seed}"
+    seconds = model.seconds if seconds is None else seconds
+    spec = model.spec.drawn(Random(f"{label}: server"))
+    world = World(label)
+    server = world.add(spec, controller(name, spec, spec.outputs.mean, prototype=prototype))
+    source, useful, limits = world.sources[0], [], []
+    source.attempt_timeout = timeout
+
+    def look() -> None:
+        useful.append(server.useful())
+        if len(useful) % GLANCE == 1:
+            limits.append(source.window.limit)
+
+    world.every(1.0, look)
+    bulk = world.bulk(spec.outputs.jobs(Random(f"{label}: jobs")))
+    world.run(seconds)
+    capacity = spec.capacity(spec.outputs.mean)
+    tally = source.tally
+    return {
+        "model": model.name,
+        "controller": name,
+        "seed": seed,
+        "fraction": share_used(server, spec, capacity, seconds),
+        "rejects": tally.rejected / max(1, tally.sent),
+        "p99": quantile(bulk.latencies, 0.99),
+        "recovery": recovery(useful, capacity, seconds) if model.recovery else None,
+        "over_limit": world.over_limit,
+        "lost": len(bulk.failed),
+        "answers": tally.ok,
+        "sent": tally.sent,
+        "limits": limits,
+        "wall": time.perf_counter() - began,
+    }
+
+
+def share_used(server: Server, spec: Spec, capacity: Steps, seconds: float) -> float:
+    """Useful work over what could be done; behind rates, what was let in over what would have been, of the tightest."""
+    if server.rates:
+        return max(door.granted / rate.allowed(seconds) for door, rate in zip(server.rates, spec.rates, strict=True))
+    return server.useful() / capacity.integral(0.0, seconds)
+
+
+def recovery(useful: list[float], capacity: Steps, seconds: float) -> float | None:
+    """Mean over all changes of the capacity; None if there are none."""
+    changes = [when for when in jumps(capacity) if when < seconds]
+    took = [
+        recovered(useful, capacity, when, min(end, seconds), RECOVERED)
+        for when, end in zip(changes, [*changes[1:], seconds], strict=False)  # one more, if there is no change
+    ]
+    return sum(took) / len(took) if took else None

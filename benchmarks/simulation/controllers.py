@@ -1,0 +1,299 @@
+"""Windows that are compared: the library's own, what an oracle would set, and what is published.
+
+Published ones keep their constants, but not their default bounds (least 1, most 2048): the way of control is compared, not a
+clamp. All of them stand behind the library's gate, so their rejects are fewer than those of the originals.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from qreward.core.outcome import Answer
+from qreward.core.source import Source, make_source
+from qreward.core.task import Attempt
+from qreward.policies import Limits
+from simulation.agenda import Agenda
+from simulation.specs import Spec
+from simulation.steps import Steps
+from simulation.world import World
+
+LEAST, MOST = 1, 2048
+Make = Callable[[str, Random, World], Source]
+"""Makes the source of a server."""
+
+
+class Fixed:
+    """A semaphore: so many, whatever happens. Its limit may be moved from outside."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def sent(self, now: float, inflight: int, /) -> None:
+        pass
+
+    def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int, /) -> None:
+        pass
+
+    def rejected(self, _now: float, _sent_at: float, _hint: float | None, _others: int, /) -> bool:
+        return True
+
+    def ended(self) -> None:
+        pass
+
+    def follow(self, agenda: Agenda, limit: Steps) -> None:
+        """Move with a known function of time."""
+        for when in limit.changes():
+            agenda.at(when, self._move, limit(when))
+
+    def _move(self, limit: float) -> None:
+        self.limit = max(1, int(limit))
+
+
+class Known(Fixed):
+    """A limit that is right: who is turned away amid good answers was so for no reason."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self._good = 0  # answers since the last reject
+
+    def ok(self, _now: float, _sent_at: float, _tokens: int | None, _inflight: int, /) -> None:
+        self._good += 1
+
+    def rejected(self, _now: float, _sent_at: float, hint: float | None, _others: int, /) -> bool:
+        good, self._good = self._good, 0
+        return hint is not None or good < self.limit / 2
+
+
+class SlowStartAimd(Fixed):
+    """inspect_ai's adaptive connections (design/adaptive-concurrency.md): double a round until the first reject, then 5 % a
+    round up and x 0.8 down, at most one cut in 15 s; a round is as many good answers as the limit, while 80 % of it was used.
+    """
+
+    COOLDOWN, CUT, GROWTH, SATURATED, SHORTEST = 15.0, 0.8, 0.05, 0.8, 4
+
+    def __init__(self, start: int = 20) -> None:
+        super().__init__(start)
+        self._starting = True
+        self._cut_at = -inf
+        self._good = self._peak = 0
+
+    def sent(self, _now: float, inflight: int, /) -> None:
+        self._peak = max(self._peak, inflight)
+
+    def ok(self, now: float, _sent_at: float, _tokens: int | None, inflight: int, /) -> None:
+        if now - self._cut_at < self.COOLDOWN:
+            return
+        self._good += 1
+        if self._good < max(self.limit, self.SHORTEST):
+            return
+        if self._peak >= self.SATURATED * self.limit:
+            more = self.limit if self._starting else max(1, round(self.limit * self.GROWTH))
+            self.limit = min(MOST, nice(self.limit + more, up=True))
+        self._good, self._peak = 0, inflight
+
+    def rejected(self, now: float, _sent_at: float, _hint: float | None, others: int, /) -> bool:
+        if now - self._cut_at >= self.COOLDOWN:
+            self._starting, self._cut_at = False, now
+            self.limit = max(LEAST, nice(int(self.limit * self.CUT), up=False))
+            self._good, self._peak = 0, others
+        return True
+
+
+def nice(limit: int, *, up: bool) -> int:
+    """A multiple of 5, for limits above 10."""
+    if limit <= 10:
+        return limit
+    return -(-limit // 5) * 5 if up else limit // 5 * 5
+
+
+class Gradient2(Fixed):
+    """Netflix concurrency-limits, ``Gradient2Limit`` in a ``WindowedLimit``, and x 0.9 on a drop, which the original ignores.
+
+    Each second (and ten answers) the mean latency is compared with its long-term average over 600 such samples.
+    """
+
+    SMOOTHING, TOLERANCE, QUEUE, LONG, WARM_UP, CUT = 0.2, 1.5, 4, 600, 10, 0.9
+    SAMPLE_SECONDS, SAMPLE_ANSWERS = 1.0, 10
+
+    def __init__(self, start: int = 20) -> None:
+        super().__init__(start)
+        self._estimate = float(start)
+        self._long = self._samples = 0.0
+        self._dropped_at = -inf
+        self._open(0.0)
+
+    def _open(self, now: float) -> None:
+        self._until = now + self.SAMPLE_SECONDS
+        self._seconds, self._answers, self._peak = 0.0, 0, 0
+
+    def sent(self, _now: float, inflight: int, /) -> None:
+        self._peak = max(self._peak, inflight)
+
+    def ok(self, now: float, sent_at: float, _tokens: int | None, _inflight: int, /) -> None:
+        self._seconds += now - sent_at
+        self._answers += 1
+        if now >= self._until and self._answers >= self.SAMPLE_ANSWERS:
+            self._update(self._seconds / self._answers)
+            self._open(now)
+
+    def rejected(self, now: float, _sent_at: float, _hint: float | None, _others: int, /) -> bool:
+        if now - self._dropped_at >= self.SAMPLE_SECONDS:
+            self._dropped_at = now
+            self._set(self._estimate * self.CUT)
+            self._open(now)
+        return True
+
+    def _update(self, short: float) -> None:
+        self._samples += 1
+        weight = 1 / self._samples if self._samples <= self.WARM_UP else 2 / (self.LONG + 1)
+        self._long += (short - self._long) * weight
+        if self._long / short > 2:
+            self._long *= 0.95
+        if self._peak < self._estimate / 2:
+            return
+        gradient = max(0.5, min(1.0, self.TOLERANCE * self._long / short))
+        self._set(self._estimate * (1 - self.SMOOTHING) + (self._estimate * gradient + self.QUEUE) * self.SMOOTHING)
+
+    def _set(self, estimate: float) -> None:
+        self._estimate = max(LEAST, min(MOST, estimate))
+        self.limit = int(self._estimate)
+
+
+class _Shown:
+    """The limit of a window that lives elsewhere, as the scheduler sees it."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    @property
+    def limit(self) -> int:
+        return int(self._inner.limit)
+
+    @limit.setter
+    def limit(self, value: int) -> None:
+        self._inner.limit = value
+
+    def sent(self, now: float, inflight: int, /) -> None:
+        pass
+
+    def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int, /) -> None:
+        pass
+
+    def rejected(self, _now: float, _sent_at: float, _hint: float | None, _others: int, /) -> bool:
+        return False
+
+    def ended(self) -> None:
+        self._inner.cancelled()
+
+
+class PrototypeSource(Source):
+    """A source whose window, gate and pace are those of a prototype: one object with
+
+    ``delay(now)``, ``sent(now)``, ``ok(now, sent_at, tokens)``, ``rejected(now, sent_at, hint)``, ``cancelled()`` and ``limit``.
+    """
+
+    __slots__ = ("_agenda", "_inner")
+
+    def __init__(self, name: str, rng: Random, agenda: Agenda, inner: Any, limits: Limits | None = None) -> None:
+        super().__init__(name, rng, limits, window=_Shown(inner))
+        self._agenda, self._inner = agenda, inner
+
+    def ready_at(self) -> float:
+        at = super().ready_at()
+        return at if at == inf else max(at, self._agenda.now + self._inner.delay(self._agenda.now))
+
+    def sent(self, now: float, attempt: Attempt) -> None:
+        super().sent(now, attempt)
+        self._inner.sent(now)
+
+    def answered(self, now: float, sent_at: float, answer: Answer) -> None:
+        self._inner.ok(now, sent_at, answer.output_tokens)
+        super().answered(now, sent_at, answer)
+
+    def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
+        self.tally.rejected += 1
+        self._inner.rejected(now, sent_at, hint)
+
+    def worth_waiting_for(self, now: float) -> bool:
+        delay = self._inner.delay(now)
+        return super().worth_waiting_for(now) and (delay < 1.0 or delay == inf)
+
+
+@cache
+def load_prototype(path: Path) -> Any:
+    """The ``Window`` class of a file.
+
+    Raises:
+        SystemExit: there is no such file, or it defines no ``Window``.
+    """
+    spec = importlib.util.spec_from_file_location("prototype_window", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise SystemExit(f"{path} cannot be loaded")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "Window"):
+        raise SystemExit(f"{path} defines no Window")
+    return module.Window
+
+
+def _ours(name: str, rng: Random, _world: World, limits: Limits | None) -> Source:
+    return make_source(name, rng, limits or Limits())
+
+
+def _fixed(name: str, rng: Random, _world: World, limits: Limits | None, window: Callable[[], Fixed]) -> Source:
+    return Source(name, rng, limits, window=window())
+
+
+def _limits64(name: str, rng: Random, _world: World, limits: Limits | None) -> Source:
+    given = limits or Limits()
+    return make_source(name, rng, Limits(max_concurrency=64, adaptive=False, rpm=given.rpm, tpm=given.tpm))
+
+
+def _prototype(name: str, rng: Random, world: World, limits: Limits | None, path: Path | None) -> Source:
+    assert path is not None, "the controller 'prototype' needs its file"
+    return PrototypeSource(name, rng, world.agenda, load_prototype(path)(rng=Random(rng.random())), limits)
+
+
+def _known(name: str, rng: Random, world: World, limits: Limits | None, spec: Spec, mean: float) -> Source:
+    window = spec.window(mean)
+    known = Known(int(window(0.0)))
+    known.follow(world.agenda, window)
+    if limits is None and spec.rates:
+        minutes = {rate.unit: rate.amount * 60 / rate.period for rate in spec.rates}
+        limits = Limits(rpm=minutes.get("requests"), tpm=minutes.get("tokens"))
+    return Source(name, rng, limits, window=known)
+
+
+NAMES = ("ours", "fixed64", "limits64", "aimd", "gradient2", "known", "prototype")
+"""``ours`` is a source as the library makes it, told nothing; ``limits64`` is the library's with ``Limits(max_concurrency=64,
+adaptive=False)``, ``fixed64`` a semaphore; ``known`` is told the best window and the rates at every time: what the others have to find.
+"""
+
+
+def controller(name: str, spec: Spec, mean: float, *, limits: Limits | None = None, prototype: Path | None = None) -> Make:
+    """How the source of a server is made.
+
+    Args:
+        name: one of ``NAMES``.
+        spec: the server; only ``known`` looks at it.
+        mean: tokens of a request.
+        limits: what an operator has told the client.
+        prototype: file of the prototype.
+    """
+    makers: dict[str, Callable[..., Source]] = {
+        "ours": _ours,
+        "limits64": _limits64,
+        "fixed64": partial(_fixed, window=partial(Fixed, 64)),
+        "aimd": partial(_fixed, window=SlowStartAimd),
+        "gradient2": partial(_fixed, window=Gradient2),
+        "known": partial(_known, spec=spec, mean=mean),
+        "prototype": partial(_prototype, path=prototype),
+    }
+    return partial(makers[name], limits=limits)

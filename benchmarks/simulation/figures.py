@@ -1,0 +1,110 @@
+"""What scenarios ask for besides the makespan: how soon trouble is noticed, how soon it is over, who pays for it."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from dataclasses import replace
+from math import ceil, exp
+from statistics import NormalDist
+
+from simulation.fleets import ONLINE, Figure, Run
+from simulation.measure import SPAN, quantile, recovered
+
+FULL_USE = 0.9
+"""Share of a returned server's capacity at which it is in use again."""
+
+
+def latency(run: Run) -> list[Figure]:
+    """The 99 % latency over that under the least windows that give nearly the most throughput."""
+    known = run if run.controller == "known" else run.twin(controller="known")
+    return [Figure("p99 / known", quantile(run.bulk.latencies, 0.99) / quantile(known.bulk.latencies, 0.99), 3.0)]
+
+
+def death(run: Run) -> list[Figure]:
+    """A server dies and returns: seconds until it is given up, what is sent to it until then, seconds until it is in full use."""
+    begin, end = run.specs[0].dead or (0.0, 0.0)
+    noticed = [when - begin for when, source in run.world.lost_sight if source is run.world.sources[0] and when >= begin]
+    return [
+        Figure("noticed s", min(noticed, default=end - begin), 5.0),
+        Figure("sent to the dead", _sent(run, 0, begin, end)),
+        Figure("back s", _back(run, end), 15.0),
+    ]
+
+
+def brownout(run: Run) -> list[Figure]:
+    """A server becomes slow and quick again: seconds until it is in full use."""
+    return [Figure("back s", _back(run, run.specs[0].law.changes()[-1]))]
+
+
+def outage(run: Run) -> list[Figure]:
+    """Everybody is away: what each is sent a second meanwhile, and seconds until half of all is in use again."""
+    begin, end = run.specs[0].away or (0.0, 0.0)
+    most = max(_sent(run, place, begin, end) for place in range(len(run.specs))) / (end - begin)
+    useful = [sum(each) for each in run.useful]
+    full = sum(spec.capacity(run.work.mean)(end) for spec in run.specs)
+    last = len(useful) - SPAN
+    resumed = next((second - end for second in range(ceil(end), last) if useful[second + 1] - useful[second] >= full / 2), last - end)
+    return [Figure("sends/s each", most, 2.0), Figure("resumed s", resumed, 5.0)]
+
+
+def online(run: Run) -> list[Figure]:
+    """Urgent calls beside a bulk: their 99 % latency over what a server of that speed must take, and what the bulk pays.
+
+    That least is ``ttft`` and the 99 % longest output at the seconds a token takes under the bulk. What the bulk pays is the
+    share of throughput that is missing when the tokens of the calls are counted as well.
+    """
+    alone = run.twin(scenario=replace(run.scenario, online=0.0, figures=None))
+    tau = sum(run.bulk.latencies) / run.bulk.tokens
+    longest = ONLINE.mean * exp(NormalDist().inv_cdf(0.99) * ONLINE.sigma - ONLINE.sigma**2 / 2)
+    done = (run.bulk.tokens + run.online.tokens) / run.bulk.last
+    return [
+        Figure("online p99 / bound", quantile(run.online.latencies, 0.99) / (run.specs[0].ttft + longest * tau), 1.5),
+        Figure("online p99 s", quantile(run.online.latencies, 0.99)),
+        Figure("bulk loss", 1 - done / (alone.bulk.tokens / alone.bulk.last), 0.12),
+    ]
+
+
+def scale(run: Run) -> list[Figure]:
+    """What a million requests cost: decisions a second (sends and results), and the most memory of the process in MB."""
+    sent = sum(source.tally.sent for source in run.world.sources)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform.startswith("linux") else 1024**2)
+    return [
+        Figure("wall s", run.wall, 20.0),
+        Figure("decisions/s", (sent + run.bulk.ended) / run.wall, 30_000.0, floor=True),
+        Figure("RSS MB", peak, 150.0),
+    ]
+
+
+def poison(run: Run) -> list[Figure]:
+    """Requests that nobody can serve: servers taken out for them, most tries of one, tries at a server that had failed it.
+
+    And what they cost the others: time until all is over, and until the last answer, over that of the bulk without them.
+    """
+    clean = run.twin(scenario=replace(run.scenario, poison=0, figures=None)).bulk.last
+    trails = [task.trail or [] for task in run.bulk.failed]
+    tries = [[record.endpoint for record in trail if record.outcome != "overloaded"] for trail in trails]
+    again = sum(len(names) - len(set(names)) for names in tries)
+    return [
+        Figure("taken out", float(len(run.world.lost_sight)), 0.0),
+        Figure("most tries", float(max(map(len, tries), default=0)), 4.0),
+        Figure("tries again there", float(again), 0.0),
+        Figure("makespan / S2", run.bulk.last / clean, 1.1),
+        Figure("last answer / S2", run.bulk.last_answer / clean, 1.1),
+    ]
+
+
+def waits(run: Run) -> list[Figure]:
+    """Large requests must not starve: the longest time from when a request was taken up to its answer, and the longest answer."""
+    return [Figure("longest s", run.bulk.longest), Figure("longest answer s", max(run.bulk.latencies, default=0.0))]
+
+
+def _sent(run: Run, place: int, begin: float, end: float) -> float:
+    """Requests that a server was sent from ``begin`` to ``end``, to whole seconds."""
+    last = len(run.sent) - 1
+    return float(run.sent[min(last, int(end))][place] - run.sent[min(last, ceil(begin))][place])
+
+
+def _back(run: Run, change: float) -> float:
+    capacity = run.specs[0].capacity(run.work.mean)
+    return recovered([each[0] for each in run.useful], capacity, change, float(len(run.useful) - 1), FULL_USE)

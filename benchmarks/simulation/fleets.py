@@ -1,0 +1,180 @@
+"""How near to its lower bound a bulk finishes on a whole fleet, and what else is asked of a scheduler on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from qreward.policies import Limits, Priority
+from simulation.bounds import Work, lower_bound
+from simulation.controllers import controller
+from simulation.doors import Job
+from simulation.measure import quantile
+from simulation.server import Server
+from simulation.specs import USUAL, Outputs, Spec
+from simulation.world import Bulk, Ledger, World
+
+ONLINE = Outputs(100.0)
+LOOK = 1.0
+"""Seconds between two looks at all servers."""
+STUCK, STUCK_LEAST = 30.0, 1000.0
+"""A run that is not over after so many bounds and seconds is given up; what is missing is lost."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Something a scenario asks for besides the makespan: its value, and the most it may be (``floor``: the least)."""
+
+    name: str
+    value: float
+    asked: float | None = None
+    floor: bool = False
+
+    @property
+    def met(self) -> bool:
+        """True if nothing was asked, or it was kept."""
+        return self.asked is None or (self.value >= self.asked if self.floor else self.value <= self.asked)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One fleet and one bulk.
+
+    Args:
+        items: requests of the bulk.
+        fleet: its servers, given the bound of the undisturbed fleet (seconds), in shares of which disturbances are timed.
+        limits: what an operator has told the client of each server.
+        outputs: of the bulk.
+        poison: every so many requests one cannot be served by anybody; 0 is none.
+        online: single urgent calls a second beside the bulk, of 100 tokens.
+        figures: what else is asked.
+    """
+
+    name: str
+    title: str
+    items: int
+    fleet: Callable[[float], tuple[Spec, ...]]
+    limits: Limits | None = None
+    outputs: Outputs = USUAL
+    poison: int = 0
+    online: float = 0.0
+    figures: Callable[[Run], list[Figure]] | None = None
+
+
+@dataclass
+class Run:
+    """A scenario that has been played.
+
+    Attributes:
+        undisturbed, bound: lower bounds in seconds, without and with what is planned to happen.
+        useful, sent: by server, what it had done and what it had been sent at each whole second.
+    """
+
+    scenario: Scenario
+    controller: str
+    seed: int
+    prototype: Path | None
+    work: Work
+    specs: tuple[Spec, ...]
+    undisturbed: float
+    bound: float
+    world: World
+    bulk: Bulk = field(init=False)
+    online: Ledger = field(init=False)
+    useful: list[list[float]] = field(default_factory=list)
+    sent: list[list[int]] = field(default_factory=list)
+    wall: float = 0.0
+
+    @classmethod
+    def prepare(cls, scenario: Scenario, name: str, seed: int, prototype: Path | None = None) -> Run:
+        """A fleet and its bound; nothing is played yet."""
+        label = f"{scenario.name}/{seed}"
+        work = Work.of(jobs(scenario, label))
+        undisturbed = lower_bound(scenario.fleet(float("inf")), work)
+        specs = tuple(spec.drawn(Random(f"{label}: server {place}")) for place, spec in enumerate(scenario.fleet(undisturbed)))
+        return cls(scenario, name, seed, prototype, work, specs, undisturbed, lower_bound(specs, work), World(label))
+
+    @property
+    def servers(self) -> list[Server]:
+        return self.world.servers
+
+    def play(self) -> Run:
+        """Let it happen."""
+        scenario, world, began = self.scenario, self.world, time.perf_counter()
+        mean = self.work.mean
+        for spec in self.specs:
+            world.add(spec, controller(self.controller, spec, mean, limits=scenario.limits, prototype=self.prototype))
+        self.bulk, self.online = world.bulk(jobs(scenario, f"{scenario.name}/{self.seed}")), Ledger(whole=True)
+        world.every(LOOK, self._look)
+        if scenario.online:
+            self._call(Random(f"{scenario.name}/{self.seed}: online"))
+        world.run(until=STUCK * self.bound + STUCK_LEAST, over=lambda: self.bulk.over)
+        self.wall = time.perf_counter() - began
+        return self
+
+    def twin(self, **changes: Any) -> Run:
+        """The same once more, played with another ``controller`` or another ``scenario``."""
+        name, scenario = changes.get("controller", self.controller), changes.get("scenario", self.scenario)
+        return Run.prepare(scenario, name, self.seed, self.prototype).play()
+
+    def record(self) -> dict[str, Any]:
+        """The figures of a run; see the columns of the report."""
+        world, items, tallies = self.world, self.scenario.items, [source.tally for source in self.world.sources]
+        sent, rejected = sum(tally.sent for tally in tallies), sum(tally.rejected for tally in tallies)
+        hopeless = sum(task.payload.poison > 0 for task in self.bulk.failed)
+        figures = self.scenario.figures(self) if self.scenario.figures else []
+        return {
+            "scenario": self.scenario.name,
+            "controller": self.controller,
+            "seed": self.seed,
+            "items": items,
+            "makespan": self.bulk.last,
+            "bound": self.bound,
+            "ratio": self.bulk.last / self.bound,
+            "extra": (sent - rejected - items - self.online.ended) / items,
+            "rejects": rejected / sent,
+            "over_limit": world.over_limit,
+            "p99": quantile(self.bulk.latencies, 0.99),
+            "lost": items - self.bulk.ended + len(self.bulk.failed) - hopeless + len(self.online.failed),
+            "ended": self.bulk.ended,
+            "wall": self.wall,
+            "figures": {figure.name: [figure.value, figure.asked, figure.met] for figure in figures},
+        }
+
+    def _look(self) -> None:
+        if len(self.servers) <= MOST_WATCHED:
+            self.useful.append([server.useful() for server in self.servers])
+            self.sent.append([source.tally.sent for source in self.world.sources])
+
+    def _call(self, rng: Random) -> None:
+        calls, agenda = ONLINE.jobs(rng), self.world.agenda
+
+        def call(_: object) -> None:
+            self.world.submit(next(calls), self.online, Priority.HIGH)
+            agenda.at(agenda.now + rng.expovariate(self.scenario.online), call)
+
+        agenda.at(rng.expovariate(self.scenario.online), call)
+
+
+MOST_WATCHED = 64
+"""Servers up to which all are looked at each second."""
+
+
+def jobs(scenario: Scenario, label: str) -> Iterator[Job]:
+    """The requests of a bulk, the same each time."""
+    found = islice(scenario.outputs.jobs(Random(f"{label}: jobs")), scenario.items)
+    if not scenario.poison:
+        return found
+    return (_poisoned(job, index, scenario.poison) for index, job in enumerate(found))
+
+
+def _poisoned(job: Job, index: int, every: int) -> Job:
+    """Every so many requests one fails or hangs wherever it goes; the first of them breaks every parser instead."""
+    if index % every == every // 2:
+        job.poison = 1 if index >= every else 2
+    return job

@@ -1,0 +1,122 @@
+"""From the records of runs to tables. Pure: JSON in, Markdown out. A figure is the mean over the seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+from _pages import describe, table
+
+from simulation.models import MODELS
+from simulation.scenarios import SCENARIOS
+
+Record = dict[str, Any]
+MISSING = "-"
+REFERENCE = "known"
+"""The controller that is told everything: latencies are compared with its, and fractions where nothing can be computed."""
+
+
+def models_section(run: dict[str, Any]) -> str:
+    """What ``docs/benchmarks.md`` shows of the models."""
+    about = f"{_about(run)} Each cell: fraction of the capacity, rejects a send, `i` p99 latency over that of the oracle's window, "
+    return f"{about}`r` seconds until 85 % of a changed capacity is used.\n\n{models_table(run['models'], run['options']['controllers'])}"
+
+
+def scenarios_section(run: dict[str, Any]) -> str:
+    """What ``docs/benchmarks.md`` shows of the fleets."""
+    return f"{_about(run)}\n\n{scenarios_table(run['scenarios'])}"
+
+
+def _about(run: dict[str, Any]) -> str:
+    return f"{run['options']['seeds']} seeds, virtual time; wall seconds on {describe(run['machine'])}"
+
+
+def models_table(records: Sequence[Record], controllers: Sequence[str]) -> str:
+    """One row a model, one column a controller."""
+    names = list(dict.fromkeys(record["model"] for record in records))
+    rows = [[f"{name} {MODELS[name].title}", *(model_cell(records, name, each) for each in controllers)] for name in names]
+    return table(["model", *controllers], [*rows, ["mean / worst, rejects", *(summary(records, each) for each in controllers)]])
+
+
+def model_cell(records: Sequence[Record], model: str, controller: str) -> str:
+    """``fraction/rejects iLATENCY rRECOVERY``, the last two where the model asks for them."""
+    mine = select(records, model=model, controller=controller)
+    if not mine:
+        return MISSING
+    cell = f"{fraction(records, model, controller):.2f}/{mean(mine, 'rejects'):.1%}"
+    if MODELS[model].latency and (paired := pairs(records, mine)):
+        cell += f" i{fmean(record['p99'] / known['p99'] for record, known in paired):.1f}"
+    if all(record["recovery"] is not None for record in mine):
+        cell += f" r{mean(mine, 'recovery'):.0f}"
+    return cell
+
+
+def fraction(records: Sequence[Record], model: str, controller: str) -> float:
+    """Of the capacity; of what the oracle's window gets where faults take a share that depends on the client."""
+    mine = select(records, model=model, controller=controller)
+    if MODELS[model].measured:
+        return fmean(record["fraction"] / known["fraction"] for record, known in pairs(records, mine))
+    return mean(mine, "fraction")
+
+
+def pairs(records: Sequence[Record], mine: Iterable[Record]) -> list[tuple[Record, Record]]:
+    """Each record with the oracle's of the same model and seed, where there is one."""
+    known = {(record["model"], record["seed"]): record for record in records if record["controller"] == REFERENCE}
+    return [(record, known[key]) for record in mine if (key := (record["model"], record["seed"])) in known]
+
+
+def summary(records: Sequence[Record], controller: str) -> str:
+    """Mean and worst fraction and mean rejects, over the models."""
+    names = list(dict.fromkeys(record["model"] for record in records if record["controller"] == controller))
+    if not names:
+        return MISSING
+    found = [fraction(records, name, controller) for name in names]
+    rejects = fmean(mean(select(records, model=name, controller=controller), "rejects") for name in names)
+    return f"{fmean(found):.3f} / {min(found):.2f}, {rejects:.1%}"
+
+
+def scenarios_table(records: Sequence[Record]) -> str:
+    """One row a scenario and controller."""
+    head = ["scenario", "items", "controller", "makespan / bound", "extra sends", "rejects", "over limit", "p99 s", "lost", "wall s"]
+    keys = list(dict.fromkeys((record["scenario"], record["controller"]) for record in records))
+    return table([*head, "also asked"], [scenario_row(records, *key) for key in keys])
+
+
+def scenario_row(records: Sequence[Record], scenario: str, controller: str) -> list[str]:
+    """Ratios with least and most over the seeds; the worst of what must not happen at all."""
+    mine = select(records, scenario=scenario, controller=controller)
+    ratios = [record["ratio"] for record in mine]
+    spread = f" ({min(ratios):.2f}-{max(ratios):.2f})" if len(ratios) > 1 else ""
+    return [
+        f"{scenario} {SCENARIOS[scenario].title}",
+        f"{mine[0]['items']}",
+        controller,
+        f"{fmean(ratios):.2f}{spread}",
+        f"{mean(mine, 'extra'):.1%}",
+        f"{mean(mine, 'rejects'):.1%}",
+        f"{max(record['over_limit'] for record in mine)}",
+        f"{mean(mine, 'p99'):.1f}",
+        f"{max(record['lost'] for record in mine)}",
+        f"{mean(mine, 'wall'):.1f}",
+        figures_cell(mine),
+    ]
+
+
+def figures_cell(records: Sequence[Record]) -> str:
+    """``name value``, and in how many of the runs what was asked was missed."""
+    cells = []
+    for name, (_, asked, _) in records[0]["figures"].items():
+        found = [record["figures"][name] for record in records]
+        missed = sum(not met for _, _, met in found)
+        verdict = "" if asked is None else f" (asked {asked:g}{f', missed in {missed} of {len(found)}' if missed else ''})"
+        cells.append(f"{name} {fmean(value for value, _, _ in found):.4g}{verdict}")
+    return "; ".join(cells) or MISSING
+
+
+def select(records: Iterable[Record], **wanted: str) -> list[Record]:
+    return [record for record in records if all(record[key] == value for key, value in wanted.items())]
+
+
+def mean(records: Sequence[Record], key: str) -> float:
+    return fmean(record[key] for record in records)

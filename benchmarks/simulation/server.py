@@ -1,0 +1,131 @@
+"""One server of a simulation: doors, an engine, and what goes wrong. It hears of attempts and reports their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from qreward.core.outcome import Answer, Failure, FailureKind, Outcome
+from qreward.core.task import Attempt
+from qreward.errors import ConnectionFailed, InvalidResponse, RateLimited, ServerError
+from simulation.agenda import Agenda
+from simulation.doors import Away, Cap, Door, Job, Stray
+from simulation.engine import make_engine
+from simulation.specs import Spec
+from simulation.steps import Walk
+
+Report = Callable[[Attempt, Outcome], None]
+
+NO_ROOM = RateLimited("no room", status_code=503)
+BROKE = Failure(FailureKind.TRANSIENT, ServerError("it broke", status_code=500))
+RESET = Failure(FailureKind.TRANSIENT, ConnectionFailed("connection reset"))
+UNREADABLE = Failure(FailureKind.TRANSIENT, InvalidResponse("the JSON is cut off"))
+NOBODY = Failure(FailureKind.UNREACHABLE, ConnectionFailed("no connection within 5 s"))
+
+
+class Server:
+    """What a source really is.
+
+    Args:
+        spec: its parameters, ``drawn``.
+        rng: of its faults.
+        report: is told the end of each attempt.
+
+    Attributes:
+        held: what it has let in and not answered, with how that will end.
+    """
+
+    def __init__(self, agenda: Agenda, spec: Spec, rng: Random, report: Report) -> None:
+        self.spec = spec
+        self.held: dict[Attempt, Outcome | None] = {}
+        self._agenda, self._rng, self._report = agenda, rng, report
+        self._doors, self.rates = doors(spec, rng), [rate.door() for rate in spec.rates]
+        self._doors += self.rates
+        self._charged = [door for rate, door in zip(spec.rates, self.rates, strict=True) if rate.used]
+        self._engine = make_engine(agenda, spec.law, self._done)
+        self._prefill = spec.prefill
+        self._faulty = spec.resets + spec.broken + spec.hangs + spec.sudden > 0
+        if spec.dead is not None:
+            agenda.at(spec.dead[0], self._die)
+
+    def receive(self, attempt: Attempt) -> None:
+        """A request comes in."""
+        agenda, job, held = self._agenda, attempt.task.payload, self.held
+        now, spec = agenda.now, self.spec
+        if spec.dead is not None and spec.dead[0] <= now < spec.dead[1]:
+            agenda.at(now + spec.dead_after, self._say, (attempt, NOBODY))
+            return
+        for door in self._doors:
+            if door.refuses(now, len(held), job):
+                agenda.at(now + spec.reject_after, self._say, (attempt, refusal(door.hint(now, job))))
+                return
+        for door in self.rates:
+            door.admit(now, job)
+        if self._faulty or job.poison:
+            self._try(attempt, job)
+        else:
+            self._work(attempt, job, 1.0, None)
+
+    def stop(self, attempt: Attempt) -> None:
+        """The client has closed the connection."""
+        if attempt in self.held:
+            del self.held[attempt]
+            self._engine.stop(attempt)
+
+    def useful(self) -> float:
+        """Work until now that was not for nothing."""
+        return self._engine.delivered() - self._engine.wasted
+
+    def _try(self, attempt: Attempt, job: Job) -> None:
+        spec, chance = self.spec, self._rng.random()
+        if job.poison == 2:
+            self._work(attempt, job, 1.0, UNREADABLE)
+        elif chance < spec.sudden or (job.poison and chance < 0.5):
+            self._agenda.at(self._agenda.now + spec.sudden_after, self._say, (attempt, BROKE))
+        elif chance < (at := spec.sudden + spec.hangs) or job.poison:
+            self.held[attempt] = None
+        elif chance < (at := at + spec.resets):
+            self._work(attempt, job, self._rng.random(), RESET)
+        elif chance < at + spec.broken:
+            self._work(attempt, job, 1.0, UNREADABLE)
+        else:
+            self._work(attempt, job, 1.0, None)
+
+    def _work(self, attempt: Attempt, job: Job, share: float, trouble: Failure | None) -> None:
+        self.held[attempt] = trouble
+        self._engine.start(attempt, (job.tokens + self._prefill) * share)
+
+    def _done(self, attempt: Attempt) -> None:
+        outcome, job = self.held.pop(attempt), attempt.task.payload
+        if outcome is None:
+            outcome = Answer(None, job.prompt, max(1, round(job.tokens))) if self.spec.usage else Answer(None)
+        else:
+            self._engine.wasted += job.tokens + self._prefill
+        for door in self._charged:
+            door.settle(self._agenda.now, job)
+        self._report(attempt, outcome)
+
+    def _die(self, _: None) -> None:
+        for attempt in list(self.held):
+            self.stop(attempt)
+
+    def _say(self, said: tuple[Attempt, Failure]) -> None:
+        self._report(*said)
+
+
+def refusal(hint: float | None) -> Failure:
+    """No room; come back after ``hint`` seconds, if that is said."""
+    return Failure(FailureKind.OVERLOADED, NO_ROOM, retry_after=hint)
+
+
+def doors(spec: Spec, rng: Random) -> list[Door]:
+    """All doors of a server but its rates."""
+    found: list[Door] = []
+    if spec.away is not None:
+        found.append(Away(*spec.away))
+    if spec.stray:
+        found.append(Stray(spec.stray, rng))
+    if spec.cap is not None:
+        assert not isinstance(spec.cap, Walk), "drawn() first"
+        found.append(Cap(spec.cap, spec.cap_hint))
+    return found

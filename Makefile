@@ -26,8 +26,9 @@ check: $(READY) ## lint, format and types
 	$(BIN)/mypy tests/typing
 	$(BIN)/pyright --pythonpath $(BIN)/python tests/typing
 
-bench: $(READY) ## measure the CPU time per request
+bench: $(READY) ## measure the CPU time per request, and the scheduler in virtual time
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/simulate.py
 
 docs: $(READY) ## check links, code and tables of the documentation
 	$(BIN)/python -m pytest tests/test_docs.py

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, Literal, NoReturn
 from urllib.parse import urlsplit
@@ -280,12 +279,6 @@ class Route(Policy):
     endpoints: tuple[str, ...] = Field(min_length=1)
     strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH
     weights: dict[str, Weight] = Field(default_factory=dict)
-
-    def __init__(self, pattern: str | None = None, endpoints: Iterable[str] | None = None, **data: Any) -> None:
-        given = {"pattern": pattern, "endpoints": endpoints}
-        super().__init__(**{name: value for name, value in given.items() if value is not None}, **data)
-
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @field_validator("pattern")
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from qreward.core.latency import Quantiles
 from qreward.core.outcome import Answer
@@ -25,8 +25,9 @@ def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None,
 
 def stats_of(source: Source) -> EndpointStats:
     """What a source did since it was made."""
-    tally, at = source.tally, source.latency.at
-    return EndpointStats(
+    tally = source.tally
+    return _stats(
+        source.latency.at,
         sent=tally.sent,
         won=tally.ok,
         rejected=tally.rejected,
@@ -35,10 +36,11 @@ def stats_of(source: Source) -> EndpointStats:
         cancelled=tally.cancelled,
         prompt_tokens=tally.prompt_tokens,
         completion_tokens=tally.output_tokens,
-        p50=at(0.5),
-        p95=at(0.95),
-        p99=at(0.99),
     )
+
+
+def _stats(at: Callable[[float], float | None], **counts: int) -> EndpointStats:
+    return EndpointStats(**counts, p50=at(0.5), p95=at(0.95), p99=at(0.99))
 
 
 class Tallies:
@@ -92,8 +94,8 @@ class _Tally:
         self.seconds = Quantiles()
 
     def stats(self) -> EndpointStats:
-        at = self.seconds.at
-        return EndpointStats(
+        return _stats(
+            self.seconds.at,
             sent=self.won + self.rejected + self.failed,
             won=self.won,
             rejected=self.rejected,
@@ -101,7 +103,4 @@ class _Tally:
             failed=self.failed,
             prompt_tokens=self.prompt,
             completion_tokens=self.completion,
-            p50=at(0.5),
-            p95=at(0.95),
-            p99=at(0.99),
         )

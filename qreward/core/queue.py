@@ -67,10 +67,8 @@ class Queue:
         """Take a feed out, if it is in."""
         if feed.lined:
             feed.lined = False
-            lane = self._lanes[feed.level]
-            lane.feeds.remove(feed)
-            if not (lane.feeds or lane.fresh or lane.again):
-                self._forget(feed.level)
+            self._lanes[feed.level].feeds.remove(feed)
+            self._forget_if_empty(feed.level)
 
     def key(self, source: Source) -> float:
         """How the best entry for a source sorts; smaller is sooner, inf if there is none."""
@@ -86,9 +84,7 @@ class Queue:
         if found is None:
             return None
         entry = self._pop(found, now)
-        lane = self._lanes[taken]
-        if not (lane.feeds or lane.fresh or lane.again):
-            self._forget(taken)
+        self._forget_if_empty(taken)
         return entry
 
     @staticmethod
@@ -138,9 +134,11 @@ class Queue:
     def __bool__(self) -> bool:
         return bool(self.levels)
 
-    def _forget(self, level: int) -> None:
-        del self._lanes[level]
-        self.levels.remove(level)
+    def _forget_if_empty(self, level: int) -> None:
+        lane = self._lanes[level]
+        if not (lane.feeds or lane.fresh or lane.again):
+            del self._lanes[level]
+            self.levels.remove(level)
 
     def _lane(self, level: int) -> Lane:
         lane = self._lanes.get(level)

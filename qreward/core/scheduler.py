@@ -278,8 +278,8 @@ class Scheduler:
         if error is not None:
             self._finish(task, error)
         elif wait > 0:
-            task.state, task.not_before = State.WAITING, now + wait
-            self.wheel.move(task, min(task.not_before, task.deadline))
+            task.state = State.WAITING
+            self.wheel.move(task, min(now + wait, task.deadline))
         else:
             self._place(now, task)
 

@@ -96,8 +96,7 @@ class Source:
         limit = self.window.limit
         if self.inflight >= limit or self.inflight >= health.allowed or health.down or self.removed:
             return inf
-        at = self.gate.opens_at
-        at = max(health.open_until, at)
+        at = max(health.open_until, self.gate.opens_at)
         if self.learned is not None:
             at = max(at, self.learned.ready_at)
         if self.requests is not None:

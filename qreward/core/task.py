@@ -50,7 +50,7 @@ class Task:
     """
 
     __slots__ = (
-        "attempt", "born", "deadline", "due", "excluded", "index", "last_error", "level", "not_before", "number", "overdue",
+        "attempt", "born", "deadline", "due", "excluded", "index", "last_error", "level", "number", "overdue",
         "payload", "pool", "sent_at", "sink", "state", "timeout", "trail", "tries", "unfit",
     )  # fmt: skip
 
@@ -67,7 +67,6 @@ class Task:
         self.sent_at: float | None = None
         self.deadline = inf
         self.due = -1
-        self.not_before = 0.0  # while it waits for a time
         self.tries = 0
         self.overdue = 0  # attempts that ran into their time limit; each doubles the next limit
         self.attempt: Attempt | None = None

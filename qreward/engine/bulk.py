@@ -199,10 +199,7 @@ class Bulk:
         self._end_if_done()
 
     def _add(self, feed: Feed, item: Any) -> None:
-        index = self._read
-        self._read += 1
-        if self._keep:
-            self._results.append(None)
+        index = self._next_index()
         try:
             payload = self._prepare(item)
         except Exception as error:  # among others of an item's own code, such as a message object that cannot be read
@@ -211,6 +208,12 @@ class Bulk:
         task = Task(payload, self._pool, self._level, self._timeout, self, index)
         self._live[task] = None
         feed.buffer.append(task)
+
+    def _next_index(self) -> int:
+        index, self._read = self._read, self._read + 1
+        if self._keep:
+            self._results.append(None)
+        return index
 
     # results
 
@@ -244,10 +247,7 @@ class Bulk:
         for task in left:
             self._settle(result_of(task, why(), None, 0.0))
         while self._size is not None and self._read < self._size and self._input_error is None:
-            index, self._read = self._read, self._read + 1
-            if self._keep:
-                self._results.append(None)
-            self._settle(Result(index, None, why(), None, 0.0, 0.0))
+            self._settle(Result(self._next_index(), None, why(), None, 0.0, 0.0))
         self._end_if_done()
 
 

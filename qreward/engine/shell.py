@@ -174,17 +174,19 @@ class Shell:
 
     # running commands
 
-    def _locked(self, change: Callable[[float, Any], None], argument: Any) -> None:
+    def _locked(self, change: Callable[..., None], *arguments: Any) -> None:
+        self.run(self._change(change, *arguments))
+
+    def _change(self, change: Callable[..., None], *arguments: Any) -> list[Command]:
+        """Change the scheduler's state under the lock, and set the timer for what follows; the commands are to be run."""
         engine = self.engine
         scheduler = engine.scheduler
         with engine.lock:
-            change(engine.clock(), argument)
+            change(engine.clock(), *arguments)
             out, scheduler.out = scheduler.out, []
             wake = scheduler.next_wake()
-        if wake is not None and (self._timer is None or wake < self._timer_at):
-            self._arm(wake)
-        if out:
-            self.run(out)
+        self._arm(wake)
+        return out
 
     def run(self, out: list[Command], mine: Sink | None = None) -> Attempt | None:
         """Run commands; the first attempt of the bulk ``mine`` is not started but returned."""
@@ -211,18 +213,8 @@ class Shell:
                 if attempt.handle is not None:  # else it has not begun, and looks at ``why`` itself
                     attempt.handle.cancel()
             elif command[1].sink.read(command[1]):
-                out += self._refilled(command[1])  # not by recursion: a bulk is as deep as the fleet is wide
+                out += self._change(self.engine.scheduler.refill, command[1])  # not by recursion: a bulk is as deep as the fleet is wide
         return kept
-
-    def _refilled(self, feed: Feed) -> list[Command]:
-        engine = self.engine
-        with engine.lock:
-            engine.scheduler.refill(engine.clock(), feed)
-            out, engine.scheduler.out = engine.scheduler.out, []
-            wake = engine.scheduler.next_wake()
-        if wake is not None and (self._timer is None or wake < self._timer_at):
-            self._arm(wake)
-        return out
 
     def post(self, command: Command) -> None:
         """Run a command here, from another thread or outside the loop."""
@@ -262,19 +254,14 @@ class Shell:
         self._attempts.pop(attempt, None)
         if self._closing is not None and not self._attempts:
             self._idle.set()
-        engine = self.engine
-        scheduler = engine.scheduler
-        with engine.lock:
-            scheduler.event(engine.clock(), attempt, outcome)
-            out, scheduler.out = scheduler.out, []
-            wake = scheduler.next_wake()
-        if wake is not None and (self._timer is None or wake < self._timer_at):
-            self._arm(wake)
-        return self.run(out, mine) if out else None
+        return self.run(self._change(self.engine.scheduler.event, attempt, outcome), mine)
 
     # time
 
-    def _arm(self, wake: float) -> None:
+    def _arm(self, wake: float | None) -> None:
+        """Set the one timer, if it is not set for as early a time."""
+        if wake is None or (self._timer is not None and wake >= self._timer_at):
+            return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = wake
@@ -282,14 +269,7 @@ class Shell:
 
     def _tick(self) -> None:
         self._timer = None
-        engine = self.engine
-        with engine.lock:
-            engine.scheduler.tick(engine.clock())
-            out, engine.scheduler.out = engine.scheduler.out, []
-            wake = engine.scheduler.next_wake()
-        if wake is not None:
-            self._arm(wake)
-        self.run(out)
+        self._locked(self.engine.scheduler.tick)
 
     def wake_soon(self) -> None:
         """The scheduler was changed from elsewhere: look at the time again."""
@@ -303,8 +283,7 @@ class Shell:
     def _rearm(self) -> None:
         with self.engine.lock:
             wake = self.engine.scheduler.next_wake()
-        if wake is not None and (self._timer is None or wake < self._timer_at):
-            self._arm(wake)
+        self._arm(wake)
 
     # the end
 

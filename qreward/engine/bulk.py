@@ -185,6 +185,8 @@ class Bulk:
         assert isinstance(self._items, AsyncIterator)
         try:
             async for item in self._items:
+                if feed.ended:  # by a deadline, or by ``on_result``
+                    break
                 self._add(feed, item)
                 self.shell.refill(feed)
                 while len(feed.buffer) >= READ_AHEAD:

@@ -317,3 +317,22 @@ def test_a_batch_over_a_route_without_an_endpoint_left_fails_every_item() -> Non
         assert (len(results), len(results.errors)) == (100, 96)
 
     on_virtual_time(test)
+
+
+def test_nothing_is_sent_of_a_slow_async_input_after_on_result_has_raised() -> None:
+    async def endless() -> AsyncIterator[Any]:
+        while True:
+            await asyncio.sleep(1)
+            yield chats(1)[0]
+
+    def refuse(result: Any) -> None:
+        raise ValueError("enough")
+
+    async def test() -> None:
+        wire = FakeWire(seconds=9.5)
+        async with client_of(wire, {"a": 50}) as client:
+            with pytest.raises(BatchInterrupted, match="enough"):
+                await client.batch_chat_completion(endless(), MODEL, on_result=refuse)
+        assert len(wire.sent) <= 10, "what was under way is finished, nothing else is begun"
+
+    on_virtual_time(test)

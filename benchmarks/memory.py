@@ -82,9 +82,9 @@ class Ledger:
         self.failed += not result.ok
 
 
-async def measure(items: int, in_flight: int) -> dict[str, Any]:
+async def measure(items: int, in_flight: int, *, adaptive: bool = False) -> dict[str, Any]:
     """Run one bulk of ``items`` with at most ``in_flight`` calls in flight."""
-    limits = Limits(max_concurrency=max(1, in_flight // ENDPOINTS), adaptive=False)
+    limits = Limits(max_concurrency=max(1, in_flight // ENDPOINTS), adaptive=adaptive)
     endpoints = [Endpoint(f"http://127.0.0.1:{port}/v1", limits=limits) for port in range(1, ENDPOINTS + 1)]
     async with QRewardClient(endpoints, wire_factory=NowhereWire) as client:
         await client.batch_chat_completion(Ledger().items(WARM_UP), model=MODEL, on_result=lambda _: None, keep_results=False)
@@ -117,7 +117,7 @@ def main() -> None:
         run = json.loads(args.json.read_text(encoding="utf-8"))
         rewrite_section(PAGE, "memory", f"Measured on {describe(run['machine'])} {run['result']['in_flight']} in flight.\n\n{report(run)}")
         return
-    run = {"machine": machine(), "result": asyncio.run(measure(args.items, args.in_flight))}
+    run = {"machine": machine(), "result": asyncio.run(measure(args.items, args.in_flight, adaptive=args.adaptive))}
     if args.json:
         args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
     print(report(run))
@@ -127,6 +127,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=1_000_000, metavar="N", help="items of the bulk (default %(default)s)")
     parser.add_argument("--in-flight", type=int, default=512, metavar="N", help="most calls in flight (default %(default)s)")
+    parser.add_argument("--adaptive", action="store_true", help="with adaptive windows, up to 64 an endpoint used from the start")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there")
     parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
     parser.add_argument("--quick", action="store_true", help="20,000 items")

@@ -233,7 +233,7 @@ def test_a_fleet_that_never_returns_has_no_bound(sim: Modules) -> None:
 
 
 def test_all_models_and_scenarios_have_a_capacity_and_a_bound(sim: Modules) -> None:
-    assert len(sim.models.MODELS) == 29
+    assert len(sim.models.MODELS) == 38
     for model in sim.models.MODELS.values():
         spec = model.spec.drawn(Random(1))
         assert spec.capacity(spec.outputs.mean).integral(0.0, model.seconds) > 0, model.name
@@ -241,6 +241,26 @@ def test_all_models_and_scenarios_have_a_capacity_and_a_bound(sim: Modules) -> N
     for scenario in sim.scenarios.SCENARIOS.values():
         run = sim.fleets.Run.prepare(replace(scenario, items=min(scenario.items, 500)), "known", 1)
         assert 0 < run.undisturbed <= run.bound + 0.01 < inf, scenario.name
+
+
+def test_a_telling_rate_says_what_is_left_and_when_all_of_it_is_back(sim: Modules) -> None:
+    bucket = sim.doors.Rate(60, burst=10, told=True).door()
+    window = sim.doors.Rate(60, told=True).door()
+    for door in (bucket, window):
+        for _ in range(4):
+            assert not door.refuses(5.0, 0, sim.doors.Job(1.0))
+            door.admit(5.0, sim.doors.Job(1.0))
+    assert (bucket.says(5.0).limit, bucket.says(5.0).remaining, bucket.says(5.0).reset) == (60, 6, 4.0)
+    assert (window.says(5.0).limit, window.says(5.0).remaining, window.says(5.0).reset) == (60, 56, 55.0)
+    assert (bucket.says(9.0).remaining, window.says(60.0).remaining) == (10, 60)
+
+
+def test_an_answer_tells_what_was_true_when_its_request_was_let_in(sim: Modules) -> None:
+    told = sim.doors.Rate(600, burst=60, told=True)
+    for rate, heard in ((told, True), (replace(told, told=False), False)):
+        model = sim.models.Model("x", "x", sim.specs.Spec(rates=(rate,)))
+        found = sim.closed_loop.run_model(model, "ours", 1, seconds=60.0)
+        assert (found["rejects"] < 0.001) == heard  # who is told has no need to be turned away
 
 
 # controllers

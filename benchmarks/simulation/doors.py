@@ -10,6 +10,7 @@ from math import ceil, floor, inf
 from random import Random
 from typing import Literal, Protocol
 
+from qreward.core.outcome import Allowance
 from simulation.steps import Steps
 
 Hint = Literal["exact", "second"] | float | None
@@ -42,6 +43,7 @@ class Rate:
         unit: what is counted.
         used: output tokens are charged when they have been made; else the whole request when it comes.
         hint: what a reject says.
+        told: every answer says the limit, what was left of it when the request was let in, and when all of it is back.
     """
 
     amount: float
@@ -50,6 +52,7 @@ class Rate:
     unit: Literal["requests", "tokens"] = "requests"
     used: bool = False
     hint: Hint = None
+    told: bool = False
 
     def allowed(self, until: float) -> float:
         """The most that is let in from 0 to ``until``."""
@@ -61,7 +64,7 @@ class Rate:
         """Like ``allowed``, for what must be let in at ``until`` at the latest: a window that opens just then counts."""
         return self.allowed(until) if self.burst is not None else self.amount * (floor(until / self.period) + 1)
 
-    def door(self) -> Door:
+    def door(self) -> Calendar | Bucket:
         return Calendar(self) if self.burst is None else Bucket(self, self.burst)
 
     def cost(self, job: Job) -> float:
@@ -70,7 +73,7 @@ class Rate:
             return 1.0
         return job.prompt + (0.0 if self.used else job.tokens)
 
-    def told(self, wait: float) -> float | None:
+    def hinted(self, wait: float) -> float | None:
         """What a reject says to somebody who would be let in after ``wait`` seconds."""
         if self.hint == "exact":
             return wait
@@ -157,24 +160,32 @@ class Bucket:
         self._level, self._then = burst, 0.0
         self.granted = 0.0
 
-    def _short(self, now: float, job: Job) -> float:
+    def _refill(self, now: float) -> None:
         self._level = min(self._burst, self._level + (now - self._then) * self._speed)
         self._then = now
+
+    def _short(self, now: float, job: Job) -> float:
+        self._refill(now)
         return min(self._rate.cost(job), self._burst) - self._level
 
     def refuses(self, now: float, _held: int, job: Job) -> bool:
         return self._short(now, job) > 1e-9
 
     def hint(self, now: float, job: Job) -> float | None:
-        return self._rate.told(self._short(now, job) / self._speed)
+        return self._rate.hinted(self._short(now, job) / self._speed)
 
     def admit(self, _now: float, job: Job) -> None:
         self._charge(self._rate.cost(job))
 
     def settle(self, now: float, job: Job) -> None:
         if self._rate.used:
-            self._short(now, job)
+            self._refill(now)
             self._charge(job.tokens)
+
+    def says(self, now: float) -> Allowance:
+        """What an answer tells of it now."""
+        self._refill(now)
+        return Allowance(self._rate.amount, max(0.0, floor(self._level)), (self._burst - self._level) / self._speed)
 
     def _charge(self, cost: float) -> None:
         self._level -= cost
@@ -189,14 +200,25 @@ class Calendar:
         self._window, self._left = -1, 0.0
         self.granted = 0.0
 
-    def refuses(self, now: float, _held: int, job: Job) -> bool:
+    def _turn(self, now: float) -> None:
         window = int(now / self._rate.period)
         if window != self._window:
             self._window, self._left = window, self._rate.amount
+
+    def refuses(self, now: float, _held: int, job: Job) -> bool:
+        self._turn(now)
         return self._rate.cost(job) > self._left
 
     def hint(self, now: float, _job: Job) -> float | None:
-        return self._rate.told((int(now / self._rate.period) + 1) * self._rate.period - now)
+        return self._rate.hinted(self._ends(now))
+
+    def says(self, now: float) -> Allowance:
+        """What an answer tells of it now."""
+        self._turn(now)
+        return Allowance(self._rate.amount, floor(self._left), self._ends(now))
+
+    def _ends(self, now: float) -> float:
+        return (int(now / self._rate.period) + 1) * self._rate.period - now
 
     def admit(self, _now: float, job: Job) -> None:
         cost = self._rate.cost(job)

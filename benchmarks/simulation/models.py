@@ -1,6 +1,7 @@
-"""Twenty-nine servers, each alone behind one source: what an endpoint of unknown capacity can be like.
+"""Thirty-eight servers, each alone behind one source: what an endpoint of unknown capacity can be like.
 
-Letters are the servers on which windows were first compared, ``n`` are those of the out-of-sample test. Where nothing else
+Letters are the servers on which windows were first compared, ``n`` are those of the out-of-sample test, ``h`` tell their rate limits
+in the headers of every answer (with a ``q`` behind, the same server keeps quiet). Where nothing else
 is said: 0.15 s to the first token and 10 ms a token, outputs lognormal with mean 200 and sigma 0.8, rejects after 30 ms without a
 hint, usage told. Changes happen at 200 s and are taken back at 400 s, of 600 s (n4: 1800 s, since an answer takes minutes).
 """
@@ -44,6 +45,22 @@ BATCHED = Spec(law=VLLM)
 REWARD = Spec(law=Scoring(), outputs=Outputs(1.0, 0.2), usage=False)
 
 
+PER_SECOND = Spec(rates=(Rate(10, period=1.0, hint="second"),))
+BY_CLOCK = Spec(rates=(Rate(3000, hint="exact"), Rate(300_000, unit="tokens", hint="exact")))
+BUCKETS = Spec(rates=(Rate(3000, burst=3000, hint="exact"), Rate(300_000, burst=300_000, unit="tokens", hint="exact")))
+USED = Spec(
+    rates=(Rate(100_000, burst=100_000, unit="tokens", used=True, hint="exact"),),
+    outputs=Outputs(200.0, 1.2, prompts=((0.8, 50), (0.2, 8000))),
+)
+BUCKET60, MINUTES, SILENT60 = (
+    Spec(rates=(rate,)) for rate in (Rate(600, burst=60, hint="exact"), Rate(600, hint="exact"), Rate(600, burst=60))
+)
+
+
+def _telling(spec: Spec) -> Spec:
+    return replace(spec, rates=tuple(replace(rate, told=True) for rate in spec.rates))
+
+
 def _shared(**changes: object) -> Spec:
     return Spec(law=replace(VLLM, **changes))  # type: ignore[arg-type]
 
@@ -62,11 +79,7 @@ MODELS = {
             seconds=3 * SECONDS,
         ),
         Model("n5", "reward model, 40 ms up to 32, no usage", REWARD, latency=True),
-        Model(
-            "n6",
-            "3000 requests and 300k tokens a minute, by the clock",
-            Spec(rates=(Rate(3000, hint="exact"), Rate(300_000, unit="tokens", hint="exact"))),
-        ),
+        Model("n6", "3000 requests and 300k tokens a minute, by the clock", BY_CLOCK),
         Model("n7", "cap 64, 2 % errors, 0.5 % hangs", Spec(cap=hold(64), resets=0.02, hangs=0.005), measured=True),
         Model("n8", "vLLM, 5 times slower from 200 to 320 s", _shared(speeds=between(200, 320, 0.2)), latency=True),
         Model("n9", "503 for 60 s, then cap 256", Spec(cap=hold(256), away=(0.0, 60.0))),
@@ -74,7 +87,7 @@ MODELS = {
         Model("n11", "cap 400, answers in 150 ms", Spec(law=Alone(tpot=0.0005), ttft=0.05, cap=hold(400))),
         Model("n12", "cap 64 and 32 in turn, 30 s each", Spec(cap=square(64, 32, 30.0, SECONDS))),
         Model("n13", "a3 with Retry-After: 1 on each 429", replace(MOVES, cap_hint=1.0)),
-        Model("n14", "600 requests a minute as 10 a second", Spec(rates=(Rate(10, period=1.0, hint="second"),))),
+        Model("n14", "600 requests a minute as 10 a second", PER_SECOND),
         Model("n15", "vLLM, 4 replicas, then 1, then 4", _shared(h=24.0, seqs=64, replicas=between(200, 400, 1, 4)), latency=True),
         Model("n16", "vLLM, speed x 0.03 from 200 to 400 s", _shared(speeds=between(200, 400, 0.03)), latency=True),
         Model("n17", "vLLM that thrashes from 128, then 64, then 192", _shared(thrash=steps(128, (200, 64), (400, 192))), latency=True),
@@ -87,8 +100,17 @@ MODELS = {
         Model("b", "vLLM", BATCHED, latency=True),
         Model("b2", "vLLM that thrashes from 128", _shared(thrash=hold(128)), latency=True),
         Model("b3", "vLLM, 3.3 times slower from 200 to 400 s", _shared(speeds=between(200, 400, 0.3)), latency=True),
-        Model("c", "600 a minute, bucket of 60, exact hint", Spec(rates=(Rate(600, burst=60, hint="exact"),))),
-        Model("c2", "600 a minute by the clock, exact hint", Spec(rates=(Rate(600, hint="exact"),))),
-        Model("c3", "600 a minute, bucket of 60, no hint", Spec(rates=(Rate(600, burst=60),))),
+        Model("c", "600 a minute, bucket of 60, exact hint", BUCKET60),
+        Model("c2", "600 a minute by the clock, exact hint", MINUTES),
+        Model("c3", "600 a minute, bucket of 60, no hint", SILENT60),
+        Model("h1", "3000 requests and 300k tokens a minute, buckets of a minute's worth, told", _telling(BUCKETS)),
+        Model("h1q", "h1, not told", BUCKETS),
+        Model("h2", "n6, told", _telling(BY_CLOCK)),
+        Model("h3", "c, told", _telling(BUCKET60)),
+        Model("h4", "c2, told", _telling(MINUTES)),
+        Model("h5", "c3, told", _telling(SILENT60)),
+        Model("h6", "n14, told", _telling(PER_SECOND)),
+        Model("h7", "100k tokens a minute, charged as they are used, long prompts, told", _telling(USED)),
+        Model("h7q", "h7, not told", USED),
     )
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from qreward.core.outcome import Answer, Failure, FailureKind, Outcome
+from qreward.core.outcome import Advertised, Answer, Failure, FailureKind, Outcome
 from qreward.core.task import Attempt
 from qreward.errors import ConnectionFailed, InvalidResponse, RateLimited, ServerError
 from simulation.agenda import Agenda
@@ -41,6 +41,8 @@ class Server:
         self._agenda, self._rng, self._report = agenda, rng, report
         self._doors, self.rates = doors(spec, rng), [rate.door() for rate in spec.rates]
         self._doors += self.rates
+        self._told = {rate.unit: door for rate, door in zip(spec.rates, self.rates, strict=True) if rate.told}
+        self._said: dict[Attempt, Advertised] = {}  # to those that were let in, by what was true then
         self._charged = [door for rate, door in zip(spec.rates, self.rates, strict=True) if rate.used]
         self._engine = make_engine(agenda, spec.law, self._done)
         self._prefill = spec.prefill
@@ -57,7 +59,7 @@ class Server:
             return
         for door in self._doors:
             if door.refuses(now, len(held), job):
-                agenda.at(now + spec.reject_after, self._say, (attempt, refusal(door.hint(now, job))))
+                agenda.at(now + spec.reject_after, self._say, (attempt, refusal(door.hint(now, job), self._says())))
                 return
         for door in self.rates:
             door.admit(now, job)
@@ -70,6 +72,7 @@ class Server:
         """The client has closed the connection."""
         if attempt in self.held:
             del self.held[attempt]
+            self._said.pop(attempt, None)
             self._engine.stop(attempt)
 
     def useful(self) -> float:
@@ -93,17 +96,24 @@ class Server:
 
     def _work(self, attempt: Attempt, job: Job, share: float, trouble: Failure | None) -> None:
         self.held[attempt] = trouble
+        if (limits := self._says()) is not None:
+            self._said[attempt] = limits
         self._engine.start(attempt, (job.tokens + self._prefill) * share)
 
     def _done(self, attempt: Attempt) -> None:
-        outcome, job = self.held.pop(attempt), attempt.task.payload
+        outcome, job, limits = self.held.pop(attempt), attempt.task.payload, self._said.pop(attempt, None)
         if outcome is None:
-            outcome = Answer(None, job.prompt, max(1, round(job.tokens))) if self.spec.usage else Answer(None)
+            usage = (job.prompt, max(1, round(job.tokens))) if self.spec.usage else (None, None)
+            outcome = Answer(None, *usage, limits)
         else:
             self._engine.wasted += job.tokens + self._prefill
         for door in self._charged:
             door.settle(self._agenda.now, job)
         self._report(attempt, outcome)
+
+    def _says(self) -> Advertised | None:
+        now = self._agenda.now
+        return Advertised(**{unit: door.says(now) for unit, door in self._told.items()}) if self._told else None
 
     def _die(self, _: None) -> None:
         for attempt in list(self.held):
@@ -113,9 +123,9 @@ class Server:
         self._report(*said)
 
 
-def refusal(hint: float | None) -> Failure:
+def refusal(hint: float | None, limits: Advertised | None) -> Failure:
     """No room; come back after ``hint`` seconds, if that is said."""
-    return Failure(FailureKind.OVERLOADED, NO_ROOM, retry_after=hint)
+    return Failure(FailureKind.OVERLOADED, NO_ROOM, retry_after=hint, limits=limits)
 
 
 def doors(spec: Spec, rng: Random) -> list[Door]:

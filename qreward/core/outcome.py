@@ -34,20 +34,61 @@ class FailureKind(IntEnum):
     """Our own machine is at fault (no file descriptor left). Tried again; says nothing of the endpoint."""
 
 
+class Allowance:
+    """What a server says of one of its rate limits. All numbers are finite and not negative; None is not said.
+
+    Attributes:
+        limit: requests or tokens that are allowed a window.
+        remaining: how many of them are left.
+        reset: seconds until all of them are back.
+        window: seconds of the window, where the server names it; most do not.
+    """
+
+    __slots__ = ("limit", "remaining", "reset", "window")
+
+    def __init__(
+        self, limit: float | None = None, remaining: float | None = None, reset: float | None = None, window: float | None = None
+    ) -> None:
+        self.limit = limit
+        self.remaining = remaining
+        self.reset = reset
+        self.window = window
+
+    def __repr__(self) -> str:
+        return f"Allowance(limit={self.limit}, remaining={self.remaining}, reset={self.reset}, window={self.window})"
+
+
+class Advertised:
+    """What an answer says of the rate limits it was served under: of requests, of tokens, or of both."""
+
+    __slots__ = ("requests", "tokens")
+
+    def __init__(self, requests: Allowance | None = None, tokens: Allowance | None = None) -> None:
+        self.requests = requests
+        self.tokens = tokens
+
+    def __repr__(self) -> str:
+        return f"Advertised(requests={self.requests}, tokens={self.tokens})"
+
+
 class Answer:
     """An attempt that succeeded.
 
     Attributes:
         value: the answer, opaque here (see ``qreward.results.Answered``).
         prompt_tokens, output_tokens: what the server says it used, if it does.
+        limits: what the server says of its rate limits, if it does.
     """
 
-    __slots__ = ("output_tokens", "prompt_tokens", "value")
+    __slots__ = ("limits", "output_tokens", "prompt_tokens", "value")
 
-    def __init__(self, value: Any, prompt_tokens: int | None = None, output_tokens: int | None = None) -> None:
+    def __init__(
+        self, value: Any, prompt_tokens: int | None = None, output_tokens: int | None = None, limits: Advertised | None = None
+    ) -> None:
         self.value = value
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
+        self.limits = limits
 
 
 class Failure:
@@ -59,9 +100,10 @@ class Failure:
         retry_after: seconds the endpoint asks us to stay away, or None.
         should_retry: the endpoint's own word (``x-should-retry``), or None.
         misconfigured: the endpoint itself looks wrongly set up (401, 403, 404, ...), not just this request.
+        limits: what the endpoint says of its rate limits, if it does.
     """
 
-    __slots__ = ("error", "kind", "misconfigured", "retry_after", "should_retry")
+    __slots__ = ("error", "kind", "limits", "misconfigured", "retry_after", "should_retry")
 
     def __init__(
         self,
@@ -71,12 +113,14 @@ class Failure:
         retry_after: float | None = None,
         should_retry: bool | None = None,
         misconfigured: bool = False,
+        limits: Advertised | None = None,
     ) -> None:
         self.kind = kind
         self.error = error
         self.retry_after = retry_after
         self.should_retry = should_retry
         self.misconfigured = misconfigured
+        self.limits = limits
 
     def __repr__(self) -> str:
         return f"Failure({self.kind.name}, {self.error!r})"

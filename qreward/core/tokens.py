@@ -1,13 +1,17 @@
 """Token accounting for sources with a token limit: estimate, reserve, reconcile.
 
 A task's tokens are known only afterwards, so a guess is reserved when it is sent and corrected when it is answered:
-the prompt by its size, scaled by what such guesses were off by; the output by the mean of what answers used.
+the prompt by its size, scaled by what such guesses were off by; the output by the mean of what answers used. A server that
+tells what is left teaches its own charges, which are scaled from a *plain* guess: one that does not move with the answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Any
+
+from qreward.core.advertised import Meter
 
 if TYPE_CHECKING:
     from qreward.core.outcome import Answer
@@ -36,21 +40,28 @@ class Tokens:
         output = most if attempt.source.reserved and most else min(expected, most) if most else expected
         attempt.prompt = prompt
         attempt.cost = prompt * self._scale + output
-        pace.take(now, attempt.cost)
+        if isinstance(pace, Meter):
+            pace.take(now, attempt.cost, prompt + (most or FIRST_OUTPUT if attempt.source.reserved else min(FIRST_OUTPUT, most or inf)))
+        else:
+            pace.take(now, attempt.cost)
 
     def settle(self, attempt: Attempt, answer: Answer | None) -> None:
         """Correct the charge by what the answer says it used; without an answer nothing is known, and the charge is returned."""
         pace = attempt.source.tokens
-        if pace is None:
+        if pace is None or not attempt.cost:  # sent before there was a limit
             return
-        if answer is None:
-            pace.give_back(attempt.cost)
-            return
+        used = 0.0 if answer is None else self._used(attempt, answer)
+        if isinstance(pace, Meter):
+            pace.settle(attempt.cost, used)
+        else:
+            pace.give_back(attempt.cost - used)
+
+    def _used(self, attempt: Attempt, answer: Answer) -> float:
+        """What an answer is charged, and a lesson for the next guess."""
         used_prompt, used_output = answer.prompt_tokens, answer.output_tokens
         if used_prompt is None or used_output is None:
-            return
+            return attempt.cost
         self._output = used_output if self._output is None else self._output + 0.1 * (used_output - self._output)
         if attempt.prompt:
             self._scale += 0.1 * (used_prompt / attempt.prompt - self._scale)
-        if not attempt.source.reserved:
-            pace.give_back(attempt.cost - used_prompt - used_output)
+        return attempt.cost if attempt.source.reserved else used_prompt + used_output

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
+from datetime import UTC, datetime
 
 from aiolimiter import AsyncLimiter
 
@@ -45,6 +47,10 @@ class Bucket:
             low, high = (middle, high) if self._limiter.has_capacity(middle) else (low, middle)
         return low
 
+    def left(self) -> str:
+        """The same in whole requests or tokens, as a header says it."""
+        return f"{math.floor(self.room() + _HAIR)}"
+
     def wait(self, amount: float) -> float:
         """Seconds until the amount is admitted, if nobody else takes anything."""
         return max(0.0, min(amount, self._burst) - self.room()) * 60 / self.per_minute
@@ -77,14 +83,24 @@ class Rates:
             await bucket.take(amounts[kind])
         return None
 
-    def headers(self) -> dict[str, str]:
-        """What OpenAI calls ``x-ratelimit-*``: the limit a minute, what is left now, and when all of it is back."""
-        found = {}
+    def headers(self, form: str = "openai") -> dict[str, str]:
+        """The limit a minute, what is left now, and when all of it is back, as they are written in that form."""
+        if form == "draft":
+            return self._drafted()
+        names = {"openai": "x-ratelimit-{what}-{kind}", "anthropic": "anthropic-ratelimit-{kind}-{what}"}[form]
+        write = {"openai": duration, "anthropic": _moment}[form]
+        found: dict[str, str] = {}
         for kind, bucket in self._buckets.items():
-            found[f"x-ratelimit-limit-{kind}"] = f"{bucket.per_minute:.0f}"
-            found[f"x-ratelimit-remaining-{kind}"] = f"{math.floor(bucket.room() + _HAIR)}"
-            found[f"x-ratelimit-reset-{kind}"] = duration(bucket.refilled_in())
+            told = {"limit": f"{bucket.per_minute:.0f}", "remaining": bucket.left(), "reset": write(bucket.refilled_in())}
+            found |= {names.format(what=what, kind=kind): text for what, text in told.items()}
         return found
+
+    def _drafted(self) -> dict[str, str]:
+        bucket = self._buckets.get("requests")
+        if bucket is None:
+            return {}
+        told = f'"requests";r={bucket.left()};t={math.ceil(bucket.refilled_in())}'
+        return {"ratelimit": told, "ratelimit-policy": f'"requests";q={bucket.per_minute:.0f};w=60'}
 
 
 class Slot:
@@ -153,6 +169,11 @@ class Gate:
         self._slots.add(slot)
         self.peak = max(self.peak, len(self._slots))
         return slot
+
+
+def _moment(seconds: float) -> str:
+    """So many seconds from now as RFC 3339 writes it, rounded up to a second."""
+    return datetime.fromtimestamp(math.ceil(time.time() + seconds), UTC).isoformat().replace("+00:00", "Z")
 
 
 def duration(seconds: float) -> str:

@@ -175,7 +175,8 @@ class Handler:
     def _headers(self) -> dict[str, str]:
         self._answers += 1
         headers = {"x-request-id": f"req-{self._answers}"}
-        return headers | self._state.rates.headers() if self._state.spec.rate_headers else headers
+        form = self._state.spec.rate_headers
+        return headers | self._state.rates.headers("openai" if form is True else form) if form else headers
 
 
 def _unknown_model(model: str) -> Problem:

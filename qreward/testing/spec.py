@@ -151,7 +151,8 @@ class FakeEndpoint(Policy):
         tpm: tokens admitted a minute, prompt and completion; a request above ``burst_tokens`` counts as that many.
         burst: requests that may come at once. By default a minute's worth, as in ``aiolimiter.AsyncLimiter(rpm)``.
         burst_tokens: the same for ``tpm``.
-        rate_headers: send ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}`` with every answer.
+        rate_headers: tell the rates in the headers of every answer: as ``openai`` (or True) does in
+            ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``, as ``anthropic``, or as the IETF's ``draft`` (requests only).
         retry_after: whether, and in which form, a rejection says when to come back: ``Retry-After`` as whole seconds or
             as a date, or ``retry-after-ms``. It is the truth: a request that comes then, and before others, is admitted.
         api_key: without it as a bearer token the answer is 401.
@@ -177,7 +178,7 @@ class FakeEndpoint(Policy):
     tpm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     burst: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     burst_tokens: float | None = Field(default=None, ge=1, allow_inf_nan=False)
-    rate_headers: bool = False
+    rate_headers: bool | Literal["openai", "anthropic", "draft"] = False
     retry_after: Literal["seconds", "date", "ms"] | None = None
     api_key: SecretStr | None = None
     faults: Faults = Faults()

@@ -20,7 +20,7 @@ from qreward.errors import (
     RequestTimeout,
     ServerError,
 )
-from qreward.wire import hints, meanings
+from qreward.wire import hints, meanings, ratelimits
 from qreward.wire.base import Malformed, Reply, TransportError
 from qreward.wire.complaints import Complaint, complaint_of, one_line, read_complaint
 from qreward.wire.secrets import Secrets
@@ -101,7 +101,7 @@ def failure_from_malformed(error: Malformed, reply: Reply, endpoint: str, model:
     beginning = shorten(secrets, reply.body[:_LOOKED_AT].decode("utf-8", "replace"), _SHOWN_BODY)
     words = f"{error}" + (f"; it begins: {beginning}" if beginning else "")
     message = f"endpoint {endpoint!r} answered {reply.status} for model {model!r}: {words}"
-    return Failure(_TRANSIENT, _error(InvalidResponse, message, reply, endpoint, model, secrets))
+    return Failure(_TRANSIENT, _error(InvalidResponse, message, reply, endpoint, model, secrets), limits=ratelimits.read(reply.headers))
 
 
 def failure_from_transport(error: TransportError, endpoint: str, model: str, secrets: Secrets) -> Failure:
@@ -143,6 +143,7 @@ def _failure(verdict: Verdict, reply: Reply, words: str, endpoint: str, model: s
         retry_after=hints.retry_after(reply.headers, time.time() if now is None else now),
         should_retry=hints.should_retry(reply.headers),
         misconfigured=verdict.misconfigured,
+        limits=ratelimits.read(reply.headers, now),
     )
 
 

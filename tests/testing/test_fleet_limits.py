@@ -7,15 +7,18 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+from typing import Literal
 
 import pytest
 from fleet_tools import run, serving, until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.testing import FakeEndpoint, Latency
+from qreward import QRewardClient
+from qreward.testing import FakeEndpoint, FakeFleet, Latency
 from qreward.testing.admission import Bucket, Gate, Rates, duration
 from qreward.testing.delivery import hint
+from qreward.wire.ratelimits import read
 
 
 class HandClock(asyncio.SelectorEventLoop):
@@ -119,6 +122,37 @@ def test_headers_say_what_is_left_and_when_it_is_all_back() -> None:
 
     with hand_clock() as (runner, _):
         runner.run(main())
+
+
+@pytest.mark.parametrize("form", ["openai", "anthropic", "draft"])
+def test_every_answer_tells_the_rates_in_the_form_that_was_asked_for_and_the_library_reads_it(
+    form: Literal["openai", "anthropic", "draft"],
+) -> None:
+    async def main() -> None:
+        async with serving(FakeEndpoint("a", rpm=600, burst=2, tpm=60_000, rate_headers=form)) as client:
+            served = [await client.chat("a") for _ in range(2)]
+            told = [read(answer.headers) for answer in (*served, await client.chat("a"))]
+        assert [answer.status for answer in served] == [200, 200]
+        for said, left in zip(told, (1, 0, 0), strict=True):
+            assert said is not None
+            assert said.requests is not None
+            assert (said.requests.limit, said.requests.remaining) == (600, left)
+            assert said.requests.reset is not None
+            assert 0 < said.requests.reset <= (2.0 if form == "anthropic" else 1.0)  # of two, which 0.2 s bring back, and rounding
+            assert said.requests.window == (60 if form == "draft" else None)
+            assert (said.tokens is None) == (form == "draft")
+            if said.tokens is not None:
+                assert said.tokens.limit == 60_000
+
+    run(main())
+
+
+def test_an_endpoint_that_was_not_asked_to_tells_nothing() -> None:
+    async def main() -> None:
+        async with serving(FakeEndpoint("a", rpm=600)) as client:
+            assert read((await client.chat("a")).headers) is None
+
+    run(main())
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0ms"), (0.0201, "21ms"), (1.5, "1.5s"), (360, "6m0s"), (61.25, "1m1.25s")])
@@ -276,5 +310,16 @@ def test_a_cap_can_be_moved_while_requests_are_under_way() -> None:
             for task in held:
                 task.cancel()
             await until(lambda: client.fleet.seen("a").disconnects == 2)
+
+    run(main())
+
+
+def test_a_client_that_was_told_nothing_beforehand_paces_itself_by_what_answers_tell() -> None:
+    async def main() -> None:
+        told = FakeEndpoint("a", rpm=3000, burst=20, rate_headers=True, latency=Latency(base=0.02))
+        async with FakeFleet([told]) as fleet, QRewardClient(fleet.endpoints) as client:
+            batch = await client.batch_chat_completion([[{"role": "user", "content": f"{number}"}] for number in range(60)], model="m")
+            assert all(result.ok for result in batch)
+            assert fleet.seen("a").rejected <= 5  # about 12 where nothing is told
 
     run(main())

@@ -1,0 +1,485 @@
+"""What a server tells of its limits paces a source: as fast as they allow, hardly ever too fast, and never stopped by nonsense."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from math import ceil, floor, inf, isnan
+from random import Random
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from qreward.core.advertised import DOUBT, FORGOTTEN, LONGEST_WAIT, REMEMBERED, Meter, near_usual
+from qreward.core.balance import ExpectedFinish
+from qreward.core.outcome import Advertised, Allowance, Answer, Failure
+from qreward.core.pace import Pace
+from qreward.core.pool import Pool
+from qreward.core.scheduler import Scheduler
+from qreward.core.source import make_source
+from qreward.core.task import Task
+from qreward.policies import Limits, Retry
+
+
+def meter_that_was_told(limit: float | None, remaining: float, reset: float | None, *, window: float | None = None) -> Meter:
+    """As of an answer at 1 s to a request that left at 0 s, with nothing else in flight."""
+    meter = Meter()
+    meter.told(1.0, 0.0, Allowance(limit, remaining, reset, window))
+    return meter
+
+
+def window_that_was_told(limit: float, remaining: float, reset: float) -> Meter:
+    """The same of what is known to be a window: with use, ``remaining`` and ``reset`` have both fallen."""
+    meter = Meter()
+    meter.told(0.5, -0.5, Allowance(limit, limit, reset + 0.5))
+    meter.take(0.6)
+    meter.told(1.0, 0.6, Allowance(limit, remaining, reset))
+    return meter
+
+
+def send(meter: Meter, times: int, now: float) -> None:
+    for _ in range(times):
+        assert meter.ready_at <= now
+        meter.take(now)
+
+
+# the count
+
+
+def test_until_something_is_told_only_an_operators_pace_holds() -> None:
+    assert Meter().ready_at == -inf
+    paced = Meter(Pace(1.0))
+    paced.take(0.0)
+    assert paced.ready_at == pytest.approx(0.9)
+
+
+def test_what_is_left_may_be_sent_at_once_and_then_the_window_is_waited_for() -> None:
+    meter = window_that_was_told(100, 3, 20.0)
+    send(meter, 3, 2.0)
+    assert meter.ready_at == 21.0
+    send(meter, 100, 21.0)
+    assert meter.ready_at > 21.0
+
+
+def test_nothing_left_waits_for_the_reset() -> None:
+    assert meter_that_was_told(100, 0, 20.0).ready_at == 21.0
+    assert window_that_was_told(100, 0, 20.0).ready_at == 21.0
+
+
+def test_what_may_be_a_bucket_brings_back_at_its_reset_no_more_than_was_used_when_it_was_told() -> None:
+    meter = meter_that_was_told(100, 95, 3.0)
+    send(meter, 95, 2.0)  # a bucket would be full much later now
+    send(meter, 5, 4.0)
+    assert meter.ready_at > 4.0
+
+
+def test_a_limit_that_is_never_reached_costs_nothing() -> None:
+    meter = meter_that_was_told(1e6, 1e6 - 1, 0.1)
+    for second in range(1, 500):
+        send(meter, 20, float(second))
+        meter.told(second + 0.5, float(second), Allowance(1e6, 1e6 - 20, 0.5))
+        assert meter.ready_at == -inf
+
+
+def test_what_was_sent_since_that_request_left_is_taken_off() -> None:
+    meter = meter_that_was_told(100, 50, 30.0)
+    send(meter, 1, 2.0)
+    send(meter, 1, 3.0)
+    send(meter, 4, 4.0)
+    meter.told(5.0, 2.0, Allowance(100, 11, 26.0))  # somebody else has used most of it
+    send(meter, 6, 5.0)  # 11, less the 5 sent at 3 s and at 4 s
+    assert meter.ready_at == pytest.approx(31.0)
+
+
+def test_what_an_earlier_request_tells_is_old() -> None:
+    meter = meter_that_was_told(100, 10, 30.0)
+    for now in (2.0, 3.0):
+        send(meter, 1, now)
+    meter.told(4.0, 3.0, Allowance(100, 8, 27.0))
+    meter.told(5.0, 2.0, Allowance(100, 0, 900.0))
+    send(meter, 8, 5.0)
+    assert meter.ready_at == 31.0
+
+
+def test_of_requests_of_one_instant_the_last_that_is_heard_tells() -> None:
+    meter = meter_that_was_told(100, 10, 30.0)
+    send(meter, 4, 2.0)
+    for left in (8, 9, 7):  # any order; the fourth has not told yet
+        meter.told(3.0, 2.0, Allowance(100, left, 28.0))
+    send(meter, 6, 3.0)
+    assert meter.ready_at == 31.0
+
+
+def test_what_else_is_in_flight_at_first_is_taken_off() -> None:
+    meter = Meter()
+    meter.told(1.0, 0.0, Allowance(10, 9, 50.0), others=7)
+    send(meter, 2, 1.0)
+    assert meter.ready_at == 51.0
+
+
+def test_an_operators_limit_holds_besides() -> None:
+    meter = Meter(Pace(0.5))
+    meter.told(1.0, 0.0, Allowance(6000, 5999, 60.0))
+    meter.take(1.0)
+    assert meter.ready_at == pytest.approx(2.9)
+
+
+def test_what_is_told_is_forgotten_when_nothing_is_told_any_more() -> None:
+    meter = meter_that_was_told(2, 0, 20.0)
+    now, sent = 21.0, 0
+    while now < 2 * FORGOTTEN:
+        now = max(now, meter.ready_at)
+        meter.take(now)
+        sent += 1
+        if sent > 1000:
+            break
+    assert FORGOTTEN < now < FORGOTTEN + 2 * LONGEST_WAIT
+    assert meter.ready_at == -inf
+
+
+def test_only_so_many_sends_are_remembered() -> None:
+    meter = meter_that_was_told(1e9, 1e9, 1.0)
+    for number in range(2 * REMEMBERED):
+        meter.take(1.0 + number * 1e-3)
+    assert len(meter._sends) == REMEMBERED
+
+
+# kinds of limits
+
+
+def test_a_bucket_is_known_by_its_reset_that_grows_with_use() -> None:
+    meter = meter_that_was_told(600, 590, 0.9)
+    assert meter.refill == 0.0
+    for number, sent_at in enumerate(range(2, 8)):
+        send(meter, 100, float(sent_at))
+        meter.told(sent_at + 0.1, float(sent_at), Allowance(600, 500 - 90 * number, 10 + 9.0 * number))
+    assert meter.window == 60.0
+    assert meter.refill == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "remaining", "reset", "per_second"),
+    [
+        (20_000, 15_482, 13.554, 20_000 / 60),  # OpenAI, tokens a minute
+        (14_400, 14_370, 179.56, 14_400 / 86_400),  # Groq, requests a day
+        (5000, 4999, 0.012, 5000 / 60),  # OpenAI, requests a minute
+        (600, 0, 60.0, 10.0),
+        (600, 300, 10.0, 0.0),  # no usual window: it may end in 10 s
+    ],
+)
+def test_a_usual_rate_is_known_at_first_sight(limit: float, remaining: float, reset: float, per_second: float) -> None:
+    assert meter_that_was_told(limit, remaining, reset).refill == pytest.approx(per_second)
+
+
+def test_an_empty_bucket_lets_one_through_for_each_that_comes_back() -> None:
+    meter = meter_that_was_told(600, 0, 60.0)
+    assert meter.ready_at == pytest.approx(1.1)
+    meter.take(1.1)
+    assert meter.ready_at == pytest.approx(1.2)
+
+
+def test_a_bucket_smaller_than_its_limit_fills_only_so_far() -> None:
+    meter = meter_that_was_told(600, 0, 1.0)  # of ten
+    for sent_at, left in ((2.0, 9.0), (3.0, 4.0), (3.5, 0.0)):
+        send(meter, 1, sent_at)
+        meter.told(sent_at + 0.01, sent_at, Allowance(600, left, (10 - left) / 10))
+    assert meter.refill == pytest.approx(10.0)
+    meter.take(100.0)
+    meter.told(100.1, 100.0, Allowance(600, 9.0, 0.1))
+    send(meter, 9, 100.1)
+    assert meter.ready_at > 100.1
+
+
+def test_a_window_of_an_hour_is_waited_for_but_for_one_request_a_minute() -> None:
+    meter = meter_that_was_told(100, 0, 3000.0)
+    assert meter.ready_at == 1.0 + LONGEST_WAIT
+    meter.take(meter.ready_at)
+    assert meter.ready_at == 1.0 + 2 * LONGEST_WAIT
+
+
+def test_a_window_that_is_over_tells_nothing_of_the_next() -> None:
+    meter = window_that_was_told(100, 5, 9.0)
+    send(meter, 5, 9.0)
+    send(meter, 10, 10.0)  # a new one
+    meter.told(10.5, 9.0, Allowance(100, 0, 0.5))
+    send(meter, 90, 10.5)
+
+
+def test_a_limit_without_a_reset_comes_back_in_a_minute_or_in_the_window_it_names() -> None:
+    assert meter_that_was_told(600, 100, None).refill == 10.0
+    assert meter_that_was_told(600, 100, None, window=3600.0).refill == pytest.approx(1 / 6)
+
+
+def test_a_limit_alone_counts_if_it_names_its_window() -> None:
+    meter = Meter()
+    meter.told(1.0, 0.0, Allowance(100, None, None))
+    assert meter.ready_at == -inf
+    meter.told(1.0, 0.0, Allowance(100, None, None, window=10.0))
+    send(meter, 100, 1.0)
+    assert meter.ready_at == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(("seconds", "window"), [(57.0, 60.0), (0.9, 1.0), (25.0, 25.0), (80_000.0, 86_400.0)])
+def test_windows_are_usual_ones_if_they_are_near(seconds: float, window: float) -> None:
+    assert near_usual(seconds) == window
+
+
+# tokens
+
+
+def tokens_that_were_told(limit: float, remaining: float, reset: float) -> Meter:
+    meter = Meter(doubt=DOUBT)
+    meter.told(1.0, 0.0, Allowance(limit, remaining, reset))
+    return meter
+
+
+def test_a_request_larger_than_the_bucket_goes_alone_when_the_bucket_is_full() -> None:
+    meter = tokens_that_were_told(600, 0, 60.0)
+    meter._largest = 5000.0
+    assert meter.ready_at == pytest.approx(61.0)
+    meter.take(61.0, 5000.0, 5000.0)
+    assert meter.ready_at == pytest.approx(61.0 + LONGEST_WAIT)
+
+
+def test_what_the_server_charges_for_a_guess_is_learned() -> None:
+    meter, now, left = tokens_that_were_told(1e6, 1e6, 60.0), 1.0, 1e6
+    for _ in range(2000):
+        now += 0.01
+        meter.take(now, 100.0, 200.0)
+        left -= 700.0  # it reserves far more than it uses
+        meter.told(now + 0.005, now, Allowance(1e6, max(0.0, left), 60.0 - (now - 1.0)))
+        meter.settle(100.0, 90.0)
+        if left < 700.0:
+            break
+    assert meter.scale == pytest.approx(3.5, rel=0.05)
+
+
+def test_part_of_what_nobody_has_confirmed_is_kept() -> None:
+    meter, sent = tokens_that_were_told(100_000, 100_000, 50.0), 0
+    while meter.ready_at <= 2.0:
+        meter.take(2.0, 200.0, 200.0)
+        sent += 200
+    assert sent == pytest.approx(100_000 / (1 + DOUBT), rel=0.01)
+    for _ in range(sent // 200):
+        meter.settle(200.0, 200.0)
+    assert meter.ready_at <= 2.0
+
+
+def test_a_request_that_was_turned_away_gives_its_tokens_back() -> None:
+    meter = tokens_that_were_told(1000, 500, 40.0)
+    meter.take(2.0, 450.0, 450.0)
+    assert meter.ready_at == 41.0
+    meter.settle(450.0, 0.0)
+    assert meter.ready_at <= 2.0
+
+
+# nonsense
+
+
+@pytest.mark.parametrize("said", [Allowance(0, 0, 10.0), Allowance(None, 5, None), Allowance(None, None, 30.0), Allowance(5, None, 1.0)])
+def test_what_says_nothing_of_use_changes_nothing(said: Allowance) -> None:
+    meter = Meter()
+    meter.told(1.0, 0.0, said)
+    assert meter.ready_at == -inf
+
+
+def test_nothing_left_is_not_believed_when_answers_come_all_the_same() -> None:
+    meter, now = meter_that_was_told(100, 0, 1e9), 1.0
+    waits = []
+    for _ in range(10):
+        waits.append(max(0.0, meter.ready_at - now))
+        now = max(now, meter.ready_at)
+        meter.take(now)
+        meter.told(now + 1.0, now, Allowance(100, 0, 1e9))
+        now += 1.0
+    assert waits == [LONGEST_WAIT, *[0.0] * 9]
+    meter.take(now)
+    meter.told(now + 1.0, now, Allowance(100, 40, 30.0))  # sense again
+    send(meter, 40, now + 1.0)
+    assert meter.ready_at > now + 1.0
+
+
+def test_nothing_left_is_believed_when_the_one_that_asks_is_turned_away() -> None:
+    meter, now = meter_that_was_told(100, 0, 1e9), 1.0
+    for _ in range(3):
+        now = meter.ready_at
+        meter.take(now)
+        meter.told(now + 1.0, now, Allowance(100, 0, 1e9), answered=False)
+        assert meter.ready_at == pytest.approx(now + LONGEST_WAIT)
+
+
+NUMBER = st.none() | st.sampled_from([0.0, 1.0, 1e9, 1e15]) | st.floats(0, 1e15)
+SAID = st.builds(Allowance, NUMBER, NUMBER, NUMBER, st.none() | st.floats(0.001, 1e9))
+
+
+@given(steps=st.lists(st.tuples(st.floats(0, 100), st.floats(0, 30), SAID, st.booleans()), max_size=40), tokens=st.booleans())
+def test_whatever_is_told_it_is_asked_again_within_a_minute(steps: list[tuple[float, float, Allowance, bool]], tokens: bool) -> None:
+    meter, now = Meter(doubt=DOUBT if tokens else 0.0), 0.0
+    for gap, latency, said, answered in steps:
+        now += gap
+        if meter.ready_at <= now:
+            meter.take(now, 100.0 if tokens else 1.0, 120.0)
+        meter.told(now, now - latency, said, answered=answered)
+        assert meter.ready_at <= now + LONGEST_WAIT
+        assert not isnan(meter.ready_at)
+        if tokens:
+            meter.settle(100.0, 80.0 if answered else 0.0)
+
+
+# against servers
+
+
+class Limited:
+    """A server with one limit on requests. It counts as it says, and tells what was left when it let a request in, or at its answer."""
+
+    def __init__(self, limit: int, period: float, *, bucket: bool, late: bool, whole: bool) -> None:
+        self.limit, self.period, self.bucket, self.late, self.whole = limit, period, bucket, late, whole
+        self.left, self.then = float(limit), 0.0
+        self.served = self.refused = 0
+
+    def pass_time(self, now: float) -> None:
+        if self.bucket:
+            self.left = min(self.limit, self.left + (now - self.then) * self.limit / self.period)
+        elif now // self.period > self.then // self.period:
+            self.left = self.limit
+        self.then = max(self.then, now)
+
+    def arrives(self, now: float) -> bool:
+        self.pass_time(now)
+        if self.left < 1 - 1e-9:
+            self.refused += 1
+            return False
+        self.left -= 1
+        self.served += 1
+        return True
+
+    def says(self, now: float) -> Allowance:
+        self.pass_time(now)
+        reset = (self.limit - self.left) * self.period / self.limit if self.bucket else self.period - now % self.period
+        return Allowance(self.limit, floor(max(0.0, self.left)), ceil(reset) if self.whole else reset)
+
+
+def play(server: Limited, seconds: float, latency: float, seed: int, most: int = 200) -> None:
+    """Endless work, at most so many in flight; the first requests leave before anything is known."""
+    meter, rng, now = Meter(), Random(seed), 0.0
+    flying: list[tuple[float, int, float, bool, Allowance | None]] = []
+    held = 0.0  # a Retry-After is obeyed
+    while now < seconds:
+        at = max(now, meter.ready_at, held)
+        if len(flying) < (most if server.served > 8 else 8) and (not flying or at <= flying[0][0]):
+            now = at
+            meter.take(now)
+            let_in = server.arrives(now)
+            lasts = latency * rng.uniform(0.5, 1.5) if let_in else 0.01
+            heappush(flying, (now + lasts, server.served + server.refused, now, let_in, None if server.late else server.says(now)))
+        else:
+            now, _, sent_at, let_in, said = heappop(flying)
+            said = said or server.says(now)
+            if not let_in:
+                held = now + (said.reset or 0.0) / (server.limit if server.bucket else 1)
+            meter.told(now, sent_at, said, answered=let_in, others=len(flying))
+
+
+@given(
+    limit=st.integers(50, 2000),
+    bucket=st.booleans(),
+    period=st.sampled_from([30.0, 60.0, 300.0]),
+    latency=st.floats(0.05, 5.0),
+    late=st.booleans(),
+    whole=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+@example(limit=600, bucket=True, period=60.0, latency=2.0, late=False, whole=False, seed=0)
+@example(limit=600, bucket=False, period=60.0, latency=2.0, late=True, whole=True, seed=0)
+@settings(max_examples=60, deadline=None)
+def test_a_limit_is_used_to_the_full_and_hardly_ever_overrun(
+    limit: int, bucket: bool, period: float, latency: float, late: bool, whole: bool, seed: int
+) -> None:
+    server = Limited(limit, period, bucket=bucket, late=late, whole=whole)
+    play(server, 5 * period, latency, seed)
+    allowed = limit * (6 if bucket else 5)
+    able = min(1.0, 0.9 * 200 / latency * 5 * period / allowed)  # of what is allowed, with so many in flight
+    assert server.served >= 0.9 * able * allowed, f"{server.served} of {allowed}, {server.refused} refused"
+    asked = 5 if period > LONGEST_WAIT and not bucket else 0  # once in each window, although it is said to be used up
+    assert server.refused <= 4 + asked + 0.05 * server.served, f"{server.refused} refused, {server.served} served"
+
+
+# in a source
+
+
+class Stage:
+    """A scheduler with one source that finds out what it can take."""
+
+    def __init__(self, estimate: tuple[float, float] = (0.0, 0.0)) -> None:
+        self.scheduler = Scheduler(Retry(), Random(0), lambda _: estimate)
+        self.pool = Pool("p", [], ExpectedFinish())
+        self.source = make_source("a", Random(0), Limits(max_concurrency=8))
+        self.scheduler.join(0.0, self.source, self.pool)
+
+    def submit(self, now: float, times: int = 1) -> list[Task]:
+        tasks = [Task(None, self.pool, 5, None, None, number) for number in range(times)]
+        for task in tasks:
+            self.scheduler.submit(now, task)
+        return tasks
+
+    def end(self, now: float, task: Task, outcome: Answer | Failure) -> None:
+        assert task.attempt is not None
+        self.scheduler.event(now, task.attempt, outcome)
+
+    def sent(self, tasks: list[Task]) -> int:
+        return sum(task.attempt is not None for task in tasks)
+
+
+def test_an_answer_that_tells_paces_its_source() -> None:
+    stage = Stage()
+    stage.end(1.0, stage.submit(0.0)[0], Answer("yes", 10, 20, Advertised(Allowance(60, 2, 30.0))))
+    tasks = stage.submit(2.0, 5)
+    assert stage.sent(tasks) == 2
+    assert stage.source.ready_at() == 31.0
+    stage.scheduler.tick(31.1)
+    assert stage.sent(tasks) == 5
+
+
+def test_tokens_are_reserved_from_the_answer_on_that_tells_of_them() -> None:
+    stage = Stage((100.0, 50.0))
+    first, second = stage.submit(0.0, 2)
+    stage.end(1.0, first, Answer("yes", 10, 20, Advertised(tokens=Allowance(1000, 650, 30.0))))
+    stage.end(1.5, second, Answer("yes", 10, 20))  # sent before there was a limit: nothing was reserved, nothing comes back
+    tasks = stage.submit(2.0, 5)
+    assert stage.sent(tasks) == 4  # of the 620 that the second leaves: each takes 150
+    assert stage.source.ready_at() == 31.0
+
+
+def test_an_operator_who_wants_no_adapting_is_not_paced_by_what_is_told() -> None:
+    source = make_source("a", Random(0), Limits(adaptive=False))
+    source.advertised(1.0, 0.0, Advertised(Allowance(60, 0, 30.0)), used=0)
+    assert source.requests is None
+    assert source.ready_at() <= 1.0
+
+
+def test_an_operators_rate_stays_when_the_server_tells_a_higher_one() -> None:
+    source = make_source("a", Random(0), Limits(rpm=60, tpm=600))
+    source.advertised(1.0, 0.0, Advertised(Allowance(6000, 5999, 0.01), Allowance(1e6, 1e6, 0.0)), used=30)
+    assert isinstance(source.requests, Meter)
+    assert isinstance(source.tokens, Meter)
+    source.requests.take(2.0)
+    assert source.ready_at() == pytest.approx(2.9)
+    source.tokens.take(2.0, 100.0, 100.0)
+    assert source.ready_at() == pytest.approx(11.9)
+
+
+def test_a_source_whose_limit_is_used_up_is_not_worth_waiting_for() -> None:
+    source = make_source("a", Random(0), Limits())
+    assert source.worth_waiting_for(1.0)
+    source.advertised(1.0, 0.0, Advertised(Allowance(60, 0, 30.0)))
+    assert not source.worth_waiting_for(1.0)
+    assert source.worth_waiting_for(30.5)
+
+
+def test_outcomes_tell_nothing_unless_they_say_so() -> None:
+    assert Answer("yes").limits is None
+    assert "limits" in Failure.__slots__
+    assert (
+        repr(Advertised(Allowance(60, 59, 1.0)))
+        == "Advertised(requests=Allowance(limit=60, remaining=59, reset=1.0, window=None), tokens=None)"
+    )

@@ -1,55 +1,21 @@
-"""Who is next: by priority, by age, feeds in turn, retries first; and an entry that a source must not have is in nobody's way."""
+"""Who is next: by priority, by age, by deadline, retries first; and an entry that a source must not have is in nobody's way."""
 
 from __future__ import annotations
 
-from random import Random
+from sys import getrefcount
+from typing import Any
 
 import pytest
+from core_queue import A, B, C, feed, order, queue, task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.balance import ExpectedFinish
-from qreward.core.pool import Pool
-from qreward.core.queue import AGEING, BULK, LEVELS, MOST_GROUPS, Queue
+from qreward.core.lane import BULK
+from qreward.core.lines import MOST_GROUPS, PATIENCE
+from qreward.core.queue import AGEING, LEVELS, SWEEP, Queue
 from qreward.core.source import Source
-from qreward.core.task import Feed, State, Task
+from qreward.core.task import State, Task
 from qreward.policies import Priority
-
-A, B, C = (Source(name, Random(0)) for name in "abc")
-POOL = Pool("p", [], ExpectedFinish())
-
-
-def task(level: int = 5, born: float = 0.0, *, avoids: tuple[Source, ...] | None = None) -> Task:
-    """A task that waits; one that avoids sources has been sent before."""
-    made = Task(None, POOL, level, None, None, 0)
-    made.born = born
-    if avoids is not None:
-        made.sent_at, made.excluded = born, avoids
-    return made
-
-
-def feed(size: int, level: int = 5, served: float = 0.0) -> Feed:
-    made = Feed(POOL, level, None, served)
-    made.buffer.extend(task(level) for _ in range(size))
-    return made
-
-
-def queue(*entries: Task | Feed) -> Queue:
-    made = Queue()
-    for entry in entries:
-        if isinstance(entry, Task):
-            made.put(entry)
-        else:
-            made.put_feed(entry)
-    return made
-
-
-def order(waiting: Queue, source: Source = A, now: float = 0.0) -> list[Task]:
-    """All that a source would take, in order."""
-    taken = []
-    while (entry := waiting.take(source, now)) is not None:
-        taken.append(entry[0])
-    return taken
 
 
 def test_urgent_goes_before_normal_before_low() -> None:
@@ -85,6 +51,15 @@ def test_a_bulk_lets_single_tasks_of_its_level_go_first_for_a_minute() -> None:
     bulk, early, late = feed(1, served=0.0), task(born=BULK - 1), task(born=BULK + 1)
     batch = bulk.buffer[0]
     assert order(queue(bulk, early, late)) == [early, batch, late]
+
+
+def test_while_single_tasks_wait_a_bulk_of_their_level_gets_one_item_a_minute() -> None:
+    bulk, waiting = feed(99), Queue()
+    waiting.put_feed(bulk)
+    for second in range(601):
+        waiting.put(task(born=float(second)))
+        waiting.take(A, float(second))
+    assert len(bulk.buffer) == 99 - 600 // (BULK + 1)
 
 
 def test_an_urgent_bulk_goes_before_normal_single_tasks() -> None:
@@ -184,6 +159,155 @@ def test_a_feed_that_is_dropped_is_no_longer_served() -> None:
     assert [entry[1] for entry in iter(lambda: waiting.take(A, 0.0), None)] == [second]
 
 
+def test_the_earliest_deadline_goes_first() -> None:
+    patient, hurried, middling = task(timeout=300.0), task(born=1.0, timeout=5.0), task(born=2.0, timeout=60.0)
+    assert order(queue(patient, hurried, middling)) == [hurried, middling, patient]
+
+
+def test_equal_timeouts_keep_the_order_of_submission_whatever_else_waits() -> None:
+    first, hurried, second, third = task(timeout=60.0), task(timeout=5.0), task(timeout=60.0), task(timeout=60.0)
+    assert order(queue(first, hurried, second, third)) == [hurried, first, second, third]
+
+
+def test_equal_deadlines_keep_the_order_of_submission() -> None:
+    late, early = task(born=0.0, timeout=100.0), task(born=50.0, timeout=50.0)
+    assert order(queue(late, early)) == [late, early]
+    behind = task(timeout=500.0)
+    assert order(queue(behind, late, early)) == [late, early, behind]
+    assert order(queue(late, behind, early)) == [late, early, behind]
+
+
+def test_equal_deadlines_keep_their_order_although_one_between_them_has_ended() -> None:
+    gone, first, second = task(timeout=100.0), task(timeout=50.0), task(timeout=50.0)
+    waiting = queue(gone, first)
+    gone.state = State.DONE
+    assert waiting.key(A) == 5 * AGEING
+    waiting.put(second)
+    assert order(waiting) == [first, second]
+
+
+def test_a_task_without_a_deadline_is_not_starved_by_those_that_have_one() -> None:
+    patient, waiting = task(born=0.0), Queue()
+    waiting.put(patient)
+    for second in range(2000):
+        waiting.put(task(born=float(second), timeout=30.0))
+        entry = waiting.take(A, float(second))
+        assert entry is not None
+        if entry[0] is patient:
+            assert second <= PATIENCE
+            return
+    pytest.fail("the patient one never went")
+
+
+def test_deadlines_do_not_outweigh_priority() -> None:
+    normal, high = task(Priority.NORMAL, timeout=1.0), task(Priority.HIGH)
+    assert order(queue(normal, high)) == [high, normal]
+
+
+def test_the_items_of_a_bulk_keep_their_order() -> None:
+    bulk = feed(3)
+    items = list(bulk.buffer)
+    items[2].deadline = 1.0
+    assert order(queue(bulk)) == items
+
+
+def test_a_reserved_slot_takes_single_tasks_only() -> None:
+    bulk, single, again = feed(2), task(born=5.0), task(born=7.0, avoids=(B,))
+    waiting = queue(bulk, single, again)
+    assert order(waiting, now=1e6, bulk=False) == [single, again]
+    assert waiting.key(A, bulk=False) == float("inf")
+    assert len(order(waiting)) == 2
+
+
+def test_a_reserved_slot_takes_a_bulks_item_that_is_tried_again_but_no_fresh_one() -> None:
+    """Its last hope may be this source: others may have to leave it."""
+    bulk = feed(2)
+    waiting = queue(bulk)
+    entry = waiting.take(A, 0.0)
+    assert entry is not None
+    item = entry[0]
+    assert item.feed is bulk
+    item.sent_at, item.excluded = 0.0, (B,)
+    waiting.put(item)
+    single = task(born=9.0)
+    waiting.put(single)
+    assert order(waiting, bulk=False) == [item, single]
+    assert len(waiting) == 1
+
+
+def test_a_reserved_slot_takes_the_single_task_of_the_tenant_whose_turn_it_is() -> None:
+    waiting = queue(feed(9, tenant="bulk"), *(task(tenant="x", cost=5.0) for _ in range(3)), *(task(tenant="y") for _ in range(3)))
+    taken = order(waiting, bulk=False)
+    assert [each.tenant for each in taken] == ["x", "y", "y", "y", "x", "x"]
+
+
+def test_a_level_is_as_urgent_for_a_reserved_slot_as_its_single_tasks() -> None:
+    waiting = queue(feed(1, level=Priority.HIGH), task(Priority.HIGH, born=200.0), task(Priority.NORMAL, born=10.0))
+    assert waiting.key(A, bulk=False) == 10.0 + AGEING * Priority.NORMAL
+    assert waiting.key(A) == BULK
+
+
+def test_single_tasks_that_wait_are_counted_bulks_are_not() -> None:
+    fresh, again, bulk = task(), task(avoids=(A,)), feed(3)
+    waiting = queue(fresh, again, bulk)
+    assert waiting.waiting == 2
+    item = waiting.take(A, 1e6)
+    assert item is not None
+    assert item[0] is fresh
+    assert waiting.waiting == 1
+    assert waiting.reclaim((A,)) == [again]
+    assert waiting.waiting == 0
+    waiting.put(fresh)
+    waiting.empty()
+    assert waiting.waiting == 0
+
+
+def test_a_task_that_ended_is_not_counted_and_a_queue_of_such_is_empty() -> None:
+    gone, left = task(born=0.0), task(born=1.0)
+    waiting = queue(gone, left)
+    for _ in range(2):
+        gone.state = State.DONE
+        waiting.ended(gone)
+        assert waiting.waiting == 1
+    left.state = State.DONE
+    waiting.ended(left)
+    assert waiting.waiting == 0
+    assert not waiting
+    assert waiting.levels == []
+
+
+def test_an_empty_queue_holds_on_to_no_bulk() -> None:
+    bulk = feed(1)
+    waiting = Queue()
+    before = getrefcount(bulk)
+    waiting.put_feed(bulk)
+    assert getrefcount(bulk) > before
+    assert len(order(waiting)) == 1
+    assert getrefcount(bulk) == before, "it may be that nothing more comes"
+
+
+def test_it_is_known_how_much_the_bulks_are_still_to_give() -> None:
+    ended, counted, endless = feed(3), feed(3), feed(3)
+    ended.ended, counted.left = True, 50
+    waiting = queue(ended, counted, task())
+    assert waiting.left() == 53
+    waiting.put_feed(endless)
+    assert waiting.left() == float("inf")
+    assert Queue().left() == 0
+
+
+def test_what_ended_behind_one_that_waits_is_not_kept() -> None:
+    waiting, first = Queue(), task()
+    waiting.put(first)
+    for number in range(20 * SWEEP):
+        each = task(born=float(number % 7), timeout=1.0 + number % 5, avoids=(B,) if number % 3 else None)
+        waiting.put(each)
+        each.state = State.DONE
+        waiting.ended(each)
+    assert len(waiting) <= SWEEP + 1
+    assert order(waiting) == [first]
+
+
 entries = st.lists(st.tuples(st.integers(0, LEVELS - 1), st.floats(0, 500), st.sampled_from([None, (), (A,), (B,), (A, B)])), max_size=30)
 
 
@@ -206,3 +330,49 @@ def test_the_queue_hands_out_what_sorting_by_age_and_level_would(
             assert taken.born + taken.level * AGEING == best
             left.remove(taken)
     assert len(waiting) == len(left)
+
+
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, 2), st.sampled_from([None, 1.0, 30.0, 1000.0])),
+        st.tuples(st.just("again"), st.integers(0, 2), st.sampled_from([(), (A,), (A, B)])),
+        st.tuples(st.just("end"), st.integers(0, 50), st.none()),
+        st.tuples(st.just("take"), st.sampled_from([A, B]), st.booleans()),
+        st.tuples(st.just("reclaim"), st.sampled_from([(A,), (A, B)]), st.none()),
+    ),
+    max_size=80,
+)
+
+
+@given(moves)
+def test_counts_are_right_and_deadlines_are_kept_whatever_happens(moves: list[tuple[str, Any, Any]]) -> None:
+    """Against a plain list: within a level the fresh task that is taken is the one that is due first."""
+    waiting, inside, now = Queue(), list[Task](), 0.0
+    for what, first, second in moves:
+        now += 0.5
+        if what in {"put", "again"}:
+            made = task(first, now, timeout=second) if what == "put" else task(first, now, avoids=second)
+            made.number = int(2 * now)
+            waiting.put(made)
+            inside.append(made)
+        elif what == "end" and inside:
+            gone = inside.pop(first % len(inside))
+            gone.state = State.DONE
+            waiting.ended(gone)
+        elif what == "take":
+            entry = waiting.take(first, now, bulk=bool(second))
+            if entry is None:
+                assert all(first in each.excluded for each in inside)
+                continue
+            taken = entry[0]
+            inside.remove(taken)
+            rivals = [each for each in inside if each.level == taken.level and each.sent_at is None and taken.sent_at is None]
+            due = min(taken.deadline, taken.born + PATIENCE)
+            assert all((due, taken.number) < (min(each.deadline, each.born + PATIENCE), each.number) for each in rivals)
+        elif what == "reclaim":
+            stuck = waiting.reclaim(first)
+            assert set(stuck) == {each for each in inside if each.sent_at is not None and set(first) <= set(each.excluded)}
+            inside = [each for each in inside if each not in stuck]
+        assert waiting.waiting == len(inside)
+        assert bool(waiting) == bool(inside)
+        assert sorted({each.level for each in inside}) == waiting.levels

@@ -1,0 +1,60 @@
+"""Makers of what waits, for tests of the queue. A task's payload is what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+
+from qreward.core.balance import ExpectedFinish
+from qreward.core.pool import Pool
+from qreward.core.queue import Queue
+from qreward.core.source import Source
+from qreward.core.task import Feed, Task
+
+A, B, C = (Source(name, Random(0)) for name in "abc")
+POOL = Pool("p", [], ExpectedFinish())
+
+
+def task(
+    level: int = 5,
+    born: float = 0.0,
+    *,
+    avoids: tuple[Source, ...] | None = None,
+    timeout: float | None = None,
+    tenant: str | None = None,
+    cost: float = 1.0,
+) -> Task:
+    """A task that waits; one that avoids sources has been sent before."""
+    made = Task(cost, POOL, level, timeout, None, 0, tenant=tenant)
+    made.born = born
+    if timeout is not None:
+        made.deadline = born + timeout
+    if avoids is not None:
+        made.sent_at, made.excluded = born, avoids
+    return made
+
+
+def feed(items: int | Iterable[float], level: int = 5, served: float = 0.0, tenant: str | None = None) -> Feed:
+    """A bulk of so many items, or of items of these costs."""
+    made = Feed(POOL, level, None, served, tenant=tenant)
+    costs = [1.0] * items if isinstance(items, int) else items
+    made.buffer.extend(task(level, cost=cost) for cost in costs)
+    return made
+
+
+def queue(*entries: Task | Feed) -> Queue:
+    made = Queue(lambda task: float(task.payload))
+    for entry in entries:
+        if isinstance(entry, Task):
+            made.put(entry)
+        else:
+            made.put_feed(entry)
+    return made
+
+
+def order(waiting: Queue, source: Source = A, now: float = 0.0, *, bulk: bool = True) -> list[Task]:
+    """All that a source would take, in order."""
+    taken = []
+    while (entry := waiting.take(source, now, bulk=bulk)) is not None:
+        taken.append(entry[0])
+    return taken

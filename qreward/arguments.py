@@ -7,6 +7,7 @@ from inspect import iscoroutinefunction
 from math import isfinite
 from typing import Any
 
+from qreward.core.task import Terms
 from qreward.errors import ConfigError
 from qreward.policies import Endpoint
 from qreward.wire import address, jsonio
@@ -86,6 +87,15 @@ def seconds(name: str, value: float | None) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
         raise ConfigError(f"{name} must be a positive number of seconds, or None for none, not {value!r}")
     return float(value)
+
+
+def terms(timeout: float | None, priority: int, hedge: bool, tenant: str | None) -> Terms:
+    """How the requests of one call are to be treated."""
+    if not isinstance(hedge, bool):
+        raise ConfigError(f"hedge must be True or False here, not {hedge!r}; how requests are hedged is set by the client's Hedge(...)")
+    if tenant is not None and (not isinstance(tenant, str) or not tenant):
+        raise ConfigError(f"tenant must be a name, or None, not {tenant!r}")
+    return Terms(level(priority), timeout, hedge, tenant)
 
 
 def level(priority: int) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import field_validator, model_validator
 
 from qreward.errors import ConfigError
-from qreward.policies import Endpoint, Policy, Retry, Route, Seconds, expand_variables
+from qreward.policies import Endpoint, Hedge, Many, Policy, Retry, Route, Seconds, expand_variables
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 
@@ -31,6 +31,8 @@ class ClientConfig(Policy):
         routes: which endpoints serve which models; by default what the endpoints say in ``models``.
             A file may also write them as a mapping of pattern to ``{endpoints, strategy, weights}``.
         retry: see :class:`~qreward.policies.Retry`.
+        hedge: see :class:`~qreward.policies.Hedge`; ``None`` never sends a request to two endpoints at once.
+        max_queued: single calls that may wait for a route; one more ends with ``QueueFull``. ``None`` is any number.
         timeout: whole budget of one call in seconds, queueing included; ``None`` waits without end.
 
     Raises:
@@ -44,6 +46,8 @@ class ClientConfig(Policy):
     endpoints: tuple[Endpoint, ...]
     routes: tuple[Route, ...] = ()
     retry: Retry = Retry()
+    hedge: Hedge | None = Hedge()
+    max_queued: Many | None = None
     timeout: Seconds | None = 600.0
 
     @field_validator("routes", mode="before")

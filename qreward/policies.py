@@ -31,6 +31,8 @@ Weight = Annotated[float, Field(gt=0, allow_inf_nan=False), _Number]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False), _Number]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False), _Number]
 Count = Annotated[int, Field(ge=1), _Number]
+Many = Annotated[int, Field(ge=0), _Number]
+Quantile = Annotated[float, Field(gt=0, lt=1), _Number]
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -132,6 +134,32 @@ class Retry(Policy):
     cap: Seconds = 8.0
     budget: Share = 0.2
     budget_floor: Rate = 10.0
+
+
+class Hedge(Policy):
+    """When a request that is under way is sent to a second endpoint as well. The first answer counts, the other is cancelled.
+
+    A single call gets a hedge when it takes unusually long (Dean and Barroso, "The Tail at Scale", CACM 2013), the last
+    requests of a batch get copies at endpoints that have nothing else to do, and requests that seem to hang, or whose
+    endpoint has gone silent, go elsewhere. All draw on one budget, and an endpoint gets a request at most once at a time.
+
+    Args:
+        quantile: share of an endpoint's answers that come sooner than a single call that is hedged.
+        after: seconds after which a single call is hedged, instead of ``quantile``.
+        budget: copies allowed per request, over all requests of a client.
+        reserve: copies allowed beyond that, for a client that has sent little yet.
+        tail: copy the last requests of a batch.
+
+    Example:
+        >>> Hedge(after=2.0, budget=0.02).quantile
+        0.95
+    """
+
+    quantile: Quantile = 0.95
+    after: Seconds | None = None
+    budget: Share = 0.05
+    reserve: Many = 16
+    tail: bool = True
 
 
 class Endpoint(Policy):

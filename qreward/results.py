@@ -33,6 +33,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
         latency: seconds from sending to the outcome.
         status_code: HTTP status, if there was an answer.
         detail: what the failure said, without secrets.
+        hedge: a second attempt, made while another was under way.
     """
 
     endpoint: str
@@ -40,6 +41,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
     latency: float
     status_code: int | None = None
     detail: str = ""
+    hedge: bool = False
 
 
 class Answered(Protocol):
@@ -110,7 +112,8 @@ class Result(Generic[T]):
     def attempts(self) -> tuple[AttemptRecord, ...]:
         if self._answer is None or self.endpoint is None:
             return self._trail
-        return (*self._trail, AttemptRecord(self.endpoint, "ok", self.latency))
+        hedge = any(record.outcome == "cancelled" and not record.hedge for record in self._trail)
+        return (*self._trail, AttemptRecord(self.endpoint, "ok", self.latency, hedge=hedge))
 
     @property
     def has_trail(self) -> bool:

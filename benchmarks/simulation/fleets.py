@@ -109,7 +109,7 @@ class Run:
         mean = self.work.mean
         for spec in self.specs:
             world.add(spec, controller(self.controller, spec, mean, limits=scenario.limits, prototype=self.prototype))
-        self.bulk, self.online = world.bulk(jobs(scenario, f"{scenario.name}/{self.seed}")), Ledger(whole=True)
+        self.bulk, self.online = world.bulk(jobs(scenario, f"{scenario.name}/{self.seed}"), scenario.items), Ledger(whole=True)
         world.every(LOOK, self._look)
         if scenario.online:
             self._call(Random(f"{scenario.name}/{self.seed}: online"))

@@ -16,13 +16,15 @@ from qreward.core.pool import Pool
 from qreward.core.scheduler import Scheduler
 from qreward.core.source import Source
 from qreward.core.task import Attempt, Feed, Task
-from qreward.policies import LoadBalanceStrategy, Priority, Retry
+from qreward.policies import Hedge, LoadBalanceStrategy, Priority, Retry
 from simulation.agenda import Agenda
 from simulation.doors import Job
 from simulation.server import Server
 from simulation.specs import Spec
 
 CHUNK = 32
+MOST_WATCHED = 64
+"""Sources up to which all are looked at after each tick."""
 FIT = LoadBalanceStrategy.EXPECTED_FINISH
 
 
@@ -63,10 +65,11 @@ class Ledger:
 class Bulk(Ledger):
     """A bulk, read as the scheduler asks for it."""
 
-    def __init__(self, jobs: Iterable[Job], pool: Pool, now: float) -> None:
+    def __init__(self, jobs: Iterable[Job], pool: Pool, now: float, size: int | None = None) -> None:
         super().__init__()
         self.read = 0
         self.feed = Feed(pool, Priority.NORMAL, self, now)
+        self.feed.left = size
         self._jobs: Iterator[Job] = iter(jobs)
 
     def more(self) -> None:
@@ -94,7 +97,7 @@ class World:
     def __init__(self, seed: str, retry: Retry | None = None) -> None:
         self.agenda = Agenda()
         self.rng = Random(f"{seed}: scheduler")
-        self.scheduler = Scheduler(retry or Retry(), self.rng, lambda job: (float(job.prompt), 0.0))
+        self.scheduler = Scheduler(retry or Retry(), self.rng, lambda job: (float(job.prompt), 0.0), Hedge())
         self.pool = Pool("fleet", [], make_balancer(FIT, {}, self.rng))
         self.sources: list[Source] = []
         self.servers: list[Server] = []
@@ -115,9 +118,9 @@ class World:
         self.scheduler.resize(self.sources)
         return server
 
-    def bulk(self, jobs: Iterable[Job]) -> Bulk:
+    def bulk(self, jobs: Iterable[Job], size: int | None = None) -> Bulk:
         """Begin a bulk."""
-        found = Bulk(jobs, self.pool, self.agenda.now)
+        found = Bulk(jobs, self.pool, self.agenda.now, size)
         self.scheduler.open(self.agenda.now, found.feed)
         return found
 
@@ -159,7 +162,9 @@ class World:
                 if wake > until:
                     break
                 agenda.now = max(agenda.now, wake)
+                was = [source for source in self.sources if source.health.in_service] if len(self.sources) <= MOST_WATCHED else []
                 scheduler.tick(agenda.now)
+                self.lost_sight += [(agenda.now, source) for source in was if not source.health.in_service]
                 self._inspect()
             elif over is not None:
                 raise RuntimeError(f"nothing is left to happen at {agenda.now} s")

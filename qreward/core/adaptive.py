@@ -13,7 +13,7 @@ W3  A reject sets the window to the survivors, less a little that is left to oth
 W4  From there try one more after many clean answers; each try that holds doubles the next; one that fails goes back, and
     is our own question answered: it tells nothing new. Tries end where elasticity says that more brings nothing.
     Where a failed try costs a pause, because the source asks for one, the next comes after twenty times that pause.
-W5  If nobody survives, twice in a row, the source is away, not full: start again.
+W5  If nobody survives, twice in a row, the source is away, not full: start again, with half of what it held before.
 Failures and time-outs move nothing: they are judged by ``health``.
 """
 
@@ -105,7 +105,7 @@ class AdaptiveWindow:
     """
 
     __slots__ = (
-        "_away", "_base", "_blame_until", "_capped", "_clean", "_elasticity", "_floor", "_good", "_mark", "_no_try_before",
+        "_away", "_base", "_blame_until", "_capped", "_clean", "_elasticity", "_floor", "_good", "_held", "_mark", "_no_try_before",
         "_reject_after", "_rng", "_round", "_rounds", "_side", "_start", "_starting",
         "_step", "limit", "most", "reason",
     )  # fmt: skip
@@ -115,6 +115,7 @@ class AdaptiveWindow:
         self.most = MOST if most is None else most
         self._start = most if most is not None and most <= TUNING.trusted else min(TUNING.start, self.most)
         self.limit = self._start
+        self._held = 0.0  # what it last held for long
         self._rounds = 1
         self.reason = "start"
         self._elasticity = Elasticity()
@@ -133,7 +134,7 @@ class AdaptiveWindow:
     def _begin(self, now: float, inflight: int) -> None:
         self._starting, self._capped, self._step = True, False, 0
         self._elasticity.break_off()
-        self._set(self._start, now, inflight)
+        self._set(max(self._start, self._held / 2), now, inflight)
 
     def sent(self, _now: float, inflight: int) -> None:
         """A request went out; ``inflight`` counts it."""
@@ -144,6 +145,8 @@ class AdaptiveWindow:
         self._clean += 1
         self._good += 1
         self._away = 0
+        if self._good >= TUNING.patience:
+            self._held = self._base
         if self._capped and inflight + 1 >= self.limit:
             self._try_more(now)
         current = self._round

@@ -1,9 +1,10 @@
 """Whether a source is in service, from the failures it shows (overload is none, see ``gate``).
 
 Closed -> open after five failures in a row of distinct tasks, or when most of the answers fail; open for 2 s x 2^k (at
-most 8 s, jittered); then half-open: one real task, and one more at a time for every answer, one less for every failure,
-until the source's whole window is in use again (slow start: it doubles each round). Only the first one's failure opens it
-again at once, so that a source with ordinary faults comes back. One poison task cannot open it: a task counts once.
+most 5 s, jittered); then half-open: one real task, a quarter of the window when that is answered, and from there one more
+for every answer, one less for every failure, until the whole window is in use again (slow start: it doubles each round).
+Only the first one's failure opens it again at once, so that a source with ordinary faults comes back. One poison task
+cannot open it: a task counts once. A source that has gone silent is open as well, until an answer proves that wrong.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from random import Random
 
 IN_A_ROW = 5
 FIRST_OPEN = 2.0
-LONGEST_OPEN = 8.0
+LONGEST_OPEN = 5.0
 """A return must be noticed within seconds; Envoy's 300 s is for fleets that can do without. A probe costs one task one try."""
+QUICK_START = 4
+"""A probe that is answered opens this part of the window at once."""
 SICK = 0.4
 """Share of successes under which a source does more harm than good."""
 _MEMORY = 0.95  # weight an older outcome keeps in the success rate: about the last 20
@@ -32,7 +35,7 @@ class Health:
         since: when it last changed; older requests say nothing about the present.
     """
 
-    __slots__ = ("_failing", "_openings", "_recent", "_rng", "_success", "allowed", "down", "open_until", "since", "spotless")
+    __slots__ = ("_failing", "_openings", "_recent", "_rng", "_stalled", "_success", "allowed", "down", "open_until", "since", "spotless")
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
@@ -46,7 +49,7 @@ class Health:
         self.allowed: float = inf
         self._failing: set[int] = set()  # distinct tasks that failed since the last success
         self._recent: set[int] = set()  # distinct tasks that failed at all
-        self._success, self.spotless = 1.0, True
+        self._success, self.spotless, self._stalled = 1.0, True, False
 
     @property
     def in_service(self) -> bool:
@@ -56,10 +59,13 @@ class Health:
     def sent(self, now: float) -> None:
         """A request was sent; the first one after the open time begins the way back."""
         if self.open_until != -inf and now >= self.open_until:
-            self.open_until, self.allowed, self.since = -inf, 1, now
+            self.open_until, self.allowed, self.since, self._stalled = -inf, 1, now, False
 
     def ok(self, sent_at: float, limit: int) -> None:
         """An answer came, under a window of ``limit``."""
+        if self._stalled:
+            self._close()
+            return
         if self.open_until != -inf or sent_at < self.since:
             return
         if self._failing:
@@ -71,7 +77,7 @@ class Health:
                 self._recent.clear()
                 self.spotless = True
             return
-        self.allowed += 1
+        self.allowed = self.allowed + 1 if self.allowed > 1 else max(2, limit // QUICK_START)
         if self.allowed >= limit:
             self._openings = 0
             self._close()
@@ -105,6 +111,11 @@ class Health:
         """Take it out of service for a time."""
         self._close()
         self.open_until, self.allowed, self.since, self.spotless = now + seconds, 1, now, False
+
+    def stall(self, now: float) -> None:
+        """It has gone silent. An answer proves that wrong."""
+        self.eject(now, FIRST_OPEN)
+        self._stalled = True
 
     def restore(self) -> None:
         """An operator says it is well."""

@@ -10,12 +10,15 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from qreward.core.adaptive import AdaptiveWindow
+from qreward.core.advertised import DOUBT, Meter
 from qreward.core.gate import Gate
 from qreward.core.health import Health
 from qreward.core.latency import Latency
 from qreward.core.learned import LearnedPace
-from qreward.core.outcome import Answer
+from qreward.core.outcome import Advertised, Answer
 from qreward.core.pace import Pace
+from qreward.core.silence import Silence
+from qreward.core.tempo import Tempo
 from qreward.core.window import FixedWindow, Window
 from qreward.policies import Limits
 
@@ -26,20 +29,24 @@ if TYPE_CHECKING:
 ATTEMPT_FIRST = 120.0
 """Seconds an attempt may take at a source that has not shown its speed yet."""
 ATTEMPT_LEAST = 10.0
-ATTEMPT_FACTOR = 6.0
+ATTEMPT_FACTOR = 8.0
 """An attempt may take this many times what the slowest percent of answers takes."""
+AGAIN_FACTOR = 2.5
+"""The same for a task that has run into a limit before, which likely hangs anywhere; doubled each time, lest it is only long."""
 
+HELD = 0.05
+"""Share of an answer's time for which it may have waited for its caller and still say something of room."""
 MOST_DOUBLINGS = 3
-"""A task's limit doubles with each attempt that ran into it, so often."""
+"""How often a task's limit doubles at most."""
 
 
 class Tally:
     """Counts since the source was made, by outcome."""
 
-    __slots__ = ("cancelled", "failed", "ok", "output_tokens", "prompt_tokens", "rejected", "retried", "sent")
+    __slots__ = ("cancelled", "failed", "hedged", "ok", "output_tokens", "prompt_tokens", "rejected", "retried", "sent")
 
     def __init__(self) -> None:
-        self.sent = self.ok = self.rejected = self.failed = self.cancelled = self.retried = 0
+        self.sent = self.ok = self.rejected = self.failed = self.cancelled = self.retried = self.hedged = 0
         self.prompt_tokens = self.output_tokens = 0
 
 
@@ -47,15 +54,18 @@ class Source:
     """One endpoint, or one function.
 
     Attributes:
-        attempts: what is under way, oldest first, including what is being stopped; ``inflight`` is their number.
-        check_at: when to look for attempts past their limit; inf while nothing is under way.
+        attempts: what is under way, oldest first, including what is being stopped; ``inflight`` is their number, ``singles``
+            that of those that do not belong to a bulk.
+        look_after: seconds after which an attempt may be worth a look.
+        check_at: when to look for attempts that take too long; inf while nothing is under way.
+        tempo: of its streams, or None before the first.
         learned: a pace learned from rejects, or None if only what the operator set counts.
         attempt_timeout: seconds one attempt may take, set by an operator, or None if it is learned.
     """
 
     __slots__ = (
-        "attempt_timeout", "attempts", "check_at", "due", "gate", "handle", "health", "inflight", "latency", "learned",
-        "name", "pools", "removed", "requests", "reserved", "tally", "tokens", "weight", "window",
+        "attempt_timeout", "attempts", "check_at", "due", "gate", "handle", "health", "inflight", "latency", "learned", "look_after",
+        "name", "pools", "removed", "requests", "reserved", "silence", "singles", "tally", "tempo", "tokens", "weight", "window",
     )  # fmt: skip
 
     def __init__(
@@ -75,14 +85,17 @@ class Source:
         self.attempt_timeout = attempt_timeout
         self.window: Window = window or FixedWindow(limits.max_concurrency)
         self.learned = learned
-        self.requests = Pace(limits.rpm / 60) if limits.rpm else None
-        self.tokens = Pace(limits.tpm / 60) if limits.tpm else None
+        self.requests: Pace | Meter | None = Pace(limits.rpm / 60) if limits.rpm else None
+        self.tokens: Pace | Meter | None = Pace(limits.tpm / 60) if limits.tpm else None
         self.reserved = limits.tpm_counts == "reserved"
         self.gate = Gate(rng)
         self.health = Health(rng)
         self.latency = Latency()
+        self.silence = Silence()
+        self.tempo: Tempo | None = None
         self.attempts: dict[Attempt, None] = {}
-        self.inflight = 0
+        self.inflight = self.singles = 0
+        self.look_after = ATTEMPT_LEAST
         self.check_at = inf
         self.pools: list[Pool] = []
         self.due = -1
@@ -111,6 +124,7 @@ class Source:
         self.inflight += 1
         self.tally.sent += 1
         self.window.sent(now, self.inflight)
+        self.silence.sent(now, self.inflight)
         if self.gate.closed:
             self.gate.sent(now)
         if self.health.open_until != -inf:
@@ -120,10 +134,22 @@ class Source:
         if self.requests is not None:
             self.requests.take(now)
 
-    def answered(self, now: float, sent_at: float, answer: Answer) -> None:
-        """An answer came; ``inflight`` is already without it."""
-        self.latency.add(now - sent_at)
-        self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
+    def began(self, now: float, sent_at: float) -> None:
+        """The first token of a stream came."""
+        if self.tempo is None:
+            self.tempo = Tempo()
+        self.tempo.began(now - sent_at)
+        if self.silence.since != inf:
+            self.silence.since = now
+
+    def answered(self, now: float, sent_at: float, answer: Answer, held: float = 0.0) -> None:
+        """An answer came, ``held`` seconds later than it could have; ``inflight`` is already without it."""
+        self.latency.add(now - sent_at - held, answer.output_tokens)
+        self.silence.broken(now, self.inflight, self.latency.mean)
+        if held > HELD * (now - sent_at):
+            self.window.ended()
+        else:
+            self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
         self.gate.ok(sent_at)
         if self.learned is not None:
             self.learned.ok(now)
@@ -133,6 +159,22 @@ class Source:
         tally.ok += 1
         tally.prompt_tokens += answer.prompt_tokens or 0
         tally.output_tokens += answer.output_tokens or 0
+        if answer.limits is not None:
+            self.advertised(now, sent_at, answer.limits, used=(answer.prompt_tokens or 0) + (answer.output_tokens or 0))
+
+    def advertised(self, now: float, sent_at: float, limits: Advertised, used: int | None = None) -> None:
+        """An answer told of rate limits; ``used`` tokens if it was served, None if it was turned away."""
+        if self.learned is None:  # what the operator set counts, and nothing else
+            return
+        served = used is not None
+        if limits.requests is not None:
+            if not isinstance(self.requests, Meter):
+                self.requests = Meter(self.requests)
+            self.requests.told(now, sent_at, limits.requests, answered=served, others=self.inflight)
+        if limits.tokens is not None:
+            if not isinstance(self.tokens, Meter):
+                self.tokens = Meter(self.tokens, doubt=DOUBT)
+            self.tokens.told(now, sent_at, limits.tokens, answered=served, others=self.inflight * (used or 0))
 
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
         """It said it has no room; ``inflight`` is already without that request."""
@@ -147,14 +189,31 @@ class Source:
 
     def worth_waiting_for(self, now: float) -> bool:
         """True if it can be expected to take work within about a second."""
-        return self.health.in_service and not self.removed and self.gate.opens_at < now + 1.0
+        soon = now + 1.0
+        used_up = any(isinstance(meter, Meter) and meter.ready_at > soon for meter in (self.requests, self.tokens))
+        return self.health.in_service and not self.removed and self.gate.opens_at < soon and not used_up
+
+    def rate(self) -> float:
+        """Answers a second that it can give, as far as is known: its window over the time of an answer, and its limits."""
+        rate = self.window.limit / max(self.latency.mean, 1e-6)
+        if self.requests is not None:
+            rate = min(rate, self.requests.rate)
+        if self.learned is not None and self.learned.rate is not None:
+            rate = min(rate, self.learned.rate)
+        return rate
+
+    def is_last(self) -> bool:
+        """True if one of its pools has too little else to do without it."""
+        return not all(pool.has_other(self) for pool in self.pools)
 
     def attempt_limit(self, overdue: int) -> float:
-        """Seconds an attempt may take, doubled for each time the task has already run into it."""
+        """Seconds an attempt may take of a task that has run into a limit so many times before."""
         if self.attempt_timeout is not None:
             return self.attempt_timeout
         slow = self.latency.slow
-        return (ATTEMPT_FIRST if slow is None else max(ATTEMPT_LEAST, ATTEMPT_FACTOR * slow)) * 2.0 ** min(overdue, MOST_DOUBLINGS)
+        if slow is None:
+            return ATTEMPT_FIRST * 2.0 ** min(overdue, MOST_DOUBLINGS)
+        return max(ATTEMPT_LEAST, slow * (AGAIN_FACTOR * 2.0 ** min(overdue, MOST_DOUBLINGS) if overdue else ATTEMPT_FACTOR))
 
     def expected_finish(self) -> float:
         """Seconds in which it may be expected to answer: what it showed, more as its window fills; 0 if unknown."""

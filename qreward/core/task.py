@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from enum import IntEnum
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from qreward.core.pool import Pool
@@ -28,10 +28,36 @@ class State(IntEnum):
 
 
 class Why(IntEnum):
-    """Why the scheduler stops an attempt."""
+    """Why the scheduler stops an attempt: its time limit passed, nobody wants it any more, or another answered first."""
 
     OVERDUE = 1
     ABANDONED = 2
+    BEATEN = 3
+
+
+class Terms(NamedTuple):
+    """How the tasks of one call are to be treated.
+
+    Attributes:
+        level: priority, 0 (most urgent) to 9.
+        timeout: seconds each may take in all, or None.
+        hedge: they may be sent to a second source while the first still works on them.
+        tenant: who shares the fleet with others, or None.
+        restarts: what was given out of an answer in pieces may be taken back, to begin anew.
+    """
+
+    level: int
+    timeout: float | None = None
+    hedge: bool = True
+    tenant: str | None = None
+    restarts: bool = False
+
+    def task(self, payload: Any, pool: Pool, sink: Any, index: int) -> Task:
+        """One of them."""
+        task = Task(payload, pool, self.level, self.timeout, sink, index, self.tenant)
+        task.hedge = self.hedge
+        task.restarts = self.restarts
+        return task
 
 
 class Task:
@@ -47,20 +73,36 @@ class Task:
         sent_at: when it was first sent, or None.
         tries: failed attempts that were charged.
         trail: one record per failed attempt, or None.
+        attempt, copy: what is under way: the older attempt and a duplicate of it, at another source. With no attempt
+            there is no copy.
+        hedge: it may be sent to a second source while the first still works on it.
+        restarts: an attempt whose answer the caller was given in part may be followed by another.
+        suspected: how often an attempt of it was taken for hung.
+        feed: the bulk it was taken from, or None.
+        tenant: who shares the fleet with others, or None; for a feed's task the feed's counts.
+        charge: what the queue has counted for it, in tokens, and not yet corrected.
+        lined: it is in the queue.
     """
 
     __slots__ = (
-        "attempt", "born", "deadline", "due", "excluded", "index", "last_error", "level", "number", "overdue",
-        "payload", "pool", "sent_at", "sink", "state", "timeout", "trail", "tries", "unfit",
+        "attempt", "born", "charge", "copy", "deadline", "due", "excluded", "feed", "hedge", "index", "last_error", "level", "lined",
+        "number", "overdue", "payload", "pool", "restarts", "sent_at", "sink", "state", "suspected", "tenant", "timeout", "trail", "tries",
+        "unfit",
     )  # fmt: skip
 
-    def __init__(self, payload: Any, pool: Pool, level: int, timeout: float | None, sink: Any, index: int) -> None:
+    def __init__(
+        self, payload: Any, pool: Pool, level: int, timeout: float | None, sink: Any, index: int, tenant: str | None = None
+    ) -> None:
         self.payload = payload
         self.pool = pool
         self.level = level
         self.timeout = timeout
         self.sink = sink
         self.index = index
+        self.tenant = tenant
+        self.feed: Feed | None = None
+        self.charge = 0.0
+        self.lined = False
         self.state = State.NEW
         self.number = 0  # unique among the live tasks of a scheduler
         self.born = 0.0
@@ -70,10 +112,24 @@ class Task:
         self.tries = 0
         self.overdue = 0  # attempts that ran into their time limit; each doubles the next limit
         self.attempt: Attempt | None = None
+        self.copy: Attempt | None = None
+        self.hedge = True
+        self.restarts = False
+        self.suspected = 0
         self.excluded: tuple[Source, ...] = ()  # sources it should not go to now
         self.unfit: tuple[Source, ...] = ()  # of them, those that can never serve it
         self.trail: list[AttemptRecord] | None = None
         self.last_error: QRewardError | None = None
+
+    def holds(self, attempt: Attempt) -> bool:
+        """True if the attempt is one of those whose answer counts."""
+        return attempt is self.attempt or attempt is self.copy
+
+    def drop(self, attempt: Attempt) -> None:
+        """One of its attempts has ended; the other, if there is one, goes on."""
+        if attempt is self.attempt:
+            self.attempt = self.copy
+        self.copy = None
 
 
 class Attempt:
@@ -81,21 +137,25 @@ class Attempt:
 
     Attributes:
         sent_at: when the scheduler sent it.
+        overdue: how many attempts of its task had run into their time limit when it was sent.
         why: why the scheduler stopped it, or None.
         ended: its end was reported.
+        committed: the caller is given its answer, piece by piece.
+        held: seconds for which it waited for its caller to take what there was.
         cost: tokens reserved for it, ``prompt`` of them estimated for the prompt.
         handle: the shell's own, such as an asyncio task.
     """
 
-    __slots__ = ("cost", "ended", "handle", "prompt", "sent_at", "source", "task", "why")
+    __slots__ = ("committed", "cost", "ended", "handle", "held", "overdue", "prompt", "sent_at", "source", "task", "why")
 
     def __init__(self, task: Task, source: Source, now: float) -> None:
         self.task = task
         self.source = source
         self.sent_at = now
+        self.overdue = task.overdue
         self.why: Why | None = None
-        self.ended = False
-        self.cost = self.prompt = 0.0
+        self.ended = self.committed = False
+        self.cost = self.prompt = self.held = 0.0
         self.handle: Any = None
 
 
@@ -103,18 +163,26 @@ class Feed:
     """A bulk of tasks of one priority. The scheduler takes from ``buffer``, and asks the shell for more when it runs low.
 
     Nothing in the buffer is bound to a source or has begun its timeout: it is input that was read ahead.
+
+    Attributes:
+        left: items that are still to be taken, if the input's size is known.
+        under_way: tasks that were taken and have not ended.
+        tenant: who shares the fleet with others, or None.
     """
 
-    __slots__ = ("asked", "buffer", "ended", "level", "lined", "pool", "served", "sink")
+    __slots__ = ("asked", "buffer", "ended", "left", "level", "lined", "pool", "served", "sink", "tenant", "under_way")
 
     LOW = 8
 
-    def __init__(self, pool: Pool, level: int, sink: Any, now: float) -> None:
+    def __init__(self, pool: Pool, level: int, sink: Any, now: float, tenant: str | None = None) -> None:
         self.pool = pool
         self.level = level
         self.sink = sink
         self.buffer: deque[Task] = deque()
         self.asked = False
         self.ended = False
+        self.left: int | None = None
+        self.under_way = 0
+        self.tenant = tenant
         self.served = now
         self.lined = False  # in the queue, which is when the buffer holds something

@@ -9,7 +9,10 @@ from math import inf
 from typing import Any
 
 from qreward.core.commands import CANCEL, FINISH, MORE, SEND, Command
+from qreward.core.dispatch import LOOK_LATER
 from qreward.core.outcome import Answer, Failure, FailureKind, Outcome
+from qreward.core.pace import Pace
+from qreward.core.pool import Pool
 from qreward.core.scheduler import Scheduler
 from qreward.core.source import Source
 from qreward.core.task import Attempt, Feed, State, Task
@@ -122,10 +125,11 @@ class Watch:
         assert attempt not in self.live
         assert attempt.sent_at == now
         assert source in task.pool.sources, f"{source} does not serve {task.pool}"
+        assert all(other.task is not task or other.source is not source for other in self.live), "a copy goes to the source that has it"
         assert source not in task.unfit, f"{source} has said that it cannot serve the task"
         assert not source.health.down, f"{source} is marked down"
         assert now >= self._stay_away.get(source, -inf), f"{source} asked us to stay away until {self._stay_away[source]}, it is {now}"
-        if source.requests is not None:
+        if isinstance(source.requests, Pace):
             self._rates.setdefault(source, Rate(source.requests.rate, source.requests.burst)).sent(now)
         self.live[attempt] = None
         self.open[task] = None
@@ -148,17 +152,23 @@ class Watch:
             held[attempt.source] += 1
         for source, count in held.items():
             assert source.inflight == count, f"{source} believes {source.inflight} in flight, but {count} are"
-        timed = sum(item.due >= 0 for items in (self.open, self.sources) for item in items)
+        pools = dict.fromkeys(pool for source in self.sources for pool in source.pools) | dict.fromkeys(feed.pool for feed in self.feeds)
+        timed = sum(item.due >= 0 for items in (self.open, self.sources, pools) for item in items)
         assert len(self.scheduler.wheel) == timed, "the wheel holds something dead, or lost something"
 
     def _check_open_tasks(self) -> None:
-        under_way = {attempt.task: attempt for attempt in self.live if attempt.task in self.open}
-        assert len(under_way) == sum(attempt.task in self.open for attempt in self.live), "a task has two attempts"
+        under_way: dict[Task, list[Attempt]] = {}
+        for attempt in self.live:
+            if attempt.task in self.open:
+                under_way.setdefault(attempt.task, []).append(attempt)
         for attempt in self.live:
             assert attempt.why is not None or attempt.source.due >= 0, "an attempt has no time limit"
         for task in self.open:
             assert task.timeout is None or task.due >= 0, "a task's timeout is not watched"
-            assert task.attempt is under_way.get(task)
+            held = under_way.get(task, [])
+            known = [attempt for attempt in (task.attempt, task.copy) if attempt is not None]
+            assert held == known, "a task has other attempts than it knows of"
+            assert len({attempt.source for attempt in held}) == len(held), "a task is twice at one source"
             if task.state is State.SENT:
                 assert task.attempt is not None, "a task is under way without an attempt"
             elif task.state is State.WAITING:
@@ -174,13 +184,19 @@ class Watch:
             assert task.deadline + BUCKET > now, f"a task is open at {now}, its deadline was {task.deadline}"
 
     def _check_no_idle_source(self, now: float) -> None:
-        """Work conservation. A source that became ready since the last bucket of the wheel is woken at the next."""
+        """Work conservation. A source that became ready since the last bucket of the wheel is woken at the next.
+
+        What bulks leave to single calls, and to quicker sources at their end, is decided anew at every look at the pool.
+        """
         for source in self.sources:
             if source.ready_at() > now or now < source.due * BUCKET <= now + BUCKET:
                 continue
             for feed in self.feeds:
-                assert not feed.buffer or source not in feed.pool.sources, f"{source} is idle while {feed.pool} has input"
+                able = feed.buffer and source in feed.pool.sources and not _may_hold_back(now, feed.pool, source)
+                assert not able, f"{source} is idle while {feed.pool} has input"
             for task in self.open:
+                if task.feed is not None and _may_hold_back(now, task.pool, source):
+                    continue
                 able = task.state is State.QUEUED and source in task.pool.sources and source not in task.excluded
                 assert not able, f"{source} is idle at {now} while a task waits in {task.pool}"
 
@@ -192,3 +208,11 @@ class Watch:
         assert not len(self.scheduler.wheel), "the wheel is not empty"
         for feed in self.feeds:
             assert not feed.buffer, "input was read and left lying"
+
+
+def _may_hold_back(now: float, pool: Pool, source: Source) -> bool:
+    """Whether a pool keeps bulks from a source, or did until its last look."""
+    ending = all(feed.ended or feed.left is not None for feed in pool.queue._feeds())  # or there are only retries of its items
+    if pool.due >= 0 and (ending or now < pool.online_until + LOOK_LATER + BUCKET):
+        return True
+    return not pool.gives_bulk_to(now, source)

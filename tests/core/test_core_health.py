@@ -90,13 +90,13 @@ def test_a_last_source_is_not_opened_for_a_bad_rate_of_answers_while_any_succeed
     assert well.in_service
 
 
-def test_the_open_time_doubles_up_to_eight_seconds() -> None:
+def test_the_open_time_doubles_up_to_five_seconds() -> None:
     times = []
     for count in range(1, 9):
         sick, now = opened(count)
         times.append(sick.open_until - now)
-    assert times == [2.0, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0]
-    assert LONGEST_OPEN == 8.0
+    assert times == [2.0, 4.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0]
+    assert LONGEST_OPEN == 5.0
 
 
 def test_a_last_source_is_probed_every_two_seconds_however_often_it_fails() -> None:

@@ -80,7 +80,7 @@ def test_an_attempt_may_take_long_until_the_source_has_shown_its_speed() -> None
     assert new.attempt_limit(0) == ATTEMPT_FIRST
     for _ in range(20):
         new.answered(5.0, 0.0, Answer("yes"))
-    assert new.attempt_limit(0) == pytest.approx(6 * 5.0, rel=0.06)
+    assert new.attempt_limit(0) == pytest.approx(8 * 5.0, rel=0.06)
 
 
 def test_a_very_fast_source_still_gets_ten_seconds() -> None:

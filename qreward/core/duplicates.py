@@ -1,0 +1,209 @@
+"""When a request that is under way is sent to a second source as well: hedges, tail copies and suspected hangs.
+
+One mechanism and one budget. The first answer counts and the other attempt is cancelled; a first attempt is never stopped
+because it is slow (a copy that is not needed costs a request, a kill that was wrong costs all that had been done).
+
+Hang    an attempt that takes 1.3 times as long as an answer of the length that one in a thousand exceeds: copied even
+        while other work waits, ahead of it. The time doubles with each suspicion of the same task. A copy that hangs as
+        well makes way for another.
+Hedge   a single call that takes longer than 95 % of its source's answers: copied if a quick source has room that nothing
+        else wants (Dean and Barroso, "The Tail at Scale", CACM 2013).
+Tail    the last requests of a bulk, once nothing waits: copied to a source with room where a fresh start would be done sooner
+        by a quarter if the answer is a long one, the one with most to go first (LATE, Zaharia et al., OSDI 2008). Half of
+        the reserve is left to hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from typing import TYPE_CHECKING
+
+from qreward.core.silence import LEAST_SECONDS
+from qreward.core.task import Attempt, State, Task
+from qreward.policies import Hedge
+
+if TYPE_CHECKING:
+    from qreward.core.pool import Pool
+    from qreward.core.source import Source
+
+LOOK_LEAST, LOOK_MOST = 1 / 64, 10.0
+"""Seconds of age below which no attempt is looked at, and above which each is."""
+HANG = 1.3
+"""Times the extreme length after which an attempt is suspected."""
+UNKNOWN = 4.0
+"""Times the slowest known pace that a source is given which has not answered yet."""
+MOST_DOUBLINGS = 4
+GAIN = 1.25
+EQUAL = 1.1
+"""Times the pace of its own source up to which another is as quick: an answer that would be among the longest percent goes
+there in the tail, for there it costs little to take it for hung."""
+"""Times the expected end of a copy that is still to go before a tail copy pays."""
+WORTH = 1.5
+"""Times the quickest source's pace that one may be to get a tail copy: the quick ones have room soon, and a copy is made once."""
+LEAST_GAIN = 0.5
+"""Seconds still to go below which no tail copy pays."""
+HEALTHY = 0.7
+"""Share of a pool's sources that must be in service for hedges and tail copies (cf. gRPC A6, hedging throttling)."""
+
+
+class Found:
+    """What a look at a source's attempts has found.
+
+    Attributes:
+        overdue: past their time limit.
+        hung: suspected to hang.
+        late: single calls that have a right to a hedge.
+        next_at: when one more will be.
+    """
+
+    __slots__ = ("hung", "late", "next_at", "overdue")
+
+    def __init__(self) -> None:
+        self.overdue: list[Attempt] = []
+        self.hung: list[Attempt] = []
+        self.late: list[Attempt] = []
+        self.next_at = inf
+
+    def sort(self, attempt: Attempt, now: float, limits: tuple[tuple[list[Attempt], float], ...]) -> None:
+        """Put an attempt where the first limit that it has passed says, or remember when it will pass one."""
+        for found, limit in limits:
+            if now - attempt.sent_at >= limit:
+                found.append(attempt)
+                return
+            self.next_at = min(self.next_at, attempt.sent_at + limit)
+
+
+class Duplicates:
+    """Decides; the scheduler carries out.
+
+    Args:
+        policy: None for no duplicates at all.
+        tries: failed attempts that end a task; the last of them is not made twice.
+    """
+
+    def __init__(self, policy: Hedge | None, tries: int) -> None:
+        self.policy = policy
+        self._tries = tries
+        self._share = 0.0 if policy is None else policy.budget
+        self._balance = 0.0 if policy is None else float(policy.reserve)
+
+    # the budget
+
+    def deposit(self) -> None:
+        """A request was sent for the first time."""
+        self._balance += self._share
+
+    def withdraw(self, least: float = 0.0) -> bool:
+        """Take one copy out of the budget, if that leaves ``least``."""
+        if self._balance < 1 + least:
+            return False
+        self._balance -= 1
+        return True
+
+    # which attempts take too long
+
+    def look_after(self, source: Source) -> float:
+        """Seconds after which the first attempt at a source may be worth a look."""
+        hung = min((self.hung_after(source, pool) for pool in source.pools), default=inf)
+        return max(LOOK_LEAST, min(LOOK_MOST, source.attempt_limit(0), hung, self.hedged_after(source), LEAST_SECONDS))
+
+    def inspect(self, now: float, source: Source) -> Found:
+        """Look at all attempts that are old enough to be worth it; they are oldest first."""
+        found = Found()
+        hedged_after = self.hedged_after(source) if source.singles else inf
+        hung_after = {pool: self.hung_after(source, pool) for pool in source.pools}
+        least = min(hedged_after, source.attempt_limit(0), *hung_after.values())
+        for attempt in source.attempts:
+            if now - attempt.sent_at < least:
+                found.next_at = min(found.next_at, attempt.sent_at + least)
+                break
+            if attempt.why is None:
+                limit = (source.attempt_timeout or inf) if attempt.committed else source.attempt_limit(attempt.overdue)
+                hung = hung_after.get(attempt.task.pool, inf) * 2.0 ** min(attempt.task.suspected, MOST_DOUBLINGS)
+                hedge = inf if attempt.task.feed is not None else hedged_after
+                found.sort(attempt, now, ((found.overdue, limit), *self._softer(attempt, found, hung, hedge)))
+        return found
+
+    def _softer(self, attempt: Attempt, found: Found, hung: float, hedge: float) -> tuple[tuple[list[Attempt], float], ...]:
+        """The limits before the last one."""
+        if attempt is attempt.task.copy:  # where it hangs as well, another source may have it: the first attempt goes on
+            return ((found.overdue, 2 * hung),)
+        return ((found.hung, hung), (found.late, hedge)) if self.may_be_copied(attempt) else ()
+
+    def hung_after(self, source: Source, pool: Pool) -> float:
+        """Seconds after which an attempt is suspected for the first time."""
+        if self.policy is None:
+            return inf
+        pace = pool.lengths.pace(source.latency)
+        if not pace:
+            pace = UNKNOWN * max((pool.lengths.pace(other.latency) for other in pool.sources), default=0.0)
+        return HANG * pool.lengths.extreme * pace if pace else inf
+
+    def hedged_after(self, source: Source) -> float:
+        """Seconds after which a single call gets a hedge."""
+        policy = self.policy
+        if policy is None:
+            return inf
+        if policy.after is not None:
+            return policy.after
+        return inf if source.latency.slow is None else source.latency.at(policy.quantile) or inf
+
+    def may_be_copied(self, attempt: Attempt) -> bool:
+        """Whether an attempt is the only one of a task that may have two."""
+        task = attempt.task
+        if self.policy is None or not task.hedge or attempt.committed or task.tries + 1 >= self._tries:
+            return False
+        return task.attempt is attempt and task.copy is None and task.state is State.SENT and attempt.why is None
+
+    @staticmethod
+    def others(task: Task) -> tuple[Source, ...]:
+        """The sources that a copy must avoid."""
+        assert task.attempt is not None
+        origin = task.attempt.source
+        return task.excluded if origin in task.excluded else (*task.excluded, origin)
+
+    @staticmethod
+    def is_well(pool: Pool) -> bool:
+        """Whether so many sources are in service that spare room is really spare."""
+        return sum(source.health.in_service for source in pool.sources) >= HEALTHY * len(pool.sources)
+
+    def tail(self, now: float, pool: Pool) -> Iterator[tuple[Task, Source]]:
+        """Tail copies that pay, one at a time: the room is looked at anew after each."""
+        if self.policy is None or not self.policy.tail or not self.is_well(pool):
+            return
+        for _, length, attempt in sorted(self._lasting(now, pool), key=lambda entry: -entry[0]):
+            target = self._quickest(now, pool, self.others(attempt.task))
+            if target is None:
+                continue
+            pace = pool.lengths.pace(attempt.source.latency)
+            quick = pool.lengths.pace(target.latency)
+            age = now - attempt.sent_at
+            hung = age > pool.lengths.rare * pace and quick <= EQUAL * pace
+            if (hung or length * pace - age > GAIN * length * quick) and self.withdraw(self.policy.reserve / 2):
+                yield attempt.task, target
+
+    def _lasting(self, now: float, pool: Pool) -> Iterator[tuple[float, float, Attempt]]:
+        """(seconds to go, length, attempt) of the tail's attempts."""
+        lengths = pool.lengths
+        for source in pool.sources:
+            pace = lengths.pace(source.latency)
+            if not pace:
+                continue
+            for attempt in source.attempts:
+                feed = attempt.task.feed
+                if feed is None or not feed.ended or feed.buffer or attempt.task.pool is not pool or not self.may_be_copied(attempt):
+                    continue
+                done = (now - attempt.sent_at) / pace
+                length = lengths.long(done)
+                to_go = (length - done) * pace
+                if to_go > LEAST_GAIN:
+                    yield to_go, length, attempt
+
+    @staticmethod
+    def _quickest(now: float, pool: Pool, avoided: tuple[Source, ...]) -> Source | None:
+        lengths = pool.lengths
+        known = [(lengths.pace(source.latency), source) for source in pool.sources if source not in avoided and source.latency.pace]
+        quick = WORTH * min((pace for pace, source in known if source.worth_waiting_for(now)), default=0.0)
+        able = [(pace, source) for pace, source in known if pace <= quick and source.ready_at() <= now]
+        return min(able, key=lambda pair: pair[0])[1] if able else None

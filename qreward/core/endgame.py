@@ -1,0 +1,57 @@
+"""The end of a bulk: a slow source does not take one of the last items if the quick ones will be done with it sooner.
+
+Earliest completion time, as in list scheduling for unequal machines (HEFT, Topcuoglu et al., IEEE TPDS 2002). Lengths are
+not known beforehand, and it is the long answers that end last: the comparison is made for one that is longer than most.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qreward.core.pool import Pool
+    from qreward.core.source import Source
+
+LONG = 0.97
+"""Quantile of lengths for which a source's end is compared with the others'."""
+MARGIN = 2.0
+"""Times the others' end that a source's own may be. A strict 1.3 halves the copies but leaves capacity idle (simulated)."""
+REFRESH = 0.1
+"""Seconds between two looks at the whole pool."""
+
+
+class Endgame:
+    """Which sources are too slow for what is left of a pool's bulks."""
+
+    __slots__ = ("_limit", "_looked_at")
+
+    def __init__(self) -> None:
+        self._looked_at = -inf
+        self._limit = inf
+
+    def holds_back(self, now: float, source: Source, pool: Pool) -> bool:
+        """Whether the source should leave the rest of the bulks to the others."""
+        if now - self._looked_at >= REFRESH:
+            self._looked_at = now
+            self._limit = self._slowest(now, pool)
+        return self._limit < inf and pool.lengths.pace(source.latency) > self._limit
+
+    @staticmethod
+    def _slowest(now: float, pool: Pool) -> float:
+        """The slowest pace in seconds a token that still helps; inf while much is left or little is known."""
+        left, lengths = pool.queue.left(), pool.lengths
+        long = lengths.at(LONG)
+        if left == inf or not long:
+            return inf
+        rates = [(lengths.pace(source.latency), source.rate()) for source in pool.sources if source.worth_waiting_for(now)]
+        rate = 0.0
+        quickest = slowest = inf
+        for pace, each in sorted((pace, each) for pace, each in rates if pace):
+            if not rate:
+                quickest = pace
+            elif long * pace > MARGIN * (left / rate + long * quickest):
+                return slowest
+            slowest = pace
+            rate += each
+        return inf

@@ -1,0 +1,135 @@
+"""The fleets of the makespan benchmark and their work; the bound of both is computed by ``qreward.testing``.
+
+A bound uses what it can express: slots, rates, the drawn length of every answer, and phases in time. It leaves out hangs, and counts
+work that a dying endpoint had begun as done; both can only take time away from a client, so it stays a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from qreward.testing import FakeEndpoint, Faults, Latency, Phase
+from qreward.testing.bound import lower_bound
+
+Conversation = list[dict[str, str]]
+Endpoints = list[FakeEndpoint]
+
+TOKENS, SIGMA = 200.0, 0.5  # mean and spread of the lognormal output lengths
+HANGING, DIES_AT = 0.05, 0.2  # share of requests; part of the bound of the fleet if it stayed whole
+QUESTION = (
+    "### Question {index}\nA tank holds {index} litres. It is filled at 12 litres a minute and leaks 3 litres a minute. How long does it "
+    "take until it is full?\n\n### Answer to be judged\nThe net rate is 12 - 3 = 9 litres a minute, so {index} / 9 minutes.\n\n"
+    "### Task\nScore the answer from 0 to 10, then one sentence that says what decided it."
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A fleet and a bulk as all clients of one seed get them. ``bound`` is in seconds."""
+
+    endpoints: Endpoints
+    work: list[Conversation] = field(repr=False)
+    bound: float
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A kind of fleet.
+
+    Attributes:
+        name: as ``--fleets`` and the page call it.
+        title: what it is, in a line of Markdown.
+        requests: conversations of its bulk.
+        build: the endpoints, from a seed and the work.
+    """
+
+    name: str
+    title: str
+    requests: int
+    build: Callable[[int, Sequence[Conversation]], Endpoints]
+
+    def plan(self, seed: int, requests: int | None = None) -> Plan:
+        """Endpoints, work and bound of a seed, for another number of conversations if that is given."""
+        work = conversations(requests or self.requests)
+        endpoints = self.build(seed, work)
+        return Plan(endpoints, work, lower_bound(endpoints, work))
+
+
+def conversations(count: int) -> list[Conversation]:
+    """So many judge conversations, no two alike."""
+    return [[{"role": "user", "content": QUESTION.format(index=1000 + index)}] for index in range(count)]
+
+
+def _lengths(seed: int, per_token: float, base: float = 0.05) -> Latency:
+    return Latency(base=base, per_token=per_token, tokens=TOKENS, sigma=SIGMA, seed=seed)
+
+
+UNEVEN = ((32, 0.0036), (16, 0.0024), (16, 0.0048), (8, 0.0030), (4, 0.0024), (2, 0.0060))
+"""Slots and seconds a token."""
+
+
+def uneven(seed: int, _work: Sequence[Conversation]) -> Endpoints:
+    return [
+        FakeEndpoint(f"slots-{slots}-{number}", max_concurrency=slots, latency=_lengths(seed, per_token))
+        for number, (slots, per_token) in enumerate(UNEVEN)
+    ]
+
+
+LIMITED = (40, 25, 16, 10, 6, 3)
+"""Requests a second; as many may come at once."""
+
+
+def limited(seed: int, _work: Sequence[Conversation]) -> Endpoints:
+    return [
+        FakeEndpoint(f"rate-{rate}", rpm=60 * rate, burst=rate, retry_after="seconds", latency=_lengths(seed, 0.0015)) for rate in LIMITED
+    ]
+
+
+BROKEN = (("whole-0", 0.0025), ("whole-1", 0.0025), ("hangs", 0.0025), ("dies", 0.0030), ("whole-2", 0.0035))
+"""Seconds a token. Each has so many slots and a queue before them:"""
+BROKEN_SLOTS = 16
+
+
+def broken(seed: int, work: Sequence[Conversation]) -> Endpoints:
+    dies_at = DIES_AT * lower_bound(_broken(seed), work)
+    return _broken(seed, dies={"phases": (Phase(behaviour="dead", start=dies_at),)})
+
+
+def _broken(seed: int, **more: dict[str, Any]) -> Endpoints:
+    faults = {"hangs": {"faults": Faults(hang=HANGING, seed=seed)}, **more}
+    return [
+        FakeEndpoint(name, max_concurrency=BROKEN_SLOTS, over_cap="queue", latency=_lengths(seed, per_token), **faults.get(name, {}))
+        for name, per_token in BROKEN
+    ]
+
+
+def quick(seed: int, _work: Sequence[Conversation]) -> Endpoints:
+    return [FakeEndpoint(f"slots-{slots}", max_concurrency=slots, latency=_lengths(seed, 0.0001, base=0.005)) for slots in (4, 2)]
+
+
+FLEETS = (
+    Fleet(
+        "uneven",
+        f"{len(UNEVEN)} endpoints with {', '.join(str(slots) for slots, _ in UNEVEN)} slots and "
+        f"{', '.join(f'{1000 * per_token:g}' for _, per_token in UNEVEN)} ms a token; over that 429, without a hint",
+        1000,
+        uneven,
+    ),
+    Fleet(
+        "limited",
+        f"{len(LIMITED)} endpoints that admit {', '.join(map(str, LIMITED))} requests a second (a second's worth at once); over that 429 "
+        "with `Retry-After` in whole seconds",
+        1100,
+        limited,
+    ),
+    Fleet(
+        "broken",
+        f"{len(BROKEN)} endpoints of {BROKEN_SLOTS} slots with a queue; one never answers {HANGING:.0%} of its requests, one dies for good "
+        f"after {DIES_AT:.0%} of the time that the whole fleet would need",
+        1000,
+        broken,
+    ),
+)
+QUICK = Fleet("quick", "2 endpoints with 4 and 2 slots; over that 429, without a hint", 80, quick)

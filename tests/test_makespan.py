@@ -1,0 +1,233 @@
+"""The makespan benchmark runs, counts what it says it counts, and its report says what the records say. No time is judged."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from qreward.testing import FakeEndpoint, Faults, echo_of
+from qreward.testing.bound import lower_bound
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+NO_CORES = (None, None)
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a module of the benchmarks, which are scripts and no package."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return load
+
+
+def record(client: str = "ours", seed: int = 1, ratio: float = 1.5, **more: Any) -> dict[str, Any]:
+    usual = {"fleet": "some", "finished": True, "requests": 100, "right": 100, "wrong": 0, "lost": 0, "rejected": 7, "worked": 103}
+    times = {"bound_s": 10.0, "wall_s": 10 * ratio, "cpu_s": 1.0, "load_before": 0.5, "open_upstream": 0, "reached_s": {"99%": 12.0}}
+    return {"client": client, "seed": seed, "ratio": ratio, **usual, **times, **more}
+
+
+def run_of(*records: dict[str, Any]) -> dict[str, Any]:
+    client = {"name": "ours", "what": "ours, untuned", "settings": {"in_flight": 3}}
+    machine = {"cpu": "some CPU", "cores": "2", "system": "Linux", "python": "CPython 3.11"}
+    options = {"seeds": [1, 2, 3], "cap": 12.0, "requests": None, "quick": False}
+    return {
+        "machine": machine,
+        "environments": {"peer": ["peer==1.0"]},
+        "options": options,
+        "clients": [client],
+        "fleets": {"some": "two endpoints"},
+        "records": list(records),
+    }
+
+
+def row_of(module: Any, *records: dict[str, Any]) -> list[str]:
+    (line,) = [line for line in module("makespan_report").tables(run_of(*records)).splitlines() if line.startswith("| ours")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+# running
+
+
+def test_the_quick_benchmark_counts_every_item_reject_and_request(tmp_path: Path) -> None:
+    path = tmp_path / "makespan.json"
+    command = [sys.executable, str(BENCHMARKS / "makespan.py"), "--quick", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    ours, bare = json.loads(path.read_text())["records"]
+    assert (ours["client"], bare["client"]) == ("qreward", "bare")
+    assert ours["right"] == ours["requests"] > 0
+    assert ours["lost"] == ours["wrong"] == ours["open"] == 0
+    assert bare["right"] + bare["lost"] == bare["requests"]
+    assert bare["lost"] == bare["rejected"] > 0, "it does not repeat what was turned away"
+    for found in (ours, bare):
+        assert found["finished"]
+        assert found["sent"] == found["worked"] + found["rejected"]
+        assert found["worked"] >= found["answered"] >= found["right"]
+        assert found["ratio"] == pytest.approx(found["wall_s"] / found["bound_s"])
+        assert f"| {found['client']} " in done.stdout
+    assert ours["ratio"] > 1, "a bound is a bound"
+
+
+def test_a_bulk_that_does_not_end_is_stopped_and_its_open_requests_are_seen(module: Any) -> None:
+    fleets, clients, runs = module("makespan_fleets"), module("makespan_clients"), module("makespan_runs")
+    plan = fleets.Plan([FakeEndpoint("a", faults=Faults(hang=1))], fleets.conversations(5), bound=0.1)
+    found = runs.run_bulk(clients.BARE, plan, cap=3, cores=NO_CORES)
+    assert not found["finished"]
+    assert (found["right"], found["lost"], found["open"]) == (0, 0, 5)
+    assert found["sent"] == found["worked"] == found["open_upstream"] == clients.BARE.settings["in_flight"]
+    assert module("makespan_report").extra(found) == 0
+    assert found["reached_s"] == {"50%": None, "90%": None, "99%": None}
+
+
+def test_a_wrong_answer_is_not_a_right_one_and_a_missing_one_is_neither(module: Any) -> None:
+    first, second, third, fourth = work = module("makespan_fleets").conversations(4)
+    said = {"texts": [echo_of(first), echo_of(third), echo_of(second), None], "errors": {"RateLimited": 1}}
+    assert fourth not in (first, second, third)
+    found = module("makespan_runs").judged(said, work)
+    assert [found[key] for key in ("requests", "right", "wrong", "lost", "open")] == [4, 1, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("import sys; sys.exit('no such peer')", "client.py: status 1: no such peer"),
+        ("import time; time.sleep(60)", "client.py: status -9: nothing said"),
+    ],
+)
+def test_a_client_that_ends_or_says_nothing_is_a_failure_with_its_last_words(
+    module: Any, tmp_path: Path, script: str, message: str
+) -> None:
+    runs, path = module("makespan_runs"), tmp_path / "client.py"
+    path.write_text(script, encoding="utf-8")
+    failed = module("_processes").ClientFailed
+    with runs.ClientProcess(Path(sys.executable), str(path), None) as process, pytest.raises(failed, match=re.escape(message)):
+        process.ask("{}", 1.0)
+
+
+def test_a_client_that_fails_leaves_a_record_and_the_others_go_on(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    makespan, clients = module("makespan"), module("makespan_clients")
+    monkeypatch.setattr(makespan, "run_bulk", lambda client, *_: broken() if client is clients.BARE else record())
+
+    def broken() -> None:
+        raise module("_processes").ClientFailed("bulk_bare.py: status 1")
+
+    monkeypatch.setattr(sys, "argv", ["makespan.py", "--quick"])
+    ours, bare = makespan.records(makespan.arguments())
+    assert "error" not in ours
+    assert bare == {"fleet": "quick", "client": "bare", "seed": 1, "error": "bulk_bare.py: status 1"}
+
+
+# planning
+
+
+def test_a_seed_changes_lengths_and_faults_and_repeats_itself(module: Any) -> None:
+    fleets = module("makespan_fleets")
+    work = fleets.conversations(40)
+    for fleet in fleets.FLEETS:
+        assert fleet.build(1, work) == fleet.build(1, work)
+        latencies = [{endpoint.latency.seed for endpoint in fleet.build(seed, work)} for seed in (1, 2)]
+        assert latencies == [{1}, {2}]
+        faults = [{endpoint.faults.seed for endpoint in fleet.build(seed, work) if endpoint.faults.rates()} for seed in (1, 2)]
+        assert faults in ([{1}, {2}], [set(), set()])
+    assert len({json.dumps(each) for each in work}) == 40
+
+
+def test_each_fleet_needs_eight_to_twelve_seconds_at_least(module: Any) -> None:
+    for fleet in module("makespan_fleets").FLEETS:
+        plan = fleet.plan(seed=1)
+        assert len(plan.work) == fleet.requests
+        assert 8 < plan.bound < 12, fleet.name
+
+
+def test_the_dying_endpoint_dies_after_a_fifth_of_what_the_whole_fleet_would_need(module: Any) -> None:
+    fleets = module("makespan_fleets")
+    work = fleets.conversations(600)
+    endpoints = {endpoint.name: endpoint for endpoint in fleets.broken(1, work)}
+    (phase,) = endpoints["dies"].phases
+    whole = [FakeEndpoint(**{**dict(endpoint), "phases": ()}) for endpoint in endpoints.values()]
+    assert (phase.behaviour, phase.end) == ("dead", None)
+    assert phase.start == pytest.approx(0.2 * lower_bound(whole, work))
+    assert lower_bound(endpoints.values(), work) > lower_bound(whole, work)
+    assert [name for name, endpoint in endpoints.items() if endpoint.faults.hang] == ["hangs"]
+
+
+def test_every_client_has_its_file_its_environment_and_a_name_of_its_own(module: Any) -> None:
+    clients, environments = module("makespan_clients"), module("overhead_clients").ENVIRONMENTS
+    every = (*clients.CLIENTS, *clients.CANDIDATES, clients.BARE)
+    assert len({client.name for client in every}) == len(every)
+    for client in every:
+        assert (BENCHMARKS / "clients" / client.script).is_file()
+        assert client.environment is None or client.environment in environments
+    assert clients.OURS.settings == {}, "ours is told only the URLs"
+
+
+def test_each_seed_begins_with_another_client(module: Any) -> None:
+    turned = module("makespan").turned
+    assert [turned(["a", "b", "c"], places) for places in (0, 1, 3)] == [["a", "b", "c"], ["b", "c", "a"], ["a", "b", "c"]]
+
+
+# reporting
+
+
+def test_a_row_is_the_median_over_the_seeds_with_its_spread(module: Any) -> None:
+    row = row_of(module, record(ratio=1.2), record(seed=2, ratio=1.8, worked=110), record(seed=3, ratio=1.4, worked=100))
+    assert row == ["ours", "1.40 (1.20-1.80)", "14.0 (12.0-18.0)", "12.0", "100", "0", "7", "3.0% (0.0%-10.0%)", "1.0"]
+
+
+def test_a_bulk_that_was_stopped_says_how_far_it_came(module: Any) -> None:
+    stopped = {"finished": False, "worked": 70, "right": 60, "open_upstream": 4, "reached_s": {"99%": None}}
+    row = row_of(module, record(ratio=12, **stopped))
+    assert row == ["ours", "did not finish: 60 of 100", "-", "-", "60", "0", "7", "6.0%", "1.0"]
+    mixed = row_of(module, record(), record(seed=2), record(seed=3, ratio=12, **stopped))
+    assert mixed[1:4] == ["1.50 (1.50-never), 1 of 3 did not finish", "15.0 (15.0-never)", "12.0 (12.0-never)"]
+
+
+def test_a_makespan_without_all_answers_is_called_incomplete(module: Any) -> None:
+    row = row_of(module, record(), record(seed=2, ratio=0.5, right=90, lost=9, wrong=1))
+    assert row[1] == "1.00 (0.50-1.50), incomplete"
+    assert row[5] == "5 (0-10)"
+
+
+def test_a_failed_client_is_a_row_that_says_so(module: Any) -> None:
+    row = row_of(module, {"fleet": "some", "client": "ours", "seed": 1, "error": "status 1"})
+    assert row == ["ours", "failed", *["-"] * 7]
+
+
+def test_the_markdown_command_measures_nothing_and_writes_the_page_from_the_file(
+    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    makespan, page, saved = module("makespan"), tmp_path / "page.md", tmp_path / "makespan.json"
+    page.write_text("before <!-- makespan:begin --><!-- makespan:end --> after", encoding="utf-8")
+    saved.write_text(json.dumps(run_of(record())), encoding="utf-8")
+    monkeypatch.setattr(makespan, "PAGE", page)
+    monkeypatch.setattr(sys, "argv", ["makespan.py", "--json", str(saved), "--markdown"])
+    makespan.main()
+    text = page.read_text(encoding="utf-8")
+    for expected in (
+        "before <!--",
+        "some CPU, 2 cores",
+        "Seeds 1, 2, 3",
+        "12 bounds",
+        "before a bulk: 0.5;",
+        "`peer==1.0`",
+        "`in_flight=3`",
+        "#### Fleet `some`",
+    ):
+        assert expected in text
+    assert text.endswith("--> after")
+
+
+def test_the_page_has_the_section_that_the_command_writes(module: Any) -> None:
+    page = module("_pages").PAGE.read_text(encoding="utf-8")
+    assert page.count("<!-- makespan:begin -->") == page.count("<!-- makespan:end -->") == 1

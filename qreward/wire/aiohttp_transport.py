@@ -45,6 +45,7 @@ class AiohttpTransport:
         self._cap = endpoint.max_response_bytes
         self._urls: dict[str, URL] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._arriving: set[aiohttp.ClientResponse] = set()
         self._closed = False
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
@@ -54,6 +55,7 @@ class AiohttpTransport:
         data = body if len(body) < _LARGE else io.BytesIO(body)
         try:
             response = await session.post(url, data=data, headers=headers, allow_redirects=False)
+            self._arriving.add(response)
             try:
                 content = response.content
                 read = await content.readany()
@@ -62,14 +64,29 @@ class AiohttpTransport:
             except BaseException:
                 response.close()
                 raise
+            finally:
+                self._arriving.discard(response)
             return Reply(response.status, response.headers, read)
         except _EXPECTED as error:
             failure = translate(error)
         raise failure  # out here, so that aiohttp's error, which holds our headers, is not its context
 
+    async def stream(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> AiohttpStream:
+        """As ``post``, but returns as soon as status and headers are there."""
+        session = self._session or self._open()
+        url = self._urls.get(path) or self._url(path)
+        data = body if len(body) < _LARGE else io.BytesIO(body)
+        try:
+            return AiohttpStream(await session.post(url, data=data, headers=headers, allow_redirects=False), self._arriving)
+        except _EXPECTED as error:
+            failure = translate(error)
+        raise failure
+
     async def aclose(self) -> None:
         """Close all connections; requests in flight fail."""
         self._closed = True
+        for response in self._arriving:
+            response.close()  # closing the session alone would leave who reads it waiting for ever
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -118,6 +135,59 @@ class AiohttpTransport:
     def _check_size(self, size: int) -> None:
         if size > self._cap:
             raise troubles.too_long(self._cap)
+
+
+class AiohttpStream:
+    """An answer whose body is still to come; until its end, or until it is left, it is among those ``arriving``.
+
+    aiohttp gives the connection back by itself at the end of the body.
+    """
+
+    __slots__ = ("_arriving", "_content", "_response", "headers", "status")
+
+    def __init__(self, response: aiohttp.ClientResponse, arriving: set[aiohttp.ClientResponse]) -> None:
+        self._response = response
+        self._arriving = arriving
+        self._content = response.content
+        arriving.add(response)
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+
+    async def read(self) -> bytes:
+        """What has come since the last time; ``b""`` at the end. Raises ``TransportError``."""
+        try:
+            if data := await self._content.readany():
+                return data
+        except _EXPECTED as error:
+            failure = translate(error)
+        except BaseException:
+            self._leave()
+            raise
+        else:
+            self._leave()
+            return data
+        self._leave()
+        raise failure
+
+    async def drain(self, seconds: float) -> None:
+        """Read on to the end of the body for so many seconds at most, so that the connection may be used again."""
+        try:
+            if not self._content.is_eof():
+                async with asyncio.timeout(seconds):
+                    while await self._content.readany():
+                        pass
+        except _EXPECTED:  # a TimeoutError among them
+            pass
+        finally:
+            self._leave()
+
+    async def aclose(self) -> None:
+        """Leave; the connection is closed unless the body is at its end."""
+        self._leave()
+
+    def _leave(self) -> None:
+        self._response.close()
+        self._arriving.discard(self._response)
 
 
 class GatedConnector(aiohttp.TCPConnector):

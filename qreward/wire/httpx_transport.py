@@ -6,9 +6,10 @@ clients do not: an answer that nobody asked for is given to the next request, an
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -36,57 +37,117 @@ class HttpxTransport:
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
         """POST once. Raises ``TransportError``; on cancellation the connection is closed."""
+        stream = await self.stream(path, body, headers)
+        try:
+            return Reply(stream.status, stream.headers, await self._read(stream))
+        finally:
+            await stream.aclose()
+
+    async def stream(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> HttpxStream:
+        """As ``post``, but returns as soon as status and headers are there."""
         if self._closed:
             raise troubles.closed()
         package = self._package
         try:
-            return await self._send(path, body, headers)
+            return HttpxStream(package, await self._send(path, body, headers))
         except package.HTTPStatusError as error:  # a hook of the user's that calls raise_for_status
-            return Reply(error.response.status_code, error.response.headers, _body_if_read(package, error.response))
-        except (package.HTTPError, package.InvalidURL, package.StreamError, OSError) as error:
-            failure = self._translate(error)
-        except RuntimeError as error:
-            failure = TransportError(f"http_client cannot be used: {error}", sent="closed" not in str(error) or "loop" in str(error))
+            return HttpxStream(package, error.response, _given(_body_if_read(package, error.response)))
+        except _expected(package) as error:
+            failure = translate(package, error)
         raise failure  # out here, so that httpx's error, which holds our headers, is not its context
 
     async def aclose(self) -> None:
         """Take no more requests. The user's client stays open."""
         self._closed = True
 
-    async def _send(self, path: str, body: bytes, headers: Mapping[str, str] | None) -> Reply:
+    async def _send(self, path: str, body: bytes, headers: Mapping[str, str] | None) -> Any:
         merged = self._package.Headers(self._headers)
         merged.update(headers or {})
         request = self._client.build_request("POST", self._base_url + path, content=body, headers=merged, timeout=self._timeout)
-        response = await self._client.send(request, stream=True, follow_redirects=False)
-        try:
-            return Reply(response.status_code, response.headers, await self._read(response))
-        finally:
-            await response.aclose()
+        return await self._client.send(request, stream=True, follow_redirects=False)
 
-    async def _read(self, response: Any) -> bytes:
+    async def _read(self, stream: HttpxStream) -> bytes:
         pieces, size = [], 0
-        async with contextlib.aclosing(response.aiter_bytes()) as stream:
-            async for piece in stream:
-                pieces.append(piece)
-                size += len(piece)
-                if size > self._cap:
-                    raise troubles.too_long(self._cap)
+        while piece := await stream.read():
+            pieces.append(piece)
+            size += len(piece)
+            if size > self._cap:
+                raise troubles.too_long(self._cap)
         return b"".join(pieces)
 
-    def _translate(self, error: Exception) -> TransportError:
-        """As the default engine does; the text of httpx is only used to tell a broken connection from broken HTTP."""
-        package, what = self._package, type(error).__name__
-        if _is_local(error):
-            return troubles.no_room(what)
-        if isinstance(error, package.ConnectTimeout | package.PoolTimeout):
-            return troubles.no_connection_in_time()
-        if isinstance(error, package.ConnectError | package.ProxyError | package.UnsupportedProtocol | package.InvalidURL):
-            return troubles.no_connection(what, "check base_url, and TLS and proxy of http_client")
-        if isinstance(error, package.TimeoutException):
-            return troubles.silence()
-        if isinstance(error, package.DecodingError) or _is_broken_http(package, error):
-            return troubles.not_http(what)
-        return troubles.broken(what)
+
+class HttpxStream:
+    """An answer whose body is still to come, or, where a hook has closed it, ``pieces`` that were read before."""
+
+    __slots__ = ("_package", "_pieces", "_response", "headers", "status")
+
+    def __init__(self, package: Any, response: Any, pieces: AsyncGenerator[bytes, None] | None = None) -> None:
+        self._package = package
+        self._response = response
+        self._pieces: AsyncGenerator[bytes, None] = response.aiter_bytes() if pieces is None else pieces
+        self.status: int = response.status_code
+        self.headers: Mapping[str, str] = response.headers
+
+    async def read(self) -> bytes:
+        """What has come since the last time; ``b""`` at the end. Raises ``TransportError``."""
+        try:
+            return await anext(self._pieces, b"")
+        except _expected(self._package) as error:
+            failure = translate(self._package, error)
+        except BaseException:
+            await self.aclose()
+            raise
+        await self.aclose()
+        raise failure
+
+    async def drain(self, seconds: float) -> None:
+        """Read on to the end of the body for so many seconds at most, so that the connection may be used again."""
+        try:
+            async with asyncio.timeout(seconds):
+                while await self.read():
+                    pass
+        except (TransportError, TimeoutError):
+            pass
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Leave; the connection is closed unless the body is at its end."""
+        expected = _expected(self._package)
+        with contextlib.suppress(*expected):  # RuntimeError: another task is reading; it gets an error, as the connection goes
+            await self._pieces.aclose()
+        with contextlib.suppress(*expected):
+            await self._response.aclose()
+
+
+def translate(package: Any, error: Exception) -> TransportError:
+    """As the default engine does; the text of httpx is only used to tell a broken connection from broken HTTP."""
+    if _is_local(error):
+        return troubles.no_room(type(error).__name__)
+    if isinstance(error, RuntimeError) and not isinstance(error, package.StreamError):
+        return TransportError(f"http_client cannot be used: {error}", sent="closed" not in str(error) or "loop" in str(error))
+    return _of_line(package, error)
+
+
+def _of_line(package: Any, error: Exception) -> TransportError:
+    what = type(error).__name__
+    if isinstance(error, package.ConnectTimeout | package.PoolTimeout):
+        return troubles.no_connection_in_time()
+    if isinstance(error, package.ConnectError | package.ProxyError | package.UnsupportedProtocol | package.InvalidURL):
+        return troubles.no_connection(what, "check base_url, and TLS and proxy of http_client")
+    if isinstance(error, package.TimeoutException):
+        return troubles.silence()
+    if isinstance(error, package.DecodingError) or _is_broken_http(package, error):
+        return troubles.not_http(what)
+    return troubles.broken(what)
+
+
+def _expected(package: Any) -> tuple[type[Exception], ...]:
+    return (package.HTTPError, package.InvalidURL, package.StreamError, OSError, RuntimeError)
+
+
+async def _given(body: bytes) -> AsyncGenerator[bytes, None]:
+    yield body
 
 
 def _client_of(endpoint: Endpoint) -> tuple[ModuleType, Any]:

@@ -5,21 +5,24 @@ Knows codecs, transports and failures; knows nothing of queues, retries or limit
 
 from __future__ import annotations
 
+from functools import partial
+
 from qreward.core.outcome import Answer, Failure, FailureKind
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
 from qreward.policies import Endpoint
-from qreward.wire import address
+from qreward.wire import address, ratelimits
 from qreward.wire.aiohttp_transport import AiohttpTransport
 from qreward.wire.base import Call, EmbeddedError, Malformed, Reply, Transport, TransportError
 from qreward.wire.failures import failure_from_embedded, failure_from_malformed, failure_from_reply, failure_from_transport, shorten
 from qreward.wire.httpx_transport import HttpxTransport
 from qreward.wire.secrets import Secrets, secrets_of
+from qreward.wire.streams import ChatStream, open_stream
 
 
 class Line:
     """An endpoint with what is made of it once: its transport, the names of its models, its secrets."""
 
-    __slots__ = ("endpoint", "name", "renamed", "secrets", "transport")
+    __slots__ = ("endpoint", "name", "renamed", "secrets", "takes_stream_options", "transport")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint  # held, so that its id stays its own
@@ -27,6 +30,7 @@ class Line:
         self.renamed = endpoint.model_names
         self.transport = open_transport(endpoint)
         self.secrets = secrets_of(endpoint)
+        self.takes_stream_options = True  # until it refuses them
 
 
 class Wire:
@@ -56,6 +60,19 @@ class Wire:
             if reply.status != 200:
                 return _read_other(line, call, reply)
             return _read(line, call, reply)
+        except Exception as error:
+            return _failure_of(error, line, endpoint, call)
+
+    async def stream(self, endpoint: Endpoint, call: Call) -> ChatStream | Failure:
+        """One streamed attempt: an open stream once the server has answered 2xx; see ``qreward.wire.streams`` for how it is driven.
+
+        Raises nothing but ``CancelledError``; when cancelled, the connection is closed.
+        """
+        line = self._lines.get(id(endpoint))
+        try:
+            if line is None:
+                line = self._open(endpoint)
+            return await open_stream(line, call, partial(_concluded, line, endpoint, call))
         except Exception as error:
             return _failure_of(error, line, endpoint, call)
 
@@ -92,10 +109,15 @@ def _read(line: Line, call: Call, reply: Reply) -> Answer | Failure:
         return failure_from_malformed(error, reply, line.name, call.model, _secrets(line, call))
     except EmbeddedError as error:
         return failure_from_embedded(error.body, reply, line.name, call.model, _secrets(line, call))
-    usage = value.usage
+    usage, limits = value.usage, ratelimits.read(reply.headers)
     if usage is None:
-        return Answer(value)
-    return Answer(value, usage.prompt_tokens, usage.completion_tokens)
+        return Answer(value, limits=limits)
+    return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits)
+
+
+def _concluded(line: Line, endpoint: Endpoint, call: Call, how: Reply | Exception) -> Answer | Failure:
+    """What a stream comes to that was none, or that broke."""
+    return _read(line, call, how) if isinstance(how, Reply) else _failure_of(how, line, endpoint, call)
 
 
 def _read_other(line: Line, call: Call, reply: Reply) -> Answer | Failure:

@@ -1,0 +1,192 @@
+"""Server-sent events: what the standard says, whatever the pieces in which the bytes come."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qreward.wire.sse import MOST_BYTES, Event, EventTooLong, Parser
+
+Found = tuple[list[Event], str, int | None, bool]
+
+
+def parsed(pieces: Iterable[bytes], most: int = MOST_BYTES) -> Found:
+    """All events, the last id and retry, and whether an event was too long."""
+    parser, events = Parser(most), []
+    try:
+        for piece in pieces:
+            events.extend(parser.feed(piece))
+        events.extend(parser.finish())
+    except EventTooLong:
+        return events, parser.last_id, parser.retry, True
+    return events, parser.last_id, parser.retry, False
+
+
+def events_of(*pieces: bytes) -> list[tuple[bytes, str]]:
+    events, _, _, too_long = parsed(pieces)
+    assert not too_long
+    return [(event.data, event.name) for event in events]
+
+
+CASES: dict[str, tuple[bytes, list[tuple[bytes, str]]]] = {
+    "nothing": (b"", []),
+    "one event": (b'data: {"a": 1}\n\n', [(b'{"a": 1}', "")]),
+    "several events": (b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n", [(b"1", ""), (b"2", ""), (b"[DONE]", "")]),
+    "no blank after the colon": (b"data:1\n\n", [(b"1", "")]),
+    "only one blank belongs to the field": (b"data:   1 \n\n", [(b"  1 ", "")]),
+    "crlf": (b"data: 1\r\n\r\ndata: 2\r\n\r\n", [(b"1", ""), (b"2", "")]),
+    "cr": (b"data: 1\r\rdata: 2\r\r", [(b"1", ""), (b"2", "")]),
+    "line ends mixed": (b"data: 1\r\n\ndata: 2\n\r\ndata: 3\r\rdata: 4\n\n", [(b"1", ""), (b"2", ""), (b"3", ""), (b"4", "")]),
+    "two kinds of line end in a row": (b"data: 1\r\r\ndata: 2\n\n", [(b"1", ""), (b"2", "")]),
+    "no blank line at the end": (b"data: 1\n\ndata: 2\n", [(b"1", ""), (b"2", "")]),
+    "no line end at the end": (b"data: 1\n\ndata: 2", [(b"1", ""), (b"2", "")]),
+    "several lines": (b"data: a\ndata: b\ndata:\ndata: c\n\n", [(b"a\nb\n\nc", "")]),
+    "named": (b"event: error\ndata: no\n\ndata: yes\n\n", [(b"no", "error"), (b"yes", "")]),
+    "name after the data": (b"data: no\nevent: error\n\n", [(b"no", "error")]),
+    "an error as llama.cpp tells it": (b"data: 1\n\nerror: no\n\n", [(b"1", ""), (b"no", "error")]),
+    "name without data": (b"event: error\n\ndata: 1\n\n", [(b"1", "")]),
+    "comments": (b": OPENROUTER PROCESSING\n\n: ping\ndata: 1\n: inside\n\n:\n\n", [(b"1", "")]),
+    "fields nobody knows": (b"colour: red\ndata: 1\nData: 2\n data: 3\n\n", [(b"1", "")]),
+    "a line without colon": (b"data\n\ndata\ndata\n\n", [(b"", ""), (b"\n", "")]),
+    "blank lines": (b"\n\n\n\ndata: 1\n\n\n\n\ndata: 2\n\n\n", [(b"1", ""), (b"2", "")]),
+    "byte order mark": (b"\xef\xbb\xbfdata: 1\n\n", [(b"1", "")]),
+    "byte order mark elsewhere": (b"data: 0\n\n\xef\xbb\xbfdata: 1\n\n", [(b"0", "")]),
+    "part of a byte order mark": (b"\xef\xbb", []),
+    "characters of several bytes": ("data: día 日本 🎈\n\n".encode(), [("día 日本 🎈".encode(), "")]),
+    "what is no utf-8": (b"data: \xff\xfe\nevent: \xff\n\n", [(b"\xff\xfe", "\ufffd")]),
+    "other line separators of unicode": ("data: a\u2028b\x0bc\x85d\n\n".encode(), [("a\u2028b\x0bc\x85d".encode(), "")]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stream_gives_its_events(name: str) -> None:
+    stream, expected = CASES[name]
+    assert events_of(stream) == expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stream_gives_the_same_events_byte_by_byte_and_cut_at_any_one_place(name: str) -> None:
+    stream, expected = CASES[name]
+    assert events_of(*(bytes([byte]) for byte in stream)) == expected
+    for place in range(len(stream)):
+        assert events_of(stream[:place], stream[place:]) == expected, f"cut at {place}"
+
+
+def test_an_event_is_given_as_soon_as_its_blank_line_is_there() -> None:
+    for end, enough in ((b"\n\n", 2), (b"\r\n\r\n", 3), (b"\r\r", 2)):  # a carriage return ends a line, whatever comes next
+        parser = Parser()
+        assert [*parser.feed(b"data: 1" + end)] == [Event(b"1")]
+        assert [*parser.feed(b"data: 2" + end[: enough - 1])] == []
+        assert [*parser.feed(end[enough - 1 : enough])] == [Event(b"2")]
+
+
+def test_the_last_id_and_the_retry_are_kept() -> None:
+    assert parsed([b"id: 7\nretry: 1500\ndata: 1\n\nid: 8\n\n"])[1:3] == ("8", 1500)
+    assert parsed([b"id: 7\n\nid\n\n"])[1] == ""
+    for odd in (b"id: a\0b\nretry: soon\n\n", b"retry: -1\n\n", "retry: ²\n\n".encode(), b"retry: %s\n\n" % (b"9" * 5000)):
+        assert parsed([odd])[1:3] == ("", None)
+
+
+TOO_LONG = {
+    "one line": [b"data: " + b"x" * 60],
+    "without an end": [b"data: ", *[b"x"] * 60],
+    "many lines": [b"data: 0123456789\n" * 4],
+    "many lines, one by one": [b"data: 0123456789\n"] * 4,
+    "fields nobody knows": [b"colour: red\n"] * 6,
+    "comment": [b":" + b"x" * 60],
+    "comment without an end": [b": ", *[b"x"] * 60],
+}
+
+
+@pytest.mark.parametrize("name", TOO_LONG)
+def test_an_event_beyond_the_limit_is_an_error_after_the_events_before_it_and_nothing_follows(name: str) -> None:
+    pieces = [b"data: good\n\n", *TOO_LONG[name], b"\n\ndata: late\n\n"]
+    assert parsed(pieces, 50) == ([Event(b"good")], "", None, True)
+    assert parsed([b"".join(pieces)], 50) == ([Event(b"good")], "", None, True)
+    parser = Parser(50)
+    with pytest.raises(EventTooLong, match="longer than 50 bytes"):
+        [*parser.feed(TOO_LONG["one line"][0])]
+    for late in (b"data: late\n\n", b"event: x\ndata: late\n\n"):
+        with pytest.raises(EventTooLong):
+            [*parser.feed(late)]
+    assert [*parser.finish()] == []
+
+
+def test_events_as_long_as_the_limit_pass_and_comments_and_other_events_do_not_count() -> None:
+    stream = b"data: " + b"x" * 44 + b"\n\n"
+    for end in (b"\n", b"\r\n", b"\r"):
+        events, _, _, too_long = parsed([(b": comment of fifty bytes, or nearly so" + end) * 9 + stream.replace(b"\n", end)] * 3, 50)
+        assert (len(events), too_long) == (3, False)
+        assert parsed([stream.replace(b"x\n", b"xx\n").replace(b"\n", end)], 50) == ([], "", None, True)
+
+
+def test_a_long_line_in_many_pieces_costs_no_more_than_it_must() -> None:
+    """Joining what is there at every piece would copy half a terabyte here."""
+    pieces = [b"data: ", *[b"x"] * (MOST_BYTES - 6), b"\n\n"]
+    assert [len(event.data) for event in parsed(pieces)[0]] == [MOST_BYTES - 6]
+
+
+# A second reading of the standard, with no care for speed: the whole stream at once, by regular expressions.
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
+def by_the_book(stream: bytes, most: int) -> Found:
+    events: list[Event] = []
+    data: list[bytes] = []
+    name, last_id, retry, size = "", "", None, 0
+    for line in [*_LINE_END.split(stream.removeprefix(b"\xef\xbb\xbf")), b""]:
+        if not line:
+            events += [Event(b"\n".join(data), name)] if data else []
+            data, name, size = [], "", 0
+            continue
+        size += 0 if line.startswith(b":") else len(line)
+        if size > most or len(line) > most:
+            return events, last_id, retry, True
+        field, _, value = line.partition(b":")
+        value = value[1:] if value[:1] == b" " else value
+        if field in (b"data", b"error"):
+            data.append(value)
+            name = "error" if field == b"error" else name
+        elif field == b"event":
+            name = value.decode("utf-8", "replace")
+        elif field == b"id" and b"\0" not in value:
+            last_id = value.decode("utf-8", "replace")
+        elif field == b"retry" and re.fullmatch(rb"[0-9]{1,9}", value):
+            retry = int(value)
+    return events, last_id, retry, False
+
+
+_FIELDS = [b"data: ", b"data:", b"data", b"event: error", b"event: x", b"error: y", b"id: 4", b"retry: 9"]
+_TOKENS = [*_FIELDS, b": ping", b":", b"x", b"\xe2\x82\xac", b"\xef\xbb\xbf"]
+_ENDS = [b"\n", b"\r", b"\r\n", b"\n\n", b"\r\n\r\n", b"\r\r", b'data: {"a":1}\n\n', b"data: [DONE]\r\n\r\n"]
+_LIKE_SSE = st.lists(st.sampled_from(_TOKENS + _ENDS) | st.binary(max_size=3), max_size=40).map(b"".join)
+
+
+_PLACES = st.lists(st.integers(0, 400), max_size=12)
+
+
+@given(stream=_LIKE_SSE | st.binary(max_size=60), cuts=_PLACES, most=st.sampled_from([8, 20, MOST_BYTES]))
+@settings(max_examples=600, deadline=None)
+def test_any_bytes_cut_at_any_places_give_what_the_standard_says(stream: bytes, cuts: list[int], most: int) -> None:
+    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    pieces = [stream[begin:end] for begin, end in itertools.pairwise(places)]
+    expected = by_the_book(stream, most)
+    assert parsed(pieces, most) == expected
+    assert parsed([stream], most) == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_long_streams_cut_at_random_give_what_the_standard_says(seed: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(60):
+        stream = b"".join(dice.choices(_TOKENS + _ENDS * 2, k=dice.randrange(400)))
+        places = sorted(dice.randrange(len(stream) + 1) for _ in range(dice.choice([0, 1, 5, 60])))
+        pieces = [stream[begin:end] for begin, end in itertools.pairwise([0, *places, len(stream)])]
+        most = dice.choice([30, 100, MOST_BYTES])
+        assert parsed(pieces, most) == by_the_book(stream, most), f"seed {seed}"

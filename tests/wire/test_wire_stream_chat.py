@@ -1,0 +1,414 @@
+"""Chunks and what they make up: read as servers send them, and put together as the openai SDK does where it is right."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from qreward.results import Usage
+from qreward.wire.assembly import Assembly
+from qreward.wire.base import EmbeddedError, Malformed
+from qreward.wire.sse import Event
+from qreward.wire.stream_chat import ChatChunk, read_chunk, whole_chunk
+
+HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1700000000, "model": "judge-7b", "system_fingerprint": "fp"}
+USAGE = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
+Chunk = dict[str, Any]
+
+
+def chunk(delta: Any = None, *, index: int = 0, finish: Any = None, **members: Any) -> Chunk:
+    """One chunk as the OpenAI API sends it, ``members`` being added to its choice."""
+    return HEAD | {"choices": [{"index": index, "delta": delta or {}, "logprobs": None, "finish_reason": finish} | members]}
+
+
+def said(*texts: str, finish: str | None = "stop") -> list[Chunk]:
+    return [chunk({"role": "assistant", "content": ""}), *(chunk({"content": text}) for text in texts), chunk(finish=finish)]
+
+
+def read(document: Any, name: str = "") -> ChatChunk:
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    found = read_chunk(Event(body, name), "asked-for")
+    assert found is not None
+    return found
+
+
+def assembled(chunks: list[Chunk]) -> Assembly:
+    assembly = Assembly("asked-for")
+    for document in chunks:
+        assembly.add(read(document))
+    return assembly
+
+
+def call(index: int, arguments: str, **members: Any) -> dict[str, Any]:
+    function = {"arguments": arguments} | ({"name": members.pop("name")} if "name" in members else {})
+    return {"index": index, "function": function} | members
+
+
+def token(word: str) -> dict[str, Any]:
+    return {"token": word, "logprob": -0.25, "bytes": list(word.encode()), "top_logprobs": [{"token": "x", "logprob": -9.0, "bytes": None}]}
+
+
+FIRST = {"id": "call_a", "type": "function"}
+SECOND = {"id": "call_b", "type": "function"}
+OPENAI_IS_RIGHT: dict[str, list[Chunk]] = {
+    "words": said("The", " answer", "", " is", " 日本 🎈", "."),
+    "usage at the end": [*said("a", "b"), HEAD | {"choices": [], "usage": USAGE | {"prompt_tokens_details": {"cached_tokens": 4}}}],
+    "usage null until the end": [*({**each, "usage": None} for each in said("a")), HEAD | {"choices": [], "usage": USAGE}],
+    "stopped by length": said("a", finish="length"),
+    "no role": [chunk({"content": "a"}), chunk({"content": "b"}, finish="stop")],
+    "everything in one chunk": [chunk({"role": "assistant", "content": "all of it"}, finish="stop")],
+    "a refusal": [chunk({"role": "assistant", "refusal": ""}), chunk({"refusal": "I "}), chunk({"refusal": "won't"}), chunk(finish="stop")],
+    "one tool call": [
+        chunk({"role": "assistant", "content": None, "tool_calls": [call(0, "", name="get", **FIRST)]}),
+        *(chunk({"tool_calls": [call(0, piece)]}) for piece in ('{"ci', 'ty": "', 'Paris"}')),
+        chunk(finish="tool_calls"),
+    ],
+    "two tool calls": [
+        chunk({"role": "assistant", "content": None}),
+        chunk({"tool_calls": [call(0, "", name="get", **FIRST)]}),
+        chunk({"tool_calls": [call(0, '{"a": 1}')]}),
+        chunk({"tool_calls": [call(1, "", name="put", **SECOND)]}),
+        chunk({"tool_calls": [call(1, '{"b"')]}),
+        chunk({"tool_calls": [call(1, ": 2}")]}),
+        chunk(finish="tool_calls"),
+    ],
+    "two tool calls, pieces mixed": [
+        chunk({"role": "assistant", "tool_calls": [call(0, "{", name="get", **FIRST), call(1, "[", name="put", **SECOND)]}),
+        chunk({"tool_calls": [call(1, "1"), call(0, '"a":')]}),
+        chunk({"tool_calls": [call(0, "2}"), call(1, "]")]}),
+        chunk(finish="tool_calls"),
+    ],
+    "words before a tool call": [
+        *said("Let me", " look.", finish=None),
+        chunk({"tool_calls": [call(0, "{}", name="look", **FIRST)]}),
+        chunk(finish="tool_calls"),
+    ],
+    "a function call": [
+        chunk({"role": "assistant", "function_call": {"name": "get", "arguments": ""}}),
+        chunk({"function_call": {"arguments": '{"a"'}}),
+        chunk({"function_call": {"arguments": ": 1}"}}, finish="function_call"),
+    ],
+    "several choices": [
+        chunk({"role": "assistant", "content": ""}, index=0),
+        chunk({"role": "assistant", "content": ""}, index=1),
+        chunk({"content": "a"}, index=1),
+        chunk({"content": "b"}, index=0),
+        chunk({"content": "c"}, index=1),
+        chunk(index=1, finish="length"),
+        chunk(index=0, finish="stop"),
+    ],
+    "log probabilities": [
+        chunk({"role": "assistant", "content": ""}),
+        chunk({"content": "a"}, logprobs={"content": [token("a")], "refusal": None}),
+        chunk({"content": "bc"}, logprobs={"content": [token("b"), token("c")], "refusal": None}),
+        chunk(finish="stop"),
+    ],
+    "reasoning": [
+        chunk({"role": "assistant", "reasoning_content": "hm"}),
+        chunk({"reasoning_content": ", well"}),
+        chunk({"content": "yes"}, finish="stop"),
+    ],
+    "reasoning under its other name": [chunk({"role": "assistant", "reasoning": "h"}), chunk({"reasoning": "m"}), chunk(finish="stop")],
+    "a field nobody knows": [chunk({"role": "assistant", "thoughts": {"text": "a"}}), chunk({"thoughts": {"text": "b"}}, finish="stop")],
+}
+
+
+def plain(value: Any) -> Any:
+    """A completion's members that say something; the index of a tool call belongs to its stream."""
+    if isinstance(value, dict):
+        return {name: plain(inner) for name, inner in value.items() if inner is not None and (name != "index" or "message" in value)}
+    return [plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", OPENAI_IS_RIGHT)
+def test_a_stream_comes_to_the_completion_that_the_openai_sdk_makes_of_it(name: str) -> None:
+    state: Any = ChatCompletionStreamState()
+    for document in OPENAI_IS_RIGHT[name]:
+        state.handle_chunk(ChatCompletionChunk.model_validate(document))
+    theirs = state.current_completion_snapshot.model_dump()
+    assembly = assembled(OPENAI_IS_RIGHT[name])
+    ours = assembly.build()
+    assert type(ours) is ChatCompletion
+    ours_plain, theirs_plain = plain(ours.model_dump()), plain(theirs)
+    for choice in ours_plain["choices"]:
+        choice["message"].setdefault("role", "assistant")
+    for choice in theirs_plain["choices"]:  # they leave out a role that did not come
+        choice["message"].setdefault("role", "assistant")
+    assert ours_plain == theirs_plain
+    assert assembly.text() == (ours.choices[0].message.content or "")
+    assert assembly.finished(len(ours.choices))
+
+
+@pytest.mark.parametrize("name", OPENAI_IS_RIGHT)
+def test_the_texts_of_the_chunks_are_the_text_of_the_answer(name: str) -> None:
+    chunks = [read(document) for document in OPENAI_IS_RIGHT[name]]
+    assert "".join(each.text for each in chunks) == assembled(OPENAI_IS_RIGHT[name]).text()
+
+
+@pytest.mark.parametrize("name", OPENAI_IS_RIGHT)
+def test_every_chunk_can_be_had_as_the_chunk_of_openai(name: str) -> None:
+    for document in OPENAI_IS_RIGHT[name]:
+        assert read(document).build() == ChatCompletionChunk.model_validate(document)
+
+
+def message_of(*chunks: Chunk) -> dict[str, Any]:
+    (choice,) = assembled([*chunks]).document()["choices"]
+    message: dict[str, Any] = choice["message"]
+    return message
+
+
+GET = {"id": "call_a", "type": "function", "function": {"name": "get", "arguments": "{}"}}
+PUT = {"id": "call_b", "type": "function", "function": {"name": "put", "arguments": "[]"}}
+
+
+def without_index(piece: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in piece.items() if name != "index"}
+
+
+TOOL_CALLS: dict[str, list[list[dict[str, Any]]]] = {
+    "name, id and type with every piece": [[call(0, "{", name="get", **FIRST)], [call(0, "}", name="get", **FIRST)]],
+    "an empty id afterwards": [[call(0, "{", name="get", **FIRST)], [call(0, "}", id="")], [call(0, "", id=None)]],
+    "no index": [[without_index(call(0, "{", name="get", **FIRST))], [without_index(call(0, "}"))]],
+    "index null": [[call(0, "{", name="get", **FIRST) | {"index": None}], [call(0, "}") | {"index": None}]],
+    "an index that does not begin at 0": [[call(1, "{", name="get", **FIRST)], [call(1, "}")]],
+}
+
+
+@pytest.mark.parametrize("name", TOOL_CALLS)
+def test_a_tool_call_in_odd_pieces_is_one_tool_call(name: str) -> None:
+    assert message_of(*(chunk({"tool_calls": pieces}) for pieces in TOOL_CALLS[name]))["tool_calls"] == [GET]
+
+
+@pytest.mark.parametrize("index", [[0, 0], [0, 1], [3, 7], [None, None]])
+def test_whole_tool_calls_stay_apart_whatever_their_index(index: list[int | None]) -> None:
+    pieces = [call(0, "{}", name="get", **FIRST) | {"index": index[0]}, call(0, "[]", name="put", **SECOND) | {"index": index[1]}]
+    assert message_of(chunk({"tool_calls": pieces}))["tool_calls"] == [GET, PUT]
+    assert message_of(*(chunk({"tool_calls": [piece]}) for piece in pieces))["tool_calls"] == [GET, PUT]
+
+
+def test_tool_calls_come_in_the_order_of_their_index_and_an_empty_list_is_none() -> None:
+    pieces = [call(1, "[]", name="put", **SECOND), call(0, "{}", name="get", **FIRST)]
+    assert message_of(chunk({"tool_calls": pieces}))["tool_calls"] == [GET, PUT]
+    assert "tool_calls" not in message_of(chunk({"content": "a", "tool_calls": []}))
+
+
+def test_a_role_that_comes_with_every_chunk_counts_once() -> None:
+    assert message_of(*[chunk({"role": "assistant", "content": "a"})] * 3) == {"role": "assistant", "content": "aaa"}
+
+
+def test_reasoning_details_are_put_together_by_index() -> None:
+    piece = {"type": "reasoning.text", "format": "v1", "index": 0}
+    first, second = piece | {"text": "a"}, piece | {"text": "b"}
+    other = {"type": "reasoning.encrypted", "index": 1, "data": "x"}
+    message = message_of(chunk({"reasoning_details": [first]}), chunk({"reasoning_details": [second, other]}))
+    assert message["reasoning_details"] == [piece | {"text": "ab"}, other]
+
+
+def test_members_of_a_choice_that_openai_does_not_have_are_kept() -> None:
+    ours = assembled(
+        [
+            chunk({"content": "a"}, token_ids=[1], stop_reason=None, content_filter_results={"hate": {"severity": "safe"}}),
+            chunk({"content": "b"}, token_ids=[2, 3], content_filter_results={"hate": {"severity": "safe"}, "violence": {}}),
+            chunk(finish="stop", stop_reason="</s>", matched_stop=7),
+        ]
+    ).build()
+    choice = ours.choices[0]
+    assert (choice.message.content, choice.token_ids, choice.stop_reason, choice.matched_stop) == ("ab", [1, 2, 3], "</s>", 7)
+    assert choice.content_filter_results == {"hate": {"severity": "safe"}, "violence": {}}
+
+
+def test_members_beside_the_choices_are_kept_from_the_first_and_the_last_chunks() -> None:
+    filtered = HEAD | {"id": "", "created": 0, "model": "", "choices": [], "prompt_filter_results": [1]}
+    padded = [{**each, "obfuscation": "xyz"} for each in said("a")]
+    chunks = [filtered, *padded, HEAD | {"choices": [], "usage": USAGE, "timings": {"n": 1}}]
+    document = assembled(chunks).document()
+    assert (document["id"], document["created"], document["model"]) == (HEAD["id"], HEAD["created"], HEAD["model"])
+    assert (document["prompt_filter_results"], document["timings"], document["usage"]) == ([1], {"n": 1}, USAGE)
+    assert (document["object"], "obfuscation" in document) == ("chat.completion", False)
+
+
+def test_usage_that_comes_with_every_chunk_counts_as_it_came_last() -> None:
+    assembly = assembled([{**each, "usage": USAGE | {"completion_tokens": number}} for number, each in enumerate(said("a", "b"))])
+    assert assembly.usage == Usage(12, 3, 15)
+    assert assembly.build().usage.completion_tokens == 3
+
+
+def test_without_usage_there_is_none() -> None:
+    assert assembled(said("a")).usage is None
+    assert assembled(said("a")).build().usage is None
+
+
+def test_an_answer_is_finished_when_as_many_choices_as_were_asked_for_have_ended() -> None:
+    assembly = Assembly("m")
+    assert (assembly.empty, assembly.finished(1)) == (True, False)
+    assembly.add(read(chunk({"content": "a"}, index=0)))
+    assert (assembly.empty, assembly.finished(1)) == (False, False)
+    assembly.add(read(chunk(index=0, finish="stop")))
+    assert (assembly.finished(1), assembly.finished(2)) == (True, False)
+    assembly.add(read(chunk({"content": "a"}, index=1)))
+    assert (assembly.finished(1), assembly.finished(2)) == (False, False)
+    assembly.add(read(chunk(index=1, finish="stop")))
+    assert assembly.finished(2)
+
+
+@pytest.mark.parametrize("ending", [None, "", "null"])
+def test_a_finish_reason_that_says_nothing_ends_nothing(ending: str | None) -> None:
+    assembly = assembled([chunk({"content": "a"}, finish=ending)])
+    assert not assembly.finished(1)
+    assert assembly.document()["choices"][0]["finish_reason"] is None
+    assert read(chunk({"content": "a"}, finish=ending)).finish_reason is None
+
+
+ODD: dict[str, tuple[Any, str]] = {
+    "content in parts": (chunk({"content": [{"type": "text", "text": "y"}, {"type": "text", "text": "es"}]}), "yes"),
+    "delta null, message instead": (HEAD | {"choices": [{"index": 0, "delta": None, "message": {"content": "yes"}}]}, "yes"),
+    "no index": ({"choices": [{"delta": {"content": "yes"}}]}, "yes"),
+    "index null": ({"choices": [{"index": None, "delta": {"content": "yes"}}]}, "yes"),
+    "no head": ({"choices": [{"index": 0, "delta": {"content": "yes"}}]}, "yes"),
+    "created as a float": ({**chunk({"content": "yes"}), "created": 1.5}, "yes"),
+    "a finish reason nobody knows": (chunk({"content": "yes"}, finish="eos_token"), "yes"),
+    "a finish reason that is no text": (chunk({"content": "yes"}, finish={"type": "stop"}), "yes"),
+    "usage as floats": ({**chunk({"content": "yes"}), "usage": {"completion_tokens": 3.0}}, "yes"),
+    "usage that is none": ({**chunk({"content": "yes"}), "usage": "none"}, "yes"),
+    "minus infinity": (json.dumps(chunk({"content": "yes"}, logprobs={"content": [{"logprob": float("-inf")}]})).encode(), "yes"),
+    "control characters": (json.dumps(chunk({"content": "y@es"})).encode().replace(b"@", b"\t"), "y\tes"),
+    "half a character": (json.dumps(chunk({"content": "yes@"})).encode().replace(b"@", b"\xf0\x9f"), "yes\ufffd"),
+    "half a character elsewhere": (json.dumps({**chunk({"content": "yes"}), "id": "@"}).encode().replace(b"@", b"\xff"), "yes"),
+    "half a surrogate": (json.dumps(chunk({"content": "yes@"})).encode().replace(b"@", b"\\ud83d"), "yes\ud83d"),
+    "an error that is none": ({**chunk({"content": "yes"}), "error": None}, "yes"),
+    "an error of a choice that is none": (chunk({"content": "yes"}, error=None), "yes"),
+    "nothing in the delta": (HEAD | {"choices": [{"index": 0}]}, ""),
+    "no choice is a dict": (HEAD | {"choices": ["a"]}, ""),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_chunk_is_read_and_can_be_built(name: str) -> None:
+    document, text = ODD[name]
+    found = read(document)
+    assert found.text == text
+    built = found.build()
+    assert type(built) is ChatCompletionChunk
+    assert (built.object, [choice.index for choice in built.choices]) == ("chat.completion.chunk", [0])
+    assembly = Assembly("asked-for")
+    assembly.add(found)
+    completion = assembly.build()
+    assert type(completion) is ChatCompletion
+    if found.choices:
+        assert (completion.choices[0].message.content or "") == assembly.text() == text
+
+
+def test_what_is_no_chunk_is_passed_over() -> None:
+    for body in (b"", b"  ", b'{"type": "ping"}', b'{"choices": null}'):
+        assert read_chunk(Event(body), "m") is None
+
+
+def test_a_chunk_with_usage_alone_is_a_chunk() -> None:
+    assert read({"usage": USAGE}).usage == Usage(12, 3, 15)
+
+
+ERRORS: dict[str, tuple[Event, Any]] = {
+    "an object": (Event(b'{"error": {"message": "no", "code": 500}}'), {"message": "no", "code": 500}),
+    "a text": (Event(b'{"error": "no", "error_type": "overloaded"}'), "no"),
+    "beside a choice": (Event(json.dumps({**chunk({"content": ""}, finish="error"), "error": {"code": 502}}).encode()), {"code": 502}),
+    "of a choice": (Event(json.dumps(chunk({}, finish="error", error={"code": 502})).encode()), {"code": 502}),
+    "as an older server says it": (Event(b'{"object": "error", "message": "no"}'), {"object": "error", "message": "no"}),
+    "an event of that name": (Event(b'{"message": "no"}', "error"), {"message": "no"}),
+    "an event of that name, in words": (Event(b"out of memory", "error"), "out of memory"),
+    "an event of that name, without words": (Event(b"", "error"), ""),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_is_an_error_in_each_of_its_forms(name: str) -> None:
+    event, body = ERRORS[name]
+    with pytest.raises(EmbeddedError) as caught:
+        read_chunk(event, "m")
+    assert caught.value.body == body
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"choices": [{"delta": {"con', b"hello", b"[1]", b'"text"', b"7", b"[" * 100_000])
+def test_what_is_no_json_object_is_malformed(body: bytes) -> None:
+    with pytest.raises(Malformed):
+        read_chunk(Event(body), "m")
+
+
+def test_the_first_output_is_what_the_model_says_and_not_the_beginning_of_a_message() -> None:
+    assert not read(chunk({"role": "assistant", "content": ""})).has_output
+    assert not read(chunk({"role": "assistant", "content": None, "reasoning_content": None, "tool_calls": []})).has_output
+    assert not read(chunk(finish="stop")).has_output
+    assert not read(HEAD | {"choices": [], "usage": USAGE}).has_output
+    for delta in ({"content": "a"}, {"reasoning_content": "a"}, {"tool_calls": [call(0, "")]}, {"refusal": "a"}):
+        assert read(chunk(delta)).has_output
+        assert read(chunk(delta, index=1)).has_output
+
+
+def test_a_chunk_of_another_choice_adds_no_text_and_does_not_end_the_first() -> None:
+    found = read(chunk({"content": "a"}, index=1, finish="stop"))
+    assert (found.text, found.finish_reason) == ("", None)
+    assert read(chunk(finish="stop")).finish_reason == "stop"
+
+
+def test_a_whole_answer_becomes_one_chunk() -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
+    found = whole_chunk(json.dumps({**HEAD, "object": "chat.completion", "choices": [choice]}).encode(), "m")
+    built = found.build()
+    assert (found.text, found.finish_reason, built.object) == ("yes", "stop", "chat.completion.chunk")
+    assert (built.choices[0].delta.content, built.choices[0].delta.role) == ("yes", "assistant")
+
+
+def test_what_is_kept_grows_with_the_answer_and_not_with_its_wrapping() -> None:
+    assembly = assembled(said(*["word "] * 1000))
+    assert 5000 <= assembly.size < 8000
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_answer_cut_into_any_pieces_comes_to_the_same(seed: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(30):
+        texts = {index: "".join(dice.choices("ab日🎈", k=dice.randrange(30))) for index in range(dice.choice([1, 1, 3]))}
+        left, chunks = dict(texts), []
+        while any(left.values()):
+            index = dice.choice([index for index, rest in left.items() if rest])
+            cut = dice.randrange(1, 4)
+            field = dice.choice([{}, {"role": "assistant"}])
+            chunks.append(chunk({**field, "content": left[index][:cut]}, index=index))
+            left[index] = left[index][cut:]
+        document = assembled([*chunks, *(chunk(index=index, finish="stop") for index in texts)]).document()
+        found = {choice["index"]: choice["message"]["content"] or "" for choice in document["choices"]}
+        assert found == texts, f"seed {seed}"
+
+
+_NAMES = ["id", "index", "type", "role", "content", "reasoning", "tool_calls", "function", "name", "arguments", "logprobs", "finish_reason"]
+_LEAVES = st.none() | st.booleans() | st.integers(-2, 3) | st.floats() | st.text("ab日", max_size=3)
+_TREES = st.recursive(_LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_NAMES), inner, max_size=4))
+_FUNCTIONS = st.fixed_dictionaries({"name": _LEAVES, "arguments": _LEAVES})
+_PARTS = st.dictionaries(st.sampled_from(["index", "id", "function", "type"]), _LEAVES | _FUNCTIONS | _TREES, max_size=4)
+_DELTAS = st.dictionaries(st.sampled_from(_NAMES), _TREES, max_size=3) | st.fixed_dictionaries({"tool_calls": st.lists(_PARTS, max_size=3)})
+_MEMBERS = {"index": _LEAVES, "delta": _DELTAS | _TREES, "finish_reason": _TREES, "logprobs": _TREES, "odd": _TREES}
+_CHOICES = st.fixed_dictionaries({}, optional=_MEMBERS)
+_DOCUMENTS = st.fixed_dictionaries({"choices": st.lists(_CHOICES | _TREES, max_size=3)}, optional={"usage": _TREES, "id": _TREES})
+
+
+@given(documents=st.lists(_DOCUMENTS, max_size=5))
+@settings(max_examples=120, deadline=None)
+def test_whatever_json_comes_is_taken_or_refused_as_malformed_and_what_is_taken_can_be_built(documents: list[Any]) -> None:
+    assembly = Assembly("m")
+    for document in documents:
+        try:
+            found = read_chunk(Event(json.dumps(document).encode()), "m")
+        except (Malformed, EmbeddedError):
+            continue
+        if found is not None:
+            assert isinstance(found.text, str)
+            found.build()
+            assembly.add(found)
+    assert isinstance(assembly.text(), str)
+    assert type(assembly.build()) is ChatCompletion

@@ -1,0 +1,359 @@
+"""The portal: one event loop in a background thread, through which blocking code uses asynchronous code.
+
+There is one in a process, started when first needed and ended at exit; a forked child gets its own. This room knows nothing
+of clients or requests, only of coroutines and asynchronous iterables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterator
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from qreward.errors import ClientClosed
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+GRACE = 5.0
+"""Seconds for which an interrupted caller, and the end of the process, wait for cancelled work to end."""
+_END: Any = object()
+
+
+class Portal:
+    """An event loop in a thread of its own. :func:`portal` gives the one of this process.
+
+    Attributes:
+        ended: its loop runs nothing more.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self._work: set[_Work[Any]] = set()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="qreward-portal", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def call(self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an async function in the loop and wait for it. It sees the caller's context variables.
+
+        May be used from many threads at once, and where another event loop runs, which stands still meanwhile. If the wait
+        is interrupted, as by Ctrl-C, the function is cancelled, and has ended before the interrupt goes on.
+
+        Raises:
+            RuntimeError: called in the portal's own thread, which would wait for itself for ever.
+            ClientClosed: the process ends, or is a fork of the one in which the call was made.
+        """
+        self.refuse_own_thread()
+        work = _Work(self, function(*args, **kwargs))
+        try:
+            self.begin(work)
+            work.wait()
+        except BaseException:
+            work.stop()
+            raise
+        return work.result()
+
+    def iterate(self, source: AsyncIterable[T], ahead: int = 64) -> Stream[T]:
+        """A blocking iterator over an asynchronous iterable; see :class:`Stream`."""
+        return Stream(self, source, ahead)
+
+    def close(self) -> None:
+        """Cancel what is under way and end the loop; waits until that is done, at most ``GRACE`` seconds."""
+        self.soon(self._stop.set)
+        self._thread.join(GRACE)
+
+    def is_here(self) -> bool:
+        """True in the portal's own thread."""
+        return threading.current_thread() is self._thread
+
+    def refuse_own_thread(self) -> None:
+        """Raise ``RuntimeError`` in the portal's own thread."""
+        if self.is_here():
+            raise RuntimeError(
+                "a blocking call was made in the thread that does the work (in on_result, or in the input of a batch), which would "
+                "wait for itself for ever; make it when the batch is done, or use QRewardClient, whose methods are awaited"
+            )
+
+    def soon(self, action: Callable[[], object]) -> None:
+        """Do something in the loop, soon; nothing if it has ended."""
+        with contextlib.suppress(RuntimeError):  # closed just now
+            if not self.ended:
+                self._loop.call_soon_threadsafe(action)
+
+    def begin(self, work: _Work[Any]) -> None:
+        """Begin work in the loop; if that has ended, the work is lost at once."""
+        with self._lock:
+            if not self.ended:
+                self._work.add(work)
+                return self.soon(work.begin)
+        return work.settle()
+
+    def forget(self, work: _Work[Any]) -> None:
+        """The work is over."""
+        self._work.discard(work)
+
+    def loss(self) -> BaseException:
+        """What those get whose work is lost: what ended the loop (``SystemExit``), or ``ClientClosed``."""
+        return self._failure or ClientClosed("the work was given up: the process ends, or is a fork of the one that began it")
+
+    def disown(self) -> tuple[object, ...]:
+        """In a forked child: the loop is the parent's. Returns what must be kept, for closing it would reach the parent."""
+        self._lock = threading.Lock()  # somebody may have held the other
+        kept = (self, *(work.task for work in self._work))
+        self._give_up()
+        return kept
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner() as runner:
+                try:
+                    runner.run(self._serve())
+                except (KeyboardInterrupt, SystemExit) as error:  # of a caller's code in the loop: ends everything, as in asyncio.run
+                    self._failure = error
+                with self._lock:
+                    self.ended = True
+        except BaseException as error:  # the loop could not be made, or not be closed
+            self._failure = self._failure or error
+        finally:
+            self._give_up()
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._loop.set_exception_handler(self._report)
+        self._ready.set()
+        await self._stop.wait()
+
+    def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if self._failure is None or context.get("exception") is not self._failure:  # which is raised to all who wait
+            loop.default_exception_handler(context)
+
+    def _give_up(self) -> None:
+        with self._lock:
+            self.ended, lost = True, list(self._work)
+        for work in lost:
+            work.settle()
+
+
+class _Work(Generic[T]):
+    """A coroutine that the loop runs for a thread that waits for it. ``on_end`` is called in the loop when it is over."""
+
+    __slots__ = ("_coroutine", "_on_end", "_open", "_over", "_portal", "task")
+
+    def __init__(self, portal: Portal, coroutine: Coroutine[Any, Any, T], on_end: Callable[[], object] | None = None) -> None:
+        self._portal, self._coroutine, self._on_end = portal, coroutine, on_end
+        self.task: asyncio.Task[T] | None = None
+        self._open = True
+        self._over = threading.Lock()
+        self._over.acquire()
+
+    def begin(self) -> None:
+        """In the loop."""
+        if self._open and not self._portal.ended:
+            self.task = asyncio.get_running_loop().create_task(self._coroutine)
+            self.task.add_done_callback(self.settle)
+
+    def settle(self, task: asyncio.Task[T] | None = None) -> None:
+        """It is done, or, without a task, lost."""
+        if not self._open:
+            return
+        self._open = False
+        self._portal.forget(self)
+        if self.task is None:
+            self._coroutine.close()
+        elif task is not None and not task.cancelled():
+            task.exception()  # an interrupted caller does not ask for it
+        if self._on_end is not None:
+            self._on_end()
+        self._over.release()
+
+    def cancel(self) -> None:
+        """In the loop."""
+        if self.task is None:
+            self.settle()
+        else:
+            self.task.cancel()
+
+    def wait(self, seconds: float = -1) -> None:
+        """Until it is over."""
+        if self._open and self._over.acquire(timeout=seconds):
+            self._over.release()
+
+    def stop(self) -> None:
+        """Cancel it and wait for its end."""
+        self._portal.soon(self.cancel)
+        self.wait(GRACE)
+
+    def result(self) -> T:
+        """What it returned; raises what it raised."""
+        task, self.task = self.task, None
+        if task is None or not task.done() or (task.cancelled() and self._portal.ended):
+            raise self._portal.loss()
+        try:
+            return task.result()
+        finally:
+            del task  # the error's traceback holds this frame, the task the error: let reference counting free them
+
+
+class Stream(Iterator[T]):
+    """The items of an asynchronous iterable, one after the other, in blocking code.
+
+    The whole ``async for`` runs in one task of the portal's loop, begun with the first item asked for, in a copy of the
+    context of that moment: what the iterable opens, it closes in the task and the context in which it was opened. It runs
+    ahead of its reader by a bounded number of items. Leaving early (``close()``, ``with``, or letting go of it as ``break``
+    does) closes the iterable; ``close()`` and ``with`` wait until that is done.
+
+    Args:
+        source: what is read.
+        ahead: most items that wait for their reader; when they are half read, more are fetched.
+
+    Raises:
+        RuntimeError: read in the portal's own thread.
+        ClientClosed: the process ends, or is a fork of the one in which it was begun.
+    """
+
+    def __init__(self, portal: Portal, source: AsyncIterable[T], ahead: int) -> None:
+        self._work: _Work[None] | None = None
+        self._over = False
+        self._portal = portal
+        self._pump = _Pump(source, max(1, ahead))
+
+    def __next__(self) -> T:
+        self._portal.refuse_own_thread()
+        if self._over:
+            raise StopIteration
+        if self._work is None:
+            self._work = _Work(self._portal, self._pump.run(), self._pump.end)
+            self._portal.begin(self._work)
+        try:
+            item = self._pump.items.get()
+        except BaseException:
+            self.close()
+            raise
+        if item is _END:
+            self._over = True
+            self._work.result()
+            raise StopIteration
+        if self._pump.has_room():
+            self._portal.soon(self._pump.room.set)
+        return item
+
+    def close(self) -> None:
+        """Read no further, close the source. Raises what its closing raises."""
+        begun, self._over = self._work is not None and not self._over, True
+        if not begun:
+            return
+        assert self._work is not None
+        if self._portal.is_here():
+            self._work.cancel()
+            return
+        self._work.stop()
+        with contextlib.suppress(asyncio.CancelledError, ClientClosed):
+            self._work.result()
+
+    def __enter__(self) -> Stream[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._work is not None and not self._over:
+            self._portal.soon(self._work.cancel)
+
+
+class _Pump(Generic[T]):
+    """The task's side of a stream. It must not know the stream, which then could not be let go of."""
+
+    def __init__(self, source: AsyncIterable[T], ahead: int) -> None:
+        self._source, self._ahead = source, ahead
+        self._waits = False
+        self.items: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self.room = asyncio.Event()
+
+    async def run(self) -> None:
+        iterator = aiter(self._source)
+        try:
+            async for item in iterator:
+                self.items.put(item)
+                if self.items.qsize() >= self._ahead:
+                    await self._until_half_read()
+        finally:
+            if (aclose := getattr(iterator, "aclose", None)) is not None:
+                await aclose()
+
+    def end(self) -> None:
+        self.items.put(_END)
+
+    def has_room(self) -> bool:
+        """In the reader's thread, after an item was taken: True if the task must be woken."""
+        if not self._waits or self._half_unread():
+            return False
+        self._waits = False
+        return True
+
+    async def _until_half_read(self) -> None:
+        while self._half_unread():
+            self.room.clear()
+            self._waits = True
+            if self._half_unread():  # else the reader went on between the two lines, and may not have seen that we wait
+                await self.room.wait()
+
+    def _half_unread(self) -> bool:
+        return self.items.qsize() > self._ahead // 2
+
+
+_starting = threading.Lock()
+_current: Portal | None = None
+_exiting = False
+_INHERITED: list[tuple[object, ...]] = []
+
+
+def portal() -> Portal:
+    """The portal of this process, started if it is not there.
+
+    Raises:
+        ClientClosed: the process is ending.
+    """
+    global _current  # noqa: PLW0603 - one in a process
+    found = _current
+    if found is None or found.ended:
+        with _starting:
+            if _exiting:
+                raise ClientClosed("the process is ending; no more blocking calls are made")
+            if _current is None or _current.ended:
+                _current = Portal()
+            found = _current
+    return found
+
+
+def _at_exit() -> None:
+    global _exiting  # noqa: PLW0603
+    with _starting:
+        _exiting = True
+    if _current is not None:
+        _current.close()
+
+
+def _after_fork() -> None:
+    global _current, _starting  # noqa: PLW0603
+    _starting = threading.Lock()
+    inherited, _current = _current, None
+    if inherited is not None:
+        _INHERITED.append(inherited.disown())
+
+
+atexit.register(_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,361 @@
+"""The blocking client: answers, errors, batches, threads, loops, interrupts, and what is said to those who mistake it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import json
+import pickle
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from client_tools import HI, MODEL, Recorder, endpoint
+from openai.types import CreateEmbeddingResponse
+from openai.types.chat import ChatCompletion
+
+from qreward import AuthenticationFailed, BatchInterrupted, ClientClosed, ConfigError, Endpoint, Limits, RequestTimeout
+from qreward.engine.portal import portal
+from qreward.sync import SyncQRewardClient
+
+PORTAL = "qreward-portal"
+
+
+def chat(prompt: object) -> list[dict[str, str]]:
+    return [{"role": "user", "content": str(prompt)}]
+
+
+def client_of(recorder: httpx.AsyncBaseTransport, **settings: Any) -> SyncQRewardClient:
+    return SyncQRewardClient([Endpoint("http://gpu-0.example/v1", name="gpu-0", http_client=recorder, **settings)])
+
+
+class Hangs(httpx.AsyncBaseTransport):
+    """Answers nothing; notes who came and who was cancelled."""
+
+    def __init__(self) -> None:
+        self.came, self.left = threading.Semaphore(0), threading.Semaphore(0)
+        self.on_arrival: Any = None
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.came.release()
+        if self.on_arrival is not None:
+            self.on_arrival()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.left.release()
+            raise
+        raise AssertionError("nobody waits that long")
+
+
+def interrupt() -> None:
+    ident = threading.main_thread().ident
+    assert ident is not None
+    signal.pthread_kill(ident, signal.SIGINT)
+
+
+def test_calls_and_batches_return_what_the_async_client_returns() -> None:
+    recorder = Recorder()
+    with client_of(recorder) as client:
+        completion = client.chat_completion(HI, MODEL, temperature=0, extra_headers={"x-trace": "t-1"})
+        embedded = client.embeddings(["a", "bb"], MODEL, dimensions=1)
+        batch = client.batch_chat_completion([chat(number) for number in range(20)], MODEL, seed=1)
+        vectors = client.batch_embeddings(["a", "bb", "ccc"], MODEL)
+    assert isinstance(completion, ChatCompletion)
+    assert completion.choices[0].message.content == "re: hi"
+    assert isinstance(embedded, CreateEmbeddingResponse)
+    assert [item.embedding for item in embedded.data] == [[1.0], [2.0]]
+    assert batch.texts() == [f"re: {number}" for number in range(20)]
+    assert [value.data[0].embedding for value in vectors.values()] == [[1.0], [2.0], [3.0]]
+    assert recorder.bodies[0] == {"model": MODEL, "messages": HI, "temperature": 0}
+    assert recorder.requests[0].headers["x-trace"] == "t-1"
+    assert client.stats()["gpu-0"].won == 25
+
+
+def test_errors_are_raised_where_the_call_was_made() -> None:
+    refuses = Recorder(lambda _: httpx.Response(401, json={"error": {"message": "Incorrect API key provided"}}))
+    with client_of(refuses) as client:
+        with pytest.raises(AuthenticationFailed) as caught:
+            client.chat_completion(HI, MODEL)
+        assert caught.traceback[0].name == "test_errors_are_raised_where_the_call_was_made"
+        assert [attempt.status_code for attempt in caught.value.attempts] == [401]
+        with pytest.raises(ConfigError, match="timeout must be a positive number of seconds"):
+            client.chat_completion(HI, MODEL, timeout=-1)
+        batch = client.batch_chat_completion([HI] * 3, MODEL)
+        assert {type(error) for error in batch.errors.values()} == {AuthenticationFailed}
+
+
+def test_a_timeout_holds() -> None:
+    hangs = Hangs()
+    with client_of(hangs) as client:
+        with pytest.raises(TimeoutError) as caught:
+            client.chat_completion(HI, MODEL, timeout=0.03)
+        assert isinstance(caught.value, RequestTimeout)
+        batch = client.batch_chat_completion([HI] * 3, MODEL, deadline=0.03)
+        assert len(batch.errors) == 3
+
+
+def test_iterators_and_async_iterators_are_read_in_the_background_thread() -> None:
+    threads: set[str] = set()
+
+    def lazily() -> Iterator[Any]:
+        for number in range(50):
+            threads.add(threading.current_thread().name)
+            yield chat(number)
+
+    async def as_they_come() -> AsyncIterator[Any]:
+        for item in lazily():
+            await asyncio.sleep(0)
+            yield item
+
+    with client_of(Recorder()) as client:
+        for items in (lazily(), as_they_come()):
+            assert client.batch_chat_completion(items, MODEL).texts() == [f"re: {number}" for number in range(50)]
+    assert threads == {PORTAL}
+
+
+def test_on_result_is_called_in_the_background_thread_with_each_result() -> None:
+    seen: list[tuple[str, int]] = []
+    with client_of(Recorder()) as client:
+        batch = client.batch_chat_completion(
+            [HI] * 30, MODEL, keep_results=False, on_result=lambda result: seen.append((threading.current_thread().name, result.index))
+        )
+    assert len(batch) == 0
+    assert sorted(seen) == [(PORTAL, number) for number in range(30)]
+
+
+def test_a_blocking_call_in_on_result_is_an_error_and_no_deadlock() -> None:
+    with client_of(Recorder()) as client:
+        with pytest.raises(BatchInterrupted) as caught:
+            client.batch_chat_completion([HI] * 3, MODEL, on_result=lambda _: client.chat_completion(HI, MODEL))
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        assert "in the thread that does the work" in str(caught.value)
+        assert client.chat_completion(HI, MODEL).choices[0].message.content == "re: hi"
+
+
+def test_a_blocking_call_in_the_input_is_an_error_and_no_deadlock() -> None:
+    with client_of(Recorder()) as client:
+        with pytest.raises(BatchInterrupted, match="in the thread that does the work") as caught:
+            client.batch_chat_completion((client.chat_completion(HI, MODEL) for _ in range(3)), MODEL)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_what_does_not_block_may_be_used_in_on_result() -> None:
+    seen: list[int] = []
+
+    def look(_: object) -> None:
+        client.mark_healthy("gpu-0")
+        seen.append(client.stats()["gpu-0"].won + len(client.list_routes()) + len(client.config.endpoints))
+
+    with client_of(Recorder()) as client:
+        client.batch_chat_completion([HI] * 4, MODEL, on_result=look)
+    assert seen == [3, 4, 5, 6]
+
+
+def test_it_works_inside_a_running_loop() -> None:
+    async def cell() -> Any:
+        with client_of(Recorder()) as client:
+            return client.batch_chat_completion([HI] * 5, MODEL).texts()
+
+    assert asyncio.run(cell()) == ["re: hi"] * 5
+
+
+def test_many_threads_use_one_client_and_its_limits_hold_over_all() -> None:
+    live, peak = 0, 0
+
+    class Counts(Recorder):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            nonlocal live, peak
+            live += 1
+            peak = max(peak, live)
+            await asyncio.sleep(0.001)
+            live -= 1
+            return await super().handle_async_request(request)
+
+    def work(number: int) -> list[Any]:
+        texts = client.batch_chat_completion([chat(f"{number}-{item}") for item in range(20)], MODEL).texts()
+        return [*texts, client.chat_completion(chat(number), MODEL).choices[0].message.content]
+
+    with client_of(Counts(), limits=Limits(max_concurrency=5, adaptive=False)) as client, ThreadPoolExecutor(8) as pool:
+        for number, said in enumerate(pool.map(work, range(8))):
+            assert said == [*(f"re: {number}-{item}" for item in range(20)), f"re: {number}"]
+    assert peak == 5
+
+
+@pytest.mark.parametrize("what", ["a call", "a batch"])
+def test_the_requests_see_the_context_of_the_caller(what: str) -> None:
+    trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace", default="none")
+    seen: list[str] = []
+
+    class Looks(Recorder):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            seen.append(trace.get())
+            return await super().handle_async_request(request)
+
+    def ask(name: str) -> None:
+        trace.set(name)
+        if what == "a call":
+            client.chat_completion(HI, MODEL)
+        else:
+            client.batch_chat_completion([HI], MODEL)
+
+    with client_of(Looks()) as client, ThreadPoolExecutor(3) as pool:
+        list(pool.map(ask, ["x", "y", "z"]))
+    assert sorted(seen) == ["x", "y", "z"]
+
+
+def test_an_interrupt_cancels_the_request_upstream() -> None:
+    hangs = Hangs()
+    hangs.on_arrival = interrupt
+    with client_of(hangs) as client:
+        with pytest.raises(KeyboardInterrupt):
+            client.chat_completion(HI, MODEL)
+        assert hangs.left.acquire(blocking=False)
+        assert client._client._fleet.source("gpu-0").inflight == 0
+
+
+def test_an_interrupt_cancels_every_request_of_a_batch_and_on_result_is_called_no_more() -> None:
+    hangs = Hangs()
+    seen: list[object] = []
+    with client_of(hangs, limits=Limits(max_concurrency=4, adaptive=False)) as client:
+        arrived: list[int] = []
+
+        def on_arrival() -> None:
+            arrived.append(1)
+            if len(arrived) == 4:
+                interrupt()
+
+        hangs.on_arrival = on_arrival
+        with pytest.raises(KeyboardInterrupt):
+            client.batch_chat_completion([HI] * 10, MODEL, on_result=seen.append)
+        assert [hangs.left.acquire(blocking=False) for _ in range(5)] == [True] * 4 + [False]
+        assert client._client._fleet.source("gpu-0").inflight == 0
+    assert seen == []
+
+
+def test_a_system_exit_in_on_result_comes_out_and_the_client_can_be_used_again(caplog: pytest.LogCaptureFixture) -> None:
+    def leave(_: object) -> None:
+        raise SystemExit(3)
+
+    with client_of(Recorder()) as client:
+        with pytest.raises(SystemExit, match="3"):
+            client.batch_chat_completion([HI] * 5, MODEL, on_result=leave)
+        assert client.batch_chat_completion([HI] * 5, MODEL).texts() == ["re: hi"] * 5
+        assert client._client._fleet.source("gpu-0").inflight == 0
+    gc.collect()
+    assert caplog.text == ""
+
+
+def test_closing_ends_the_calls_of_other_threads_and_all_later_ones() -> None:
+    hangs = Hangs()
+    client = client_of(hangs)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(client.chat_completion, HI, MODEL) for _ in range(2)]
+        for _ in waiting:
+            assert hangs.came.acquire(timeout=30)
+        client.close()
+        for call in waiting:
+            with pytest.raises(ClientClosed):
+                call.result(30)
+    with pytest.raises(ClientClosed):
+        client.chat_completion(HI, MODEL)
+    client.close()
+
+
+class CountedWire:
+    closed = threading.Semaphore(0)
+
+    async def send(self, endpoint: Any, call: Any) -> Any:
+        raise AssertionError("not asked")
+
+    async def aclose(self) -> None:
+        CountedWire.closed.release()
+
+
+def test_a_client_that_is_let_go_of_closes_its_connections() -> None:
+    client = SyncQRewardClient(["http://a.example/v1"], wire_factory=CountedWire)
+    assert list(client.batch_chat_completion([], MODEL)) == []  # which opens its wire
+    del client
+    gc.collect()
+    assert CountedWire.closed.acquire(timeout=30)
+
+
+def test_a_client_that_is_not_used_is_closed_without_a_word() -> None:
+    with SyncQRewardClient(["http://a.example/v1"]) as client:
+        pass
+    client.close()
+
+
+def test_a_client_may_be_closed_when_the_process_ends_and_the_thread_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of(Recorder())
+    monkeypatch.setattr("qreward.engine.portal._current", None)
+    monkeypatch.setattr("qreward.engine.portal._exiting", True)
+    with pytest.raises(ClientClosed, match="the process is ending"):
+        client.chat_completion(HI, MODEL)
+    client.close()
+
+
+def test_async_with_is_told_which_client_to_use() -> None:
+    async def wrong() -> None:
+        async with SyncQRewardClient(["http://a.example/v1"]):  # type: ignore[attr-defined]
+            raise AssertionError("it was entered")
+
+    with pytest.raises(TypeError, match="SyncQRewardClient blocks: use `with`, or QRewardClient with `async with`"):
+        asyncio.run(wrong())
+
+
+def test_the_fleet_is_changed_live() -> None:
+    recorder = Recorder()
+    with SyncQRewardClient([endpoint(recorder, "a"), endpoint(recorder, "b")]) as client:
+        client.register_model_route("rm-*", ["b"], strategy="round_robin")
+        client.chat_completion(HI, "rm-1")
+        client.mark_unhealthy("a")
+        client.chat_completion(HI, "other")
+        client.mark_healthy("a")
+        client.add_endpoint(endpoint(recorder, "c", models=["c-*"]))
+        client.chat_completion(HI, "c-1")
+        client.remove_endpoint("b")
+        client.chat_completion(HI, "other")
+        assert [route.pattern for route in client.list_routes()] == ["c-*", "*"]
+        assert [each.name for each in client.config.endpoints] == ["a", "c"]
+    assert recorder.hosts == ["b.example", "b.example", "c.example", "a.example"]
+
+
+def test_a_client_is_made_from_a_file_a_mapping_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"endpoints": [{"base_url": "http://gpu-0:8000/v1", "name": "gpu-0"}], "timeout": 30}
+    path = tmp_path / "qreward.json"
+    path.write_text(json.dumps(settings))
+    monkeypatch.setenv("QREWARD_CONFIG", str(path))
+    made = [SyncQRewardClient.from_config(path), SyncQRewardClient.from_config(settings), SyncQRewardClient.from_env()]
+    assert [(type(client), client.config.timeout, list(client.stats())) for client in made] == [(SyncQRewardClient, 30, ["gpu-0"])] * 3
+
+
+def test_it_pickles_by_its_configuration_with_changes_made_live() -> None:
+    client = SyncQRewardClient(["http://a.example/v1"], timeout=9)
+    client.add_endpoint({"base_url": "http://b.example/v1", "name": "b", "models": ["judge-*"]})
+    copy = pickle.loads(pickle.dumps(client))
+    assert type(copy) is SyncQRewardClient
+    assert copy.config == client.config
+    assert copy.list_routes() == client.list_routes()
+
+
+def test_its_repr_names_it_and_shows_no_key() -> None:
+    said = repr(SyncQRewardClient([Endpoint("http://a.example/v1", api_key="sk-very-secret")]))
+    assert said.startswith("<SyncQRewardClient ")
+    assert "a.example" in said
+    assert "secret" not in said
+
+
+def test_all_clients_share_one_thread() -> None:
+    with client_of(Recorder()) as first, client_of(Recorder()) as second:
+        first.chat_completion(HI, MODEL)
+        mine = portal()
+        second.chat_completion(HI, MODEL)
+        assert portal() is mine
+        assert [thread.name for thread in threading.enumerate()].count(PORTAL) == 1

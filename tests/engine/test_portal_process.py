@@ -1,0 +1,222 @@
+"""The portal and the life of the process: the end, forks, other kinds of loop. Each test is a program of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PRELUDE = """
+import asyncio, atexit, os, sys, threading
+from qreward import ClientClosed
+from qreward.engine.portal import portal
+
+async def pid():
+    await asyncio.sleep(0)
+    return os.getpid()
+
+async def numbers():
+    try:
+        number = 0
+        while True:
+            await asyncio.sleep(0)
+            yield number
+            number += 1
+    finally:
+        await asyncio.sleep(0)
+        print("generator closed", flush=True)
+
+async def work(started):
+    started.set()
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(0)
+        print("work ended", flush=True)
+
+def in_background(call, *arguments):
+    def run():
+        try:
+            call(*arguments)
+        except ClientClosed:
+            pass
+    threading.Thread(target=run, daemon=True).start()
+
+def joined(child):
+    _, status = os.waitpid(child, 0)
+    assert status == 0, status
+"""
+
+
+def run(program: str, code: int = 0) -> list[str]:
+    """What a program prints; it must end well and say nothing else, although every warning is shown."""
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", PRELUDE + program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (code, ""), done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_thread_is_started_by_the_first_call_and_not_by_the_import() -> None:
+    assert run("print(threading.active_count()); portal().call(pid); print(threading.active_count())") == ["1", "2"]
+
+
+def test_the_end_of_the_process_ends_work_that_is_under_way() -> None:
+    program = """
+started = threading.Event()
+in_background(portal().call, work, started)
+started.wait()
+stream = portal().iterate(numbers())
+print(next(stream), next(stream))
+"""
+    assert sorted(run(program)) == ["0 1", "generator closed", "work ended"]
+
+
+def test_the_end_of_the_process_closes_generators_that_somebody_left_open() -> None:
+    program = """
+kept = []
+async def leave():
+    kept.append(numbers())
+    await anext(kept[0])
+portal().call(leave)
+"""
+    assert run(program) == ["generator closed"]
+
+
+def test_the_end_comes_with_the_programs_own_exit_code() -> None:
+    assert run("stream = portal().iterate(numbers()); next(stream); sys.exit(7)", code=7) == ["generator closed"]
+
+
+def test_after_the_end_a_call_is_refused_and_starts_no_thread() -> None:
+    program = """
+import qreward.engine.portal as room
+atexit.unregister(room._at_exit)
+def last():
+    try:
+        portal().call(pid)
+    except ClientClosed as error:
+        print(error)
+atexit.register(last)  # those registered first run last
+atexit.register(room._at_exit)
+print(portal().call(pid) == os.getpid())
+"""
+    assert run(program) == ["True", "the process is ending; no more blocking calls are made"]
+
+
+def test_a_call_at_exit_that_is_registered_later_still_works() -> None:
+    assert run("atexit.register(lambda: print(portal().call(pid) == os.getpid()))") == ["True"]
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
+def test_a_forked_child_has_a_portal_of_its_own_and_the_parents_goes_on(end: str) -> None:
+    program = f"""
+started = threading.Event()
+in_background(portal().call, work, started)
+started.wait()
+before = portal()
+assert before.call(pid) == os.getpid()
+if (child := os.fork()) == 0:
+    assert portal() is not before and before.ended
+    assert portal().call(pid) == os.getpid()
+    if (grandchild := os.fork()) == 0:
+        assert portal().call(pid) == os.getpid()
+        print("grandchild", flush=True)
+        {end}
+    joined(grandchild)
+    assert portal().call(pid) == os.getpid()
+    print("child", flush=True)
+    {end}
+joined(child)
+assert portal() is before and before.call(pid) == os.getpid()
+print("parent", flush=True)
+"""
+    assert run(program) == ["grandchild", "child", "parent", "work ended"]
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
+def test_a_stream_of_the_parent_is_told_to_the_child_and_goes_on_in_the_parent(end: str) -> None:
+    program = f"""
+stream = portal().iterate(numbers(), 4)
+unbegun = portal().iterate(numbers(), 4)
+print(next(stream))
+if (child := os.fork()) == 0:
+    for one in (stream, unbegun):
+        read = []
+        try:
+            read.extend(one)
+        except ClientClosed as error:
+            print("fork of the one that began it" in str(error), len(read) < 6, flush=True)
+    {end}
+joined(child)
+print(next(stream), next(stream), *[next(stream) for _ in range(20)][-1:], flush=True)
+stream.close()
+"""
+    assert run(program) == ["0", "True True", "True True", "1 2 22", "generator closed"]
+
+
+@pytest.mark.parametrize("lock", ["room._starting", "portal()._lock"])
+def test_a_child_that_is_forked_while_another_thread_holds_a_lock_is_not_stuck(lock: str) -> None:
+    program = f"""
+import qreward.engine.portal as room
+held, go_on = threading.Event(), threading.Event()
+def hold():
+    with {lock}:
+        held.set()
+        go_on.wait()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+if (child := os.fork()) == 0:
+    assert portal().call(pid) == os.getpid()
+    os._exit(0)
+joined(child)
+go_on.set()
+assert portal().call(pid) == os.getpid()
+"""
+    assert run(program) == []
+
+
+def test_a_child_that_is_forked_in_the_portals_thread_has_one_too() -> None:
+    program = """
+async def fork():
+    if (child := os.fork()) == 0:
+        asyncio.events._set_running_loop(None)  # as multiprocessing does
+        assert portal().call(pid) == os.getpid()
+        os._exit(0)
+    joined(child)
+portal().call(fork)
+assert portal().call(pid) == os.getpid()
+"""
+    assert run(program) == []
+
+
+def test_multiprocessing_children_have_portals_of_their_own() -> None:
+    program = """
+import multiprocessing
+def child(_):
+    return portal().call(pid) == os.getpid()
+if __name__ == "__main__":
+    assert portal().call(pid) == os.getpid()
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        print(pool.map(child, range(4)))
+        pool.close()
+        pool.join()
+"""
+    assert run(program) == ["[True, True, True, True]"]
+
+
+def test_the_loop_is_of_the_kind_that_the_program_has_chosen() -> None:
+    pytest.importorskip("uvloop")
+    program = """
+import uvloop
+asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+async def kind():
+    return type(asyncio.get_running_loop()).__module__
+print(portal().call(kind))
+print(next(portal().iterate(numbers())))
+if (child := os.fork()) == 0:
+    assert portal().call(pid) == os.getpid()
+    os._exit(0)
+joined(child)
+assert portal().call(pid) == os.getpid()
+"""
+    assert sorted(run(program)) == ["0", "generator closed", "uvloop"]

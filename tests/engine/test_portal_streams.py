@@ -1,0 +1,304 @@
+"""Blocking iterators over asynchronous iterables: order, back-pressure, one task and context for all of it, and every way out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qreward import ClientClosed
+from qreward.engine.portal import Portal, _Pump, portal
+
+INSIDE: contextvars.ContextVar[str] = contextvars.ContextVar("INSIDE")
+
+
+class Source:
+    """Numbers from 0, and what became of their generator. A context variable is set at its start and reset at its end."""
+
+    def __init__(self, count: int = 1_000_000, *, patient: bool = True, fails: Exception | None = None, close_fails: bool = False) -> None:
+        self.count, self.patient, self.fails, self.close_fails = count, patient, fails, close_fails
+        self.made = 0
+        self.opened = False
+        self.closed = threading.Event()
+        self.tasks: set[Any] = set()
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        self.opened = True
+        token = INSIDE.set("the generator")  # may be reset only in the context in which it was set
+        try:
+            for number in range(self.count):
+                self.tasks.add(asyncio.current_task())
+                if self.patient:
+                    await asyncio.sleep(0)
+                self.made += 1
+                yield number
+            if self.fails is not None:
+                raise self.fails
+        finally:
+            await asyncio.sleep(0)
+            self.tasks.add(asyncio.current_task())
+            INSIDE.reset(token)
+            self.closed.set()
+            if self.close_fails:
+                raise OSError("cannot be closed")
+
+
+async def settled() -> None:
+    """A few turns of the loop, for whoever would still go on."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+@pytest.mark.parametrize("ahead", [1, 2, 7, 64, 1000])
+@pytest.mark.parametrize("count", [0, 1, 300])
+def test_all_items_come_in_their_order_and_then_no_more(count: int, ahead: int, patient: bool) -> None:
+    source = Source(count, patient=patient)
+    stream = portal().iterate(source, ahead)
+    assert list(stream) == list(range(count))
+    assert list(stream) == []
+    assert source.closed.is_set()
+
+
+@given(count=st.integers(0, 80), ahead=st.integers(1, 12), taken=st.integers(0, 90), patient=st.booleans())
+def test_a_reader_that_stops_has_the_first_items_and_closes_the_source(count: int, ahead: int, taken: int, patient: bool) -> None:
+    source = Source(count, patient=patient)
+    with portal().iterate(source, ahead) as stream:
+        read = [number for number, _ in zip(stream, range(taken), strict=False)]
+    assert read == list(range(min(count, taken)))
+    assert source.made <= taken + 1 + ahead
+    assert source.closed.is_set() == source.opened
+    assert list(stream) == []
+
+
+def test_the_source_waits_for_its_reader_and_goes_on_when_half_is_read() -> None:
+    source = Source(patient=False)
+    with portal().iterate(source, 10) as stream:
+        assert next(stream) == 0
+        portal().call(settled)
+        before = source.made
+        assert before in (10, 11)  # the reader took its item before or after the source looked
+        for _ in range(3):
+            next(stream)
+            portal().call(settled)
+        assert source.made == before
+        for _ in range(3):
+            next(stream)
+            portal().call(settled)
+        assert source.made > before
+
+
+def test_a_source_whose_reader_catches_up_while_it_decides_to_wait_goes_on() -> None:
+    sizes = [10, 5, 5]  # it finds the buffer full; the reader takes half, and cannot know yet that somebody waits
+
+    async def decide() -> None:
+        pump = _Pump(Source(), 10)
+        pump.items = SimpleNamespace(qsize=lambda: sizes.pop(0))  # type: ignore[assignment]
+        await asyncio.wait_for(pump._until_half_read(), 30)
+
+    asyncio.run(decide())
+    assert sizes == []
+
+
+def test_nothing_begins_before_the_first_item_is_asked_for() -> None:
+    source = Source()
+    stream = portal().iterate(source)
+    portal().call(settled)
+    assert not source.opened
+    stream.close()
+    assert list(stream) == []
+    assert not source.opened
+
+
+def test_the_whole_iteration_runs_in_one_task_and_one_context() -> None:
+    whole, left = Source(100), Source()
+    assert len(list(portal().iterate(whole, 4))) == 100
+    with portal().iterate(left, 4) as stream:
+        next(stream)
+    assert len(whole.tasks) == len(left.tasks) == 1  # and INSIDE.reset has not raised
+
+
+def test_the_source_sees_the_context_of_the_first_next() -> None:
+    seen: contextvars.ContextVar[str] = contextvars.ContextVar("seen")
+
+    async def look() -> AsyncIterator[str]:
+        yield seen.get()
+        yield seen.get()
+
+    stream = portal().iterate(look())
+    seen.set("first")
+    assert next(stream) == "first"
+    seen.set("second")
+    assert next(stream) == "first"
+    stream.close()
+
+
+def test_an_error_of_the_source_comes_after_its_items_and_once() -> None:
+    source = Source(5, fails=LookupError("no more"))
+    stream = portal().iterate(source, 2)
+    read: list[int] = []
+    with pytest.raises(LookupError, match="no more"):
+        read.extend(stream)  # extend keeps what came before
+    assert read == [0, 1, 2, 3, 4]
+    assert list(stream) == []
+    assert source.closed.is_set()
+
+
+def test_break_closes_the_source() -> None:
+    source = Source()
+    for number in portal().iterate(source):
+        if number == 3:
+            break
+    assert source.closed.wait(30)
+
+
+def test_a_stream_that_the_collector_finds_closes_its_source() -> None:
+    source = Source()
+    ring: list[Any] = [portal().iterate(source)]
+    ring.append(ring)
+    next(ring[0])
+    del ring
+    gc.collect()
+    assert source.closed.wait(30)
+
+
+def test_an_error_in_the_readers_code_closes_the_source() -> None:
+    source = Source()
+
+    def read() -> None:
+        with portal().iterate(source) as stream:
+            for number in stream:
+                _ = 1 // (number - 3)
+
+    with pytest.raises(ZeroDivisionError):
+        read()
+    assert source.closed.is_set()
+
+
+def test_close_waits_until_the_source_is_closed_even_where_it_waits_for_its_reader() -> None:
+    source = Source(patient=False)
+    stream = portal().iterate(source, 2)
+    next(stream)
+    portal().call(settled)
+    stream.close()
+    assert source.closed.is_set()
+    stream.close()
+    assert list(stream) == []
+
+
+def test_close_raises_what_the_sources_closing_raises() -> None:
+    stream = portal().iterate(Source(close_fails=True))
+    next(stream)
+    with pytest.raises(OSError, match="cannot be closed"):
+        stream.close()
+
+
+def test_an_iterator_that_is_no_generator_and_cannot_be_closed_is_read_too() -> None:
+    class Three:
+        def __init__(self) -> None:
+            self._left = [3, 2, 1]
+
+        def __aiter__(self) -> Three:
+            return self
+
+        async def __anext__(self) -> int:
+            if not self._left:
+                raise StopAsyncIteration
+            return self._left.pop()
+
+    assert list(portal().iterate(Three())) == [1, 2, 3]
+
+
+def test_what_is_no_asynchronous_iterable_is_told_at_the_first_item() -> None:
+    stream: Any = portal().iterate([1, 2])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="async"):
+        next(stream)
+
+
+def test_an_interrupt_of_the_waiting_reader_closes_the_source() -> None:
+    ident = threading.main_thread().ident
+    assert ident is not None
+    closed = threading.Event()
+
+    async def interrupts() -> AsyncIterator[int]:
+        yield 0
+        while sys._current_frames()[ident].f_code.co_name != "__next__":  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.02)  # in which it certainly has come to wait
+        signal.pthread_kill(ident, signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            closed.set()
+
+    stream = portal().iterate(interrupts())
+    read: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        read.extend(stream)
+    assert read == [0]
+    assert closed.is_set()
+    assert list(stream) == []
+
+
+def test_a_stream_is_not_read_in_the_portals_own_thread_but_may_be_closed_there() -> None:
+    source = Source()
+    stream = portal().iterate(source)
+    next(stream)
+
+    async def read() -> None:
+        next(stream)
+
+    async def close() -> None:
+        stream.close()
+
+    with pytest.raises(RuntimeError, match="in the thread that does the work"):
+        portal().call(read)
+    assert not source.closed.is_set()
+    portal().call(close)
+    assert source.closed.wait(30)
+    assert list(stream) == []
+
+
+def test_streams_of_many_threads_run_at_once() -> None:
+    sources = [Source(200) for _ in range(8)]
+    ready = threading.Barrier(8)
+
+    def read(source: Source) -> int:
+        stream = portal().iterate(source, 4)
+        first = next(stream)
+        ready.wait()
+        return first + sum(stream)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(read, sources)) == [sum(range(200))] * 8
+
+
+def test_a_reader_whose_portal_ends_has_the_items_that_were_there_and_is_told() -> None:
+    mine, at_the_end = Portal(), threading.Event()
+
+    async def hangs() -> AsyncIterator[int]:
+        for number in range(3):
+            yield number
+        at_the_end.set()
+        await asyncio.sleep(60)
+
+    stream = mine.iterate(hangs())
+    assert next(stream) == 0
+    assert at_the_end.wait(30)
+    mine.close()
+    read: list[int] = []
+    with pytest.raises(ClientClosed, match="the work was given up"):
+        read.extend(stream)
+    assert read == [1, 2]
+    assert list(stream) == []

@@ -1,0 +1,473 @@
+"""What is shown of a batch: the counts, how often, where (a bar, the log, a function, nowhere), and that it harms nothing."""
+
+from __future__ import annotations
+
+import io
+import logging
+import subprocess
+import sys
+import threading
+import types
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qreward import ConfigError, ServerError
+from qreward.progress import Meter, Progress, details, start_progress
+from qreward.results import AttemptRecord, Result, Usage
+
+
+class Said:
+    def __init__(self, usage: Usage | None) -> None:
+        self.usage = usage
+
+    def build(self) -> str:
+        return self.text()
+
+    def text(self) -> str:
+        return "good"
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def good(*, endpoint: str = "a", seconds: float = 1.0, usage: Usage | None = None, trail: tuple[AttemptRecord, ...] = ()) -> Result[Any]:
+    return Result(0, Said(usage), None, endpoint, seconds, 0.0, trail)
+
+
+def bad(*outcomes: str) -> Result[Any]:
+    return Result(0, None, ServerError("it broke"), "a", 0.0, 0.0, tuple(tried(outcome) for outcome in outcomes))
+
+
+def tried(outcome: str, *, hedge: bool = False) -> AttemptRecord:
+    return AttemptRecord("a", outcome, 0.1, hedge=hedge)
+
+
+class Screen(io.StringIO):
+    """Standard error: a terminal, or not."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+        self.broken = False
+
+    def write(self, text: str) -> int:
+        if self.broken:
+            raise BrokenPipeError
+        return super().write(text)
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    @property
+    def drawn(self) -> list[str]:
+        """What was drawn, one line over the other."""
+        return [line.strip() for line in self.getvalue().replace("\n", "\r").split("\r") if line.strip()]
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "TQDM_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def screen(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> Screen:
+    """Standard error from here on. No fixture: pytest changes it when the test begins."""
+    made = Screen(terminal=terminal)
+    monkeypatch.setattr(sys, "stderr", made)
+    return made
+
+
+def no_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logging is not set up from here on: pytest's own handlers are at the root when the test begins."""
+    monkeypatch.setattr(logging.getLogger("qreward"), "propagate", False)
+
+
+def meter_of(wanted: Any, total: int | None = None, **settings: Any) -> Meter:
+    meter = start_progress(wanted, total, **settings)
+    assert meter is not None
+    return meter
+
+
+# what is counted
+
+
+def test_a_function_gets_the_counts_of_all_results_at_the_end() -> None:
+    seen: list[Progress] = []
+    clock = Clock()
+    meter = meter_of(seen.append, 10, clock=clock, load=lambda: (3, 8), prices={"a": (2.0, 10.0), "b": (0.0, 0.0)})
+    meter.add(good(usage=Usage(1000, 200, 1200)))
+    meter.add(good(endpoint="b", usage=Usage(10, None, 10)))
+    meter.add(good(endpoint="free"))
+    meter.add(good(trail=(tried("overloaded"), tried("overloaded"))))
+    meter.add(good(trail=(tried("cancelled", hedge=True), tried("cancelled", hedge=True))))
+    meter.add(good(trail=(tried("cancelled"),)))
+    meter.add(bad("transient", "overloaded"))
+    meter.add(bad("refused"))
+    clock.now += 2.5
+    meter.close()
+    last = seen[-1]
+    assert (last.done, last.total, last.ok, last.failed) == (8, 10, 6, 2)
+    assert (last.retried, last.hedged, last.rejected) == (2, 2, 2)
+    assert (last.prompt_tokens, last.completion_tokens) == (1010, 200)
+    assert last.cost == pytest.approx(0.004)
+    assert (last.in_flight, last.window, last.elapsed) == (3, 8, 2.5)
+    assert last.p95 == pytest.approx(1.0, rel=0.06)
+
+
+def test_what_is_not_known_is_none() -> None:
+    seen: list[Progress] = []
+    meter = meter_of(seen.append)
+    meter.add(bad("refused"))
+    meter.close()
+    assert (seen[-1].total, seen[-1].p95, seen[-1].cost) == (None, None, None)
+    assert (seen[-1].in_flight, seen[-1].window) == (0, 0)
+
+
+def test_p95_is_that_of_the_answers_and_follows_them() -> None:
+    seen: list[Progress] = []
+    meter = meter_of(seen.append)
+    for number in range(3000):
+        meter.add(good(seconds=30.0 if number % 5 == 0 else 1.0))
+        meter.add(bad("timeout"))
+    assert meter.snapshot().p95 == pytest.approx(30.0, rel=0.06)
+    for _ in range(3000):
+        meter.add(good(seconds=2.0))
+    assert meter.snapshot().p95 == pytest.approx(2.0, rel=0.06)
+
+
+# how often
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from([0.0, 0.01, 0.1, 0.24, 0.3, 2.0]), st.sampled_from(["ok", "bad", "refresh"])), max_size=60))
+def test_a_function_is_called_at_most_four_times_a_second_and_once_at_the_end(steps: list[tuple[float, str]]) -> None:
+    clock = Clock()
+    calls: list[tuple[float, Progress]] = []
+    meter = meter_of(lambda progress: calls.append((clock.now, progress)), clock=clock)
+    for seconds, what in steps:
+        clock.now += seconds
+        if what == "refresh":
+            meter.refresh()
+        else:
+            meter.add(good() if what == "ok" else bad("refused"))
+    before_the_end = len(calls)
+    meter.close()
+    meter.close()
+    meter.refresh()
+    assert len(calls) == before_the_end + 1
+    times = [at for at, _ in calls[:-1]]
+    assert all(later - earlier >= 0.25 - 1e-9 for earlier, later in pairwise(times))
+    done = [progress.done for _, progress in calls]
+    assert done == sorted(done)
+    last = calls[-1][1]
+    assert (last.ok, last.failed) == (sum(what == "ok" for _, what in steps), sum(what == "bad" for _, what in steps))
+
+
+def test_refresh_shows_what_is_under_way_while_nothing_is_done() -> None:
+    clock, loads = Clock(), iter([(1, 4), (2, 4), (4, 4)])
+    seen: list[Progress] = []
+    meter = meter_of(seen.append, clock=clock, load=lambda: next(loads))
+    for _ in range(20):
+        meter.refresh()
+        clock.now += 0.03125
+    assert [progress.in_flight for progress in seen] == [1, 2, 4]
+
+
+# where
+
+
+@pytest.mark.parametrize("wanted", [False, None])
+def test_nothing_is_shown_unless_it_is_asked_for(wanted: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = screen(monkeypatch, terminal=True)
+    assert start_progress(wanted, 10) is None
+    assert terminal.drawn == []
+
+
+@pytest.mark.parametrize(("value", "shown"), [("1", True), ("true", True), ("0", False), ("", False), ("no", False)])
+def test_the_environment_speaks_where_the_program_says_nothing(value: str, shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QREWARD_PROGRESS", value)
+    assert (start_progress(None) is not None) is shown
+    assert start_progress(False) is None
+    assert start_progress(True) is not None
+
+
+async def async_function(_: Progress) -> None:
+    raise AssertionError("never awaited")
+
+
+@pytest.mark.parametrize("wanted", [1, 0, "yes", [], async_function])
+def test_anything_else_is_told(wanted: Any) -> None:
+    with pytest.raises(ConfigError, match="progress must be True, False, None or a plain function"):
+        start_progress(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "shown"), [("RANK", "1", False), ("LOCAL_RANK", "3", False), ("RANK", "0", True), ("RANK", "x", True)]
+)
+def test_only_the_first_of_many_ranks_shows_something(name: str, rank: str, shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen(monkeypatch, terminal=True)
+    monkeypatch.setenv(name, rank)
+    assert (start_progress(True) is not None) is shown
+    assert start_progress(lambda _: None) is not None
+
+
+def test_a_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = screen(monkeypatch, terminal=True)
+    clock = Clock()
+    meter = meter_of(True, 40, title="judge-7b", clock=clock, load=lambda: (64, 96), prices={"a": (100.0, 100.0)})
+    assert terminal.drawn == []
+    meter.refresh()
+    for _ in range(10):
+        clock.now += 0.1
+        meter.add(good(seconds=1.9, usage=Usage(100, 42, 142)))
+    meter.close()
+    assert "judge-7b:   0%" in terminal.drawn[0]
+    last = terminal.drawn[-1]
+    assert "judge-7b:  25%" in last
+    assert "10/40" in last
+    for part in ("req/s", "p95 1.9s", "fly 64/96", "1.4k tok/s", "$0.14"):
+        assert part in last
+    assert len(terminal.drawn) < 10  # not one for each item
+
+
+def test_a_bar_moves_on_without_a_total_and_is_drawn_although_nothing_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = screen(monkeypatch, terminal=True)
+    meter = meter_of(True)
+    meter.close()
+    assert "0req" in terminal.drawn[-1]
+
+
+def test_a_bar_is_drawn_again_while_nothing_gets_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = screen(monkeypatch, terminal=True)
+    clock, loads = Clock(), [(1, 4), (3, 4), (4, 4)]
+    meter = meter_of(True, 10, clock=clock, load=lambda: loads[0])
+    while len(loads) > 1:
+        meter.refresh()
+        assert f"fly {loads[0][0]}/4" in terminal.drawn[-1]
+        clock.now += 1.0
+        loads.pop(0)
+    meter.close()
+
+
+def test_a_bar_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen(monkeypatch, terminal=True)
+    before = threading.active_count()
+    meter = meter_of(True, 3)
+    meter.refresh()
+    assert threading.active_count() == before
+    meter.close()
+
+
+def test_a_bar_inside_another_goes_away_when_it_is_done_and_the_outer_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = screen(monkeypatch, terminal=True)
+    tqdm: Any = __import__("tqdm.auto", fromlist=["tqdm"]).tqdm
+    with type("Quiet", (tqdm,), {"monitor_interval": 0})(total=2, desc="steps", file=terminal) as outer:
+        for _ in range(2):
+            inner = meter_of(True, 1, title="rewards")
+            inner.add(good())
+            bar = inner._view._bar  # type: ignore[attr-defined]
+            assert (bar.pos, bar.leave) == (1, False)
+            inner.close()
+            assert bar.disable  # tqdm's word for closed
+            outer.update()
+    alone = meter_of(True, 1, title="rewards")
+    alone.add(good())
+    bar = alone._view._bar  # type: ignore[attr-defined]
+    assert (bar.pos, bar.leave) == (0, True)
+    alone.close()
+    assert terminal.getvalue().endswith("\n")
+
+
+def test_without_a_terminal_a_line_is_logged_every_ten_seconds_and_at_the_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = screen(monkeypatch, terminal=False)
+    caplog.set_level(logging.INFO, "qreward")
+    clock = Clock()
+    meter = meter_of(True, 400, title="judge-7b", clock=clock, load=lambda: (5, 8))
+    for second in range(35):
+        clock.now = 1000.0 + second
+        meter.refresh()
+        for _ in range(10):
+            meter.add(good(usage=Usage(50, 50, 100)))
+    meter.add(bad("transient", "transient"))
+    meter.close()
+    assert [record.levelname for record in caplog.records] == ["INFO"] * 4
+    assert caplog.messages[0].startswith("judge-7b: 100/400 (25%), 10 s, 10/s, about 30 s left, p95 ")
+    assert caplog.messages[-1].startswith("judge-7b: 351/400 (87.8%), 34 s, 10.3/s, about 5 s left, p95 ")
+    assert caplog.messages[-1].endswith(", fly 5/8, retried 0.3%, err 0.3%, 1k tok/s")
+    assert pipe.drawn == []
+
+
+def test_lines_go_to_standard_error_where_logging_is_not_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_logging(monkeypatch)
+    pipe = screen(monkeypatch, terminal=False)
+    meter = meter_of(True, title="judge-7b")
+    meter.add(good())
+    meter.close()
+    (line,) = pipe.drawn
+    assert line.startswith("judge-7b: 1, 0 s, ")
+
+
+def test_lines_are_quiet_where_there_is_no_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_logging(monkeypatch)
+    complaints = Screen(terminal=False)
+    monkeypatch.setattr(logging, "lastResort", logging.StreamHandler(complaints))
+    monkeypatch.setattr(sys, "stderr", None)
+    meter = meter_of(True)
+    meter.add(good())
+    meter.close()
+    assert complaints.drawn == []
+
+
+def test_a_terminal_without_tqdm_has_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    terminal = screen(monkeypatch, terminal=True)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    caplog.set_level(logging.INFO, "qreward")
+    meter = meter_of(True, 1)
+    meter.add(good())
+    meter.close()
+    assert len(caplog.messages) == 1
+    assert terminal.drawn == []
+
+
+@pytest.mark.parametrize(("config", "bar"), [({"IPKernelApp": {}}, True), ({"TerminalIPythonApp": {}}, False), (None, False)])
+def test_a_notebook_has_a_bar_although_its_standard_error_is_no_terminal(
+    config: dict[str, Any] | None, bar: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = screen(monkeypatch, terminal=False)
+    shell = types.SimpleNamespace(config=config) if config is not None else None
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    meter = meter_of(True, 2)
+    meter.refresh()
+    assert bool(pipe.drawn) is bar
+    meter.close()
+
+
+# harm
+
+
+def test_a_function_that_raises_is_logged_once_and_still_called(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    calls: list[Progress] = []
+
+    def breaks(progress: Progress) -> None:
+        calls.append(progress)
+        raise LookupError("the dashboard is gone")
+
+    meter = meter_of(breaks, clock=clock)
+    for _ in range(5):
+        clock.now += 1.0
+        meter.add(good())
+    meter.close()
+    assert len(calls) == 6
+    assert len(caplog.records) == 1
+    assert "the batch goes on" in caplog.text
+    assert "the dashboard is gone" in caplog.text
+
+
+def test_a_function_may_stop_the_program() -> None:
+    def leaves(_: Progress) -> None:
+        raise SystemExit(3)
+
+    meter = meter_of(leaves)
+    with pytest.raises(SystemExit):
+        meter.add(good())
+
+
+def test_a_terminal_that_breaks_does_no_harm_and_the_bar_is_closed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = screen(monkeypatch, terminal=True)
+    clock = Clock()
+    meter = meter_of(True, 3, clock=clock)
+    meter.refresh()
+    bar = meter._view._bar  # type: ignore[attr-defined]
+
+    terminal.broken = True
+    for _ in range(3):
+        clock.now += 1.0
+        meter.add(good())
+    terminal.broken = False
+    meter.close()
+    assert len(caplog.records) == 1
+    assert bar.disable
+    assert "3/3" in terminal.drawn[-1]
+
+
+def test_a_terminal_that_breaks_at_the_end_leaves_no_open_bar(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    terminal = screen(monkeypatch, terminal=True)
+    meter = meter_of(True, 3)
+    meter.refresh()
+    bar = meter._view._bar  # type: ignore[attr-defined]
+    terminal.broken = True
+    meter.close()
+    assert len(caplog.records) == 1
+    assert bar.disable
+
+
+def test_a_load_that_raises_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+    def breaks() -> tuple[int, int]:
+        raise RuntimeError("changed size during iteration")
+
+    meter = meter_of(lambda _: None, load=breaks)
+    meter.add(good())
+    meter.close()
+    assert len(caplog.records) == 1
+
+
+# words
+
+
+def words(**settings: Any) -> list[str]:
+    nothing: dict[str, Any] = dict.fromkeys(Progress.__dataclass_fields__, 0) | {"total": None, "p95": None, "cost": None}
+    return details(Progress(**nothing | settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, []),
+        ({"done": 10, "ok": 10}, []),
+        ({"p95": 0.0421}, ["p95 42ms"]),
+        ({"p95": 1.94}, ["p95 1.9s"]),
+        ({"p95": 75.2}, ["p95 75s"]),
+        ({"in_flight": 0, "window": 96}, ["fly 0/96"]),
+        ({"done": 1000, "retried": 12, "hedged": 30, "failed": 4}, ["retried 1.2%", "hedged 3%", "err 0.4%"]),
+        ({"done": 100_000, "failed": 1}, ["err <0.1%"]),
+        ({"done": 4, "failed": 4}, ["err 100%"]),
+        ({"prompt_tokens": 100_000, "completion_tokens": 42_000, "elapsed": 10.0}, ["14.2k tok/s"]),
+        ({"completion_tokens": 500, "elapsed": 1.0}, ["500 tok/s"]),
+        ({"completion_tokens": 25_000_000, "elapsed": 10.0}, ["2.5M tok/s"]),
+        ({"completion_tokens": 500}, []),
+        ({"cost": 0.614}, ["$0.61"]),
+        ({"cost": 0.0042}, ["$0.0042"]),
+        ({"cost": 0.0}, ["$0.0000"]),
+    ],
+)
+def test_only_what_says_something_is_said(settings: dict[str, Any], said: list[str]) -> None:
+    assert words(**settings) == said
+
+
+# cost
+
+
+def test_neither_tqdm_nor_asyncio_is_imported_unless_a_bar_is_drawn() -> None:
+    script = (
+        "import sys; before = set(sys.modules)\n"
+        "from qreward.progress import start_progress\n"
+        "start_progress(False); start_progress(lambda _: None).close(); start_progress(True).close()\n"
+        "print(*sorted(name for name in set(sys.modules) - before if name.partition('.')[0] in ('tqdm', 'asyncio', 'aiohttp')))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr

@@ -8,7 +8,7 @@ SOURCES := qreward tests benchmarks examples setup.py
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench docs clean
+.PHONY: help demo test check soak bench docs clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ check: $(READY) ## lint, format and types
 	$(BIN)/mypy
 	$(BIN)/mypy tests/typing
 	$(BIN)/pyright --pythonpath $(BIN)/python tests/typing
+
+soak: $(READY) ## play 10,000 random simulations of the scheduler
+	cd tests/core && $(abspath $(BIN))/python soak.py 10000
 
 bench: $(READY) ## measure the CPU time per request, and the scheduler in virtual time
 	$(BIN)/python benchmarks/overhead.py

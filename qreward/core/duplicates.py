@@ -172,8 +172,9 @@ class Duplicates:
         """Tail copies that pay, one at a time: the room is looked at anew after each."""
         if self.policy is None or not self.policy.tail or not self.is_well(pool):
             return
+        room = Room(now, pool)
         for _, length, attempt in sorted(self._lasting(now, pool), key=lambda entry: -entry[0]):
-            target = self._quickest(now, pool, self.others(attempt.task))
+            target = room.quickest(self.others(attempt.task))
             if target is None:
                 continue
             pace = pool.lengths.pace(attempt.source.latency)
@@ -200,10 +201,25 @@ class Duplicates:
                 if to_go > LEAST_GAIN:
                     yield to_go, length, attempt
 
-    @staticmethod
-    def _quickest(now: float, pool: Pool, avoided: tuple[Source, ...]) -> Source | None:
-        lengths = pool.lengths
-        known = [(lengths.pace(source.latency), source) for source in pool.sources if source not in avoided and source.latency.pace]
-        quick = WORTH * min((pace for pace, source in known if source.worth_waiting_for(now)), default=0.0)
-        able = [(pace, source) for pace, source in known if pace <= quick and source.ready_at() <= now]
-        return min(able, key=lambda pair: pair[0])[1] if able else None
+
+class Room:
+    """Which sources of a pool have room for tail copies, quickest first. Made anew for each look."""
+
+    def __init__(self, now: float, pool: Pool) -> None:
+        paces = [(pool.lengths.pace(source.latency), place, source) for place, source in enumerate(pool.sources)]
+        self._now = now
+        self._in_service = sorted(entry for entry in paces if entry[0] and entry[2].worth_waiting_for(now))
+        self._ready = [(pace, source) for pace, _, source in self._in_service if source.ready_at() <= now]
+
+    def quickest(self, avoided: tuple[Source, ...]) -> Source | None:
+        """The quickest with room, if it is nearly as quick as any that is not avoided."""
+        most = WORTH * next((pace for pace, _, source in self._in_service if source not in avoided), 0.0)
+        for place, (pace, source) in enumerate(self._ready):
+            if pace > most:
+                return None
+            if source.ready_at() > self._now:  # it has got the last copies
+                del self._ready[place]
+                return self.quickest(avoided)
+            if source not in avoided:
+                return source
+        return None

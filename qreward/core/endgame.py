@@ -17,41 +17,44 @@ LONG = 0.97
 """Quantile of lengths for which a source's end is compared with the others'."""
 MARGIN = 2.0
 """Times the others' end that a source's own may be. A strict 1.3 halves the copies but leaves capacity idle (simulated)."""
-REFRESH = 0.1
-"""Seconds between two looks at the whole pool."""
+REFRESH, SHARE = 0.1, 0.1
+"""Least seconds between two looks at the whole pool, and the share of the time that is left which passes between them."""
+
+
+LONGEST = 5.0
 
 
 class Endgame:
     """Which sources are too slow for what is left of a pool's bulks."""
 
-    __slots__ = ("_limit", "_looked_at")
+    __slots__ = ("_limit", "_look_at")
 
     def __init__(self) -> None:
-        self._looked_at = -inf
+        self._look_at = -inf
         self._limit = inf
 
     def holds_back(self, now: float, source: Source, pool: Pool) -> bool:
         """Whether the source should leave the rest of the bulks to the others."""
-        if now - self._looked_at >= REFRESH:
-            self._looked_at = now
-            self._limit = self._slowest(now, pool)
+        if now >= self._look_at:
+            self._limit, drain = self._slowest(now, pool)
+            self._look_at = now + max(REFRESH, min(SHARE * drain, LONGEST))
         return self._limit < inf and pool.lengths.pace(source.latency) > self._limit
 
     @staticmethod
-    def _slowest(now: float, pool: Pool) -> float:
-        """The slowest pace in seconds a token that still helps; inf while much is left or little is known."""
+    def _slowest(now: float, pool: Pool) -> tuple[float, float]:
+        """The slowest pace (seconds a token) that still helps, inf while much is left or little known; and seconds until all is taken."""
         left, lengths = pool.queue.left(), pool.lengths
         long = lengths.at(LONG)
         if left == inf or not long:
-            return inf
+            return inf, 0.0
         rates = [(lengths.pace(source.latency), source.rate()) for source in pool.sources if source.worth_waiting_for(now)]
         rate = 0.0
-        quickest = slowest = inf
+        quickest = slowest = limit = inf
         for pace, each in sorted((pace, each) for pace, each in rates if pace):
             if not rate:
                 quickest = pace
-            elif long * pace > MARGIN * (left / rate + long * quickest):
-                return slowest
+            elif limit == inf and long * pace > MARGIN * (left / rate + long * quickest):
+                limit = slowest
             slowest = pace
             rate += each
-        return inf
+        return limit, left / rate if rate else 0.0

@@ -30,14 +30,12 @@ ATTEMPT_FIRST = 120.0
 """Seconds an attempt may take at a source that has not shown its speed yet."""
 ATTEMPT_LEAST = 10.0
 ATTEMPT_FACTOR = 8.0
-"""An attempt may take this many times what the slowest percent of answers takes."""
-AGAIN_FACTOR = 2.5
-"""The same for a task that has run into a limit before, which likely hangs anywhere; doubled each time, lest it is only long."""
+"""An attempt may take this many times what the slowest percent of answers takes, here or, at this source's pace, anywhere."""
 
 HELD = 0.05
 """Share of an answer's time for which it may have waited for its caller and still say something of room."""
 MOST_DOUBLINGS = 3
-"""How often a task's limit doubles at most."""
+"""How often a task's limit doubles at most, from the second time on that it ran into one: no answer is too long four times."""
 
 
 class Tally:
@@ -190,8 +188,11 @@ class Source:
     def worth_waiting_for(self, now: float) -> bool:
         """True if it can be expected to take work within about a second."""
         soon = now + 1.0
-        used_up = any(isinstance(meter, Meter) and meter.ready_at > soon for meter in (self.requests, self.tokens))
-        return self.health.in_service and not self.removed and self.gate.opens_at < soon and not used_up
+        if not self.health.in_service or self.removed or self.gate.opens_at >= soon:
+            return False
+        requests, tokens = self.requests, self.tokens
+        used_up = (isinstance(requests, Meter) and requests.ready_at > soon) or (isinstance(tokens, Meter) and tokens.ready_at > soon)
+        return not used_up
 
     def rate(self) -> float:
         """Answers a second that it can give, as far as is known: its window over the time of an answer, and its limits."""
@@ -213,7 +214,8 @@ class Source:
         slow = self.latency.slow
         if slow is None:
             return ATTEMPT_FIRST * 2.0 ** min(overdue, MOST_DOUBLINGS)
-        return max(ATTEMPT_LEAST, slow * (AGAIN_FACTOR * 2.0 ** min(overdue, MOST_DOUBLINGS) if overdue else ATTEMPT_FACTOR))
+        rare = max((pool.lengths.rare * pool.lengths.pace(self.latency) for pool in self.pools if pool.lengths.rare < inf), default=0.0)
+        return max(ATTEMPT_LEAST, ATTEMPT_FACTOR * max(slow, rare) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS))
 
     def expected_finish(self) -> float:
         """Seconds in which it may be expected to answer: what it showed, more as its window fills; 0 if unknown."""

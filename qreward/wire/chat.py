@@ -80,7 +80,7 @@ class ChatCodec:
         """The answer. Raises ``Malformed`` or ``EmbeddedError``."""
         try:
             seen = _DECODER.decode(body)
-        except msgspec.MsgspecError:
+        except jsonio.REFUSED:
             seen = _read_oddly(body)
         if seen.error:
             raise EmbeddedError(seen.error)

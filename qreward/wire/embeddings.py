@@ -66,7 +66,7 @@ class EmbeddingsCodec:
         """The answer. Raises ``Malformed`` or ``EmbeddedError``."""
         try:
             seen = _DECODER.decode(body)
-        except msgspec.MsgspecError:
+        except jsonio.REFUSED:
             seen = _read_oddly(body)
         if seen.error:
             raise EmbeddedError(seen.error)

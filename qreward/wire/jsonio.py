@@ -21,6 +21,10 @@ _PLAIN = frozenset({str, int, bool, NoneType})
 _BYTES = (bytes, bytearray, memoryview)
 
 
+REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What the strict decoder raises for a body that is to be read leniently."""
+
+
 def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_text: bool) -> bytes:
     """A request as JSON. Raises ``BadRequest`` naming what JSON cannot hold.
 

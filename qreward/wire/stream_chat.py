@@ -50,7 +50,6 @@ class _Usual(msgspec.Struct, gc=False):
 
 _DECODER = msgspec.json.Decoder(_Usual)
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
-_REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class ChatChunk(msgspec.Struct, gc=False):
@@ -113,7 +112,7 @@ def read_chunk(event: Event, model: str) -> ChatChunk | None:
     if event.name != "error":
         try:
             seen = _DECODER.decode(body)
-        except _REFUSED:
+        except jsonio.REFUSED:
             pass
         else:
             if seen.choices and not seen.error:
@@ -133,7 +132,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     """The members of a chunk, leniently. Raises ``Malformed``."""
     try:
         return _OBJECT.decode(body)
-    except _REFUSED:
+    except jsonio.REFUSED:
         return jsonio.read_object(body)
 
 
@@ -141,7 +140,7 @@ def decoded(raw: msgspec.Raw) -> Any:
     """What was left undecoded, as plain data."""
     try:
         return msgspec.json.decode(raw)
-    except _REFUSED:
+    except jsonio.REFUSED:
         return jsonio.read_leniently(bytes(raw))
 
 

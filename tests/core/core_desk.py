@@ -26,7 +26,7 @@ from qreward.errors import (
     RequestTimeout,
     ServerError,
 )
-from qreward.policies import Limits, LoadBalanceStrategy, Retry
+from qreward.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
 NORMAL = 5
 CHUNK = 32
@@ -66,13 +66,15 @@ class Desk:
         strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH,
         weights: dict[str, float] | None = None,
         estimate: Callable[[Any], tuple[float, float]] | None = None,
+        hedge: Hedge | None = None,
+        most_waiting: int | None = None,
         seed: int = 0,
         thorough: bool = True,
         refill: bool = True,
     ) -> None:
         self.rng = Random(seed)
         self.now = 0.0
-        self.scheduler = Scheduler(retry or Retry(), self.rng, estimate)
+        self.scheduler = Scheduler(retry or Retry(), self.rng, estimate, hedge, most_waiting)
         self.watch = Watch(self.scheduler, thorough=thorough)
         self.sources: dict[str, Source] = {}
         self.pool = self.new_pool("first", strategy, weights)
@@ -145,9 +147,12 @@ class Desk:
         self._after()
         return task
 
-    def feed(self, count: int, level: int = NORMAL, timeout: float | None = None, pool: Pool | None = None) -> Feed:
-        """Open a bulk of so many tasks."""
+    def feed(
+        self, count: int, level: int = NORMAL, timeout: float | None = None, pool: Pool | None = None, *, told: bool = False
+    ) -> Feed:
+        """Open a bulk of so many tasks; ``told``: its size is known beforehand."""
         feed = Feed(pool or self.pool, level, len(self._input), self.now)
+        feed.left = count if told else None
         self._input[feed] = [self.task(level, timeout, feed.pool) for _ in range(count)][::-1]
         self.watch.feeds[feed] = None
         self.scheduler.open(self.now, feed)

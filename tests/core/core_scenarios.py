@@ -8,9 +8,12 @@ from random import Random
 from core_desk import Desk
 from simulator import NEVER, Server, Simulation
 
+from qreward.core.adaptive import AdaptiveWindow
+from qreward.core.learned import LearnedPace
 from qreward.core.pool import Pool
-from qreward.policies import Limits, LoadBalanceStrategy, Retry
+from qreward.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
+HEDGES = [None, Hedge(), Hedge(after=0.5), Hedge(quantile=0.5, budget=0.5), Hedge(budget=0.0, reserve=2)]
 PEACE = 120.0
 """Seconds after which every server is well and every operator has gone home."""
 
@@ -18,12 +21,16 @@ PEACE = 120.0
 def random_simulation(seed: int) -> Simulation:
     """A scene in which, whatever happens, all tasks come to an end: what can never be done has a timeout."""
     rng = Random(seed)
-    desk = Desk(seed=seed, retry=Retry(attempts=rng.choice([1, 2, 4, 8])), strategy=rng.choice(list(LoadBalanceStrategy)))
+    retry, strategy = Retry(attempts=rng.choice([1, 2, 4, 8])), rng.choice(list(LoadBalanceStrategy))
+    desk = Desk(seed=seed, retry=retry, strategy=strategy, hedge=rng.choice(HEDGES), most_waiting=rng.choice([None, None, 20]))
     pools = [desk.pool, desk.new_pool("second", rng.choice(list(LoadBalanceStrategy)))][: rng.choice([1, 1, 2])]
     servers = {f"s{number}": _server(rng) for number in range(rng.randint(1, 4))}
     for name, server in servers.items():
         both = name == "s0" or rng.random() < 0.5  # no pool is without a source
-        desk.add(name, _limits(server, rng), pools=pools if both else [rng.choice(pools)], weight=rng.choice([1.0, 1.0, 3.0]))
+        limits, found_out = _limits(server, rng), {}
+        if rng.random() < 0.5:
+            found_out = {"window": AdaptiveWindow(desk.rng, limits.max_concurrency), "learned": LearnedPace()}
+        desk.add(name, limits, pools=pools if both else [rng.choice(pools)], weight=rng.choice([1.0, 1.0, 3.0]), **found_out)
     simulation = Simulation(desk, servers, rng, dawdle=rng.choice([0.0, 0.0, 0.3]))
     _callers(simulation, pools, rng)
     if rng.random() < 0.6:
@@ -59,7 +66,8 @@ def _callers(simulation: Simulation, pools: list[Pool], rng: Random) -> None:
     endless = 300.0 if any(server.poison for server in simulation.servers.values()) else None
     for _ in range(rng.randint(0, 3)):
         timeout = rng.choice([endless, endless, 5.0, 60.0])
-        feed = desk.feed(rng.choice([0, 1, 30, 150]), rng.choice([0, 5, 9]), timeout, rng.choice(pools))
+        size = rng.choice([0, 1, 30, 150, 600])
+        feed = desk.feed(size, rng.choice([0, 5, 9]), timeout, rng.choice(pools), told=rng.random() < 0.5)
         if rng.random() < 0.2:
             simulation.close_feed_at(rng.uniform(0, 60), feed)
     for _ in range(rng.randint(1, 60)):

@@ -18,7 +18,7 @@ from qreward.core.outcome import Answer
 from qreward.core.task import Feed
 from qreward.policies import Limits, LoadBalanceStrategy, Retry
 
-SEEDS = range(150)
+SEEDS = range(300)
 
 
 def fleet(servers: dict[str, Server], *, told: int = 16, seed: int = 0, retry: Retry | None = None, thorough: bool = False) -> Simulation:
@@ -52,7 +52,7 @@ def test_every_rule_holds_after_every_input(seed: int) -> None:
     random_simulation(seed).run()
 
 
-@pytest.mark.parametrize("seed", range(0, 150, 10))
+@pytest.mark.parametrize("seed", range(0, 300, 20))
 def test_the_same_seed_gives_the_same_commands(seed: int) -> None:
     traces = []
     for _ in range(2):

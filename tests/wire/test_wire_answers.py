@@ -110,6 +110,13 @@ def test_a_lone_surrogate_in_the_words_is_kept() -> None:
     assert answer.build().choices[0].message.content == "a\ud800b"
 
 
+def test_broken_utf_8_in_the_words_is_replaced_not_fatal() -> None:
+    body = b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": "bad \xff byte"}}]}'
+    answer = CHAT.decode(body, ASKED)
+    assert answer.text() == "bad \ufffd byte"
+    assert answer.build().choices[0].message.content == "bad \ufffd byte"
+
+
 def test_an_answer_survives_pickling() -> None:
     answer = CHAT.decode(ODD_BYTES["as it should be"], ASKED)
     assert pickle.loads(pickle.dumps(answer)) == answer

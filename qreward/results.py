@@ -132,8 +132,32 @@ class Result(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class EndpointState:
+    """Where one endpoint stands at this moment, and why.
+
+    Attributes:
+        in_flight: requests under way.
+        window: how many may be; ``why_window`` says why it last changed.
+        obstacle: what keeps it from being asked now, ``ready`` if nothing does.
+        ready_in: seconds until it may be asked; 0.0 is now, None if that depends on an event, such as an answer.
+    """
+
+    in_flight: int
+    window: int
+    why_window: str
+    obstacle: str
+    ready_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointStats:
-    """What one endpoint did. Latencies are seconds of successful attempts, None if there were none."""
+    """What one endpoint did. Latencies are seconds of successful attempts, None if there were none.
+
+    Attributes:
+        sent: requests; ``won`` were answered, ``rejected`` turned away, ``failed`` otherwise, ``cancelled`` by us or the caller.
+        retried, hedged: of them, tries after a failure, and copies of requests under way elsewhere.
+        state: where it stands now; None in the statistics of a batch.
+    """
 
     sent: int = 0
     won: int = 0
@@ -147,6 +171,7 @@ class EndpointStats:
     p50: float | None = None
     p95: float | None = None
     p99: float | None = None
+    state: EndpointState | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,11 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(translate(pattern))
 
 
+def matches(pattern: str, model: str) -> bool:
+    """Whether a model matches a pattern, by its exact name or as a glob."""
+    return _compiled(pattern).match(model) is not None if is_glob(pattern) else pattern == model
+
+
 class Routes(Generic[R]):
     """Patterns and what they lead to. Matching is case-sensitive."""
 
@@ -56,7 +61,7 @@ class Routes(Generic[R]):
             return self._cache[model]
         found = self._exact.get(model)
         if found is None:
-            found = next((route for pattern, route in self._globs.items() if _compiled(pattern).match(model)), None)
+            found = next((route for pattern, route in self._globs.items() if matches(pattern, model)), None)
         if len(self._cache) < 4096:  # model names come from callers: bounded
             self._cache[model] = found
         return found

@@ -1,0 +1,57 @@
+"""``qreward route CONFIG MODEL``: which pattern a model matches, which endpoints serve it, and what each may be asked for.
+
+Nothing is sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from qreward.client import QRewardClient
+from qreward.config import load_config
+from qreward.core.routing import is_glob, matches
+from qreward.errors import NoEndpoint
+from qreward.policies import Endpoint, Limits, Route
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .toml file: see docs/configuration.md")
+    parser.add_argument("model", metavar="MODEL", help="the name that callers give")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the route. Raises ``ConfigError`` for a bad file, ``NoEndpoint`` if nothing matches."""
+    config = load_config(args.config)
+    routes = QRewardClient.from_config(config).list_routes()
+    found = [route for route in routes if matches(route.pattern, args.model)]
+    if not found:
+        patterns = ", ".join(repr(route.pattern) for route in routes)
+        raise NoEndpoint(f"no route matches the model {args.model!r}; there are routes for {patterns}")
+    taken, *others = found
+    endpoints = {endpoint.name: endpoint for endpoint in config.endpoints}
+    print(f"{args.model!r} takes the route {taken.pattern!r}: {_why(taken)}; {taken.strategy} among {len(taken.endpoints)}")
+    for name in taken.endpoints:
+        print(f"  {describe(endpoints[name], taken, args.model)}")
+    for route in others:
+        print(f"passed over: {route.pattern!r}, which is less specific")
+    return 0
+
+
+def _why(route: Route) -> str:
+    return "the most specific pattern that matches" if is_glob(route.pattern) else "an exact name goes first"
+
+
+def describe(endpoint: Endpoint, route: Route, model: str) -> str:
+    """One endpoint of a route in a line; no secrets."""
+    parts = [f"{endpoint.name}  {endpoint.base_url}"]
+    if (renamed := endpoint.model_names.get(model)) is not None:
+        parts.append(f"as {renamed!r}")
+    weight = route.weights.get(endpoint.name, endpoint.weight)
+    if weight != 1:
+        parts.append(f"weight {weight:g}")
+    return ", ".join([*parts, _limits(endpoint.limits)])
+
+
+def _limits(limits: Limits) -> str:
+    told = [f"{name} {value:g}" for name in ("max_concurrency", "rpm", "tpm") if (value := getattr(limits, name)) is not None]
+    return f"{', '.join(told) or 'no limit told'}{', found out' if limits.adaptive else ', fixed'}"

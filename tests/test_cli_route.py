@@ -1,0 +1,82 @@
+"""``qreward route`` and what ``client.stats()`` says of the moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from qreward import Endpoint, Limits, QRewardClient
+from qreward.cli import main
+from qreward.core.explain import standing, why_window
+from qreward.core.source import Source, make_source
+from qreward.core.task import Attempt, Task
+
+CONFIG = """
+{"endpoints": [
+  {"base_url": "http://127.0.0.1:9/v1", "name": "a", "models": ["judge-*"], "api_key": "sk-hidden", "limits": {"rpm": 600}},
+  {"base_url": "http://127.0.0.1:8/v1", "name": "b", "models": ["*"], "weight": 2, "model_names": {"judge-7b": "J7"}}],
+ "routes": [{"pattern": "judge-7b", "endpoints": ["b", "a"], "strategy": "weighted_round_robin", "weights": {"a": 3}}]}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "fleet.json"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def test_it_names_the_route_the_reason_and_each_endpoint_without_secrets(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["route", config, "judge-7b"]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines() == [
+        "'judge-7b' takes the route 'judge-7b': an exact name goes first; weighted_round_robin among 2",
+        "  b  http://127.0.0.1:8/v1, as 'J7', weight 2, no limit told, found out",
+        "  a  http://127.0.0.1:9/v1, weight 3, rpm 600, found out",
+        "passed over: 'judge-*', which is less specific",
+        "passed over: '*', which is less specific",
+    ]
+
+
+def test_a_glob_is_chosen_for_being_the_most_specific(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["route", config, "judge-70b"]) == 0
+    assert "takes the route 'judge-*': the most specific pattern that matches; expected_finish among 1" in capsys.readouterr().out
+
+
+def test_a_model_without_a_route_is_an_error_that_names_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "fleet.json"
+    path.write_text('{"endpoints": [{"base_url": "http://127.0.0.1:9/v1", "models": ["judge-*"]}]}')
+    assert main(["route", str(path), "gpt-5"]) == 2
+    assert "no route matches the model 'gpt-5'; there are routes for 'judge-*'" in capsys.readouterr().err
+
+
+def busy(source: Source, count: int, now: float = 0.0) -> None:
+    for _ in range(count):
+        source.sent(now, Attempt(Task(None, None, 5, None, None, 0), source, now))  # type: ignore[arg-type]
+
+
+def test_an_endpoint_says_what_keeps_it_from_being_asked_and_for_how_long() -> None:
+    source = make_source("a", Random(0), Limits(max_concurrency=2, rpm=60))
+    assert standing(0.0, source) == ("ready", 0.0)
+    busy(source, 1)
+    assert standing(0.0, source) == ("limit of 1 requests/s", pytest.approx(0.9))
+    busy(source, 1, now=5.0)
+    assert standing(10.0, source) == ("window full", float("inf"))
+    source.gate.rejected(10.0, 10.0, 7.0)
+    assert standing(10.0, source) == ("it turned requests away", 7.0)
+    source.health.eject(10.0, 30.0)
+    assert standing(11.0, source) == ("out of service after failures", 29.0)
+    source.health.down = True
+    assert standing(11.0, source) == ("marked unhealthy", float("inf"))
+    assert why_window(source) == "start"
+
+
+def test_stats_tell_where_each_endpoint_stands() -> None:
+    client = QRewardClient([Endpoint("http://127.0.0.1:9/v1", name="a", limits=Limits(max_concurrency=3, adaptive=False))])
+    client.mark_unhealthy("a")
+    state = client.stats()["a"].state
+    assert state is not None
+    assert (state.in_flight, state.window, state.why_window) == (0, 3, "fixed")
+    assert (state.obstacle, state.ready_in) == ("marked unhealthy", None)

@@ -22,7 +22,8 @@ ROLLOUTS = [conversation(f"What is {n} plus {n}?", str(n + n), str(n + n)) for n
 
 async def shares(client: QRewardClient, label: str) -> None:
     """Judge the rollouts and print how many each endpoint answered."""
-    batch = await client.batch_chat_completion(ROLLOUTS, model=MODEL, temperature=0, timeout=60)
+    # hedge=False: the last items are not copied to a quicker endpoint, so that each strategy shows as it is
+    batch = await client.batch_chat_completion(ROLLOUTS, model=MODEL, temperature=0, timeout=60, hedge=False)
     answered = ", ".join(f"{name} {stats.won}" for name, stats in sorted(batch.stats.endpoints.items()))
     print(f"{label:22} {batch.stats.ok} answered: {answered}")
 

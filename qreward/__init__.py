@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "qreward.client": ("QRewardClient",),
-    "qreward.policies": ("Endpoint", "Limits", "LoadBalanceStrategy", "Priority", "Retry", "Route", "Timeouts"),
-    "qreward.results": ("AttemptRecord", "BatchResult", "BatchStats", "EndpointStats", "Result", "Usage"),
+    "qreward.policies": ("Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "Priority", "Retry", "Route", "Timeouts"),
+    "qreward.progress": ("Progress",),
+    "qreward.results": ("AttemptRecord", "BatchResult", "BatchStats", "EndpointState", "EndpointStats", "Result", "Usage"),
+    "qreward.streams.batch": ("BatchStream",),
+    "qreward.streams.blocking": ("SyncBatchStream", "SyncStream"),
+    "qreward.streams.single": ("Stream",),
+    "qreward.engine.outlet": ("StreamRestarted",),
+    "qreward.sync": ("SyncQRewardClient",),
     "qreward.tuning": ("tune_gc",),
     "qreward.errors": (
         "AuthenticationFailed",
@@ -31,6 +37,7 @@ _HOMES = {
         "RequestError",
         "RequestTimeout",
         "ServerError",
+        "StreamInterrupted",
     ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -39,6 +46,7 @@ __all__ = sorted([*_HOME_OF, "__version__"])  # noqa: PLE0605 - the tests hold i
 
 if TYPE_CHECKING:
     from qreward.client import QRewardClient as QRewardClient
+    from qreward.engine.outlet import StreamRestarted as StreamRestarted
     from qreward.errors import AuthenticationFailed as AuthenticationFailed
     from qreward.errors import BadRequest as BadRequest
     from qreward.errors import BatchInterrupted as BatchInterrupted
@@ -56,19 +64,28 @@ if TYPE_CHECKING:
     from qreward.errors import RequestError as RequestError
     from qreward.errors import RequestTimeout as RequestTimeout
     from qreward.errors import ServerError as ServerError
+    from qreward.errors import StreamInterrupted as StreamInterrupted
     from qreward.policies import Endpoint as Endpoint
+    from qreward.policies import Hedge as Hedge
     from qreward.policies import Limits as Limits
     from qreward.policies import LoadBalanceStrategy as LoadBalanceStrategy
     from qreward.policies import Priority as Priority
     from qreward.policies import Retry as Retry
     from qreward.policies import Route as Route
     from qreward.policies import Timeouts as Timeouts
+    from qreward.progress import Progress as Progress
     from qreward.results import AttemptRecord as AttemptRecord
     from qreward.results import BatchResult as BatchResult
     from qreward.results import BatchStats as BatchStats
+    from qreward.results import EndpointState as EndpointState
     from qreward.results import EndpointStats as EndpointStats
     from qreward.results import Result as Result
     from qreward.results import Usage as Usage
+    from qreward.streams.batch import BatchStream as BatchStream
+    from qreward.streams.blocking import SyncBatchStream as SyncBatchStream
+    from qreward.streams.blocking import SyncStream as SyncStream
+    from qreward.streams.single import Stream as Stream
+    from qreward.sync import SyncQRewardClient as SyncQRewardClient
     from qreward.tuning import tune_gc as tune_gc
 
     __version__: str

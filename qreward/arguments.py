@@ -89,6 +89,13 @@ def seconds(name: str, value: float | None) -> float | None:
     return float(value)
 
 
+def count(name: str, value: int) -> int:
+    """A whole number, 0 for no limit."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{name} must be a whole number, 0 for no limit, not {value!r}")
+    return value
+
+
 def terms(timeout: float | None, priority: int, hedge: bool, tenant: str | None) -> Terms:
     """How the requests of one call are to be treated."""
     if not isinstance(hedge, bool):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sized
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
@@ -13,15 +14,17 @@ from typing import TYPE_CHECKING, Any, cast
 from qreward import arguments
 from qreward.arguments import DEFAULT, preparer
 from qreward.config import ClientConfig, config_from_env, load_config
-from qreward.core.task import Task
+from qreward.core.task import Terms
 from qreward.engine.bulk import Bulk
 from qreward.engine.fleet import Fleet
-from qreward.engine.report import stats_of
+from qreward.engine.report import load_of, stats_of
 from qreward.engine.shell import Engine, Wire
 from qreward.engine.single import Single
 from qreward.errors import ConfigError
-from qreward.policies import Endpoint, LoadBalanceStrategy, Priority, Retry, Route
+from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
+from qreward.progress import start_progress
 from qreward.results import BatchResult, EndpointStats, Result
+from qreward.streams.calls import StreamCalls
 from qreward.wire.base import Call
 from qreward.wire.chat import CHAT
 from qreward.wire.embeddings import EMBEDDINGS
@@ -31,10 +34,13 @@ if TYPE_CHECKING:
     from openai.types import CreateEmbeddingResponse
     from openai.types.chat import ChatCompletion
 
+    from qreward.progress import Progress
+
     OnResult = Callable[[Result[Any]], object] | None
+    OnProgress = bool | Callable[[Progress], object] | None
 
 
-class QRewardClient:
+class QRewardClient(StreamCalls):
     """One client over many endpoints.
 
     Needs no running loop to be made. May be used from several event loops and threads at once: limits hold over all of
@@ -44,6 +50,8 @@ class QRewardClient:
         endpoints: where requests may go; at least one.
         routes: which of them serve which models, beyond what each endpoint's ``models`` says.
         retry: when a failed request is tried again.
+        hedge: when a request is sent to a second endpoint while the first still works on it; None is never.
+        max_queued: single calls that may wait for a route; one more ends with ``QueueFull``. None is any number.
         timeout: seconds a request may take in all, queueing included; None waits for ever. Default 600.
         wire_factory: makes what carries the requests of one event loop; for tests.
         clock: monotonic seconds; for tests in virtual time.
@@ -64,15 +72,18 @@ class QRewardClient:
         *,
         routes: Iterable[Route] = (),
         retry: Retry | None = None,
+        hedge: Hedge | None = DEFAULT,
+        max_queued: int | None = None,
         timeout: float | None = DEFAULT,
         wire_factory: Callable[[], Wire] = HttpWire,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        settings: dict[str, Any] = {"endpoints": arguments.endpoints(endpoints or ()), "routes": tuple(routes)}
+        settings: dict[str, Any] = {"endpoints": arguments.endpoints(endpoints or ()), "routes": tuple(routes), "max_queued": max_queued}
         if retry is not None:
             settings["retry"] = retry
-        if timeout is not DEFAULT:
-            settings["timeout"] = timeout
+        for name, value in (("hedge", hedge), ("timeout", timeout)):
+            if value is not DEFAULT:
+                settings[name] = value
         self._begin(ClientConfig(**settings), wire_factory, clock)
 
     @classmethod
@@ -103,7 +114,7 @@ class QRewardClient:
         self._config = config
         self._wire_factory, self._clock = wire_factory, clock
         self._changing = threading.Lock()
-        self._engine = Engine(config.retry, wire_factory, _estimate, clock=clock)
+        self._engine = Engine(config.retry, wire_factory, _estimate, config.hedge, config.max_queued, clock=clock)
         self._fleet = Fleet(self._engine, config.endpoints, config.routes)
         _CLIENTS.add(self)
 
@@ -121,6 +132,8 @@ class QRewardClient:
         *,
         timeout: float | None = DEFAULT,
         priority: Priority | int = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
         extra_headers: Mapping[str, str] | None = None,
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
@@ -132,6 +145,8 @@ class QRewardClient:
             model: chooses the route.
             timeout: seconds in all, queueing included; the client's by default, None waits for ever.
             priority: 0 (most urgent) to 9.
+            hedge: False for a request that must not be sent to two endpoints at once.
+            tenant: on whose behalf; tenants that wait at the same priority get equal shares of the fleet.
             extra_headers: sent with this request.
             extra_body: goes into the JSON body, over ``params``.
             params: goes into the JSON body: ``temperature``, ``max_tokens``, ``response_format``, anything.
@@ -145,7 +160,7 @@ class QRewardClient:
             ConfigError: an argument is wrong; nothing was sent.
         """
         call = preparer(CHAT, model, params, extra_headers, extra_body)(messages)
-        return cast("ChatCompletion", await self._one(call, model, timeout, priority))
+        return cast("ChatCompletion", await self._one(call, model, self._terms(timeout, priority, hedge, tenant)))
 
     async def embeddings(
         self,
@@ -154,13 +169,15 @@ class QRewardClient:
         *,
         timeout: float | None = DEFAULT,
         priority: Priority | int = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
         extra_headers: Mapping[str, str] | None = None,
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> CreateEmbeddingResponse:
         """Embeddings of one input: a text, a list of texts, or tokens. Arguments and errors as in :meth:`chat_completion`."""
         call = preparer(EMBEDDINGS, model, params, extra_headers, extra_body)(input)
-        return cast("CreateEmbeddingResponse", await self._one(call, model, timeout, priority))
+        return cast("CreateEmbeddingResponse", await self._one(call, model, self._terms(timeout, priority, hedge, tenant)))
 
     async def batch_chat_completion(
         self,
@@ -170,7 +187,10 @@ class QRewardClient:
         timeout: float | None = DEFAULT,
         deadline: float | None = None,
         priority: Priority | int = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
         on_result: OnResult = None,
+        progress: OnProgress = None,
         keep_results: bool = True,
         extra_headers: Mapping[str, str] | None = None,
         extra_body: Mapping[str, Any] | None = None,
@@ -184,7 +204,10 @@ class QRewardClient:
             timeout: seconds per item, from when it could first be sent; the client's by default.
             deadline: seconds for the whole batch; what is missing then comes back as ``DeadlineExceeded``.
             priority: 0 (most urgent) to 9.
+            hedge, tenant: as in :meth:`chat_completion`.
             on_result: called with each ``Result`` as soon as it is there, in the event loop.
+            progress: True shows a bar, or lines in the log; a function is called with a
+                :class:`~qreward.progress.Progress` now and then. See :func:`~qreward.progress.start_progress`.
             keep_results: False returns only the statistics, so that any number of items takes constant memory.
             extra_headers, extra_body, params: as in :meth:`chat_completion`.
 
@@ -201,9 +224,8 @@ class QRewardClient:
             ...     return batch.texts(default="")
         """
         prepare = preparer(CHAT, model, params, extra_headers, extra_body)
-        return await self._many(
-            arguments.items("batch_messages", batch_messages), prepare, model, timeout, deadline, priority, on_result, keep_results
-        )
+        items, terms = arguments.items("batch_messages", batch_messages), self._terms(timeout, priority, hedge, tenant)
+        return await self._many(items, prepare, model, terms, deadline, on_result, progress, keep_results)
 
     async def batch_embeddings(
         self,
@@ -213,7 +235,10 @@ class QRewardClient:
         timeout: float | None = DEFAULT,
         deadline: float | None = None,
         priority: Priority | int = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
         on_result: OnResult = None,
+        progress: OnProgress = None,
         keep_results: bool = True,
         extra_headers: Mapping[str, str] | None = None,
         extra_body: Mapping[str, Any] | None = None,
@@ -221,9 +246,8 @@ class QRewardClient:
     ) -> BatchResult[CreateEmbeddingResponse]:
         """Many embedding requests, one for each item of ``batch_input``. Arguments and errors as in :meth:`batch_chat_completion`."""
         prepare = preparer(EMBEDDINGS, model, params, extra_headers, extra_body)
-        return await self._many(
-            arguments.items("batch_input", batch_input), prepare, model, timeout, deadline, priority, on_result, keep_results
-        )
+        items, terms = arguments.items("batch_input", batch_input), self._terms(timeout, priority, hedge, tenant)
+        return await self._many(items, prepare, model, terms, deadline, on_result, progress, keep_results)
 
     # the fleet, live
 
@@ -279,12 +303,20 @@ class QRewardClient:
         return self._config.model_copy(update={"endpoints": endpoints, "routes": registered})
 
     def stats(self) -> dict[str, EndpointStats]:
-        """What each endpoint did since the client was made; latencies are over about its last thousand answers."""
-        return {source.name: stats_of(source) for source in self._fleet.sources()}
+        """What each endpoint did since the client was made (latencies are over its last thousand answers), and where it stands now."""
+        now = self._clock()
+        return {source.name: stats_of(source, now) for source in self._fleet.sources()}
 
     async def aclose(self) -> None:
         """End what is under way with ``ClientClosed`` and close all connections. The client cannot be used afterwards."""
         await self._engine.aclose()
+
+    if not TYPE_CHECKING:  # type checkers are to see that it cannot be used so
+
+        def __enter__(self) -> None:
+            raise TypeError("QRewardClient is asynchronous: use `async with`, or SyncQRewardClient with `with`")
+
+        __exit__ = __enter__
 
     async def __aenter__(self) -> QRewardClient:
         return self
@@ -300,38 +332,39 @@ class QRewardClient:
 
     # between the two
 
-    async def _one(self, call: Call, model: str, timeout: float | None, priority: int) -> Any:
+    async def _one(self, call: Call, model: str, terms: Terms) -> Any:
         shell = self._engine.shell()
         sink = Single(shell)
-        task = Task(call, self._fleet.pool(model), arguments.level(priority), self._timeout(timeout), sink, 0)
-        return (await sink.result(task)).value
+        return (await sink.result(terms.task(call, self._fleet.pool(model), sink, 0))).value
 
     async def _many(
         self,
         items: Iterable[Any] | AsyncIterable[Any],
         prepare: Callable[[Any], Call],
         model: str,
-        timeout: float | None,
+        terms: Terms,
         deadline: float | None,
-        priority: int,
         on_result: OnResult,
+        progress: OnProgress,
         keep: bool,
     ) -> BatchResult[Any]:
+        pool, total = self._fleet.pool(model), len(items) if isinstance(items, Sized) else None
         bulk = Bulk(
             self._engine.shell(),
-            self._fleet.pool(model),
+            pool,
             items,
             prepare,
-            level=arguments.level(priority),
-            timeout=self._timeout(timeout),
+            terms=terms,
             deadline=arguments.seconds("deadline", deadline),
             on_result=arguments.callback("on_result", on_result),
+            progress=start_progress(progress, total, title=model, load=partial(load_of, pool), clock=self._clock),
             keep=keep,
         )
         return await bulk.run()
 
-    def _timeout(self, given: float | None) -> float | None:
-        return self._config.timeout if given is DEFAULT else arguments.seconds("timeout", given)
+    def _terms(self, timeout: float | None, priority: int, hedge: bool, tenant: str | None) -> Terms:
+        seconds = self._config.timeout if timeout is DEFAULT else arguments.seconds("timeout", timeout)
+        return arguments.terms(seconds, priority, hedge, tenant)
 
 
 def _estimate(call: Call) -> tuple[float, float]:

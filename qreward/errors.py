@@ -82,6 +82,27 @@ class InvalidResponse(RequestError):
     """The endpoint answered with something that is not an answer (broken or empty JSON)."""
 
 
+class StreamInterrupted(RequestError):
+    """A stream broke off after part of it was given out, or it was read on after it had been left.
+
+    Attributes:
+        text: what had come until then. What broke it off is ``__cause__``.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        text: str = "",
+        endpoint: str | None = None,
+        model: str | None = None,
+        status_code: int | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        super().__init__(message, endpoint=endpoint, model=model, status_code=status_code, request_id=request_id)
+        self.text = text
+
+
 class Rejected(QRewardError):
     """The request was not tried to its end, by our own decision."""
 

@@ -19,6 +19,9 @@ from qreward.engine.shell import Wire
 from qreward.errors import ClientClosed
 from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
 from qreward.results import BatchResult, EndpointStats
+from qreward.streams.batch import OnStreamError
+from qreward.streams.blocking import SyncBatchStream, SyncStream
+from qreward.streams.calls import OnInterrupt
 from qreward.wire.sender import Wire as HttpWire
 
 if TYPE_CHECKING:
@@ -211,6 +214,79 @@ class SyncQRewardClient:
             extra_headers=extra_headers,
             extra_body=extra_body,
             **params,
+        )
+
+    def stream_chat_completion(
+        self,
+        messages: Iterable[Any],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        on_interrupt: OnInterrupt = "raise",
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> SyncStream:
+        """One chat completion, token by token. See :meth:`QRewardClient.stream_chat_completion`."""
+        return SyncStream(
+            self._client.stream_chat_completion(
+                messages,
+                model,
+                timeout=timeout,
+                priority=priority,
+                hedge=hedge,
+                tenant=tenant,
+                on_interrupt=on_interrupt,
+                extra_headers=extra_headers,
+                extra_body=extra_body,
+                **params,
+            )
+        )
+
+    def batch_stream_chat_completion(
+        self,
+        batch_messages: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
+        model: str,
+        *,
+        max_concurrent_streams: int = 0,
+        on_stream_error: OnStreamError = None,
+        timeout: float | None = DEFAULT,
+        deadline: float | None = None,
+        priority: Priority | int = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        on_interrupt: OnInterrupt = "raise",
+        progress: OnProgress = None,
+        keep_results: bool = True,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> SyncBatchStream:
+        """Many chat completions, token by token. See :meth:`QRewardClient.batch_stream_chat_completion`.
+
+        ``batch_messages`` is read, and ``on_stream_error`` called, in the background thread.
+        """
+        return SyncBatchStream(
+            self._client.batch_stream_chat_completion(
+                batch_messages,
+                model,
+                max_concurrent_streams=max_concurrent_streams,
+                on_stream_error=on_stream_error,
+                timeout=timeout,
+                deadline=deadline,
+                priority=priority,
+                hedge=hedge,
+                tenant=tenant,
+                on_interrupt=on_interrupt,
+                progress=progress,
+                keep_results=keep_results,
+                extra_headers=extra_headers,
+                extra_body=extra_body,
+                **params,
+            )
         )
 
     # the fleet, live

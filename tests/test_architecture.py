@@ -18,6 +18,8 @@ EDGES = {
     "arguments",
     "client",
     "sync",
+    "streams",
+    "progress",
     "functions",
     "batching",
     "judge",
@@ -39,14 +41,27 @@ MAY_IMPORT = (
 """Room -> rooms it may import; ``""`` is ``qreward`` itself, whose names stand above everything but the edges."""
 
 OUTSIDE = {
-    "asyncio": {"engine", "wire", "client", "sync", "testing", "cli", "functions", "batching", "judge", "integrations", "server"},
+    "asyncio": {
+        "engine",
+        "wire",
+        "client",
+        "sync",
+        "streams",
+        "testing",
+        "cli",
+        "functions",
+        "batching",
+        "judge",
+        "integrations",
+        "server",
+    },
     "aiohttp": {"wire", "testing"},
     "openai": {"wire"},
     "httpx": {"wire.httpx_transport"},
     "httpx2": {"wire.httpx_transport"},
 }
 """Package -> the only rooms that may import it."""
-OPENAI_TYPES = {"client", "sync"}
+OPENAI_TYPES = {"client", "sync", "streams"}
 
 IMPURE = {"asyncio", "concurrent", "datetime", "http", "io", "logging", "multiprocessing", "os", "secrets", "select", "selectors"}
 IMPURE |= {"signal", "socket", "ssl", "subprocess", "threading", "time", "urllib", "uuid"}

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 
 class Balancer(Protocol):
-    """The sources of one pool that may have room. Whoever takes one checks, and offers it again when it has room."""
+    """The sources of one pool that may have room. Whoever takes one checks, and offers it again when it has room.
+
+    Attributes:
+        by_speed: it prefers the quick ones, so that a slow one may be left out at the end of a bulk.
+    """
+
+    by_speed: bool
 
     def offer(self, source: Source) -> None:
         """A source has room, or is worth another score than before."""
@@ -34,6 +40,8 @@ class Balancer(Protocol):
 
 class _Scored:
     """Base: least score first, earliest-offered among equals. An entry is valid while its score is the current one."""
+
+    by_speed = False
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Source]] = []
@@ -87,6 +95,8 @@ class ExpectedFinish(_Scored):
     Steps of 1/8 in the logarithm (13 %) keep small changes from reordering. A source that has not answered yet goes first.
     """
 
+    by_speed = True
+
     def score(self, source: Source) -> float:
         seconds = source.expected_finish()
         return int(8 * log(seconds) + 1000) if seconds > 1e-9 else source.inflight / source.window.limit
@@ -138,6 +148,8 @@ class WeightedRoundRobin(_Scored):
 
 class PowerOfTwo:
     """The less loaded of two at random (Mitzenmacher 2001): load is the share of the window, times the mean latency."""
+
+    by_speed = False
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng

@@ -64,7 +64,7 @@ class Pool:
         """Whether a source may take items of bulks: while single calls come, part of its window is kept for them."""
         if now < self.online_until and source.inflight >= source.window.limit - reserve(source.window.limit):
             return False
-        return not self.endgame.holds_back(now, source, self)
+        return not (self.balancer.by_speed and self.endgame.holds_back(now, source, self))
 
     def __repr__(self) -> str:
         return f"<Pool {self.name!r} {len(self.queue)} waiting, {self.sources}>"

@@ -7,28 +7,37 @@ they are kept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sized
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sized
 from contextvars import copy_context
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from qreward.core.outcome import CANCELLED, Answer
+from qreward.core.outcome import Answer, Outcome
 from qreward.core.pool import Pool
 from qreward.core.source import Source
-from qreward.core.task import Attempt, Feed, Task
+from qreward.core.task import Attempt, Feed, Task, Terms
 from qreward.engine.report import Tallies, result_of
 from qreward.engine.shell import Shell
 from qreward.errors import BadRequest, BatchInterrupted, ClientClosed, DeadlineExceeded, QRewardError
 from qreward.results import BatchResult, BatchStats, Result
 
 READ_AHEAD = 32
-TURNS = 64
-"""Attempts a bulk's asyncio task makes before the event loop certainly gets its turn."""
 MOST_AT_ONCE = 1024
 """Items looked at before the event loop gets its turn, if none of them can be sent."""
 
+BEAT = 0.25
+"""Seconds between two looks at progress, so that it moves although no item gets done."""
+
 Prepare = Callable[[Any], Any]
 """Makes an item into a payload, or raises the ``QRewardError`` that is the item's result."""
+
+
+class Meter(Protocol):
+    """Who shows how far a batch is."""
+
+    def add(self, result: Result[Any]) -> None: ...
+    def refresh(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Bulk:
@@ -36,10 +45,14 @@ class Bulk:
 
     Args:
         items: the input; it is read to the end, once, and no faster than it is sent.
+        terms: of each item.
         prepare: see ``Prepare``.
         on_result: called with each result as it is known, in the event loop.
+        progress: told each result, looked at now and then, and closed when the batch ends, however it ends.
         keep: keep the results; if not, ``run`` returns an empty batch with its statistics.
     """
+
+    carry: Callable[[Attempt], Awaitable[Outcome]] | None = None
 
     def __init__(
         self,
@@ -48,17 +61,18 @@ class Bulk:
         items: Iterable[Any] | AsyncIterable[Any],
         prepare: Prepare,
         *,
-        level: int,
-        timeout: float | None,
+        terms: Terms,
         deadline: float | None,
         on_result: Callable[[Result[Any]], object] | None,
+        progress: Meter | None,
         keep: bool,
     ) -> None:
         self.shell = shell
-        self._pool, self._prepare, self._level, self._timeout = pool, prepare, level, timeout
+        self._pool, self._prepare, self._terms = pool, prepare, terms
         self._deadline, self._on_result, self._keep = deadline, on_result, keep
+        self._progress = progress
+        self._beat: asyncio.TimerHandle | None = None
         self._context = copy_context()
-        self._runners: dict[asyncio.Task[None], Attempt | None] = {}  # and what each has not begun yet
         self._size = len(items) if isinstance(items, Sized) else None
         self._items: Iterator[Any] | AsyncIterator[Any] = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
         self._read = 0  # items taken from the input
@@ -73,11 +87,13 @@ class Bulk:
         """Read, send, wait for all. Raises ``BatchInterrupted`` if the input or ``on_result`` does, else only if cancelled."""
         shell, clock = self.shell, self.shell.engine.clock
         began = clock()
-        self._feed = Feed(self._pool, self._level, self, began)
+        self._feed = Feed(self._pool, self._terms.level, self, began, self._terms.tenant)
+        self._feed.left = self._size
         expiry = shell.loop.call_later(self._deadline, self._expire) if self._deadline is not None else None
         reader = shell.loop.create_task(self._read_async()) if isinstance(self._items, AsyncIterator) else None
         shell.sinks[self] = None
         try:
+            self._show_progress()
             shell.open(self._feed)
             await self._done
         except GeneratorExit:  # thrown away, perhaps by the garbage collector amid our own work, where the lock is held
@@ -91,6 +107,7 @@ class Bulk:
         await self._close_input(reader)
         stats = BatchStats(self._read, self._tallies.ok, self._tallies.failed, clock() - began, self._tallies.stats())
         batch = BatchResult([result for result in self._results if result is not None], stats)
+        self._results.clear()  # this sink is in cycles, and lives on until the garbage collector comes
         if self._input_error is not None:
             what = f"{type(self._input_error).__name__}: {self._input_error}"
             raise BatchInterrupted(
@@ -103,6 +120,15 @@ class Bulk:
         if expiry is not None:
             expiry.cancel()
         self.shell.withdraw(self.abandon())
+        if self._beat is not None:
+            self._beat.cancel()
+        if self._progress is not None:
+            self._progress.close()
+
+    def _show_progress(self) -> None:
+        if self._progress is not None:
+            self._beat = self.shell.loop.call_later(BEAT, self._show_progress)
+            self._progress.refresh()
 
     async def _close_input(self, reader: asyncio.Task[None] | None) -> None:
         if reader is not None:
@@ -114,29 +140,7 @@ class Bulk:
     # the shell's side
 
     def start(self, attempt: Attempt) -> None:
-        runner = self.shell.loop.create_task(self._run_in_turn(attempt), context=self._context.copy())
-        self._runners[runner] = attempt
-        runner.add_done_callback(self._runner_ended)
-
-    def _runner_ended(self, runner: asyncio.Task[None]) -> None:
-        attempt = self._runners.pop(runner)
-        if attempt is not None:  # cancelled from outside before its first step
-            self.shell.ended(attempt, CANCELLED)
-
-    async def _run_in_turn(self, attempt: Attempt | None) -> None:
-        me = asyncio.current_task()
-        assert me is not None
-        self._runners[me] = None
-        turns = 0
-        while attempt is not None:
-            attempt = await self.shell.carry_out(attempt, me, self)
-            turns += 1
-            if attempt is not None and not turns % TURNS:
-                try:  # a wire that never suspends must not keep the loop
-                    await asyncio.sleep(0)
-                except asyncio.CancelledError:  # the loop's end
-                    self.shell.ended(attempt, CANCELLED)
-                    raise
+        self.shell.spawn(attempt, self._context.copy(), self)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._live.pop(task, None)
@@ -159,7 +163,7 @@ class Bulk:
             self._wanted.set()
             return False
         looked_at = 0
-        while len(feed.buffer) < READ_AHEAD and not feed.ended and looked_at < MOST_AT_ONCE:
+        while self._room(feed) > 0 and not feed.ended and looked_at < MOST_AT_ONCE:
             looked_at += 1
             try:
                 item = next(self._items)
@@ -176,6 +180,10 @@ class Bulk:
             return False
         return True
 
+    def _room(self, feed: Feed) -> int:
+        """Items that may be read now."""
+        return READ_AHEAD - len(feed.buffer)
+
     def _read_on(self, feed: Feed) -> None:
         if not feed.ended and self.read(feed):
             self.shell.refill(feed)
@@ -189,7 +197,7 @@ class Bulk:
                     break
                 self._add(feed, item)
                 self.shell.refill(feed)
-                while len(feed.buffer) >= READ_AHEAD:
+                while self._room(feed) <= 0:
                     self._wanted.clear()
                     await self._wanted.wait()
         except Exception as error:  # the caller's code; what it read so far is still finished
@@ -207,7 +215,7 @@ class Bulk:
         except Exception as error:  # among others of an item's own code, such as a message object that cannot be read
             self._settle(Result(index, None, _as_ours(error, index), None, 0.0, 0.0))
             return
-        task = Task(payload, self._pool, self._level, self._timeout, self, index)
+        task = self._terms.task(payload, self._pool, self, index)
         self._live[task] = None
         feed.buffer.append(task)
 
@@ -221,6 +229,8 @@ class Bulk:
 
     def _settle(self, result: Result[Any]) -> None:
         self._tallies.add(result)
+        if self._progress is not None:
+            self._progress.add(result)
         if self._keep:
             self._results[result.index] = result
         if self._on_result is not None and self._input_error is None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import inf
 
+from qreward.core.explain import standing, why_window
 from qreward.core.latency import Quantiles
 from qreward.core.outcome import Answer
+from qreward.core.pool import Pool
 from qreward.core.source import Source
 from qreward.core.task import Task
 from qreward.errors import QRewardError
-from qreward.results import AttemptRecord, EndpointStats, Result, with_trail
+from qreward.results import AttemptRecord, EndpointState, EndpointStats, Result, with_trail
 
 
 def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Result[object]:
@@ -23,15 +26,18 @@ def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None,
     return Result(task.index, None, with_trail(outcome, trail), endpoint, 0.0, queued, trail)
 
 
-def stats_of(source: Source) -> EndpointStats:
-    """What a source did since it was made."""
-    tally = source.tally
+def stats_of(source: Source, now: float) -> EndpointStats:
+    """What a source did since it was made, and where it stands."""
+    tally, obstacle = source.tally, standing(now, source)
+    seconds = None if obstacle.seconds == inf else obstacle.seconds
     return _stats(
         source.latency.at,
+        EndpointState(source.inflight, source.window.limit, why_window(source), obstacle.reason, seconds),
         sent=tally.sent,
         won=tally.ok,
         rejected=tally.rejected,
         retried=tally.retried,
+        hedged=tally.hedged,
         failed=tally.failed,
         cancelled=tally.cancelled,
         prompt_tokens=tally.prompt_tokens,
@@ -39,8 +45,14 @@ def stats_of(source: Source) -> EndpointStats:
     )
 
 
-def _stats(at: Callable[[float], float | None], **counts: int) -> EndpointStats:
-    return EndpointStats(**counts, p50=at(0.5), p95=at(0.95), p99=at(0.99))
+def _stats(at: Callable[[float], float | None], state: EndpointState | None = None, **counts: int) -> EndpointStats:
+    return EndpointStats(**counts, p50=at(0.5), p95=at(0.95), p99=at(0.99), state=state)
+
+
+def load_of(pool: Pool) -> tuple[int, int]:
+    """Requests in flight at the sources of a pool, and how many they may have in flight now."""
+    sources = list(pool.sources)  # another thread may change them
+    return sum(source.inflight for source in sources), sum(source.window.limit for source in sources)
 
 
 class Tallies:
@@ -69,9 +81,12 @@ class Tallies:
     def _add_trail(self, attempts: Iterable[AttemptRecord]) -> None:
         for place, attempt in enumerate(attempts):
             tally = self._of(attempt.endpoint)
-            tally.retried += place > 0
+            tally.retried += place > 0 and not attempt.hedge
+            tally.hedged += attempt.hedge
             if attempt.outcome == "overloaded":
                 tally.rejected += 1
+            elif attempt.outcome == "cancelled":
+                tally.cancelled += 1
             elif attempt.outcome != "ok":
                 tally.failed += 1
 
@@ -87,20 +102,22 @@ class Tallies:
 
 
 class _Tally:
-    __slots__ = ("completion", "failed", "prompt", "rejected", "retried", "seconds", "won")
+    __slots__ = ("cancelled", "completion", "failed", "hedged", "prompt", "rejected", "retried", "seconds", "won")
 
     def __init__(self) -> None:
-        self.won = self.rejected = self.failed = self.retried = self.prompt = self.completion = 0
+        self.won = self.rejected = self.failed = self.cancelled = self.retried = self.hedged = self.prompt = self.completion = 0
         self.seconds = Quantiles()
 
     def stats(self) -> EndpointStats:
         return _stats(
             self.seconds.at,
-            sent=self.won + self.rejected + self.failed,
+            sent=self.won + self.rejected + self.failed + self.cancelled,
             won=self.won,
             rejected=self.rejected,
             retried=self.retried,
+            hedged=self.hedged,
             failed=self.failed,
+            cancelled=self.cancelled,
             prompt_tokens=self.prompt,
             completion_tokens=self.completion,
         )

@@ -11,23 +11,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextvars import Context
 from functools import partial
 from random import Random
 from time import monotonic
 from typing import Any, Protocol
 
 from qreward.core.commands import CANCEL, FINISH, SEND, Command
-from qreward.core.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
+from qreward.core.outcome import CANCELLED, Advertised, Answer, Failure, FailureKind, Outcome
 from qreward.core.scheduler import Scheduler
 from qreward.core.source import Source
 from qreward.core.task import Attempt, Feed, Task
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError
-from qreward.policies import Retry
+from qreward.policies import Hedge, Retry
+
+TURNS = 64
+"""Attempts that one task makes before the event loop certainly gets its turn."""
 
 
 class Wire(Protocol):
-    """How the engine reaches the outside, one for each event loop."""
+    """How the engine reaches the outside, one for each event loop.
+
+    One that is used for streams has ``stream`` as well; see ``flow``.
+    """
 
     async def send(self, endpoint: Any, call: Any) -> Answer | Failure:
         """Try once. Never raises but ``CancelledError``, after which the connection is closed."""
@@ -40,12 +47,16 @@ class Sink(Protocol):
 
     Attributes:
         shell: where its attempts run.
+        carry: its own way to try once, or None for ``Wire.send``. Raises nothing but ``CancelledError``.
     """
 
     shell: Shell
 
+    @property
+    def carry(self) -> Callable[[Attempt], Awaitable[Outcome]] | None: ...
+
     def start(self, attempt: Attempt) -> None:
-        """See that ``Shell.carry_out`` is run for an attempt, in a task whose context is a copy of the caller's."""
+        """See that ``Shell.carry_out`` is run for an attempt, in a task whose context is the caller's or a copy of it."""
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
 
@@ -72,6 +83,8 @@ class Engine:
         retry: Retry,
         wire_factory: Callable[[], Wire],
         estimate: Callable[[Any], tuple[float, float]] | None = None,
+        hedge: Hedge | None = None,
+        most_waiting: int | None = None,
         *,
         clock: Callable[[], float] = monotonic,
         rng: Random | None = None,
@@ -79,7 +92,7 @@ class Engine:
         self.clock = clock
         self.rng = rng or Random()  # noqa: S311 - jitter, not secrets
         self.lock = threading.Lock()
-        self.scheduler = Scheduler(retry, self.rng, estimate)
+        self.scheduler = Scheduler(retry, self.rng, estimate, hedge, most_waiting)
         self.closed = False
         self._wire_factory = wire_factory
         self._shells: dict[asyncio.AbstractEventLoop, Shell] = {}
@@ -146,6 +159,7 @@ class Shell:
         self.wire = wire
         self.sinks: dict[Sink, None] = {}
         self._attempts: dict[Attempt, None] = {}
+        self._runners: dict[asyncio.Task[None], Attempt | None] = {}  # and what each has not begun yet
         self._idle = asyncio.Event()  # set when the last attempt ends, while we are closing
         self._closing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -167,6 +181,14 @@ class Shell:
 
     def withdraw(self, tasks: list[Task]) -> None:
         self._locked(self.engine.scheduler.withdraw, tasks)
+
+    def commit(self, attempt: Attempt) -> bool:
+        """Its answer is given out from now on; False if it is not wanted any more."""
+        self._locked(self.engine.scheduler.commit, attempt)
+        return attempt.committed
+
+    def opened(self, attempt: Attempt, limits: Advertised) -> None:
+        self._locked(self.engine.scheduler.opened, attempt, limits)
 
     def close_feed(self, feed: Feed) -> list[Task]:
         with self.engine.lock:
@@ -235,7 +257,9 @@ class Shell:
         attempt.handle, before = me, me.cancelling()
         outcome: Outcome
         try:
-            outcome = await self.wire.send(attempt.source.handle, attempt.task.payload)
+            task = attempt.task
+            carry = task.sink.carry
+            outcome = await (self.wire.send(attempt.source.handle, task.payload) if carry is None else carry(attempt))
         except asyncio.CancelledError:
             if attempt.why is None or me.uncancel() > before:  # it is not (only) us who cancelled: the caller, or the loop's end
                 self.ended(attempt, CANCELLED)
@@ -247,6 +271,33 @@ class Shell:
         except Exception as error:  # a wire must not raise; if one does, the item fails and nothing hangs
             outcome = _unexpected(attempt, error)
         return self.ended(attempt, outcome, mine)
+
+    def spawn(self, attempt: Attempt, context: Context, mine: Sink | None = None) -> None:
+        """Carry out an attempt in a task of its own, which goes on with the next ones of the bulk ``mine``."""
+        runner = self.loop.create_task(self._run_in_turn(attempt, mine), context=context)
+        self._runners[runner] = attempt
+        runner.add_done_callback(self._runner_ended)
+
+    def _runner_ended(self, runner: asyncio.Task[None]) -> None:
+        attempt = self._runners.pop(runner)
+        if attempt is not None:  # cancelled from outside before its first step
+            self.ended(attempt, CANCELLED)
+
+    async def _run_in_turn(self, first: Attempt, mine: Sink | None) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        self._runners[me] = None
+        attempt: Attempt | None = first
+        turns = 0
+        while attempt is not None:
+            attempt = await self.carry_out(attempt, me, mine)
+            turns += 1
+            if attempt is not None and not turns % TURNS:
+                try:  # a wire that never suspends must not keep the loop
+                    await asyncio.sleep(0)
+                except asyncio.CancelledError:  # the loop's end
+                    self.ended(attempt, CANCELLED)
+                    raise
 
     def ended(self, attempt: Attempt, outcome: Outcome, mine: Sink | None = None) -> Attempt | None:
         """Tell the scheduler how an attempt ended, and do what follows."""

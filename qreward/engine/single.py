@@ -1,8 +1,9 @@
-"""One caller that waits for one task, and runs its attempts in its own asyncio task: no other task, no copy of a context."""
+"""One caller that waits for one task, and runs its attempts in its own asyncio task; only a duplicate needs another."""
 
 from __future__ import annotations
 
 import asyncio
+from contextvars import copy_context
 from typing import Any
 
 from qreward.core.outcome import CANCELLED, Answer
@@ -17,12 +18,15 @@ from qreward.results import Result
 class Single:
     """The sink of a single call."""
 
-    __slots__ = ("_next", "_result", "_task", "_waiter", "shell")
+    carry = None
+    __slots__ = ("_context", "_mine", "_next", "_result", "_task", "_waiter", "shell")
 
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
         self._result: Result[Any] | None = None
         self._next: Attempt | None = None
+        self._mine: Attempt | None = None  # what the caller's own task carries out
+        self._context = copy_context()
         self._waiter: asyncio.Future[None] | None = None
 
     async def result(self, task: Task) -> Result[Any]:
@@ -36,6 +40,7 @@ class Single:
             while self._result is None:
                 attempt, self._next = self._next, None
                 if attempt is not None:
+                    self._mine = attempt
                     await shell.carry_out(attempt, me)
                 else:
                     self._waiter = shell.loop.create_future()
@@ -57,10 +62,14 @@ class Single:
             shell.ended(self._next, CANCELLED)
         del shell.sinks[self]
         del self._task  # task and sink refer to each other: let reference counting free them
+        self._mine = None
 
     def start(self, attempt: Attempt) -> None:
-        self._next = attempt
-        self._wake()
+        if self._next is None and (self._mine is None or self._mine.handle is None):
+            self._next = attempt
+            self._wake()
+        else:  # a duplicate, while the caller's own task is busy with the first
+            self.shell.spawn(attempt, self._context.copy())
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._result = result_of(task, outcome, source, seconds)

@@ -15,8 +15,12 @@ OTHER_NAMES = {"aclose": "close", "__aenter__": "__enter__", "__aexit__": "__exi
 """What the blocking client calls otherwise."""
 
 
+OWN_RETURNS = {"stream_chat_completion": "SyncStream", "batch_stream_chat_completion": "SyncBatchStream"}
+"""What is never awaited but iterated, and so has a blocking counterpart."""
+
+
 def public(client: type) -> set[str]:
-    return {name for name in vars(client) if not name.startswith("_")}
+    return {name for name in dir(client) if not name.startswith("_")}
 
 
 METHODS = sorted(public(QRewardClient) | {"__init__", "__reduce__", "__aenter__", "__aexit__"})
@@ -30,6 +34,8 @@ def signature(client: type, name: str) -> str:
         assert found.fget is not None
         found = found.fget
     text = str(inspect.signature(found.__func__ if isinstance(found, classmethod) else found))
+    if name in OWN_RETURNS:
+        text = text.replace(f"-> '{OWN_RETURNS[name]}'", f"-> '{OWN_RETURNS[name].removeprefix('Sync')}'")
     return text.replace(client.__name__, "Client")
 
 
@@ -86,6 +92,9 @@ def test_every_argument_is_passed_on_by_its_name(name: str, monkeypatch: pytest.
     returned = getattr(with_it, OTHER_NAMES.get(name, name))(**given)
     ((args, kwargs),) = seen
     assert inspect.signature(method).bind(with_it, *args, **kwargs).arguments == inspect.signature(method).bind(with_it, **given).arguments
+    if name in OWN_RETURNS:
+        assert type(returned).__name__ == OWN_RETURNS[name]
+        returned = returned._stream
     assert returned == (None if str(inspect.signature(method).return_annotation) == "None" else "what it returned")
 
 

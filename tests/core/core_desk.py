@@ -147,9 +147,7 @@ class Desk:
         self._after()
         return task
 
-    def feed(
-        self, count: int, level: int = NORMAL, timeout: float | None = None, pool: Pool | None = None, *, told: bool = False
-    ) -> Feed:
+    def feed(self, count: int, level: int = NORMAL, timeout: float | None = None, pool: Pool | None = None, *, told: bool = False) -> Feed:
         """Open a bulk of so many tasks; ``told``: its size is known beforehand."""
         feed = Feed(pool or self.pool, level, len(self._input), self.now)
         feed.left = count if told else None

@@ -15,7 +15,7 @@ from qreward.core.pace import Pace
 from qreward.core.pool import Pool
 from qreward.core.scheduler import Scheduler
 from qreward.core.source import Source
-from qreward.core.task import Attempt, Feed, State, Task
+from qreward.core.task import Attempt, Feed, State, Task, Why
 from qreward.core.timers import PER_SECOND
 from qreward.errors import QRewardError
 
@@ -159,7 +159,7 @@ class Watch:
     def _check_open_tasks(self) -> None:
         under_way: dict[Task, list[Attempt]] = {}
         for attempt in self.live:
-            if attempt.task in self.open:
+            if attempt.task in self.open and attempt.why is not Why.BEATEN:  # which may come before the winner has ended
                 under_way.setdefault(attempt.task, []).append(attempt)
         for attempt in self.live:
             assert attempt.why is not None or attempt.source.due >= 0, "an attempt has no time limit"

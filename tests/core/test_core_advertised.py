@@ -391,6 +391,7 @@ def play(server: Limited, seconds: float, latency: float, seed: int, most: int =
 )
 @example(limit=600, bucket=True, period=60.0, latency=2.0, late=False, whole=False, seed=0)
 @example(limit=600, bucket=False, period=60.0, latency=2.0, late=True, whole=True, seed=0)
+@example(limit=73, bucket=True, period=300.0, latency=3.0, late=True, whole=True, seed=73)
 @settings(max_examples=60, deadline=None)
 def test_a_limit_is_used_to_the_full_and_hardly_ever_overrun(
     limit: int, bucket: bool, period: float, latency: float, late: bool, whole: bool, seed: int
@@ -401,7 +402,8 @@ def test_a_limit_is_used_to_the_full_and_hardly_ever_overrun(
     able = min(1.0, 0.9 * 200 / latency * 5 * period / allowed)  # of what is allowed, with so many in flight
     assert server.served >= 0.9 * able * allowed, f"{server.served} of {allowed}, {server.refused} refused"
     asked = 5 if period > LONGEST_WAIT and not bucket else 0  # once in each window, although it is said to be used up
-    assert server.refused <= 4 + asked + 0.05 * server.served, f"{server.refused} refused, {server.served} served"
+    share = 0.1 if late and whole else 0.05  # whole numbers told late are the least that can be known
+    assert server.refused <= 4 + asked + share * server.served, f"{server.refused} refused, {server.served} served"
 
 
 # in a source

@@ -1,0 +1,167 @@
+"""The sink of a batch of streams, whose pieces come through one place in the order in which they arrive.
+
+A ``Bulk`` in all else: its input is read as it is needed, its items are sent as endpoints have room. Bounded: when the consumer is slow,
+no stream is read on, and no input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+from qreward.core.outcome import Answer, Outcome
+from qreward.core.source import Source
+from qreward.core.task import Attempt, Feed, Task
+from qreward.engine.bulk import Bulk
+from qreward.engine.flow import Flow
+from qreward.engine.outlet import Signal, StreamRestarted, closed, interrupted
+from qreward.errors import QRewardError, RequestError
+from qreward.results import BatchResult, Result
+
+AHEAD = 256
+"""Events of all streams that wait for their consumer before reading pauses."""
+
+
+class Merge(Bulk):
+    """See :class:`Bulk`.
+
+    Args:
+        most: streams under way at once, 0 for as many as the endpoints take.
+    """
+
+    def __init__(self, *args: Any, most: int, **kwargs: Any) -> None:
+        super().__init__(*args, on_result=None, **kwargs)
+        self._most = most
+        self._events: deque[tuple[int, Any]] = deque()
+        self._said: dict[Task, list[str]] = {}
+        self._hushed = False
+        self._run: asyncio.Task[BatchResult[Any]] | None = None  # once it is over
+        self._busy = 0  # attempts that have not ended
+        self._there = Signal(self.shell.loop)
+        self._paused: deque[asyncio.Future[None]] = deque()
+        self._starved = False
+
+    # the consumer's side
+
+    async def take(self) -> tuple[int, Any] | None:
+        """The next event: an index, and a text, a ``StreamRestarted`` or, last of a stream, its ``Result``; None at the end.
+
+        Raises what ``run`` raised, when all events are taken.
+        """
+        while not self._events:
+            run = self._run
+            if run is not None:
+                if run.cancelled():
+                    raise closed("")
+                run.result()
+                return None
+            await self._there.wait_alone()
+        event = self._events.popleft()
+        if self._paused:
+            self._resume()
+        if self._starved and len(self._events) < AHEAD // 2:
+            self._read_soon()
+        return event
+
+    def hush(self) -> None:
+        """Nobody wants the texts any more; the results still come."""
+        self._hushed = True
+        self._events = deque(event for event in self._events if isinstance(event[1], Result))
+        self._resume()
+
+    def is_read(self) -> bool:
+        """Somebody waits in ``take``."""
+        return self._there.read
+
+    def over(self, run: asyncio.Task[BatchResult[Any]]) -> None:
+        """Nothing more comes: this was the task of ``run``."""
+        if not run.cancelled():
+            run.exception()  # whoever takes gets it; if nobody does, nobody wants to know
+        self._run = run
+        self._there.give()
+
+    async def idle(self) -> None:
+        """Wait until the connections of what was stopped are closed."""
+        while self._busy:
+            await self._there.wait()
+
+    def _resume(self) -> None:
+        """Let one paused stream go on for each event that was taken; all of them if there is nothing else."""
+        paused = self._paused
+        while paused and (not self._events or self._hushed or len(self._events) < AHEAD):
+            waiter = paused.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                if self._events and not self._hushed:
+                    return
+
+    # the shell's side
+
+    async def carry(self, attempt: Attempt) -> Outcome:
+        self._busy += 1
+        try:
+            return await Flow(attempt, self).run()
+        finally:
+            self._busy -= 1
+            self._there.give()
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        said = self._said.pop(task, None)
+        if said is not None and isinstance(outcome, RequestError):
+            outcome = interrupted(outcome, "".join(said))
+        super().finish(task, outcome, source, seconds)
+        if self._starved:
+            self._read_soon()
+
+    def _settle(self, result: Result[Any]) -> None:
+        super()._settle(result)
+        self._events.append((result.index, result))
+        self._there.give()
+
+    # reading
+
+    def read(self, feed: Feed) -> bool:
+        if self._room(feed) > 0:
+            return super().read(feed)
+        self._starved = True
+        return False
+
+    def _room(self, feed: Feed) -> int:
+        if len(self._events) >= AHEAD:
+            return 0
+        room = super()._room(feed)
+        return min(room, self._most - len(self._live)) if self._most else room
+
+    def _read_soon(self) -> None:
+        if self._room(self._feed) <= 0:
+            return
+        self._starved = False
+        if isinstance(self._items, AsyncIterator):
+            self._wanted.set()
+        else:
+            self.shell.loop.call_soon(self._read_on, self._feed)
+
+    # the flow's side
+
+    def begin(self, task: Task) -> None:
+        before = self._said.get(task)
+        if before is not None and not self._hushed:
+            self._events.append((task.index, StreamRestarted("".join(before), task.last_error)))
+        self._said[task] = []
+
+    def put(self, task: Task, chunks: list[Any]) -> bool:
+        said, index = self._said[task], task.index
+        for chunk in chunks:
+            if text := chunk.text:
+                said.append(text)
+                if not self._hushed:
+                    self._events.append((index, text))
+        self._there.give()
+        return len(self._events) >= AHEAD and not self._hushed
+
+    async def room(self) -> None:
+        waiter = self.shell.loop.create_future()
+        self._paused.append(waiter)
+        await waiter

@@ -1,0 +1,158 @@
+"""Time limits of a stream, learned from what its endpoint has shown: the first token, a pause, the whole. On virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from engine_tools import client_of, endpoints, leftovers, now, on_virtual_time
+from stream_wire import OPENED, Step, StreamWire, ask, heard, spoken, words
+
+from qreward import RequestTimeout, StreamInterrupted, Timeouts
+from qreward.core.tempo import KNOWN
+
+SEEN = 120
+"""Streams after which the silence of an endpoint would be noticed."""
+
+
+def mostly(speaks: Any, then: Any, seen: int = KNOWN) -> Any:
+    """The first streams go by one script, so that they are learned from; the rest by another."""
+    count = 0
+
+    def script(name: str, prompt: str) -> Iterable[Step]:
+        nonlocal count
+        count += 1
+        return speaks(name, prompt) if count <= seen else then(name, prompt)
+
+    return script
+
+
+async def learn(client: Any) -> None:
+    for number in range(KNOWN):
+        await ask(client, number).final()
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_first_token_that_is_far_later_than_usual_ends_the_attempt(opened: bool) -> None:
+    def hangs(_: str, __: str) -> Iterable[Step]:
+        yield from [OPENED] if opened else []
+        yield from [2.0, OPENED] * 100  # signs of life are no tokens
+
+    async def test() -> None:
+        wire = StreamWire(mostly(spoken, hangs))
+        async with client_of(wire, {"a": 1}, timeout=30, hedge=None) as client:
+            await learn(client)
+            began = now()
+            stream = ask(client, "x")
+            with pytest.raises(RequestTimeout):
+                await stream.final()
+            first, *_ = stream.result.attempts
+            assert first.outcome == "timeout"
+            assert "no first token from endpoint 'a' within 5.0 s" in first.detail
+            assert 5 <= first.latency < 5.1
+            again = wire.sent[KNOWN + 1][2]
+            assert again - began >= 5
+            assert leftovers(client) == {}
+
+    on_virtual_time(test)
+
+
+def test_a_first_token_has_no_limit_of_its_own_before_streams_were_seen() -> None:
+    async def test() -> None:
+        async with client_of(StreamWire(lambda *_: [50.0, "late"]), {"a": 1}) as client:
+            assert await heard(ask(client)) == ["late"]
+
+    on_virtual_time(test)
+
+
+def test_slow_first_tokens_are_learned_and_allowed() -> None:
+    async def test() -> None:
+        slow = [20.0, "late"]
+        async with client_of(StreamWire(mostly(lambda *_: slow, lambda *_: [70.0, "later"])), {"a": 1}, hedge=None) as client:
+            await learn(client)
+            assert await heard(ask(client)) == ["later"]
+            assert client.stats()["a"].failed == 0
+
+    on_virtual_time(test)
+
+
+def test_a_pause_that_is_far_longer_than_usual_ends_the_stream() -> None:
+    async def test() -> None:
+        wire = StreamWire(mostly(words(20), lambda *_: ["so far", 1000.0, "never"]))
+        async with client_of(wire, {"a": 1}) as client:
+            await learn(client)
+            began = now()
+            with pytest.raises(StreamInterrupted, match=r"endpoint 'a' sent nothing for 5.0 s amid its answer") as caught:
+                await ask(client).final()
+            assert 5 <= now() - began < 5.1
+            assert isinstance(caught.value.__cause__, RequestTimeout)
+            assert [attempt.outcome for attempt in caught.value.attempts] == ["timeout"]
+            assert wire.cancelled == ["hi"]
+            assert leftovers(client) == {}
+
+    on_virtual_time(test)
+
+
+def test_a_pause_ends_a_stream_after_a_minute_when_nothing_is_known() -> None:
+    async def test() -> None:
+        async with client_of(StreamWire(lambda *_: ["so far", 1000.0]), {"a": 1}) as client:
+            with pytest.raises(StreamInterrupted):
+                await ask(client).final()
+            assert 60 <= now() < 60.1
+
+    on_virtual_time(test)
+
+
+def test_pauses_that_are_usual_are_allowed() -> None:
+    async def test() -> None:
+        wire = StreamWire(mostly(words(5, gap=2.0), lambda *_: ["a", 30.0, "b"]))
+        async with client_of(wire, {"a": 1}) as client:
+            await learn(client)
+            assert await heard(ask(client)) == ["a", "b"]
+
+    on_virtual_time(test)
+
+
+def test_an_answer_may_be_as_long_as_it_likes_while_tokens_come() -> None:
+    async def test() -> None:
+        wire = StreamWire(mostly(spoken, words(4000, gap=1.0)))
+        async with client_of(wire, {"a": 1, "b": 1}, timeout=None) as client:
+            await learn(client)
+            assert len(await heard(ask(client))) == 4000
+            assert len(wire.sent) == KNOWN + 1
+
+    on_virtual_time(test)
+
+
+def test_the_time_an_endpoint_has_for_an_attempt_holds_for_the_whole_stream() -> None:
+    async def test() -> None:
+        fleet = endpoints({"a": 1}, timeouts=Timeouts(attempt=20.0))
+        async with client_of(StreamWire(words(100, gap=1.0)), fleet) as client:
+            with pytest.raises(StreamInterrupted, match=r"set Timeouts\(attempt=...\)") as caught:
+                await ask(client).final()
+            assert len(caught.value.text.split()) >= 19
+            assert 20 <= now() < 31
+            assert leftovers(client) == {}
+
+    on_virtual_time(test)
+
+
+def test_endpoints_that_wait_for_slow_consumers_are_not_taken_for_silent() -> None:
+    async def test() -> None:
+        wire = StreamWire(mostly(words(20), words(500, gap=0.0), SEEN))
+        async with client_of(wire, {"a": 4, "b": 4}) as client:
+            await asyncio.gather(*(ask(client, number).final() for number in range(SEEN)))
+            streams = [ask(client, number) for number in range(6)]
+            readers = [aiter(stream) for stream in streams]
+            for reader in readers:
+                assert await anext(reader) == "0 "
+            await asyncio.sleep(300)
+            assert {source.inflight for source in client._fleet.sources()} == {3}
+            assert all(source.health.in_service for source in client._fleet.sources())
+            for reader in readers:
+                assert len(await heard(reader)) == 499
+            assert leftovers(client) == {}
+
+    on_virtual_time(test)

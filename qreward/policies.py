@@ -141,7 +141,7 @@ class Hedge(Policy):
 
     A single call gets a hedge when it takes unusually long (Dean and Barroso, "The Tail at Scale", CACM 2013), the last
     requests of a batch get copies at endpoints that have nothing else to do, and requests that seem to hang, or whose
-    endpoint has gone silent, go elsewhere. All draw on one budget, and an endpoint gets a request at most once at a time.
+    endpoint has gone silent, go elsewhere. All but the last draw on one budget, and an endpoint gets a request at most once at a time.
 
     Args:
         quantile: share of an endpoint's answers that come sooner than a single call that is hedged.

@@ -58,6 +58,7 @@ class Dispatch:
         self._estimate = estimate
         self._most_waiting = most_waiting
         self._numbers = 0
+        self._stalled = False  # the last tick came late
 
     def pump(self, now: float, pool: Pool) -> None:
         """Give waiting tasks to sources with room, each to the best one."""
@@ -74,6 +75,8 @@ class Dispatch:
             self._offer(now, source)
         for source in unable:
             self._offer(now, source)
+        if unable:  # what is held back from them may be theirs later
+            self._look_later(now, pool)
 
     def _place(self, now: float, task: Task) -> None:
         if task.excluded and not self._awaits_another(now, task):

@@ -1,7 +1,8 @@
 """When a request that is under way is sent to a second source as well: hedges, tail copies and suspected hangs.
 
-One mechanism and one budget. The first answer counts and the other attempt is cancelled; a first attempt is never stopped
-because it is slow (a copy that is not needed costs a request, a kill that was wrong costs all that had been done).
+One mechanism and one budget, but for what a silent source holds. The first answer counts and the other attempt is cancelled;
+a first attempt is never stopped because it is slow (a copy that is not needed costs a request, a kill that was wrong costs all
+that had been done).
 
 Hang    an attempt that takes 1.3 times as long as an answer of the length that one in a thousand exceeds: copied even
         while other work waits, ahead of it. The time doubles with each suspicion of the same task. A copy that hangs as

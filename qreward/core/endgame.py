@@ -17,6 +17,8 @@ LONG = 0.97
 """Quantile of lengths for which a source's end is compared with the others'."""
 MARGIN = 2.0
 """Times the others' end that a source's own may be. A strict 1.3 halves the copies but leaves capacity idle (simulated)."""
+SWAY = 1.1
+"""Paces move a little between two looks: a source is not held back for that."""
 REFRESH, SHARE = 0.1, 0.1
 """Least seconds between two looks at the whole pool, and the share of the time that is left which passes between them."""
 
@@ -38,7 +40,7 @@ class Endgame:
         if now >= self._look_at:
             self._limit, drain = self._slowest(now, pool)
             self._look_at = now + max(REFRESH, min(SHARE * drain, LONGEST))
-        return self._limit < inf and pool.lengths.pace(source.latency) > self._limit
+        return self._limit < inf and pool.lengths.pace(source.latency) > SWAY * self._limit
 
     @staticmethod
     def _slowest(now: float, pool: Pool) -> tuple[float, float]:

@@ -119,7 +119,8 @@ class Scheduler(Vigil):
     def tick(self, now: float) -> None:
         """Do what is due. Call it at ``next_wake`` or later."""
         wake = self.wheel.next_wake()
-        stalled = wake is not None and now - wake > STALLED
+        stalled = wake is not None and now - wake > STALLED and not self._stalled  # a loop that is always late is not waited for twice
+        self._stalled = stalled
         for item in self.wheel.pop_due(now):
             if isinstance(item, Task):
                 if item.state is not State.DONE:  # another that was due has ended it
@@ -132,7 +133,10 @@ class Scheduler(Vigil):
                 self._wake(item, item.check_at)
                 self._fill(now, item)
             elif isinstance(item, Pool):
-                self._look_at_idle(now, item)
+                if not stalled:
+                    self._look_at_idle(now, item)
+                elif item.due < 0:
+                    self.wheel.add(item, now + STALLED)
 
     def next_wake(self) -> float | None:
         """When ``tick`` is to be called next, or None. It may be a little earlier than needed, never later."""
@@ -142,10 +146,13 @@ class Scheduler(Vigil):
 
     def join(self, now: float, source: Source, pool: Pool) -> None:
         """A source begins to serve a pool."""
+        self._enrol(source, pool)
+        self.changed(now, source)
+
+    def _enrol(self, source: Source, pool: Pool) -> None:
         pool.join(source)
         pool.queue.cost = self._cost
         source.look_after = self._duplicates.look_after(source)
-        self.changed(now, source)
 
     def changed(self, now: float, source: Source) -> None:
         """A source may have become able to take work: joined, marked healthy, its limits raised."""
@@ -161,7 +168,7 @@ class Scheduler(Vigil):
         pool.balancer = balancer
         for source in sources:  # before others leave: a pool without any source would fail what waits
             if source not in pool.sources:
-                pool.join(source)
+                self._enrol(source, pool)
         for source in [source for source in pool.sources if source not in sources]:
             self.leave(now, source, pool)
         for source in sources:

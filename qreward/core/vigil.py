@@ -36,6 +36,8 @@ class Vigil(Dispatch):
         source.look_after = self._duplicates.look_after(source)
         alarm = source.silence.alarm_at(source.inflight, source.latency.mean)
         soonest = min(found.next_at, alarm, now + source.look_after)
+        if any(self._duplicates.may_be_copied(attempt) for attempt in (*found.hung, *found.late)):  # there was no room
+            soonest = min(soonest, now + LOOK_LATER)
         source.check_at = max(soonest, now + min(LOOK_LATER, source.look_after / 8)) if source.inflight else inf
 
     def _stuck(self, now: float, source: Source) -> None:
@@ -86,8 +88,9 @@ class Vigil(Dispatch):
         if pool.queue:
             for source in pool.sources:
                 self._fill(now, source)
-        for task, source in self._duplicates.tail(now, pool):
-            self._send(now, task, source)
-            self._offer(now, source)
+        if not pool.queue:
+            for task, source in self._duplicates.tail(now, pool):
+                self._send(now, task, source)
+                self._offer(now, source)
         if any(source.ready_at() <= now for source in pool.sources):
             self._look_later(now, pool)

@@ -2,11 +2,11 @@
 
 One mechanism and one budget, but for what a silent source holds. The first answer counts and the other attempt is cancelled;
 a first attempt is never stopped because it is slow (a copy that is not needed costs a request, a kill that was wrong costs all
-that had been done).
+that had been done), unless both seem to hang.
 
 Hang    an attempt that takes 1.3 times as long as an answer of the length that one in a thousand exceeds: copied even
-        while other work waits, ahead of it. The time doubles with each suspicion of the same task. A copy that hangs as
-        well makes way for another.
+        while other work waits, ahead of it. The time doubles with each suspicion of the same task. Where the copy seems to
+        hang as well, the one of the two that has done less makes way for another: a very long answer is not lost.
 Hedge   a single call that takes longer than 95 % of its source's answers: copied if a quick source has room that nothing
         else wants (Dean and Barroso, "The Tail at Scale", CACM 2013).
 Tail    the last requests of a bulk, once nothing waits: copied to a source with room where a fresh start would be done sooner
@@ -36,12 +36,12 @@ UNKNOWN = 4.0
 """Times the slowest known pace that a source is given which has not answered yet."""
 MOST_DOUBLINGS = 4
 GAIN = 1.25
+"""Times the expected end of a copy that is still to go before a tail copy pays."""
 EQUAL = 1.1
 """Times the pace of its own source up to which another is as quick: an answer that would be among the longest percent goes
 there in the tail, for there it costs little to take it for hung."""
-"""Times the expected end of a copy that is still to go before a tail copy pays."""
 WORTH = 1.5
-"""Times the quickest source's pace that one may be to get a tail copy: the quick ones have room soon, and a copy is made once."""
+"""Times the quickest source's pace that one may be to get a copy: the quick ones have room soon, and a copy is made once."""
 LEAST_GAIN = 0.5
 """Seconds still to go below which no tail copy pays."""
 HEALTHY = 0.7
@@ -54,15 +54,17 @@ class Found:
     Attributes:
         overdue: past their time limit.
         hung: suspected to hang.
+        again: copies that are suspected as well.
         late: single calls that have a right to a hedge.
         next_at: when one more will be.
     """
 
-    __slots__ = ("hung", "late", "next_at", "overdue")
+    __slots__ = ("again", "hung", "late", "next_at", "overdue")
 
     def __init__(self) -> None:
         self.overdue: list[Attempt] = []
         self.hung: list[Attempt] = []
+        self.again: list[Attempt] = []
         self.late: list[Attempt] = []
         self.next_at = inf
 
@@ -128,17 +130,26 @@ class Duplicates:
 
     def _softer(self, attempt: Attempt, found: Found, hung: float, hedge: float) -> tuple[tuple[list[Attempt], float], ...]:
         """The limits before the last one."""
-        if attempt is attempt.task.copy:  # where it hangs as well, another source may have it: the first attempt goes on
-            return ((found.overdue, 2 * hung),)
+        if attempt is attempt.task.copy:
+            return ((found.again, 2 * hung),)
         return ((found.hung, hung), (found.late, hedge)) if self.may_be_copied(attempt) else ()
+
+    @staticmethod
+    def behind(now: float, copy: Attempt) -> Attempt:
+        """Of two attempts that both seem to hang the one that has done less, which makes way for a third."""
+        task = copy.task
+        assert task.attempt is not None
+
+        def done(attempt: Attempt) -> float:
+            return (now - attempt.sent_at) / (_pace(attempt.source, task.pool) or inf)
+
+        return min(copy, task.attempt, key=done)
 
     def hung_after(self, source: Source, pool: Pool) -> float:
         """Seconds after which an attempt is suspected for the first time."""
         if self.policy is None:
             return inf
-        pace = pool.lengths.pace(source.latency)
-        if not pace:
-            pace = UNKNOWN * max((pool.lengths.pace(other.latency) for other in pool.sources), default=0.0)
+        pace = _pace(source, pool)
         return HANG * pool.lengths.extreme * pace if pace else inf
 
     def hedged_after(self, source: Source) -> float:
@@ -164,6 +175,12 @@ class Duplicates:
         origin = task.attempt.source
         return task.excluded if origin in task.excluded else (*task.excluded, origin)
 
+    def too_slow(self, now: float, pool: Pool, avoided: tuple[Source, ...]) -> tuple[Source, ...]:
+        """Sources besides the avoided to which no copy goes: of unknown pace, or much slower than the quickest that may be had."""
+        paces = [(pool.lengths.pace(source.latency), source) for source in pool.sources if source not in avoided]
+        most = WORTH * min((pace for pace, source in paces if pace and source.worth_waiting_for(now)), default=0.0)
+        return tuple(source for pace, source in paces if not 0 < pace <= most) if most else ()
+
     @staticmethod
     def is_well(pool: Pool) -> bool:
         """Whether so many sources are in service that spare room is really spare."""
@@ -178,7 +195,7 @@ class Duplicates:
             target = room.quickest(self.others(attempt.task))
             if target is None:
                 continue
-            pace = pool.lengths.pace(attempt.source.latency)
+            pace = _pace(attempt.source, pool)
             quick = pool.lengths.pace(target.latency)
             age = now - attempt.sent_at
             hung = age > pool.lengths.rare * pace and quick <= EQUAL * pace
@@ -189,7 +206,7 @@ class Duplicates:
         """(seconds to go, length, attempt) of the tail's attempts."""
         lengths = pool.lengths
         for source in pool.sources:
-            pace = lengths.pace(source.latency)
+            pace = _pace(source, pool)
             if not pace:
                 continue
             for attempt in source.attempts:
@@ -201,6 +218,12 @@ class Duplicates:
                 to_go = (length - done) * pace
                 if to_go > LEAST_GAIN:
                     yield to_go, length, attempt
+
+
+def _pace(source: Source, pool: Pool) -> float:
+    """Seconds a token at a source, or what it may be if it has not answered yet; 0 if none has."""
+    lengths = pool.lengths
+    return lengths.pace(source.latency) or UNKNOWN * max((lengths.pace(other.latency) for other in pool.sources), default=0.0)
 
 
 class Room:

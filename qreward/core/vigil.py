@@ -26,9 +26,10 @@ class Vigil(Dispatch):
         if now >= source.silence.alarm_at(source.inflight, source.latency.mean):
             self._stuck(now, source)
         found = self._duplicates.inspect(now, source)
-        for attempt in found.overdue:
-            attempt.why = Why.OVERDUE
-            self.out.append((CANCEL, attempt))
+        for attempt in (*found.overdue, *(self._duplicates.behind(now, copy) for copy in found.again)):
+            if attempt.why is None:
+                attempt.why = Why.OVERDUE
+                self.out.append((CANCEL, attempt))
         for attempt in found.hung:
             self._suspect(now, attempt)
         for attempt in found.late:
@@ -75,6 +76,7 @@ class Vigil(Dispatch):
     def _copy(self, now: float, task: Task) -> None:
         """Send a task to a second source, or let it wait for one ahead of what was never sent."""
         avoided = self._duplicates.others(task)
+        avoided = (*avoided, *self._duplicates.too_slow(now, task.pool, avoided))
         source = self._ready(now, task.pool, avoided)
         if source is None:
             task.excluded = avoided

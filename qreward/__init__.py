@@ -12,7 +12,7 @@ _HOMES = {
     "qreward.client": ("QRewardClient",),
     "qreward.policies": ("Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "Priority", "Retry", "Route", "Timeouts"),
     "qreward.progress": ("Progress",),
-    "qreward.results": ("AttemptRecord", "BatchResult", "BatchStats", "EndpointState", "EndpointStats", "Result", "Usage"),
+    "qreward.results": ("AttemptRecord", "BatchResult", "BatchStats", "EndpointState", "EndpointStats", "FleetStats", "Result", "Usage"),
     "qreward.streams.batch": ("BatchStream",),
     "qreward.streams.blocking": ("SyncBatchStream", "SyncStream"),
     "qreward.streams.single": ("Stream",),
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from qreward.results import BatchStats as BatchStats
     from qreward.results import EndpointState as EndpointState
     from qreward.results import EndpointStats as EndpointStats
+    from qreward.results import FleetStats as FleetStats
     from qreward.results import Result as Result
     from qreward.results import Usage as Usage
     from qreward.streams.batch import BatchStream as BatchStream

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any, cast
 from qreward import arguments
 from qreward.arguments import DEFAULT, preparer
 from qreward.config import ClientConfig, config_from_env, load_config
+from qreward.core.pool import Pool
 from qreward.core.task import Terms
 from qreward.engine.bulk import Bulk
 from qreward.engine.fleet import Fleet
 from qreward.engine.report import load_of, stats_of
 from qreward.engine.shell import Engine, Wire
 from qreward.engine.single import Single
-from qreward.errors import ConfigError
+from qreward.errors import BatchInterrupted, ConfigError
 from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
 from qreward.progress import start_progress
-from qreward.results import BatchResult, EndpointStats, Result
+from qreward.results import BatchResult, FleetStats, Result
 from qreward.streams.calls import StreamCalls
 from qreward.wire.base import Call
 from qreward.wire.chat import CHAT
@@ -116,6 +117,7 @@ class QRewardClient(StreamCalls):
         self._changing = threading.Lock()
         self._engine = Engine(config.retry, wire_factory, _estimate, config.hedge, config.max_queued, clock=clock)
         self._fleet = Fleet(self._engine, config.endpoints, config.routes)
+        self._prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
         _CLIENTS.add(self)
 
     def _begin_again(self) -> None:
@@ -279,8 +281,12 @@ class QRewardClient(StreamCalls):
 
     def add_endpoint(self, endpoint: Endpoint | Mapping[str, Any] | str) -> None:
         """Add an endpoint; work that waits for its models reaches it at once. Raises ``ConfigError`` if its name is taken."""
+        added = arguments.endpoint(endpoint)
         with self._changing:
-            self._fleet.add(arguments.endpoint(endpoint))
+            self._fleet.add(added)
+            self._prices.pop(added.name, None)  # of one that was removed; until then it is kept, for batches it had a part in
+            if added.price is not None:
+                self._prices[added.name] = added.price
 
     def remove_endpoint(self, name: str) -> None:
         """Remove an endpoint; what it has in flight is finished, what waits goes elsewhere or fails with ``NoEndpoint``."""
@@ -302,10 +308,10 @@ class QRewardClient(StreamCalls):
         endpoints = tuple(cast("Endpoint", source.handle) for source in self._fleet.sources())
         return self._config.model_copy(update={"endpoints": endpoints, "routes": registered})
 
-    def stats(self) -> dict[str, EndpointStats]:
+    def stats(self) -> FleetStats:
         """What each endpoint did since the client was made (latencies are over its last thousand answers), and where it stands now."""
         now = self._clock()
-        return {source.name: stats_of(source, now) for source in self._fleet.sources()}
+        return FleetStats((source.name, stats_of(source, now)) for source in self._fleet.sources())
 
     async def aclose(self) -> None:
         """End what is under way with ``ClientClosed`` and close all connections. The client cannot be used afterwards."""
@@ -349,6 +355,7 @@ class QRewardClient(StreamCalls):
         keep: bool,
     ) -> BatchResult[Any]:
         pool, total = self._fleet.pool(model), len(items) if isinstance(items, Sized) else None
+        prices = self._prices_of(pool)
         bulk = Bulk(
             self._engine.shell(),
             pool,
@@ -357,10 +364,19 @@ class QRewardClient(StreamCalls):
             terms=terms,
             deadline=arguments.seconds("deadline", deadline),
             on_result=arguments.callback("on_result", on_result),
-            progress=start_progress(progress, total, title=model, load=partial(load_of, pool), clock=self._clock),
+            progress=start_progress(progress, total, title=model, load=partial(load_of, pool), prices=prices, clock=self._clock),
             keep=keep,
         )
-        return await bulk.run()
+        try:
+            return (await bulk.run()).priced(prices)
+        except BatchInterrupted as error:
+            if error.results is not None:
+                error.results.priced(prices)
+            raise
+
+    def _prices_of(self, pool: Pool) -> Mapping[str, tuple[float, float]]:
+        """All prices by endpoint, those of endpoints that come later included; none if no endpoint of the pool has one."""
+        return self._prices if any(source.name in self._prices for source in pool.sources) else {}
 
     def _terms(self, timeout: float | None, priority: int, hedge: bool, tenant: str | None) -> Terms:
         seconds = self._config.timeout if timeout is DEFAULT else arguments.seconds("timeout", timeout)

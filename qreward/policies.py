@@ -30,6 +30,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), _Number]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False), _Number]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False), _Number]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False), _Number]
+Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False), _Number]
 Count = Annotated[int, Field(ge=1), _Number]
 Many = Annotated[int, Field(ge=0), _Number]
 Quantile = Annotated[float, Field(gt=0, lt=1), _Number]
@@ -175,6 +176,7 @@ class Endpoint(Policy):
         weight: share under ``WEIGHTED_ROUND_ROBIN``.
         limits: see :class:`Limits`.
         timeouts: see :class:`Timeouts`.
+        price: US dollars for a million prompt tokens, and for a million completion tokens. It is only told, and decides nothing.
         headers: sent with each request; values may hold ``${VAR}`` and are never shown.
         http_client: an ``httpx.AsyncClient`` or ``httpx.AsyncBaseTransport`` of your own, used instead of the engine.
         verify: False switches TLS verification off; a path names a CA bundle.
@@ -196,6 +198,7 @@ class Endpoint(Policy):
     weight: Weight = 1.0
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
+    price: tuple[Dollars, Dollars] | None = None
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     http_client: Any = Field(default=None, repr=False, exclude=True)
     verify: bool | str = True
@@ -262,6 +265,13 @@ class Endpoint(Policy):
             raise ValueError("must name at least one pattern; '*' takes any model")
         for pattern in value:
             check_glob(pattern)
+        return value
+
+    @field_validator("price", mode="before")
+    @classmethod
+    def _for_prompt_and_completion(cls, value: object) -> object:
+        if value is not None and (not isinstance(value, list | tuple) or len(value) != 2):
+            raise ValueError("must be US dollars for a million prompt tokens and for a million completion tokens, such as [0.15, 0.6]")
         return value
 
     @field_validator("name")

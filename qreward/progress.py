@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from qreward.core.latency import Quantiles
 from qreward.errors import ConfigError
-from qreward.results import Result
+from qreward.results import Result, dollars
 
 VARIABLE = "QREWARD_PROGRESS"
 """Set to 1, this environment variable shows progress where a program does not say what it wants."""
@@ -185,7 +185,7 @@ class Meter:
         self._prompt += prompt
         self._completion += completion
         if endpoint is not None and (price := self._prices.get(endpoint)) is not None:
-            self._cost += (price[0] * prompt + price[1] * completion) / 1e6
+            self._cost += dollars(price, prompt, completion)
 
     def _add_trail(self, result: Result[Any]) -> None:
         attempts = result.attempts
@@ -217,7 +217,7 @@ def _view(wanted: object, title: str) -> View | None:
         raise ConfigError(f"progress must be True, False, None or a plain function that takes a Progress, not {wanted!r}")
     if not wanted or _is_another_rank():
         return None
-    bar = _bar() if _is_terminal() or _is_notebook() else None
+    bar = _bar() if _is_terminal() or is_notebook() else None
     return _Lines(title) if bar is None else _Bar(bar, title)
 
 
@@ -302,7 +302,7 @@ def _is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def _is_notebook() -> bool:
+def is_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and "IPKernelApp" in shell.config

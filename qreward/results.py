@@ -6,7 +6,7 @@ This room knows nothing of HTTP or of the scheduler; answers reach it through th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 import msgspec
@@ -174,15 +174,30 @@ class EndpointStats:
     state: EndpointState | None = None
 
 
+class FleetStats(dict[str, EndpointStats]):
+    """Endpoint name -> what it did: a plain dict, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        from qreward.html.stats import stats_html  # noqa: PLC0415 - only notebooks draw
+
+        return stats_html(self)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchStats:
-    """What a whole batch did. ``seconds`` is from its start to its last result."""
+    """What a whole batch did. ``seconds`` is from its start to its last result; ``cost`` see :attr:`BatchResult.cost`."""
 
     items: int = 0
     ok: int = 0
     failed: int = 0
     seconds: float = 0.0
     endpoints: Mapping[str, EndpointStats] = field(default_factory=dict)
+    cost: float | None = None
+
+
+def dollars(price: tuple[float, float], prompt_tokens: int, completion_tokens: int) -> float:
+    """What tokens cost at a price, which is for a million of each kind."""
+    return (price[0] * prompt_tokens + price[1] * completion_tokens) / 1e6
 
 
 class BatchResult(Sequence[Result[T]]):
@@ -227,6 +242,21 @@ class BatchResult(Sequence[Result[T]]):
         """Index -> error of the items that failed."""
         return {result.index: result.error for result in self._results if result.error is not None}
 
+    @property
+    def cost(self) -> float | None:
+        """US dollars for all answers of endpoints that have a price, by the tokens that they told; None if no endpoint has one.
+
+        What was asked for and not used, such as a hedge that lost, is not in it.
+        """
+        return self.stats.cost
+
+    def priced(self, prices: Mapping[str, tuple[float, float]]) -> BatchResult[T]:
+        """Reckon the cost, and return this batch; ``prices`` are US dollars for a million prompt and completion tokens, by endpoint."""
+        told = ((prices[name], stats) for name, stats in self.stats.endpoints.items() if name in prices)
+        cost = sum((dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in told), 0.0)
+        self.stats = replace(self.stats, cost=cost if prices else None)
+        return self
+
     def raise_for_errors(self) -> BatchResult[T]:
         """Return this batch, or raise an ``ExceptionGroup`` of the errors if any item failed."""
         if errors := self.errors:
@@ -235,6 +265,11 @@ class BatchResult(Sequence[Result[T]]):
 
     def __repr__(self) -> str:
         return f"<BatchResult {len(self)} items, {len(self.errors)} failed>"
+
+    def _repr_html_(self) -> str:
+        from qreward.html.stats import batch_html  # noqa: PLC0415 - only notebooks draw
+
+        return batch_html(self)
 
 
 def with_trail(error: QRewardError, trail: tuple[AttemptRecord, ...]) -> QRewardError:

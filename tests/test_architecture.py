@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-WORDS = {"errors", "policies", "results", "observe", "config", "tuning"}
+WORDS = {"errors", "policies", "results", "observe", "config", "tuning", "html"}
 EDGES = {
     "arguments",
     "client",
@@ -59,9 +59,10 @@ OUTSIDE = {
     "openai": {"wire"},
     "httpx": {"wire.httpx_transport"},
     "httpx2": {"wire.httpx_transport"},
+    "IPython": {"integrations"},
 }
 """Package -> the only rooms that may import it."""
-OPENAI_TYPES = {"client", "sync", "streams"}
+OPENAI_TYPES = {"client", "sync", "streams", "integrations"}
 
 IMPURE = {"asyncio", "concurrent", "datetime", "http", "io", "logging", "multiprocessing", "os", "secrets", "select", "selectors"}
 IMPURE |= {"signal", "socket", "ssl", "subprocess", "threading", "time", "urllib", "uuid"}
@@ -323,6 +324,7 @@ def test_nothing_but_the_command_line_uses_the_command_line_or_the_fakes() -> No
         ("wire.aiohttp_transport", "from httpx2 import AsyncClient"),
         ("cli.demo", "import httpx"),
         ("client", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    pass\nelse:\n    import openai"),
+        ("results", "def f():\n    from IPython.display import HTML"),
     ],
 )
 def test_a_package_outside_its_rooms_is_caught(name: str, source: str) -> None:

@@ -24,7 +24,7 @@ PAGES = sorted(
 )
 MODELS = (ClientConfig, policies.Endpoint, policies.Limits, policies.Timeouts, policies.Retry, policies.Hedge, policies.Route)
 UNITS = {"seconds", "bytes", "share", "requests", "tries", "requests a minute", "tokens a minute", "connections a second"}
-UNITS |= {"copies", "copies a request", "retries a request", "retries a second"}
+UNITS |= {"dollars a million tokens", "copies", "copies a request", "retries a request", "retries a second"}
 
 
 def without_code(text: str) -> str:

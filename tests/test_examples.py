@@ -12,16 +12,19 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from qreward.testing import FakeEndpoint, FakeFleet
+from qreward.testing import FakeEndpoint, FakeFleet, Latency
 from qreward.testing.judge import judge
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 DATA = EXAMPLES / "data"
+NAMES = ["single_call.py", "batch_call.py", "sync_call.py"]
+NAMES += ["client_load_balancer.py", "client_model_router.py", "client_streaming.py", "client_batch_streaming.py"]
 LINES = [json.loads(line) for line in (DATA / "judge_requests.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
@@ -128,7 +131,52 @@ def test_the_model_router_prefers_the_exact_name_then_the_most_specific_glob() -
     assert re.search(r"^not served: .*'unknown-model'.*'judge-\*'", out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["single_call.py", "batch_call.py", "client_load_balancer.py", "client_model_router.py"])
+def test_the_streams_come_token_by_token_break_off_and_begin_anew() -> None:
+    tokens, whole, chunks, left, broke, anew, again = run_python("client_streaming.py", cwd=EXAMPLES).splitlines()
+    assert tokens.count("|") == 30
+    verdict = tokens.replace("|", "")
+    assert json.loads(verdict)["verdict"] == "correct"
+    assert whole == f"the whole: {len(verdict)} characters, 30 tokens"
+    assert re.fullmatch(r"as chunks: 3\d of openai's ChatCompletionChunk", chunks)
+    assert left.startswith('left at:   {"verdict": "correct",')
+    assert verdict.startswith(left.removeprefix("left at:   "))
+    said = re.fullmatch(r"broke off: (.*) \(ConnectionFailed\)", broke)
+    assert said
+    assert verdict.startswith(said[1])
+    assert 0 < len(said[1]) < len(verdict)
+    assert anew == f"begun anew after {len(said[1])} characters, which are void"
+    assert again == f"and whole: {verdict}"
+
+
+def test_the_streams_of_a_batch_interleave_and_one_that_fails_is_a_value() -> None:
+    out = run_python("client_batch_streaming.py", cwd=EXAMPLES)
+    before, failed, after, judged, *ends = out.splitlines()
+    tokens = Counter(before + after)
+    index = re.fullmatch(r"stream (\d) failed: the stream broke off after \d+ characters: endpoint 'judge-1'.*", failed)
+    assert index
+    assert tokens == dict.fromkeys("01234567", 24) | {index[1]: 12}
+    assert sum(one != other for one, other in pairwise(before + after)) > 7  # more than if they came one after the other
+    rewards = [None if number == int(index[1]) else 1 - number % 2 for number in range(8)]
+    assert judged == f"7 of 8 judged: {rewards}"
+    pattern = r'stream (\d) ended at judge-[01] after \d\.\d\d s: \{"verdict": "(\w+)", .*\}'
+    found = [re.fullmatch(pattern, end) for end in ends]
+    assert sorted((end[1], end[2]) for end in found if end) == [(str(number), ("correct", "incorrect")[number % 2]) for number in range(8)]
+
+
+def test_the_blocking_client_calls_judges_streams_and_serves_threads() -> None:
+    one, *progress, batch, stream, threads = run_python("sync_call.py", cwd=EXAMPLES).splitlines()
+    assert json.loads(one.removeprefix("one call:"))["verdict"] == "correct"
+    assert all(re.fullmatch(r"\d+/60 judged, 0 failed, \$0\.\d{6}", line) for line in progress)
+    assert progress[0].startswith("0/60")
+    assert progress[-1].startswith("60/60")
+    assert not progress[-1].endswith("$0.000000")
+    assert batch == "the batch: 30 of 60 candidates are right"
+    assert stream.count("|") == 30
+    assert json.loads(stream.removeprefix("a stream:").replace("|", ""))["verdict"] == "incorrect"
+    assert threads.startswith("8 threads: 16 answers")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_an_example_runs_against_the_endpoints_that_the_environment_names(name: str) -> None:
     fleet = FakeFleet([FakeEndpoint("mine", models=["mine-*", "judge-*"], responder="judge", api_key="not-secret")])
     own = {"OPENAI_BASE_URL": "{URL_0}", "OPENAI_API_KEY": "not-secret", "JUDGE_MODEL": "mine-1"}
@@ -145,9 +193,25 @@ def test_each_example_is_short_and_says_what_it_shows() -> None:
 
 
 def test_the_python_of_the_readme_runs_and_judges(tmp_path: Path) -> None:
-    (block,) = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
-    (tmp_path / "readme.py").write_text(block, encoding="utf-8")
-    fleet = FakeFleet([FakeEndpoint("a", responder="judge"), FakeEndpoint("b", responder="judge", api_key="not-secret")])
-    given = {"JUDGE_URL": "{URL_0}", "API_URL": "{URL_1}", "API_KEY": "not-secret"}
-    out = asyncio.run(run_against(fleet, "readme.py", cwd=tmp_path, **given))
-    assert re.findall(r'"verdict": "(\w+)"', out) == ["correct", "correct", "incorrect"]
+    found = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(found) == 2  # awaited, and not
+    for block in found:
+        (tmp_path / "readme.py").write_text(block, encoding="utf-8")
+        fleet = FakeFleet([FakeEndpoint("a", responder="judge"), FakeEndpoint("b", responder="judge", api_key="not-secret")])
+        given = {"JUDGE_URL": "{URL_0}", "API_URL": "{URL_1}", "API_KEY": "not-secret", "OPENAI_BASE_URL": "{URL_0}"}
+        out = asyncio.run(run_against(fleet, "readme.py", cwd=tmp_path, **given))
+        assert re.findall(r'"verdict": "(\w+)"', out) == ["correct", "correct", "incorrect"]
+
+
+PAGES = [(page.name, block) for page in sorted((ROOT / "docs").glob("*.md")) for block in blocks(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("block", [block for _, block in PAGES], ids=[name for name, _ in PAGES])
+def test_the_python_of_the_pages_runs_where_it_is_marked(block: str, tmp_path: Path) -> None:
+    (tmp_path / "page.py").write_text(block, encoding="utf-8")
+    fleet = FakeFleet([FakeEndpoint("a", latency=Latency(tokens=10))])
+    assert asyncio.run(run_against(fleet, "page.py", cwd=tmp_path, OPENAI_BASE_URL="{URL_0}"))
+
+
+def test_each_page_with_marked_python_is_found() -> None:
+    assert {"configuration.md", "errors.md", "streaming.md"} <= {name for name, _ in PAGES}

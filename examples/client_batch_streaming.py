@@ -1,0 +1,53 @@
+"""Many answers token by token, all in one loop: how they interleave, how each one ends, and one that fails among them.
+
+A stream that breaks off is told to ``on_stream_error`` and is a value among the results; the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from connect import MODEL, connect, conversation
+
+from qreward import QRewardClient, QRewardError, Result
+from qreward.testing import FakeEndpoint, Faults, Latency
+
+PACE = Latency(base=0.05, per_token=0.01, tokens=24)
+FLEET = (
+    FakeEndpoint(name="judge-0", models=["judge-*"], responder="judge", latency=PACE, max_concurrency=2),
+    # with this seed the first of its streams is cut half way, and none of the next sixty
+    FakeEndpoint(name="judge-1", models=["judge-*"], responder="judge", latency=PACE, max_concurrency=2, faults=Faults(cut=0.02, seed=917)),
+)
+ROLLOUTS = [conversation(f"What is {n} times 7?", str(n * 7), str(n * 7 + n % 2)) for n in range(8)]
+
+
+def tell(index: int, error: QRewardError) -> None:
+    """Called when the last token of a stream that failed has been read."""
+    print(f"\nstream {index} failed: {error}")
+
+
+async def interleaved(client: QRewardClient) -> None:
+    stream = client.batch_stream_chat_completion(ROLLOUTS, model=MODEL, temperature=0, timeout=60, on_stream_error=tell)
+    async for index, _token in stream:
+        print(index, end="", flush=True)  # whose token it is
+    batch = await stream.results()
+    rewards = [json.loads(result.text)["score"] if result.ok else None for result in batch]
+    print(f"\n{batch.stats.ok} of {batch.stats.items} judged: {rewards}")
+
+
+async def one_by_one(client: QRewardClient) -> None:
+    stream = client.batch_stream_chat_completion(ROLLOUTS, model=MODEL, temperature=0, timeout=60, max_concurrent_streams=3)
+    async for index, event in stream.events():
+        if isinstance(event, Result):  # the last event of each stream
+            print(f"stream {index} ended at {event.endpoint} after {event.latency:.2f} s: {event.text if event.ok else event.error}")
+
+
+async def main() -> None:
+    async with connect(*FLEET) as client:
+        await interleaved(client)
+        await one_by_one(client)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,226 @@
+"""Batches and statistics as a notebook shows them: counts, times and errors, escaped, bounded, and without secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import random
+import re
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import httpx
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from notebook_tools import MODEL, chat, words
+
+from qreward import BadRequest, BatchResult, BatchStats, Endpoint, EndpointState, EndpointStats, QRewardClient, RateLimited, Result, Retry
+from qreward.html.elements import MOST_ROWS, clip, number, seconds
+from qreward.html.plots import BARS, Scale, histogram
+from qreward.results import FleetStats
+
+READY = EndpointState(3, 16, "rejected while 16 were served", "ready", 0.0)
+
+
+def answered(index: int, latency: float, endpoint: str = "gpu-0") -> Result[Any]:
+    return Result(index, object(), None, endpoint, latency, 0.0)  # type: ignore[arg-type]
+
+
+def failed(index: int, error: Any) -> Result[Any]:
+    return Result(index, None, error, None, 0.0, 0.0)
+
+
+def batch(*results: Result[Any], **endpoints: EndpointStats) -> BatchResult[Any]:
+    bad = sum(not result.ok for result in results)
+    return BatchResult(list(results), BatchStats(len(results), len(results) - bad, bad, 2.0, endpoints))
+
+
+def page_of(thing: Any) -> str:
+    """What a notebook shows; it must be well-formed, as a browser mends silently what is not."""
+    page: str = thing._repr_html_()
+    ET.fromstring(page)
+    return page
+
+
+def rows(page: str) -> list[list[str]]:
+    return [[words(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in re.findall(r"<tr>(.*?)</tr>", page)]
+
+
+def table(page: str, heading: str) -> list[dict[str, str]]:
+    """The table whose first heading this is."""
+    every = rows(page)
+    at = [number for number, row in enumerate(every) if row[0] == heading]
+    head = every[at[0]]
+    return [dict(zip(head, row, strict=True)) for row in every[at[0] + 1 :] if len(row) == len(head) and row != head]
+
+
+def test_a_batch_says_how_many_how_fast_at_which_endpoints_and_what_went_wrong() -> None:
+    stats = EndpointStats(sent=5, won=3, rejected=2, prompt_tokens=12_000, completion_tokens=30, p50=0.2, p95=1.5, p99=2.5)
+    results = [*(answered(index, 0.2) for index in range(3)), failed(3, RateLimited("no room")), failed(4, RateLimited("no more"))]
+    page = page_of(batch(*results, failed(5, BadRequest("no messages")), **{"gpu-0": stats}))
+    assert words(page).startswith("6 items · 3 ok · 3 failed · 2.00 s · 3 items/s · 12,000 tokens in, 30 out")
+    (row,) = table(page, "endpoint")
+    assert row == {
+        "endpoint": "gpu-0",
+        "sent": "5",
+        "answered": "3",
+        "rejected": "2",
+        "tokens in": "12,000",
+        "out": "30",
+        "p50": "200 ms",
+        "p95": "1.50 s",
+        "latency": "p50 200 ms, p95 1.50 s, p99 2.50 s",
+    }
+    assert table(page, "error") == [
+        {"error": "RateLimited", "items": "2", "the first of them": "no room"},
+        {"error": "BadRequest", "items": "1", "the first of them": "no messages"},
+    ]
+    assert "latency of 3 answers" in words(page)
+
+
+def test_a_batch_that_kept_no_results_shows_its_statistics() -> None:
+    empty = BatchResult([], BatchStats(7, 7, 0, 1.0, {"gpu-0": EndpointStats(sent=7, won=7)}))
+    page = page_of(empty)
+    assert words(page).startswith("7 items · 7 ok · 0 failed")
+    assert "<svg" not in page
+
+
+def test_an_empty_batch_is_shown() -> None:
+    assert words(page_of(batch())).startswith("0 items")
+
+
+def test_a_batch_of_a_million_and_a_thousand_endpoints_is_a_small_page() -> None:
+    rng = random.Random(7)
+    results = [answered(index, rng.lognormvariate(0, 1)) for index in range(50_000)] * 20
+    endpoints = {f"gpu-{index}": EndpointStats(sent=10, won=9, p50=0.1, p95=0.2, p99=0.3) for index in range(1000)}
+    big = BatchResult([*results, failed(0, RateLimited("no " * 10_000))], BatchStats(1_000_001, 1_000_000, 1, 9.0, endpoints))
+    page = page_of(big)
+    assert len(page) < 80_000
+    assert f"and {1000 - MOST_ROWS} more" in words(page)
+    assert page.count("<rect") <= BARS
+    assert "latency of 1,000,000 answers" in words(page)
+
+
+def test_statistics_stay_a_plain_dict_of_the_endpoints() -> None:
+    stats = FleetStats({"gpu-0": EndpointStats(sent=2, won=2, state=READY)})
+    assert stats == {"gpu-0": EndpointStats(sent=2, won=2, state=READY)}
+    assert isinstance(stats, dict)
+    assert repr(stats) == repr(dict(stats))
+    assert pickle.loads(pickle.dumps(stats)) == stats
+    assert json.loads(json.dumps(stats, default=lambda each: each.sent)) == {"gpu-0": 2}
+
+
+def test_statistics_say_where_each_endpoint_stands() -> None:
+    shut = EndpointState(0, 4, "start", "out of service after failures", 2.5)
+    page = page_of(FleetStats({"a": EndpointStats(state=READY), "b": EndpointStats(failed=3, state=shut)}))
+    assert words(page).startswith("2 endpoints")
+    every = rows(page)
+    at = every.index(["endpoint", "now", "in flight", "window", "because"])
+    assert every[at + 1 :] == [
+        ["a", "ready", "3", "16", "rejected while 16 were served"],
+        ["b", "out of service after failures, for 2.50 s", "0", "4", "start"],
+    ]
+
+
+def test_the_statistics_of_a_client_are_shown_and_of_no_client_are_empty() -> None:
+    client = QRewardClient([Endpoint("http://gpu-0.example/v1", name="gpu-0")])
+    assert words(page_of(client.stats())).startswith("1 endpoint endpoint sent answered gpu-0 0 0 endpoint now")
+    assert words(page_of(FleetStats())) == "0 endpoints"
+
+
+@example("<b>name</b>", "<i>said</i>")
+@given(st.text(min_size=1, max_size=30), st.text(max_size=60))
+def test_no_name_and_no_message_becomes_markup(name: str, said: str) -> None:
+    state = EndpointState(0, 1, said, said, None)
+    thing = batch(failed(0, RateLimited(said)), **{name: EndpointStats(sent=1, state=state)})
+    for page in (thing._repr_html_(), FleetStats(thing.stats.endpoints)._repr_html_()):
+        assert set(re.findall(r"<(\w+)", page)) <= {"div", "b", "span", "table", "tr", "th", "td"}
+        assert page.count("<b>") == 1
+
+
+def test_no_key_and_no_header_is_shown_even_if_a_server_quotes_them() -> None:
+    secrets = ("sk-Kx81-very-secret", "team-token-4471")
+
+    def quote(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(400, json={"error": {"message": f"<b>you sent {dict(request.headers)}</b>"}})
+
+    async def use() -> str:
+        made = Endpoint(
+            "http://gpu-0.example/v1",
+            name="gpu-0",
+            api_key=secrets[0],
+            headers={"x-token": secrets[1]},
+            http_client=httpx.MockTransport(quote),
+        )
+        async with QRewardClient([made], retry=Retry(attempts=1)) as client:
+            result = await client.batch_chat_completion([chat("hi")], MODEL)
+            return page_of(result) + page_of(client.stats())
+
+    page = asyncio.run(use())
+    assert "BadRequest" in page
+    assert "you sent" in page
+    assert "<b>you" not in page
+    assert not [secret for secret in secrets if secret in page]
+
+
+# plots and figures
+
+
+@given(st.lists(st.floats(min_value=0, max_value=1e5), min_size=1, max_size=200))
+def test_every_time_is_in_one_bar_of_the_plot_and_no_bar_leaves_it(times: list[float]) -> None:
+    plot = ET.fromstring(histogram(times))
+    width, height = (float(plot[0].attrib[side]) for side in ("width", "height"))
+    bars = plot.findall(".//rect")
+    assert 1 <= len(bars) <= min(BARS, len(times))
+    for bar in bars:
+        x, y, wide, tall = (float(bar.attrib[name]) for name in ("x", "y", "width", "height"))
+        assert 0 <= x <= x + wide <= width
+        assert 0 <= y <= y + tall <= height
+    for line in plot.findall(".//path"):
+        x = float(re.match(r"M([\d.]+)", line.attrib["d"])[1])  # type: ignore[index]
+        assert 30 <= x <= width - 30
+
+
+def test_the_plot_names_exact_quantiles() -> None:
+    said = words(histogram([number / 100 for number in range(1, 101)]))
+    assert said.endswith("latency of 100 answers, logarithmic: shortest 10 ms · p50 500 ms · p95 950 ms · longest 1.00 s")
+
+
+def test_bars_are_equal_parts_of_a_logarithmic_scale() -> None:
+    bars = ET.fromstring(histogram([10 ** (4 * (number + 0.5) / (5 * BARS)) for number in range(5 * BARS)])).findall(".//rect")
+    assert [float(bar.attrib["x"]) for bar in bars] == [30 + 8 * place for place in range(BARS)]
+    assert {float(bar.attrib["height"]) for bar in bars} == {62.0}  # five in each
+
+
+def test_the_highest_bar_is_where_most_answers_are_and_one_in_a_million_is_still_seen() -> None:
+    bars = ET.fromstring(histogram([1.0] * 999_999 + [100.0])).findall(".//rect")
+    assert [float(bar.attrib["height"]) for bar in bars] == [62.0, 1.0]
+    assert float(bars[0].attrib["x"]) < float(bars[1].attrib["x"])
+
+
+@given(st.floats(min_value=1e-6, max_value=1e6), st.floats(min_value=1e-6, max_value=1e6))
+def test_a_scale_holds_its_values_and_leads_back(one: float, other: float) -> None:
+    scale = Scale.of([one, other])
+    for time in (one, other):
+        assert -1e-9 <= scale.place(time) <= 1 + 1e-9
+        assert scale.at(scale.place(time)) == pytest.approx(time)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.0, "0.0 ms"), (0.0042, "4.2 ms"), (0.25, "250 ms"), (0.9994, "999 ms"), (0.9996, "1.00 s"), (12.34, "12.3 s"), (4000.0, "4,000 s")],
+)
+def test_times_are_said_as_people_read_them(value: float, said: str) -> None:
+    assert seconds(value) == said
+
+
+@pytest.mark.parametrize(("value", "said"), [(0, "0"), (7, "7"), (2.04, "2"), (41.26, "41.3"), (1234.6, "1,235")])
+def test_numbers_are_said_as_people_read_them(value: float, said: str) -> None:
+    assert number(value) == said
+
+
+def test_a_text_that_is_cut_says_by_how_much() -> None:
+    assert clip("abc", 3) == "abc"
+    assert clip("abcdef", 2) == "ab… (4 more characters)"

@@ -260,6 +260,14 @@ def test_the_last_items_of_a_bulk_are_copied_to_an_idle_source_that_would_be_don
     assert isinstance(desk.outcome(task), Answer)
 
 
+def test_the_last_items_of_a_bulk_are_copied_from_a_source_that_has_not_answered_yet() -> None:
+    desk = Desk({"new": 4, "quick": 4}, hedge=TAIL_ONLY)
+    warm(desk, "quick")
+    [task] = bulk_at(desk, "new")
+    desk.wait(0.6)
+    assert copy(task).source.name == "quick"
+
+
 def test_the_item_with_most_to_go_is_copied_first() -> None:
     desk = warm_all(Desk({"slow": 2, "quick": 1}, hedge=TAIL_ONLY), slow=0.2)
     desk.mark("quick", down=True)

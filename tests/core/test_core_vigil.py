@@ -126,6 +126,35 @@ def test_a_copy_that_hangs_as_well_makes_way_for_a_third_source() -> None:
     assert isinstance(desk.outcome(task), Answer)
 
 
+def test_of_two_attempts_that_seem_to_hang_the_one_that_has_done_more_goes_on() -> None:
+    desk = warm_all(Desk({"slow": 4, "quick": 4}, hedge=HANGS_ONLY), slow=3 * PACE)
+    task = hang(desk, "slow")
+    first = live(task)
+    desk.wait(3 * HUNG + 0.5)
+    second = copy(task)
+    while not desk.is_cancelled(first):
+        desk.wait(0.1)
+    assert desk.now - second.sent_at == pytest.approx(2 * 2 * HUNG, rel=0.1)
+    assert not desk.is_cancelled(second)
+    desk.cancelled(first)
+    desk.ok(second, after=0.1)
+    assert isinstance(desk.outcome(task), Answer)
+
+
+@pytest.mark.parametrize("other", ["slow", "new"])
+def test_what_seems_to_hang_waits_for_a_quick_source_rather_than_go_to_one_that_is_slow_or_unknown(other: str) -> None:
+    desk = Desk({"a": 4, "quick": 1, other: 4}, hedge=HANGS_ONLY)
+    for name in ("a", "quick"):
+        warm(desk, name)
+    if other == "slow":
+        warm(desk, other, pace=2 * PACE)
+    busy, task = hang(desk, "quick"), hang(desk, "a")
+    desk.wait(1.1 * HUNG)
+    assert (task.state, task.copy) == (State.QUEUED, None)
+    desk.ok(live(busy), after=0.0)
+    assert copy(task).source.name == "quick"
+
+
 def test_with_two_sources_a_copy_that_hung_is_not_made_again_at_the_same_one() -> None:
     desk = warm_all(Desk({"a": 4, "b": 4}, hedge=HANGS_ONLY))
     task = hang(desk, "a")

@@ -159,7 +159,7 @@ class Hedge(Policy):
     quantile: Quantile = 0.95
     after: Seconds | None = None
     budget: Share = 0.05
-    reserve: Many = 16
+    reserve: Many = 32
     tail: bool = True
 
 

@@ -11,7 +11,7 @@ Hedge   a single call that takes longer than 95 % of its source's answers: copie
         else wants (Dean and Barroso, "The Tail at Scale", CACM 2013).
 Tail    the last requests of a bulk, once nothing waits: copied to a source with room where a fresh start would be done sooner
         by a quarter if the answer is a long one, the one with most to go first (LATE, Zaharia et al., OSDI 2008). Half of
-        the reserve is left to hangs.
+        the reserve is left to hangs, and a quarter to those that are suspected for twice as long.
 """
 
 from __future__ import annotations
@@ -104,6 +104,13 @@ class Duplicates:
         self._balance -= 1
         return True
 
+    def withdraw_for(self, now: float, suspect: Attempt) -> bool:
+        """The same for an attempt that seems to hang. A quarter of the reserve is left to those that are twice as late as that."""
+        if self.policy is None:
+            return False
+        certain = now - suspect.sent_at >= 2 * self._suspected_after(suspect)
+        return self.withdraw(0.0 if certain else self.policy.reserve / 4)
+
     # which attempts take too long
 
     def look_after(self, source: Source) -> float:
@@ -122,8 +129,8 @@ class Duplicates:
                 found.next_at = min(found.next_at, attempt.sent_at + least)
                 break
             if attempt.why is None:
-                limit = (source.attempt_timeout or inf) if attempt.committed else source.attempt_limit(attempt.overdue)
-                hung = hung_after.get(attempt.task.pool, inf) * 2.0 ** min(attempt.task.suspected, MOST_DOUBLINGS)
+                limit = (source.attempt_timeout or inf) + attempt.held_until(now) if attempt.committed else source.attempt_limit(attempt.overdue)
+                hung = hung_after.get(attempt.task.pool, inf) * _doubled(attempt.task)
                 hedge = inf if attempt.task.feed is not None else hedged_after
                 found.sort(attempt, now, ((found.overdue, limit), *self._softer(attempt, found, hung, hedge)))
         return found
@@ -144,6 +151,9 @@ class Duplicates:
             return (now - attempt.sent_at) / (_pace(attempt.source, task.pool) or inf)
 
         return min(copy, task.attempt, key=done)
+
+    def _suspected_after(self, attempt: Attempt) -> float:
+        return self.hung_after(attempt.source, attempt.task.pool) * _doubled(attempt.task)
 
     def hung_after(self, source: Source, pool: Pool) -> float:
         """Seconds after which an attempt is suspected for the first time."""
@@ -218,6 +228,11 @@ class Duplicates:
                 to_go = (length - done) * pace
                 if to_go > LEAST_GAIN:
                     yield to_go, length, attempt
+
+
+def _doubled(task: Task) -> float:
+    """Times the usual time that an attempt of a task is given before it is suspected again."""
+    return 2.0 ** min(task.suspected, MOST_DOUBLINGS)
 
 
 def _pace(source: Source, pool: Pool) -> float:

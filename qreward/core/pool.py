@@ -62,8 +62,11 @@ class Pool:
 
     def gives_bulk_to(self, now: float, source: Source) -> bool:
         """Whether a source may take items of bulks: while single calls come, part of its window is kept for them."""
-        if now < self.online_until and source.inflight >= source.window.limit - reserve(source.window.limit):
-            return False
+        if now < self.online_until:
+            # while single calls wait no slot is kept free for them: whose turn it is goes first, but a bulk only within its part
+            held = source.inflight - source.singles if self.queue.waiting else source.inflight
+            if held >= source.window.limit - reserve(source.window.limit):
+                return False
         return not (self.balancer.by_speed and self.endgame.holds_back(now, source, self))
 
     def __repr__(self) -> str:

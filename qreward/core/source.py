@@ -32,6 +32,9 @@ ATTEMPT_LEAST = 10.0
 ATTEMPT_FACTOR = 8.0
 """An attempt may take this many times what the slowest percent of answers takes, here or, at this source's pace, anywhere."""
 
+SOON = 1.0
+"""Seconds within which a source must be expected to take work to be worth waiting for."""
+
 HELD = 0.05
 """Share of an answer's time for which it may have waited for its caller and still say something of room."""
 MOST_DOUBLINGS = 3
@@ -187,7 +190,7 @@ class Source:
 
     def worth_waiting_for(self, now: float) -> bool:
         """True if it can be expected to take work within about a second."""
-        soon = now + 1.0
+        soon = now + SOON
         if not self.health.in_service or self.removed or self.gate.opens_at >= soon:
             return False
         requests, tokens = self.requests, self.tokens

@@ -141,12 +141,12 @@ class Attempt:
         why: why the scheduler stopped it, or None.
         ended: its end was reported.
         committed: the caller is given its answer, piece by piece.
-        held: seconds for which it waited for its caller to take what there was.
+        held: seconds for which it waited for its caller to take what there was, ``holds_since`` then if it does so now.
         cost: tokens reserved for it, ``prompt`` of them estimated for the prompt.
         handle: the shell's own, such as an asyncio task.
     """
 
-    __slots__ = ("committed", "cost", "ended", "handle", "held", "overdue", "prompt", "sent_at", "source", "task", "why")
+    __slots__ = ("committed", "cost", "ended", "handle", "held", "holds_since", "overdue", "prompt", "sent_at", "source", "task", "why")
 
     def __init__(self, task: Task, source: Source, now: float) -> None:
         self.task = task
@@ -156,7 +156,12 @@ class Attempt:
         self.why: Why | None = None
         self.ended = self.committed = False
         self.cost = self.prompt = self.held = 0.0
+        self.holds_since: float | None = None
         self.handle: Any = None
+
+    def held_until(self, now: float) -> float:
+        """Seconds for which it has waited for its caller."""
+        return self.held if self.holds_since is None else self.held + now - self.holds_since
 
 
 class Feed:
@@ -166,11 +171,10 @@ class Feed:
 
     Attributes:
         left: items that are still to be taken, if the input's size is known.
-        under_way: tasks that were taken and have not ended.
         tenant: who shares the fleet with others, or None.
     """
 
-    __slots__ = ("asked", "buffer", "ended", "left", "level", "lined", "pool", "served", "sink", "tenant", "under_way")
+    __slots__ = ("asked", "buffer", "ended", "left", "level", "lined", "pool", "served", "sink", "tenant")
 
     LOW = 8
 
@@ -182,7 +186,6 @@ class Feed:
         self.asked = False
         self.ended = False
         self.left: int | None = None
-        self.under_way = 0
         self.tenant = tenant
         self.served = now
         self.lined = False  # in the queue, which is when the buffer holds something

@@ -326,12 +326,14 @@ def test_no_tail_copy_is_made_of_a_bulk_of_which_more_may_come() -> None:
     assert task.copy is not None
 
 
-def test_half_of_the_reserve_is_left_to_hangs() -> None:
+def test_half_of_the_reserve_is_left_to_hangs_and_a_quarter_to_those_that_hang_twice_as_long() -> None:
     desk = warm_all(Desk({"slow": 4, "quick": 8}, hedge=Hedge(after=1000.0, reserve=4, budget=0.0)), slow=0.2)
     tasks = bulk_at(desk, "slow", 4)
     desk.wait(3.0)
     assert sum(task.copy is not None for task in tasks) == 2
-    desk.wait(3.0)
+    desk.wait(4.0)
+    assert sum(task.suspected for task in tasks) == 1
+    desk.wait(4.0)
     assert sum(task.suspected for task in tasks) == 2
     assert all(task.copy is not None for task in tasks)
 

@@ -139,6 +139,19 @@ def test_the_time_an_endpoint_has_for_an_attempt_holds_for_the_whole_stream() ->
     on_virtual_time(test)
 
 
+def test_the_time_an_endpoint_has_for_an_attempt_does_not_run_while_it_waits_for_its_reader() -> None:
+    async def test() -> None:
+        fleet = endpoints({"a": 1}, timeouts=Timeouts(attempt=20.0))
+        async with client_of(StreamWire(words(500, gap=0.0)), fleet) as client:
+            reader = aiter(ask(client))
+            assert await anext(reader) == "0 "
+            await asyncio.sleep(60)
+            assert len(await heard(reader)) == 499
+            assert all(source.health.in_service for source in client._fleet.sources())
+
+    on_virtual_time(test)
+
+
 def test_endpoints_that_wait_for_slow_consumers_are_not_taken_for_silent() -> None:
     async def test() -> None:
         wire = StreamWire(mostly(words(20), words(500, gap=0.0), SEEN))

@@ -2,12 +2,14 @@
 
 Only ``qreward.core`` runs, against model servers and from a seed; nothing is sent. ``--models`` puts one endpoint of each kind
 behind one source for ten minutes of virtual time, ``--scenarios`` plays bulks on fleets; without either, both are done.
+``--shell`` plays the scenarios through ``qreward.engine`` as well, on an event loop in virtual time.
 
     python benchmarks/simulate.py --json simulation.json                # everything, five seeds: a few minutes
     python benchmarks/simulate.py --json simulation.json --markdown     # nothing is run: docs/benchmarks.md from that file
     python benchmarks/simulate.py --models --controllers ours aimd gradient2 fixed64 --seeds 2
     python benchmarks/simulate.py --only n11 S8 --prototype window.py   # beside a window from a file
     python benchmarks/simulate.py --quick                               # a second: two models, one small bulk
+    python benchmarks/simulate.py --shell --only S2-500 S8              # scenarios through the whole engine, asyncio and all
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 
 from _pages import PAGE, machine, rewrite_section
 from simulation.closed_loop import run_model
-from simulation.controllers import NAMES
+from simulation.controllers import NAMES, OURS
 from simulation.fleets import Run
 from simulation.models import MODELS
 from simulation.report import REFERENCE, models_section, models_table, scenarios_section, scenarios_table
@@ -46,19 +48,22 @@ class Job:
     seconds: float | None
     timeout: float | None
     prototype: Path | None
+    shell: bool = False
 
     def run(self) -> dict[str, Any]:
         """Its record."""
         if self.part == "models":
             model, more = MODELS[self.name], {"seconds": self.seconds, "timeout": self.timeout}
             return run_model(model, self.controller, self.seed, prototype=self.prototype, **more)
-        return Run.prepare(SCENARIOS[self.name], self.controller, self.seed, self.prototype).play().record()
+        return Run.prepare(SCENARIOS[self.name], self.controller, self.seed, self.prototype, shell=self.shell).play().record()
 
 
 def main() -> None:
     args = arguments()
     if args.markdown:
         run = json.loads(args.json.read_text(encoding="utf-8"))
+        if run["options"].get("shell"):
+            sys.exit("--markdown writes what the core alone does; this file is of --shell")
         for part, section in SECTIONS.items():
             if run[part]:
                 rewrite_section(PAGE, part, section(run))
@@ -75,13 +80,13 @@ def main() -> None:
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
-    return {"seeds": args.seeds, "controllers": args.controllers, "timeout": args.timeout, "quick": args.quick}
+    return {"seeds": args.seeds, "controllers": args.controllers, "timeout": args.timeout, "quick": args.quick, "shell": args.shell}
 
 
 def planned(args: argparse.Namespace, part: str) -> list[Job]:
     """All runs of a part, in the order of the tables."""
     return [
-        Job(part, name, controller, seed, args.seconds, args.timeout, args.prototype)
+        Job(part, name, controller, seed, args.seconds, args.timeout, args.prototype, args.shell)
         for name in getattr(args, part)
         for controller in controllers(args, part, name)
         for seed in range(1, args.seeds + 1)
@@ -124,11 +129,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scenarios", action="store_true", help="bulks on fleets")
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="runs of each, from as many seeds (default %(default)s)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"these; of {', '.join([*MODELS, *SCENARIOS])}")
-    parser.add_argument("--controllers", nargs="+", choices=NAMES, default=["ours"], metavar="NAME", help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--controllers", nargs="+", choices=NAMES, default=[OURS], metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="of an attempt, in the models; by default it is learned")
     parser.add_argument("--prototype", type=Path, metavar="PATH", help="file with a class Window, run as the controller 'prototype'")
     parser.add_argument("--processes", type=int, choices=range(1, MOST_PROCESSES + 1), default=min(MOST_PROCESSES, os.cpu_count() or 1))
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the raw records there")
+    parser.add_argument("--shell", action="store_true", help="scenarios only, and ours: through the whole engine instead of the core")
     parser.add_argument("--markdown", action="store_true", help="run nothing; write docs/benchmarks.md from the file of --json")
     parser.add_argument("--quick", action="store_true", help="two models for a minute of virtual time, one small bulk, one seed")
     args = parser.parse_args()
@@ -138,6 +144,8 @@ def arguments() -> argparse.Namespace:
         args.controllers = [*args.controllers, "prototype"]
     if "prototype" in args.controllers and not args.prototype:
         parser.error("the controller 'prototype' needs --prototype PATH")
+    if args.shell and (args.models or args.controllers != [OURS]):
+        parser.error(f"--shell plays scenarios, with the controller {OURS!r}")
     if unknown := set(args.only or ()) - {*MODELS, *SCENARIOS}:
         parser.error(f"there is no {', '.join(sorted(unknown))}; see --help")
     _choose(args)
@@ -146,6 +154,7 @@ def arguments() -> argparse.Namespace:
 
 def _choose(args: argparse.Namespace) -> None:
     """Turn the flags into lists of names."""
+    args.scenarios |= args.shell
     both = args.models == args.scenarios
     wanted = args.only or ([*QUICK_MODELS, *QUICK_SCENARIOS] if args.quick else [*MODELS, *SCENARIOS])
     args.models = [name for name in MODELS if name in wanted and (both or args.models)]

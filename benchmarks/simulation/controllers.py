@@ -271,7 +271,8 @@ def _known(name: str, rng: Random, world: World, limits: Limits | None, spec: Sp
     return Source(name, rng, limits, window=known)
 
 
-NAMES = ("ours", "fixed64", "limits64", "aimd", "gradient2", "known", "prototype")
+OURS = "ours"
+NAMES = (OURS, "fixed64", "limits64", "aimd", "gradient2", "known", "prototype")
 """``ours`` is a source as the library makes it, told nothing; ``limits64`` is the library's with ``Limits(max_concurrency=64,
 adaptive=False)``, ``fixed64`` a semaphore; ``known`` is told the best window and the rates at every time: what the others have to find.
 """
@@ -288,7 +289,7 @@ def controller(name: str, spec: Spec, mean: float, *, limits: Limits | None = No
         prototype: file of the prototype.
     """
     makers: dict[str, Callable[..., Source]] = {
-        "ours": _ours,
+        OURS: _ours,
         "limits64": _limits64,
         "fixed64": partial(_fixed, window=partial(Fixed, 64)),
         "aimd": partial(_fixed, window=SlowStartAimd),

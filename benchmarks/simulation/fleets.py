@@ -8,16 +8,20 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qreward.policies import Limits, Priority
 from simulation.bounds import Work, lower_bound
-from simulation.controllers import controller
+from simulation.controllers import OURS, controller
 from simulation.doors import Job
 from simulation.measure import quantile
 from simulation.server import Server
 from simulation.specs import USUAL, Outputs, Spec
-from simulation.world import Bulk, Ledger, World
+from simulation.stage import MOST_WATCHED, Ledger
+from simulation.world import Bulk, World
+
+if TYPE_CHECKING:
+    from simulation.shell_world import Input, ShellWorld
 
 ONLINE = Outputs(100.0)
 LOOK = 1.0
@@ -71,6 +75,7 @@ class Run:
     """A scenario that has been played.
 
     Attributes:
+        shell: played by the whole engine.
         undisturbed, bound: lower bounds in seconds, without and with what is planned to happen.
         useful, sent: by server, what it had done and what it had been sent at each whole second.
     """
@@ -79,25 +84,27 @@ class Run:
     controller: str
     seed: int
     prototype: Path | None
+    shell: bool
     work: Work
     specs: tuple[Spec, ...]
     undisturbed: float
     bound: float
-    world: World
-    bulk: Bulk = field(init=False)
+    world: World | ShellWorld
+    bulk: Bulk | Input = field(init=False)
     online: Ledger = field(init=False)
     useful: list[list[float]] = field(default_factory=list)
     sent: list[list[int]] = field(default_factory=list)
     wall: float = 0.0
 
     @classmethod
-    def prepare(cls, scenario: Scenario, name: str, seed: int, prototype: Path | None = None) -> Run:
-        """A fleet and its bound; nothing is played yet."""
+    def prepare(cls, scenario: Scenario, name: str, seed: int, prototype: Path | None = None, *, shell: bool = False) -> Run:
+        """A fleet and its bound; nothing is played yet. The whole engine plays only ``ours``, the core the others also with ``shell``."""
         label = f"{scenario.name}/{seed}"
         work = Work.of(jobs(scenario, label))
         undisturbed = lower_bound(scenario.fleet(float("inf")), work)
         specs = tuple(spec.drawn(Random(f"{label}: server {place}")) for place, spec in enumerate(scenario.fleet(undisturbed)))
-        return cls(scenario, name, seed, prototype, work, specs, undisturbed, lower_bound(specs, work), World(label))
+        world = _shell_world(label, scenario) if shell and name == OURS else World(label)
+        return cls(scenario, name, seed, prototype, shell, work, specs, undisturbed, lower_bound(specs, work), world)
 
     @property
     def servers(self) -> list[Server]:
@@ -109,18 +116,19 @@ class Run:
         mean = self.work.mean
         for spec in self.specs:
             world.add(spec, controller(self.controller, spec, mean, limits=scenario.limits, prototype=self.prototype))
-        self.bulk, self.online = world.bulk(jobs(scenario, f"{scenario.name}/{self.seed}"), scenario.items), Ledger(whole=True)
+        bulk: Any = world.bulk(jobs(scenario, f"{scenario.name}/{self.seed}"), scenario.items)
+        self.bulk, self.online = bulk, Ledger(whole=True)
         world.every(LOOK, self._look)
         if scenario.online:
             self._call(Random(f"{scenario.name}/{self.seed}: online"))
-        world.run(until=STUCK * self.bound + STUCK_LEAST, over=lambda: self.bulk.over)
+        world.run(until=STUCK * self.bound + STUCK_LEAST, bulk=bulk)
         self.wall = time.perf_counter() - began
         return self
 
     def twin(self, **changes: Any) -> Run:
         """The same once more, played with another ``controller`` or another ``scenario``."""
         name, scenario = changes.get("controller", self.controller), changes.get("scenario", self.scenario)
-        return Run.prepare(scenario, name, self.seed, self.prototype).play()
+        return Run.prepare(scenario, name, self.seed, self.prototype, shell=self.shell).play()
 
     def record(self) -> dict[str, Any]:
         """The figures of a run; see the columns of the report."""
@@ -161,8 +169,10 @@ class Run:
         agenda.at(rng.expovariate(self.scenario.online), call)
 
 
-MOST_WATCHED = 64
-"""Servers up to which all are looked at each second."""
+def _shell_world(label: str, scenario: Scenario) -> ShellWorld:
+    from simulation.shell_world import ShellWorld  # only now: what it brings along counts in the memory that is measured
+
+    return ShellWorld(label, scenario.limits)
 
 
 def jobs(scenario: Scenario, label: str) -> Iterator[Job]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop
 from itertools import islice
@@ -11,55 +10,18 @@ from random import Random
 
 from qreward.core.balance import make_balancer
 from qreward.core.commands import CANCEL, FINISH, SEND
-from qreward.core.outcome import CANCELLED, Answer, Outcome
+from qreward.core.outcome import CANCELLED, Outcome
 from qreward.core.pool import Pool
-from qreward.core.scheduler import Scheduler
 from qreward.core.source import Source
 from qreward.core.task import Attempt, Feed, Task
-from qreward.policies import Hedge, LoadBalanceStrategy, Priority, Retry
-from simulation.agenda import Agenda
+from qreward.policies import LoadBalanceStrategy, Priority, Retry
 from simulation.doors import Job
 from simulation.server import Server
 from simulation.specs import Spec
+from simulation.stage import Ledger, Stage
 
 CHUNK = 32
-MOST_WATCHED = 64
-"""Sources up to which all are looked at after each tick."""
 FIT = LoadBalanceStrategy.EXPECTED_FINISH
-
-
-class Ledger:
-    """What became of the tasks of one caller.
-
-    Args:
-        whole: count a task's time from when it was submitted; else from when the attempt that answered was sent.
-
-    Attributes:
-        tokens: output tokens of all answers.
-        latencies: seconds, one an answer.
-        last, last_answer: when the last task ended, and when the last one was answered.
-        longest: most seconds that a task took since it was submitted or read.
-        failed: the tasks that ended without an answer.
-    """
-
-    def __init__(self, *, whole: bool = False) -> None:
-        self.whole = whole
-        self.ended = 0
-        self.tokens = 0.0
-        self.latencies = array("d")
-        self.last = self.last_answer = self.longest = 0.0
-        self.failed: list[Task] = []
-
-    def finished(self, now: float, task: Task, outcome: Outcome | Exception, seconds: float) -> None:
-        self.ended += 1
-        self.last = now
-        self.longest = max(self.longest, now - task.born)
-        if isinstance(outcome, Answer):
-            self.last_answer = now
-            self.tokens += task.payload.tokens
-            self.latencies.append(now - task.born if self.whole else seconds)
-        else:
-            self.failed.append(task)
 
 
 class Bulk(Ledger):
@@ -86,71 +48,47 @@ class Bulk(Ledger):
         return self.feed.ended and self.ended == self.read
 
 
-class World:
-    """One scheduler, its servers, and time.
-
-    Attributes:
-        over_limit: most that a source ever had in flight beyond its window.
-        lost_sight: (when, source) of each time that a source was taken out of service.
-    """
+class World(Stage):
+    """One scheduler, its servers, and time."""
 
     def __init__(self, seed: str, retry: Retry | None = None) -> None:
-        self.agenda = Agenda()
-        self.rng = Random(f"{seed}: scheduler")
-        self.scheduler = Scheduler(retry or Retry(), self.rng, lambda job: (float(job.prompt), 0.0), Hedge())
+        super().__init__(seed)
+        self._scheduler = self.scheduler(retry)
         self.pool = Pool("fleet", [], make_balancer(FIT, {}, self.rng))
-        self.sources: list[Source] = []
-        self.servers: list[Server] = []
-        self.over_limit = 0
-        self.lost_sight: list[tuple[float, Source]] = []
-        self._seed = seed
-        self._inspected = 0
 
     def add(self, spec: Spec, make: Callable[[str, Random, World], Source]) -> Server:
         """A server, and the source that ``make`` makes for it."""
-        name = f"s{len(self.sources)}"
-        server = Server(self.agenda, spec, Random(f"{self._seed}: {name}"), self._report)
-        source = make(name, self.rng, self)
+        server = self._server(spec, self._report)
+        source = make(f"s{len(self.sources)}", self.rng, self)
         source.handle = server
         self.sources.append(source)
-        self.servers.append(server)
-        self.scheduler.join(self.agenda.now, source, self.pool)
-        self.scheduler.resize(self.sources)
+        self._scheduler.join(self.agenda.now, source, self.pool)
+        self._scheduler.resize(self.sources)
         return server
 
     def bulk(self, jobs: Iterable[Job], size: int | None = None) -> Bulk:
         """Begin a bulk."""
         found = Bulk(jobs, self.pool, self.agenda.now, size)
-        self.scheduler.open(self.agenda.now, found.feed)
+        self._scheduler.open(self.agenda.now, found.feed)
         return found
 
     def submit(self, job: Job, ledger: Ledger, level: Priority, timeout: float | None = None) -> None:
         """A single call."""
-        self.scheduler.submit(self.agenda.now, Task(job, self.pool, level, timeout, ledger, 0))
-        self._inspect()
+        self._scheduler.submit(self.agenda.now, Task(job, self.pool, level, timeout, ledger, 0))
 
-    def every(self, seconds: float, what: Callable[[], None]) -> None:
-        """Let something happen now and again every so many seconds."""
-
-        def again(_: object) -> None:
-            what()
-            self.agenda.at(self.agenda.now + seconds, again)
-
-        self.agenda.at(self.agenda.now, again)
-
-    def run(self, until: float = inf, over: Callable[[], bool] | None = None) -> None:
-        """Until a time, or until ``over()``, which is asked after each event.
+    def run(self, until: float = inf, bulk: Bulk | None = None) -> None:
+        """Until a time, or until a bulk is over.
 
         Raises:
-            RuntimeError: nothing is left to happen, and it is not over.
+            RuntimeError: nothing is left to happen, and the bulk is not over.
         """
-        agenda, heap, scheduler, next_wake = self.agenda, self.agenda.heap, self.scheduler, self.scheduler.next_wake
+        agenda, heap, scheduler, next_wake = self.agenda, self.agenda.heap, self._scheduler, self._scheduler.next_wake
         while True:
             if scheduler.out:
                 self._carry_out()
             if agenda.unsettled:
                 agenda.settle()
-            if over is not None and over():
+            if bulk is not None and bulk.over:
                 return
             wake = next_wake()
             if heap and (wake is None or heap[0][0] <= wake):
@@ -162,18 +100,15 @@ class World:
                 if wake > until:
                     break
                 agenda.now = max(agenda.now, wake)
-                was = [source for source in self.sources if source.health.in_service] if len(self.sources) <= MOST_WATCHED else []
                 scheduler.tick(agenda.now)
-                self.lost_sight += [(agenda.now, source) for source in was if not source.health.in_service]
-                self._inspect()
-            elif over is not None:
+            elif bulk is not None:
                 raise RuntimeError(f"nothing is left to happen at {agenda.now} s")
             else:
                 break
         agenda.now = until if until < inf else agenda.now
 
     def _carry_out(self) -> None:
-        out, scheduler, now = self.scheduler.out, self.scheduler, self.agenda.now
+        out, scheduler, now = self._scheduler.out, self._scheduler, self.agenda.now
         for command in out:  # grows while it is read
             kind = command[0]
             if kind == SEND:
@@ -188,24 +123,7 @@ class World:
             else:
                 command[1].sink.more()
                 scheduler.refill(now, command[1])
-                self._inspect()
         out.clear()
-        self._inspected = 0
 
     def _report(self, attempt: Attempt, outcome: Outcome) -> None:
-        now, source = self.agenda.now, attempt.source
-        was = source.health.in_service
-        self.scheduler.event(now, attempt, outcome)
-        self._inspect()
-        if was and not source.health.in_service:
-            self.lost_sight.append((now, source))
-
-    def _inspect(self) -> None:
-        """Look at what one call of the scheduler has sent: by the next call windows may have moved."""
-        out = self.scheduler.out
-        for command in out[self._inspected :]:
-            if command[0] == SEND:
-                source = command[1].source
-                if source.inflight > source.window.limit:
-                    self.over_limit = max(self.over_limit, source.inflight - source.window.limit)
-        self._inspected = len(out)
+        self._scheduler.event(self.agenda.now, attempt, outcome)

@@ -1,0 +1,189 @@
+"""Drives the whole engine: its shell, its bulks and its single calls, in virtual time and with the servers behind its wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from math import inf
+from typing import Any
+
+from qreward.core.outcome import Answer, Failure, Outcome
+from qreward.core.source import Source
+from qreward.core.task import Task, Terms
+from qreward.engine import bulk
+from qreward.engine.fleet import Fleet
+from qreward.engine.shell import Engine
+from qreward.engine.single import Single
+from qreward.errors import QRewardError
+from qreward.policies import Endpoint, Hedge, Limits, Priority, Retry
+from qreward.testing.virtual_time import run_in_virtual_time
+from simulation.doors import Job
+from simulation.pump import Pump
+from simulation.server import Server
+from simulation.specs import Spec
+from simulation.stage import Ledger, Stage
+
+MODEL = "model"
+
+
+class Input(Ledger):
+    """A bulk that will be read when the engine runs."""
+
+    def __init__(self, jobs: Iterable[Job], size: int) -> None:
+        super().__init__()
+        self._jobs, self._size = jobs, size
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs)
+
+    def __len__(self) -> int:
+        return self._size
+
+
+class ShellWorld(Stage):
+    """One engine in one event loop, and its servers.
+
+    Args:
+        limits: what an operator has told the client of each server.
+    """
+
+    def __init__(self, seed: str, limits: Limits | None = None) -> None:
+        super().__init__(seed)
+        self._limits = limits or Limits()
+        self._calls: list[asyncio.Task[None]] = []
+
+    def add(self, spec: Spec, _make: object = None) -> Server:
+        """A server; the source that stands for it is made by the engine's fleet."""
+        return self._server(spec, _answer)
+
+    def bulk(self, jobs: Iterable[Job], size: int) -> Input:
+        """A bulk for ``run``."""
+        return Input(jobs, size)
+
+    def submit(self, job: Job, ledger: Ledger, level: Priority) -> None:
+        """A single call, by a caller of its own, while it runs."""
+        self._calls.append(asyncio.ensure_future(self._call(job, ledger, level)))
+
+    def run(self, until: float, bulk: Input) -> None:
+        """Until a bulk is over, or until a time. Then the engine is closed.
+
+        Raises:
+            Deadlock: the engine waits for what cannot happen.
+            AssertionError, RuntimeError: it left a task, a timer, a slot or a request behind, or told the caller of
+                a result more or less than there were.
+        """
+        run_in_virtual_time(self._run(until, bulk))
+
+    async def _run(self, until: float, jobs: Input) -> None:
+        loop = asyncio.get_running_loop()
+        engine = self._engine = Engine(Retry(), lambda: Wire(self), hedge=Hedge(), clock=loop.time, rng=self.rng)
+        engine.scheduler = self.scheduler()
+        self._fleet = Fleet(engine, [self._endpoint(place) for place in range(len(self.servers))], ())
+        self.sources += self._fleet.sources()
+        pump = self.pump = Pump(self.agenda, loop)
+        pump.enter()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until if until < inf else None):
+                    await self._play(jobs)
+            await self._hang_up()
+            await engine.aclose()
+        finally:
+            pump.close()
+        self._check()
+
+    def _endpoint(self, place: int) -> Endpoint:
+        return Endpoint(f"http://s{place}.example/v1", name=f"s{place}", limits=self._limits)
+
+    async def _play(self, jobs: Input) -> None:
+        told = 0
+
+        def count(_: object) -> None:
+            nonlocal told
+            told += 1
+
+        pool, terms = self._fleet.pool(MODEL), Terms(Priority.NORMAL)
+        sink = Bulk(self._engine.shell(), pool, jobs, _as_it_is, terms=terms, deadline=None, on_result=count, progress=None, keep=False)
+        sink.ledger = jobs
+        stats = (await sink.run()).stats
+        if not stats.items == stats.ok + stats.failed == told == jobs.ended:
+            raise RuntimeError(f"{stats.items} items were read, {jobs.ended} ended, {told} were told, {stats.ok + stats.failed} counted")
+
+    async def _call(self, job: Job, ledger: Ledger, level: Priority) -> None:
+        sink = Single(self._engine.shell())
+        task = Terms(level).task(job, self._fleet.pool(MODEL), sink, 0)
+        result = await sink.result(task)
+        ledger.finished(self._engine.clock(), task, result.error or Answer(None), result.latency)
+
+    async def _hang_up(self) -> None:
+        """The callers of single calls do not wait for more. Raises what one of them raised."""
+        for call in self._calls:
+            call.cancel()
+        for end in await asyncio.gather(*self._calls, return_exceptions=True):
+            if isinstance(end, Exception):  # which being cancelled is not
+                raise end
+
+    def _check(self) -> None:
+        """A closed engine holds nothing, and nor do its servers."""
+        slots, held = sum(source.inflight for source in self.sources), sum(len(server.held) for server in self.servers)
+        queued = len(self._fleet.pool(MODEL).queue)
+        if slots or held or queued:
+            raise RuntimeError(f"left behind: {slots} slots, {held} requests at servers, {queued} tasks in the queue")
+
+
+class Bulk(bulk.Bulk):
+    """The engine's, whose tasks are also entered in a ledger."""
+
+    ledger: Ledger
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        self.ledger.finished(self.shell.engine.clock(), task, outcome, seconds)
+        super().finish(task, outcome, source, seconds)
+
+
+class Request:
+    """What a server is given where it would be given an attempt: as much of one as it looks at, and who waits for its end."""
+
+    __slots__ = ("end", "payload")
+
+    def __init__(self, job: Job, end: asyncio.Future[Answer | Failure]) -> None:
+        self.payload = job
+        self.end = end
+
+    @property
+    def task(self) -> Request:
+        return self
+
+
+class Wire:
+    """Reaches servers by the names of their endpoints. Who is cancelled has closed the connection."""
+
+    def __init__(self, world: ShellWorld) -> None:
+        self._pump, self._loop = world.pump, asyncio.get_running_loop()
+        self._servers = {f"s{place}": server for place, server in enumerate(world.servers)}
+
+    async def send(self, endpoint: Endpoint, job: Job) -> Answer | Failure:
+        request: Any = Request(job, self._loop.create_future())
+        server = self._servers[endpoint.name]
+        self._pump.enter()
+        server.receive(request)
+        try:
+            end: Answer | Failure = await request.end
+        except BaseException:
+            self._pump.enter()
+            server.stop(request)
+            raise
+        return end
+
+    async def aclose(self) -> None:
+        pass
+
+
+def _answer(request: Any, outcome: Outcome) -> None:
+    if not request.end.done():  # else nobody waits any more
+        request.end.set_result(outcome)
+
+
+def _as_it_is(job: Job) -> Job:
+    return job

@@ -18,7 +18,7 @@ from qreward.engine.portal import portal
 from qreward.engine.shell import Wire
 from qreward.errors import ClientClosed
 from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
-from qreward.results import BatchResult, EndpointStats
+from qreward.results import BatchResult, FleetStats
 from qreward.streams.batch import OnStreamError
 from qreward.streams.blocking import SyncBatchStream, SyncStream
 from qreward.streams.calls import OnInterrupt
@@ -36,8 +36,9 @@ class SyncQRewardClient:
 
     Arguments, results and errors are those of :class:`QRewardClient`. The work is done in one background thread, which all
     clients of the process share: so it may be used from many threads at once, and inside a running loop (a notebook), which
-    stands still meanwhile. Context variables are passed on; Ctrl-C cancels the request. ``on_result`` and the input of a batch
-    run in that thread: they should be quick, and a blocking call made there raises ``RuntimeError``.
+    stands still meanwhile. Context variables are passed on. Ctrl-C cancels the request; of a batch, a note on the
+    ``KeyboardInterrupt`` says how far it came, and what was done has been told to ``on_result``. ``on_result`` and the input of
+    a batch run in that thread: they should be quick, and a blocking call made there raises ``RuntimeError``.
 
     Pickles by its configuration; after a fork the child starts anew with it.
 
@@ -327,7 +328,7 @@ class SyncQRewardClient:
         """The configuration as it is now, changes made live included."""
         return self._client.config
 
-    def stats(self) -> dict[str, EndpointStats]:
+    def stats(self) -> FleetStats:
         """What each endpoint did since the client was made. See :meth:`QRewardClient.stats`."""
         return self._client.stats()
 

@@ -18,6 +18,7 @@ from qreward.core.source import Source
 from qreward.core.task import Attempt, Feed, Task, Terms
 from qreward.engine.report import Tallies, result_of
 from qreward.engine.shell import Shell
+from qreward.engine.unattended import tell
 from qreward.errors import BadRequest, BatchInterrupted, ClientClosed, DeadlineExceeded, QRewardError
 from qreward.results import BatchResult, BatchStats, Result
 
@@ -91,6 +92,8 @@ class Bulk:
         self._feed.left = self._size
         expiry = shell.loop.call_later(self._deadline, self._expire) if self._deadline is not None else None
         reader = shell.loop.create_task(self._read_async()) if isinstance(self._items, AsyncIterator) else None
+        if reader is not None:
+            reader.add_done_callback(tell)
         shell.sinks[self] = None
         try:
             self._show_progress()
@@ -99,8 +102,9 @@ class Bulk:
         except GeneratorExit:  # thrown away, perhaps by the garbage collector amid our own work, where the lock is held
             shell.later(partial(self._leave, expiry))
             raise
-        except BaseException:
+        except BaseException as error:
             self._leave(expiry)
+            error.add_note(self._so_far())
             await self._close_input(reader)
             raise
         self._leave(expiry)
@@ -114,6 +118,13 @@ class Bulk:
                 f"the batch stopped after {self._read} items ({what}); .results holds what is done", batch
             ) from self._input_error
         return batch
+
+    def _so_far(self) -> str:
+        """What those are told who see a batch being cancelled, as by Ctrl-C."""
+        done = self._tallies.ok + self._tallies.failed
+        items = f"{done} items" if self._size is None else f"{done} of {self._size} items"
+        kept = "on_result was told each of them" if self._on_result else "their results are gone: on_result is told each when it is done"
+        return f"{items} were done when the batch was given up; {kept}"
 
     def _leave(self, expiry: asyncio.TimerHandle | None) -> None:
         del self.shell.sinks[self]

@@ -54,6 +54,9 @@ class Receiver(Protocol):
     async def room(self) -> None:
         """Wait until more is wanted."""
 
+    def gone(self) -> None:
+        """The attempt has ended, and its connection is closed."""
+
 
 class Watch:
     """One timer for all the waits of a task, which is cancelled when one takes too long.
@@ -61,23 +64,21 @@ class Watch:
     The timer is not set anew for each token: when it goes off too early, it looks when it is due now.
     """
 
-    __slots__ = ("_due", "_task", "_timer", "expired", "loop")
+    __slots__ = ("_due", "_looks", "_task", "_timer", "expired", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
         self.loop = loop
         self.expired = False
         self._task = task
         self._due = inf
+        self._looks = inf  # when the timer goes off
         self._timer: asyncio.TimerHandle | None = None
 
     def within(self, now: float, seconds: float) -> None:
         """Something must come within so many seconds."""
-        due = self._due = now + seconds
-        timer = self._timer
-        if timer is None or timer.when() > due:
-            if timer is not None:
-                timer.cancel()
-            self._timer = self.loop.call_at(due, self._look)
+        self._due = due = now + seconds
+        if due < self._looks:
+            self._set(due)
 
     def rest(self) -> None:
         """Nothing is waited for."""
@@ -85,17 +86,20 @@ class Watch:
 
     def close(self) -> None:
         self._due = inf
+        self._set(inf)
+
+    def _set(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._looks, self._timer = when, None if when == inf else self.loop.call_at(when, self._look)
 
     def _look(self) -> None:
-        self._timer = None
+        self._looks, self._timer = inf, None
         if self.loop.time() >= self._due:
             self._due, self.expired = inf, True
             self._task.cancel()
         elif self._due != inf:
-            self._timer = self.loop.call_at(self._due, self._look)
+            self._set(self._due)
 
 
 class Flow:
@@ -117,15 +121,17 @@ class Flow:
         before = me.cancelling()
         self._watch = Watch(self._receiver.shell.loop, me)
         try:
-            return await self._ask()
+            opened = await self._ask()
+            return opened if isinstance(opened, Failure) else await self._read(opened)
         except asyncio.CancelledError:
             if not self._watch.expired or me.uncancel() > before:  # it is not (only) our own timer
                 raise
             return self._late()
         finally:
             self._watch.close()
+            self._receiver.gone()
 
-    async def _ask(self) -> Outcome:
+    async def _ask(self) -> Opened | Failure:
         attempt, shell, watch = self._attempt, self._receiver.shell, self._watch
         tempo = attempt.source.tempo
         self._limit = None if tempo is None else tempo.first_limit(attempt.overdue)
@@ -133,39 +139,35 @@ class Flow:
             watch.within(watch.loop.time(), self._limit)
         wire: Any = shell.wire
         opened: Opened | Failure = await wire.stream(attempt.source.handle, attempt.task.payload)
-        if isinstance(opened, Failure):
-            return opened
-        try:
-            if opened.limits is not None:
-                shell.opened(attempt, opened.limits)
-            return await self._read(opened)
-        finally:
-            watch.close()
-            await opened.aclose()
+        return opened
 
     async def _read(self, stream: Opened) -> Outcome:
+        try:
+            if stream.limits is not None:
+                self._receiver.shell.opened(self._attempt, stream.limits)
+            chunks = await self._read_first(stream)
+            if chunks is not None and not self._begin():
+                return CANCELLED
+            while chunks is not None:
+                if chunks and self._pass_on(chunks):  # none is a sign of life, which moves no limit: proxies give it for servers that hang
+                    await self._rest()
+                chunks = await stream.read()
+            if self._gaps:
+                self._learn()
+            assert stream.outcome is not None
+            return stream.outcome
+        finally:
+            self._watch.close()
+            await stream.aclose()
+
+    async def _read_first(self, stream: Opened) -> list[Any] | None:
+        """All up to the first token; None if there is no answer."""
         held: list[Any] = []
-        begun = False
         while (chunks := await stream.read()) is not None:
-            if begun:
-                if chunks:  # else it is a sign of life, which moves no limit: a proxy gives it for a server that hangs
-                    await self._pass_on(chunks)
-                continue
             held += chunks
-            if isinstance(stream.outcome, Failure) or not any(chunk.has_output for chunk in chunks):
-                continue
-            if not self._begin():
-                return CANCELLED
-            begun = True
-            await self._pass_on(held)
-        if isinstance(stream.outcome, Answer) and not begun:  # it says nothing: that is an answer, too
-            if not self._begin():
-                return CANCELLED
-            await self._pass_on(held)
-        if self._gaps:
-            self._learn()
-        assert stream.outcome is not None
-        return stream.outcome
+            if not isinstance(stream.outcome, Failure) and any(chunk.has_output for chunk in chunks):
+                return held
+        return held if isinstance(stream.outcome, Answer) else None  # it says nothing: that is an answer, too
 
     def _begin(self) -> bool:
         """The first token is there; False if nobody waits for it any more."""
@@ -177,20 +179,30 @@ class Flow:
         self._receiver.begin(attempt.task)
         return True
 
-    async def _pass_on(self, chunks: list[Any]) -> None:
+    def _pass_on(self, chunks: list[Any]) -> bool:
+        """Give pieces out; True if the receiver has no room for more."""
         watch = self._watch
-        now = watch.loop.time()
-        if self._last is not None:
-            self._gaps.append(now - self._last)
+        now, last = watch.loop.time(), self._last
+        self._last = now
+        if last is not None:
+            self._gaps.append(now - last)
             if len(self._gaps) >= LESSON:
                 self._learn()
-        self._last = now
         if self._receiver.put(self._attempt.task, chunks):
-            watch.rest()
-            await self._receiver.room()
-            self._last = None  # what comes next may have waited for us
-            paused, now = now, watch.loop.time()
-            self._attempt.held += now - paused
+            return True
+        assert self._limit is not None
+        watch.within(now, self._limit)
+        return False
+
+    async def _rest(self) -> None:
+        """Wait until there is room."""
+        watch, attempt = self._watch, self._attempt
+        watch.rest()
+        attempt.holds_since = watch.loop.time()
+        await self._receiver.room()
+        self._last = None  # what comes next may have waited for us
+        now = watch.loop.time()
+        attempt.held, attempt.holds_since = attempt.held_until(now), None
         assert self._limit is not None
         watch.within(now, self._limit)
 

@@ -11,12 +11,13 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-from qreward.core.outcome import Answer, Outcome
+from qreward.core.outcome import Answer
 from qreward.core.source import Source
-from qreward.core.task import Attempt, Feed, Task
+from qreward.core.task import Feed, Task
 from qreward.engine.bulk import Bulk
-from qreward.engine.flow import Flow
-from qreward.engine.outlet import Signal, StreamRestarted, closed, interrupted
+from qreward.engine.carrier import Carrier
+from qreward.engine.outlet import StreamRestarted, closed, interrupted
+from qreward.engine.shell import Shell
 from qreward.errors import QRewardError, RequestError
 from qreward.results import BatchResult, Result
 
@@ -24,49 +25,60 @@ AHEAD = 256
 """Events of all streams that wait for their consumer before reading pauses."""
 
 
-class Merge(Bulk):
+class Merge(Carrier, Bulk):
     """See :class:`Bulk`.
 
     Args:
         most: streams under way at once, 0 for as many as the endpoints take.
     """
 
-    def __init__(self, *args: Any, most: int, **kwargs: Any) -> None:
-        super().__init__(*args, on_result=None, **kwargs)
+    def __init__(self, shell: Shell, *args: Any, most: int, **kwargs: Any) -> None:
+        Carrier.__init__(self, shell)
+        Bulk.__init__(self, shell, *args, on_result=None, **kwargs)
         self._most = most
-        self._events: deque[tuple[int, Any]] = deque()
         self._said: dict[Task, list[str]] = {}
         self._hushed = False
-        self._run: asyncio.Task[BatchResult[Any]] | None = None  # once it is over
-        self._busy = 0  # attempts that have not ended
-        self._there = Signal(self.shell.loop)
         self._paused: deque[asyncio.Future[None]] = deque()
         self._starved = False
 
     # the consumer's side
 
-    async def take(self) -> tuple[int, Any] | None:
-        """The next event: an index, and a text, a ``StreamRestarted`` or, last of a stream, its ``Result``; None at the end.
+    def launch(self) -> Merge:
+        """Begin to read and to send, in a task of its own. Before anything else."""
+        self._run = self.shell.loop.create_task(self.run())
+        self._run.add_done_callback(self._ran)
+        return self
 
-        Raises what ``run`` raised, when all events are taken.
-        """
-        while not self._events:
-            run = self._run
-            if run is not None:
-                if run.cancelled():
-                    raise closed("")
-                run.result()
-                return None
-            await self._there.wait_alone()
-        event = self._events.popleft()
+    def _ran(self, run: asyncio.Task[BatchResult[Any]]) -> None:
+        if not run.cancelled():
+            run.exception()  # whoever takes gets it; if nobody does, nobody wants to know
+        self._there.give()
+
+    async def ends(self) -> BatchResult[Any]:
+        if not self.over():
+            self._there.check_loop()
+            await asyncio.wait([self._run])
+        return self._batch()
+
+    def ended(self) -> bool:
+        return self._run.done() and self._batch() is not None
+
+    def _batch(self) -> BatchResult[Any]:
+        """What ``run`` gave. Raises what it raised."""
+        if self._run.cancelled():
+            raise closed("")
+        return self._run.result()
+
+    def took(self) -> None:
         if self._paused:
             self._resume()
         if self._starved and len(self._events) < AHEAD // 2:
             self._read_soon()
-        return event
 
     def hush(self) -> None:
         """Nobody wants the texts any more; the results still come."""
+        if not self.over():
+            self._there.check_loop()
         self._hushed = True
         self._events = deque(event for event in self._events if isinstance(event[1], Result))
         self._resume()
@@ -75,17 +87,16 @@ class Merge(Bulk):
         """Somebody waits in ``take``."""
         return self._there.read
 
-    def over(self, run: asyncio.Task[BatchResult[Any]]) -> None:
-        """Nothing more comes: this was the task of ``run``."""
-        if not run.cancelled():
-            run.exception()  # whoever takes gets it; if nobody does, nobody wants to know
-        self._run = run
-        self._there.give()
+    def leave(self) -> None:
+        self._run.cancel()
+
+    def over(self) -> bool:
+        return self._run.done()
 
     async def idle(self) -> None:
-        """Wait until the connections of what was stopped are closed."""
-        while self._busy:
+        while not self.over():
             await self._there.wait()
+        await super().idle()
 
     def _resume(self) -> None:
         """Let one paused stream go on for each event that was taken; all of them if there is nothing else."""
@@ -99,13 +110,7 @@ class Merge(Bulk):
 
     # the shell's side
 
-    async def carry(self, attempt: Attempt) -> Outcome:
-        self._busy += 1
-        try:
-            return await Flow(attempt, self).run()
-        finally:
-            self._busy -= 1
-            self._there.give()
+    carry = Carrier.carry
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         said = self._said.pop(task, None)

@@ -5,16 +5,14 @@ Bounded: when its consumer is slow, no more is read. Knows pieces and tasks; kno
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
-from qreward.core.outcome import Answer, Outcome
+from qreward.core.outcome import Answer
 from qreward.core.source import Source
 from qreward.core.task import Attempt, Feed, State, Task
-from qreward.engine.flow import Flow
+from qreward.engine.carrier import Carrier, Signal
 from qreward.engine.report import result_of
 from qreward.engine.shell import Shell
 from qreward.errors import ClientClosed, QRewardError, RequestError, StreamInterrupted
@@ -37,46 +35,7 @@ class StreamRestarted:
     error: QRewardError | None
 
 
-class Signal:
-    """Wakes all who wait for it.
-
-    Attributes:
-        read: a reader waits.
-    """
-
-    __slots__ = ("_loop", "_waiters", "read")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._waiters: list[asyncio.Future[None]] = []
-        self.read = False
-
-    async def wait_alone(self) -> None:
-        """Wait as the one reader of a stream."""
-        if asyncio.get_running_loop() is not self._loop:
-            raise RuntimeError("a stream is read in the event loop in which it was begun")
-        if self.read:
-            raise RuntimeError("a stream is read by one task at a time")
-        self.read = True
-        try:
-            await self.wait()
-        finally:
-            self.read = False
-
-    async def wait(self) -> None:
-        waiter = self._loop.create_future()
-        self._waiters.append(waiter)
-        await waiter
-
-    def give(self) -> None:
-        if self._waiters:
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-
-
-class Outlet:
+class Outlet(Carrier):
     """The sink of a single stream, and what its consumer takes from.
 
     Attributes:
@@ -85,21 +44,17 @@ class Outlet:
         result: how it ended, or None.
     """
 
-    __slots__ = (
-        "_busy", "_context", "_hushed", "_items", "_pieces", "_taken", "_task", "_there", "begun", "left", "result", "shell",
-    )  # fmt: skip
+    __slots__ = ("_context", "_hushed", "_pieces", "_taken", "_task", "begun", "left", "result")
 
     def __init__(self, shell: Shell) -> None:
-        self.shell = shell
+        super().__init__(shell)
         self.begun = self.left = False
         self.result: Result[Any] | None = None
-        self._items: deque[Any] = deque()
         self._pieces: list[str] = []
         self._hushed = False
-        self._busy = 0  # attempts that have not ended
         self._task: Task | None = None
         self._context = copy_context()
-        self._there, self._taken = Signal(shell.loop), Signal(shell.loop)
+        self._taken = Signal(shell.loop)
 
     # the consumer's side
 
@@ -109,20 +64,16 @@ class Outlet:
         self.shell.sinks[self] = None
         self.shell.submit(task)
 
-    async def take(self) -> Any:
-        """The next piece, or ``StreamRestarted``; None at the end. Raises the stream's error once all that came is taken."""
-        while not self._items:
-            if self.left:
-                raise closed(self.text())
-            if self.result is not None:
-                if self.result.error is not None:
-                    raise self.result.error
-                return None
-            await self._there.wait_alone()
-        item = self._items.popleft()
-        if len(self._items) == AHEAD // 2:
+    def ended(self) -> bool:
+        if self.left:
+            raise closed(self.text())
+        if self.result is not None and self.result.error is not None:
+            raise self.result.error
+        return self.result is not None
+
+    def took(self) -> None:
+        if len(self._events) == AHEAD // 2:
             self._taken.give()
-        return item
 
     async def begins(self) -> None:
         """Wait until something was given out, or it has ended."""
@@ -132,7 +83,7 @@ class Outlet:
     async def ends(self) -> Result[Any]:
         """Wait for the end; what has come and comes is not kept for ``take``."""
         self._hushed = True
-        self._items.clear()
+        self._events.clear()
         self._taken.give()
         while self.result is None:
             if self.left:
@@ -145,36 +96,21 @@ class Outlet:
         return "".join(self._pieces)
 
     def leave(self) -> None:
-        """Want no more: what is under way is stopped. In the loop's own thread."""
         if self.left:
             return
         self.left = True
-        self._items.clear()
+        self._events.clear()
         if self._task is not None and self._task.state is not State.DONE:
             self.shell.withdraw([self._task])
         self._forget()
 
-    def exhausted(self) -> bool:
-        """It has ended, and all that came is taken."""
-        return self.result is not None and not self._items
-
-    async def idle(self) -> None:
-        """Wait until the connections of what was stopped are closed."""
-        while self._busy:
-            await self._there.wait()
+    def over(self) -> bool:
+        return self.left or (self.result is not None and not self._events)
 
     # the shell's side
 
     def start(self, attempt: Attempt) -> None:
         self.shell.spawn(attempt, self._context.copy())
-
-    async def carry(self, attempt: Attempt) -> Outcome:
-        self._busy += 1
-        try:
-            return await Flow(attempt, self).run()
-        finally:
-            self._busy -= 1
-            self._there.give()
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         if self.begun and isinstance(outcome, RequestError):
@@ -205,20 +141,23 @@ class Outlet:
 
     def begin(self, task: Task) -> None:
         if self.begun and not self._hushed:
-            self._items.append(StreamRestarted(self.text(), task.last_error))
+            self._events.append(StreamRestarted(self.text(), task.last_error))
         self.begun = True
         self._pieces.clear()
 
     def put(self, _task: Task, chunks: list[Any]) -> bool:
-        self._pieces += [chunk.text for chunk in chunks if chunk.text]
+        pieces = self._pieces
+        for chunk in chunks:
+            if text := chunk.text:
+                pieces.append(text)
         if self._hushed:
             return False
-        self._items += chunks
+        self._events += chunks
         self._there.give()
-        return len(self._items) >= AHEAD
+        return len(self._events) >= AHEAD
 
     async def room(self) -> None:
-        while len(self._items) > AHEAD // 2:
+        while len(self._events) > AHEAD // 2:
             await self._taken.wait()
 
 

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 GRACE = 5.0
 """Seconds for which an interrupted caller, and the end of the process, wait for cancelled work to end."""
+HASTE = 0.5
+"""Seconds for which the end of the process waits if such a wait was in vain, or was interrupted itself."""
 _END: Any = object()
 
 
@@ -34,6 +36,7 @@ class Portal:
 
     def __init__(self) -> None:
         self.ended = False
+        self._patience = GRACE
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._work: set[_Work[Any]] = set()
@@ -48,7 +51,8 @@ class Portal:
         """Run an async function in the loop and wait for it. It sees the caller's context variables.
 
         May be used from many threads at once, and where another event loop runs, which stands still meanwhile. If the wait
-        is interrupted, as by Ctrl-C, the function is cancelled, and has ended before the interrupt goes on.
+        is interrupted, as by Ctrl-C, the function is cancelled, and has ended before the interrupt goes on, unless that takes
+        ``GRACE`` seconds or there is a second interrupt. The notes of its ``CancelledError`` are added to the interrupt.
 
         Raises:
             RuntimeError: called in the portal's own thread, which would wait for itself for ever.
@@ -59,8 +63,8 @@ class Portal:
         try:
             self.begin(work)
             work.wait()
-        except BaseException:
-            work.stop()
+        except BaseException as error:
+            self.give_up(work, error)
             raise
         return work.result()
 
@@ -68,10 +72,20 @@ class Portal:
         """A blocking iterator over an asynchronous iterable; see :class:`Stream`."""
         return Stream(self, source, ahead)
 
+    def give_up(self, work: _Work[Any], error: BaseException) -> None:
+        """Stop the work of a caller who was interrupted by ``error``. A second interrupt only ends the wait."""
+        ended = False
+        with contextlib.suppress(KeyboardInterrupt):
+            ended = work.stop()
+        if not ended:
+            self._patience = HASTE
+        for note in work.last_words():
+            error.add_note(note)
+
     def close(self) -> None:
-        """Cancel what is under way and end the loop; waits until that is done, at most ``GRACE`` seconds."""
+        """Cancel what is under way and end the loop; waits until that is done, but not for long."""
         self.soon(self._stop.set)
-        self._thread.join(GRACE)
+        self._thread.join(self._patience)
 
     def is_here(self) -> bool:
         """True in the portal's own thread."""
@@ -185,15 +199,28 @@ class _Work(Generic[T]):
         else:
             self.task.cancel()
 
-    def wait(self, seconds: float = -1) -> None:
-        """Until it is over."""
+    def wait(self, seconds: float = -1) -> bool:
+        """Until it is over; False if it is not."""
         if self._open and self._over.acquire(timeout=seconds):
             self._over.release()
+        return not self._open
 
-    def stop(self) -> None:
-        """Cancel it and wait for its end."""
+    def stop(self) -> bool:
+        """Cancel it and wait for its end; False if it does not end."""
         self._portal.soon(self.cancel)
-        self.wait(GRACE)
+        return self.wait(GRACE)
+
+    def last_words(self) -> list[str]:
+        """What it noted when it was cancelled."""
+        task, self.task = self.task, None
+        try:
+            if task is not None and task.cancelled():
+                task.result()
+        except asyncio.CancelledError as error:
+            return list(getattr(error, "__notes__", ()))
+        finally:
+            del task  # as in ``result``
+        return []
 
     def result(self) -> T:
         """What it returned; raises what it raised."""
@@ -238,8 +265,9 @@ class Stream(Iterator[T]):
             self._portal.begin(self._work)
         try:
             item = self._pump.items.get()
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self._over = True
+            self._portal.give_up(self._work, error)
             raise
         if item is _END:
             self._over = True
@@ -343,7 +371,8 @@ def _at_exit() -> None:
     with _starting:
         _exiting = True
     if _current is not None:
-        _current.close()
+        with contextlib.suppress(KeyboardInterrupt):  # who interrupts the end does not want to wait for it
+            _current.close()
 
 
 def _after_fork() -> None:

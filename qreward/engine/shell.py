@@ -23,6 +23,7 @@ from qreward.core.outcome import CANCELLED, Advertised, Answer, Failure, Failure
 from qreward.core.scheduler import Scheduler
 from qreward.core.source import Source
 from qreward.core.task import Attempt, Feed, Task
+from qreward.engine.unattended import tell
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError
 from qreward.policies import Hedge, Retry
 
@@ -282,6 +283,7 @@ class Shell:
         attempt = self._runners.pop(runner)
         if attempt is not None:  # cancelled from outside before its first step
             self.ended(attempt, CANCELLED)
+        tell(runner)
 
     async def _run_in_turn(self, first: Attempt, mine: Sink | None) -> None:
         me = asyncio.current_task()

@@ -161,4 +161,4 @@ def _begin_batch(
 ) -> Merge:
     pool, total = client._fleet.pool(model), len(items) if isinstance(items, Sized) else None
     meter = start_progress(progress, total, title=model, load=partial(load_of, pool), clock=client._clock)
-    return Merge(client._engine.shell(), pool, items, prepare, progress=meter, **settings)
+    return Merge(client._engine.shell(), pool, items, prepare, progress=meter, **settings).launch()

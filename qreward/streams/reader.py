@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -12,7 +12,7 @@ T_co = TypeVar("T_co", covariant=True)
 class Readable(Protocol):
     """What a reader needs of a stream."""
 
-    async def _take(self) -> Any:
+    def _take(self) -> Awaitable[Any]:
         """The next item, None at the end."""
 
     def _drop(self) -> None:

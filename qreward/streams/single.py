@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING, Any, cast
 
-from qreward.engine.outlet import Outlet, StreamRestarted, closed
-from qreward.errors import ConfigError
+from qreward.engine.outlet import Outlet, StreamRestarted
 from qreward.results import Result
+from qreward.streams.held import Held
 from qreward.streams.reader import Reader
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 
-class Stream:
+class Stream(Held[Outlet]):
     """A chat completion that comes token by token: what ``QRewardClient.stream_chat_completion`` returns.
 
     Nothing is sent before it is iterated, entered, or awaited; it then belongs to the running event loop, and is read by one
@@ -36,18 +35,12 @@ class Stream:
         ...     return (await stream.final()).usage
     """
 
-    __slots__ = ("_begin", "_closed", "_outlet", "_restarts")
-
-    def __init__(self, begin: Callable[[], Outlet], *, restarts: bool) -> None:
-        self._begin = begin
-        self._restarts = restarts
-        self._outlet: Outlet | None = None
-        self._closed = False
+    __slots__ = ()
 
     # reading
 
     def __aiter__(self) -> AsyncIterator[str]:
-        self._refuse_restarts()
+        self._refuse_restarts("final()")
         return Reader(self, _text)
 
     def chunks(self) -> AsyncIterator[ChatCompletionChunk]:
@@ -56,7 +49,7 @@ class Stream:
         Raises:
             ConfigError: the stream may begin anew, which chunks do not tell: see :meth:`events`.
         """
-        self._refuse_restarts()
+        self._refuse_restarts("final()")
         return Reader(self, lambda chunk: cast("ChatCompletionChunk", chunk.build()))
 
     def events(self) -> AsyncIterator[str | StreamRestarted]:
@@ -70,52 +63,25 @@ class Stream:
             RequestError: and others, as :meth:`QRewardClient.chat_completion`; ``StreamInterrupted`` as well after the first token,
                 and if the stream was left early.
         """
-        outlet = self._open()
-        try:
-            result = await outlet.ends()
-        except BaseException:
-            self._drop()
-            raise
-        return cast("ChatCompletion", result.value)
+        result: Result[ChatCompletion] = await self._ended()
+        return result.value
 
     # what is known of it
 
     @property
     def text(self) -> str:
         """What has come so far, read or not; since the last restart."""
-        return "" if self._outlet is None else self._outlet.text()
+        return "" if self._source is None else self._source.text()
 
     @property
     def result(self) -> Result[ChatCompletion] | None:
         """How it ended, with endpoint, attempts and times; None while it has not, and if it was left early."""
-        return None if self._outlet is None else self._outlet.result
+        return None if self._source is None else self._source.result
 
     # coming and going
 
     def __await__(self) -> Generator[Any, Any, Stream]:
         return self._begun().__await__()
-
-    async def __aenter__(self) -> Stream:
-        self._open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Leave: the connection is closed when this returns. May be called again."""
-        self._closed = True
-        outlet = self._outlet
-        if outlet is None:
-            return
-        if asyncio.get_running_loop() is outlet.shell.loop:
-            outlet.leave()
-            await outlet.idle()
-        else:
-            self._drop()
-
-    def __del__(self) -> None:
-        self._drop()
 
     async def _begun(self) -> Stream:
         outlet = self._open()
@@ -128,27 +94,8 @@ class Stream:
             raise outlet.result.error
         return self
 
-    def _open(self) -> Outlet:
-        if self._outlet is None:
-            if self._closed:
-                raise closed("")
-            self._outlet = self._begin()
-        return self._outlet
-
-    async def _take(self) -> Any:
-        return await (self._outlet or self._open()).take()
-
-    def _drop(self) -> None:
-        outlet = self._outlet
-        if outlet is not None and not (outlet.left or outlet.exhausted()):
-            outlet.shell.later(outlet.leave)
-
-    def _refuse_restarts(self) -> None:
-        if self._restarts:
-            raise ConfigError('with on_interrupt="restart" the answer may begin anew: read events(), which tells when, or await final()')
-
     def __repr__(self) -> str:
-        outlet = self._outlet
+        outlet = self._source
         state = "not begun" if outlet is None else repr(outlet.result) if outlet.result else "left" if outlet.left else "under way"
         return f"<Stream {state}>"
 

@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 from email.utils import formatdate
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from aiohttp import web
 
@@ -26,34 +26,59 @@ class Incoming(web.BaseRequest):
     __hash__ = object.__hash__  # it is a mapping, which has none; here one request is equal to itself alone
 
 
-async def deliver(request: Incoming, body: bytes, headers: dict[str, str], fault: str | None, gap: float) -> web.StreamResponse:
+class Mishap(NamedTuple):
+    """What goes wrong with one answer.
+
+    Attributes:
+        fault: by the name it has in ``Faults``; None if nothing does.
+        point: share of the body that comes before it.
+        gap: seconds between the pieces of a trickle.
+    """
+
+    fault: str | None
+    point: float
+    gap: float
+
+    @property
+    def problem(self) -> str | None:
+        """The fault, if it costs the client its answer."""
+        return None if self.fault in ("slow_trickle", "noise") else self.fault
+
+
+async def deliver(request: Incoming, body: bytes, headers: dict[str, str], mishap: Mishap) -> web.StreamResponse:
     """Answer with status 200, in the way of the fault."""
-    if fault == "cut":
-        return await _in_pieces(request, body, headers, [body[: len(body) // 2]], 0)
+    fault, before = mishap.fault, int(len(body) * mishap.point)
+    if fault in ("cut", "stall"):
+        return await _in_pieces(request, body, headers, [body[:before]], 0, stalls=fault == "stall")
     if fault == "slow_trickle":
         pieces = [body[start : start + TRICKLE_BYTES] for start in range(0, len(body), TRICKLE_BYTES)]
-        return await _in_pieces(request, body, headers, pieces, gap)
+        return await _in_pieces(request, body, headers, pieces, mishap.gap)
     if fault == "malformed":
         return web.Response(text=MALFORMED, content_type="text/html", headers=headers)
     if fault == "truncated":
-        body = body[: len(body) // 2]
+        body = body[:before]
     elif fault == "error_in_200":
         body = UPSTREAM_FAILED
+    elif fault == "noise":
+        body = BLANKS + body
     return web.Response(body=body, content_type=JSON, headers=headers)
 
 
+BLANKS = b" \r\n\t\n" * 200
 MALFORMED = "<html><body><h1>Service page</h1></body></html>"
 UPSTREAM_FAILED = answers.error("Provider returned error", "upstream_error", 502)
 
 
-async def _in_pieces(request: Incoming, body: bytes, headers: dict[str, str], pieces: list[bytes], gap: float) -> web.StreamResponse:
+async def _in_pieces(
+    request: Incoming, body: bytes, headers: dict[str, str], pieces: list[bytes], gap: float, *, stalls: bool = False
+) -> web.StreamResponse:
     response = web.StreamResponse(headers={**headers, "Content-Type": JSON, "Content-Length": str(len(body))})
     await response.prepare(request)
     for piece in pieces:
         await response.write(piece)
         await asyncio.sleep(gap)
     if sum(map(len, pieces)) < len(body):
-        await hang_up(request)
+        await (forever() if stalls else hang_up(request))
     return response
 
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from qreward.testing import answers
 from qreward.testing.admission import Slot
 from qreward.testing.answers import ChatRequest, Chunks, EmbeddingsRequest
-from qreward.testing.delivery import JSON, Incoming, deliver, forever, hint, reset, sleep_until
+from qreward.testing.delivery import JSON, Incoming, Mishap, deliver, forever, hint, reset, sleep_until
 from qreward.testing.jobs import Job, Problem, chat_job, embeddings_job
 from qreward.testing.spec import Latency
 from qreward.testing.state import State
@@ -62,9 +62,11 @@ class Handler:
         except Problem as problem:
             counters.ended_in(problem.kind)
             raise
-        except (asyncio.CancelledError, ConnectionError):
+        except (asyncio.CancelledError, ConnectionError) as error:
             if not request.dropped:
                 counters.disconnects += 1
+            if isinstance(error, ConnectionError):  # while writing: the client is gone, and the cancellation that says so is on its way
+                await forever()
             raise
         finally:
             self.under_way.discard(request)
@@ -101,7 +103,8 @@ class Handler:
         slot.due = state.timeline.plan(pace.begin, job.service)[0]
 
         def finish(problem: str | None) -> None:
-            slot.free()
+            if problem != "stall":
+                slot.free()
             state.counters.ended_in(problem, job.tokens)
 
         if isinstance(asked, ChatRequest):
@@ -111,15 +114,15 @@ class Handler:
         await sleep_until(ready)
         if error is not None:
             await self._fail(request, error)
-        headers, gap = self._headers(), state.spec.faults.trickle_gap
+        headers, mishap = self._headers(), Mishap(fault, state.point(), state.spec.faults.trickle_gap)
         if isinstance(asked, EmbeddingsRequest):
             body = answers.embeddings(asked, job.prompt)
         elif streams:
-            return await stream(request, headers, Chunks(asked, job.digest, content, used), pace, fault, gap, finish)
+            return await stream(request, headers, Chunks(asked, job.digest, content, used), pace, mishap, finish)
         else:
             body = answers.chat_completion(asked, job.digest, content, used)
-        finish(None if fault == "slow_trickle" else fault)
-        return await deliver(request, body, headers, fault, gap)
+        finish(mishap.problem)
+        return await deliver(request, body, headers, mishap)
 
     def _write(self, asked: ChatRequest, digest: bytes) -> str:
         try:

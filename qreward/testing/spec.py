@@ -78,8 +78,13 @@ class Faults(Policy):
         error_in_200: HTTP 200 whose JSON is an ``error``.
         cut: the connection closes in the middle of the body.
         malformed: HTTP 200 with a page of HTML; a stream has an event that is no JSON.
+        stall: the body begins, and then nothing more comes; the slot is held until the client leaves.
         slow_trickle: the body comes in pieces of 16 bytes, ``trickle_gap`` seconds apart.
+        noise: a whole answer, but a stream has lines between its events that mean nothing (comments, unknown fields, blank
+            lines, with each of the three line ends), and plain JSON comes after a lot of white space.
         trickle_gap: seconds; for a stream this is added before each event.
+        point: how much of a body comes before ``truncated``, ``cut`` and ``stall``, and of a stream before ``error_in_200`` and
+            ``malformed`` as well: a share, or None for one that is drawn each time.
         seed: of the stream of draws.
     """
 
@@ -91,13 +96,16 @@ class Faults(Policy):
     error_in_200: float = _RATE
     cut: float = _RATE
     malformed: float = _RATE
+    stall: float = _RATE
     slow_trickle: float = _RATE
+    noise: float = _RATE
     trickle_gap: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    point: float | None = Field(default=0.5, ge=0, lt=1)
     seed: int = 0
 
     def rates(self) -> dict[str, float]:
         """Kind -> rate, of those that can happen."""
-        return {name: rate for name, rate in self if name not in ("trickle_gap", "seed") and rate > 0}
+        return {name: rate for name, rate in self if name not in ("trickle_gap", "point", "seed") and rate > 0}
 
     @model_validator(mode="after")
     def _at_most_one(self) -> Faults:

@@ -62,6 +62,11 @@ class State:
                 return kind
         return None
 
+    def point(self) -> float:
+        """The share of a body that comes before a fault that ends it."""
+        fixed = self.spec.faults.point
+        return self._points.random() if fixed is None else fixed
+
     def phase(self) -> Phase | None:
         """The phase that rules now, None if all is well."""
         return DEAD if self.killed else self.timeline.at(time.monotonic())
@@ -77,7 +82,9 @@ class State:
 
     def _seed_faults(self) -> None:
         self._rates_of_faults = self.spec.faults.rates()
-        self._random = random.Random(f"{self.spec.faults.seed}/{self.spec.name}")  # noqa: S311 - repeatable on purpose
+        seed = f"{self.spec.faults.seed}/{self.spec.name}"
+        self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
+        self._points = random.Random(f"{seed}/points")  # noqa: S311 - of its own, so that it changes no draw of a fault
 
 
 @lru_cache(maxsize=4096)

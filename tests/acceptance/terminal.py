@@ -1,0 +1,74 @@
+"""A program in a terminal: it is typed at, and what it shows is read."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from types import TracebackType
+
+CTRL_C = b"\x03"
+PATIENCE = 60.0  # seconds
+SIZE = struct.pack("HHHH", 40, 140, 0, 0)  # lines and columns
+_OWN_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # so that Ctrl-C reaches it
+
+
+class Terminal:
+    """Runs a program in a terminal of its own; ``with`` sees that it ends.
+
+    Attributes:
+        shown: all that it has shown, as it was read.
+    """
+
+    def __init__(self, program: str, folder: Path) -> None:
+        path = folder / "program.py"
+        path.write_text(_OWN_TERMINAL + program)
+        self._screen, inside = pty.openpty()
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, SIZE)
+        command = [sys.executable, "-u", "-W", "error", str(path)]
+        self._process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, start_new_session=True)
+        os.close(inside)
+        self.shown = ""
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._screen)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._screen, keys)
+
+    def wait_for(self, text: str) -> None:
+        """Read until it has shown a text."""
+        end = time.monotonic() + PATIENCE
+        while text not in self.shown:
+            assert time.monotonic() < end, f"it never shows {text!r}: {self.shown}"
+            assert self._read(0.05), f"it ended without {text!r}: {self.shown}"
+
+    def wait(self) -> int:
+        """Read to its end; returns its exit code, negative for a signal."""
+        end = time.monotonic() + PATIENCE
+        while self._read(0.05):
+            assert time.monotonic() < end, f"it does not end: {self.shown}"
+        return self._process.wait()
+
+    def _read(self, seconds: float) -> bool:
+        """Take what it shows; False if it has ended."""
+        if not select.select([self._screen], [], [], seconds)[0]:
+            return True
+        try:
+            piece = os.read(self._screen, 65536)
+        except OSError:  # how Linux says that nobody has the other end
+            return False
+        self.shown += piece.decode(errors="replace")
+        return bool(piece)

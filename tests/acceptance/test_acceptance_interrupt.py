@@ -1,0 +1,189 @@
+"""Ctrl-C, pressed in a real terminal: what was done is told, what was under way is closed, and the program ends."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from acceptance_tools import until
+
+from qreward.testing import FakeEndpoint, FakeFleet, Latency
+
+pytest.importorskip("termios")
+from terminal import CTRL_C, Terminal
+
+PRELUDE = """
+import asyncio, atexit, time
+from qreward import QRewardClient, SyncQRewardClient
+URL = %r
+ITEMS = [[{"role": "user", "content": f"question {number}"}] for number in range(400)]
+done = []
+def on_result(result):
+    done.append(result)
+    if len(done) == 100:
+        half_way()
+def half_way():
+    print("HALF WAY")
+"""
+RUNS = {
+    "asyncio.run": 'asyncio.run(QRewardClient([URL]).batch_chat_completion(ITEMS, "judge-7b", progress=True, on_result=on_result))',
+    "blocking": 'SyncQRewardClient([URL]).batch_chat_completion(ITEMS, "judge-7b", progress=True, on_result=on_result)',
+}
+INTERRUPTED = -2  # the exit code of a program that ended by SIGINT
+
+
+def fleet() -> FakeFleet:
+    return FakeFleet([FakeEndpoint("a", latency=Latency(base=0.05, per_token=0.002, tokens=20))])
+
+
+def program(fleet: FakeFleet, text: str) -> str:
+    return PRELUDE % fleet.endpoints[0].base_url + text
+
+
+def lines_of(shown: str) -> list[str]:
+    """What can be read in the end: of a line that was drawn again and again, the last."""
+    return [line.rstrip("\r").rpartition("\r")[2] for line in shown.splitlines()]
+
+
+def nothing_is_open(fleet: FakeFleet) -> None:
+    asyncio.run(until(lambda: fleet.seen("a").in_flight == 0))
+    assert fleet.seen("a").requests < 400
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_the_bar_and_the_interrupt_say_how_far_the_batch_came(kind: str, tmp_path: Path) -> None:
+    told = 'atexit.register(lambda: print("TOLD", len(done)))\n'
+    with fleet() as fakes, Terminal(program(fakes, told + RUNS[kind]), tmp_path) as terminal:
+        terminal.wait_for("HALF WAY")
+        terminal.type(CTRL_C)
+        assert terminal.wait() == INTERRUPTED
+        nothing_is_open(fakes)
+    lines = lines_of(terminal.shown)
+    (note,) = [line for line in lines if "items were done" in line]
+    found = re.fullmatch(r"(\d+) of 400 items were done when the batch was given up; on_result was told each of them", note)
+    assert found is not None, note
+    assert 100 <= int(found[1]) < 400
+    assert f"TOLD {found[1]}" in lines
+    bars = [line for line in lines if "req/s" in line]
+    assert f" {found[1]}/400 [" in bars[-1]
+    assert lines.count("KeyboardInterrupt") == 1
+    assert terminal.shown.count("Traceback") == (2 if kind == "asyncio.run" else 1)  # asyncio shows where it was cancelled, too
+
+
+def test_a_batch_whose_results_nobody_was_told_says_that_they_are_gone(tmp_path: Path) -> None:
+    text = """
+def items():
+    for number, item in enumerate(ITEMS):
+        if number == 150:
+            print("HALF WAY")
+        yield item
+try:
+    SyncQRewardClient([URL]).batch_chat_completion(items(), "judge-7b")
+except KeyboardInterrupt as error:
+    print("NOTE:", *error.__notes__)
+"""
+    with fleet() as fakes, Terminal(program(fakes, text), tmp_path) as terminal:
+        terminal.wait_for("HALF WAY")
+        terminal.type(CTRL_C)
+        assert terminal.wait() == 0
+        nothing_is_open(fakes)
+    assert re.search(r"NOTE: \d+ items were done when the batch was given up; their results are gone: on_result is told", terminal.shown)
+    assert "Traceback" not in terminal.shown
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_program_that_catches_the_interrupt_goes_on_with_its_client(kind: str, tmp_path: Path) -> None:
+    text = f"""
+client = {"QRewardClient" if kind == "asyncio.run" else "SyncQRewardClient"}([URL])
+try:
+    {RUNS[kind].replace("QRewardClient([URL])", "client").replace("Syncclient", "client")}
+except KeyboardInterrupt:
+    told = len(done)
+    rest = {"asyncio.run" if kind == "asyncio.run" else ""}(client.batch_chat_completion(ITEMS[:20], "judge-7b"))
+    print("REST", rest.stats.ok, len(done) - told, [stats.state.in_flight for stats in client.stats().values()])
+"""
+    with fleet() as fakes, Terminal(program(fakes, text), tmp_path) as terminal:
+        terminal.wait_for("HALF WAY")
+        terminal.type(CTRL_C)
+        assert terminal.wait() == 0
+        nothing_is_open(fakes)
+    assert "REST 20 0 [0]" in lines_of(terminal.shown)
+
+
+def test_an_interrupted_loop_over_streams_closes_all_of_them(tmp_path: Path) -> None:
+    text = """
+for index, token in SyncQRewardClient([URL]).batch_stream_chat_completion(ITEMS, "judge-7b", progress=True):
+    done.append(token)
+    if len(done) == 100:
+        half_way()
+"""
+    with fleet() as fakes, Terminal(program(fakes, text), tmp_path) as terminal:
+        terminal.wait_for("HALF WAY")
+        terminal.type(CTRL_C)
+        assert terminal.wait() == INTERRUPTED
+        nothing_is_open(fakes)
+    assert lines_of(terminal.shown).count("KeyboardInterrupt") == terminal.shown.count("Traceback") == 1
+
+
+FOREVER = """
+import sys, threading, traceback
+import qreward.engine.portal as room
+room.GRACE = 1000.0
+"""
+STUCK = {
+    "asyncio.run, in on_result": """
+def half_way():
+    print("HALF WAY")
+    while not any(task.cancelling() for task in asyncio.all_tasks()):
+        time.sleep(0.01)
+    print("ONCE")
+    time.sleep(1000)
+"""
+    + RUNS["asyncio.run"],
+    "blocking, in on_result": """
+def half_way():
+    print("HALF WAY")
+    while "give_up" not in (frame.name for frame in traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])):
+        time.sleep(0.01)
+    print("ONCE")
+    time.sleep(1000)
+"""
+    + RUNS["blocking"],
+}
+ENDLESS_INPUT = """
+async def items():
+    try:
+        for item in ITEMS:
+            yield item
+        await asyncio.sleep(1000)
+    finally:
+        print("ONCE")
+        await asyncio.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("kind", STUCK)
+def test_a_second_ctrl_c_ends_what_is_stuck_in_the_callers_own_code(kind: str, tmp_path: Path) -> None:
+    with fleet() as fakes, Terminal(program(fakes, FOREVER + STUCK[kind]), tmp_path) as terminal:
+        terminal.wait_for("HALF WAY")
+        terminal.type(CTRL_C)
+        terminal.wait_for("ONCE")
+        terminal.type(CTRL_C)
+        assert terminal.wait() == INTERRUPTED
+        asyncio.run(until(lambda: fakes.seen("a").in_flight == 0))
+    assert lines_of(terminal.shown).count("KeyboardInterrupt") == 1
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_second_ctrl_c_ends_an_input_that_does_not_close(kind: str, tmp_path: Path) -> None:
+    text = FOREVER + ENDLESS_INPUT + RUNS[kind].replace("(ITEMS,", "(items(),")
+    with fleet() as fakes, Terminal(program(fakes, text), tmp_path) as terminal:
+        terminal.wait_for("HALF WAY")
+        terminal.type(CTRL_C)
+        terminal.wait_for("ONCE")
+        terminal.type(CTRL_C)
+        assert terminal.wait() == INTERRUPTED
+        asyncio.run(until(lambda: fakes.seen("a").in_flight == 0))
+    assert lines_of(terminal.shown).count("KeyboardInterrupt") == 1

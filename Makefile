@@ -31,6 +31,7 @@ soak: $(READY) ## play 10,000 random simulations of the scheduler
 
 bench: $(READY) ## measure the CPU time per request, and the scheduler in virtual time
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/streaming.py
 	$(BIN)/python benchmarks/simulate.py
 
 docs: $(READY) ## check links, code and tables of the documentation

@@ -59,15 +59,17 @@ class Server:
         hello = json.loads(self._process.stdout.readline())
         self._ports: list[int] = hello["ports"]
         self.verdict: str = hello["verdict"]
+        self.chunks: int = hello["chunks"]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._process.terminate()
         self._process.communicate()
 
-    def urls(self, delay_ms: int) -> list[str]:
-        """The base URLs of the endpoints, answering after ``delay_ms``."""
-        return [f"http://127.0.0.1:{port}/d{delay_ms}/v1" for port in self._ports]
+    def urls(self, delay_ms: int = 0, *, pause_ms: int | None = None) -> list[str]:
+        """The base URLs of the endpoints, answering after ``delay_ms``, or streaming with ``pause_ms`` from one chunk to the next."""
+        way = f"d{delay_ms}" if pause_ms is None else f"s{pause_ms}"
+        return [f"http://127.0.0.1:{port}/{way}/v1" for port in self._ports]
 
     def stats(self) -> dict[str, int]:
         """``served`` requests and the ``peak`` open at once, since the last look."""

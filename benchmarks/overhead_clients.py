@@ -71,11 +71,13 @@ CLIENTS = (
 QUICK = ("bare", "qreward-batch", "qreward-calls", "qreward-gather")
 
 
-def command_line(urls: Sequence[str], verdict: str, in_flight: int, requests: int, *, core: int | None, gc: bool) -> list[str]:
+def command_line(
+    urls: Sequence[str], verdict: str, in_flight: int, requests: int, *, core: int | None, gc: bool, pieces: int = 1
+) -> list[str]:
     """The arguments that every client file takes (see ``clients/_harness.py``). The warm-up fills each place in flight once."""
     return [
         *("--urls", ",".join(urls), "--verdict", verdict),
-        *("--concurrency", str(in_flight), "--warm-up", str(in_flight), "--requests", str(requests)),
+        *("--pieces", str(pieces), "--concurrency", str(in_flight), "--warm-up", str(in_flight), "--requests", str(requests)),
         *pin(core),
         *(["--gc"] if gc else []),
     ]

@@ -1,9 +1,12 @@
-"""Where our client spends CPU time over bare aiohttp: microseconds a call by package, sampled, with garbage collection timed exactly.
+"""Where our client spends CPU time over bare aiohttp: microseconds a call, or a chunk of a stream, by package.
+
+It is sampled, with garbage collection timed exactly.
 
 A sample is one look at the running Python frame in some milliseconds of CPU time, so shares of a few microseconds are rough;
 more ``--requests`` make them finer. Unix only.
 
     python benchmarks/profile_overhead.py --in-flight 512
+    python benchmarks/profile_overhead.py --in-flight 512 --pause 50 --requests 1536    # the clients of streaming.py
 """
 
 from __future__ import annotations
@@ -12,32 +15,36 @@ import argparse
 import sys
 
 from _pages import PAGE, rewrite_section, table
-from _processes import Server, cores, run_client
-from overhead_clients import BARE, CLIENTS, command_line
+from _processes import Server, cores
+from _rounds import Measurement, Way
+from overhead import LAYOUT as CALLS
+from overhead_clients import BARE, CLIENTS, Client
+from streaming import LAYOUT as CHUNKS
+from streaming_clients import CLIENTS as STREAMING
 
 SMALLEST = 0.3  # microseconds; packages below it in every client are added up as "other"
-TIMEOUT = 600.0  # seconds that one client process may take
 
 Split = dict[str, float]
 
 
 def main() -> None:
     args = arguments()
-    splits = {name: profile(name, args) for name in dict.fromkeys([BARE, *args.clients])}
-    text = f"us a call: {args.in_flight} in flight, {args.delay} ms server delay, {args.requests} calls\n\n{profile_table(splits)}"
+    way, layout = ({"delay_ms": args.delay}, CALLS) if args.pause is None else ({"pause_ms": args.pause}, CHUNKS)
+    splits = {client.name: profile(client, way, args) for client in args.chosen}
+    cell = layout.cell({"in_flight": args.in_flight, **way})
+    text = f"us a {layout.unit}: {cell}, {args.requests} calls\n\n{profile_table(splits)}"
     print(text)
     if args.section:
         rewrite_section(PAGE, args.section, text)
 
 
-def profile(name: str, args: argparse.Namespace) -> Split:
-    """Package -> microseconds a call of one client, in a fresh process and with a fresh server."""
-    client = next(client for client in CLIENTS if client.name == name)
+def profile(client: Client, way: Way, args: argparse.Namespace) -> Split:
+    """Package -> microseconds a call or a chunk of one client, in a fresh process and with a fresh server."""
     client_core, server_core = cores()
-    print(f"profiling {name}", file=sys.stderr, flush=True)
+    print(f"profiling {client.name}", file=sys.stderr, flush=True)
     with Server(server_core) as server:
-        wanted = command_line(server.urls(args.delay), server.verdict, args.in_flight, args.requests, core=client_core, gc=args.gc)
-        split: Split = run_client(client.python(), client.script, [*wanted, "--profile"], TIMEOUT)["profile"]
+        measurement = Measurement(client, 0, args.in_flight, args.requests, way, args.gc)
+        split: Split = measurement.run(server, client_core, "--profile")["profile"]
     return split
 
 
@@ -59,13 +66,20 @@ def figures(row: Split, others: list[str]) -> list[str]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", nargs="+", choices=[client.name for client in CLIENTS], default=["qreward-calls", "qreward-batch"])
+    parser.add_argument("--clients", nargs="+", metavar="NAME", help="as overhead.py or streaming.py call them (default: two of ours)")
     parser.add_argument("--in-flight", type=int, default=512, metavar="N", help="calls in flight (default %(default)s)")
     parser.add_argument("--delay", type=int, default=0, metavar="MS", help="server delay in ms (default %(default)s)")
+    parser.add_argument("--pause", type=int, metavar="MS", help="of streams, with so many ms from one chunk to the next")
     parser.add_argument("--requests", type=int, default=30_000, metavar="N", help="calls in the window (default %(default)s)")
     parser.add_argument("--section", metavar="NAME", help="write it into this section of docs/benchmarks.md")
     parser.add_argument("--gc", action="store_true", help="with relaxed garbage collection")
-    return parser.parse_args()
+    args = parser.parse_args()
+    known = {client.name: client for client in (CLIENTS if args.pause is None else STREAMING)}
+    names = args.clients or (["qreward-calls", "qreward-batch"] if args.pause is None else ["qreward-tokens", "qreward-batch"])
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"no client {', '.join(unknown)}; there are {', '.join(known)}")
+    args.chosen = [known[name] for name in dict.fromkeys([BARE, *names])]
+    return args
 
 
 if __name__ == "__main__":

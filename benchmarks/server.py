@@ -1,10 +1,11 @@
-"""The server of the overhead benchmark: answers every chat call with one prepared completion, and costs as little as it can.
+"""The server of the overhead and the streaming benchmark: one prepared answer to every chat call, at as little cost as it can.
 
-It knows nothing of the clients. One process listens on several ports of 127.0.0.1, one for each endpoint; the delay is
-the first part of the path (``/d200/v1/chat/completions`` answers after 200 ms), so that one process serves a whole run.
+It knows nothing of the clients. One process listens on several ports of 127.0.0.1, one for each endpoint; how it answers is
+the first part of the path, so that one process serves a whole run: ``/d200/v1/chat/completions`` answers after 200 ms,
+``/s50/v1/chat/completions`` streams, one chunk a write and 50 ms from one to the next (``s0``: the whole stream in one write).
 ``GET /stats`` gives the requests served and the most that were open at once since it was last asked.
 
-    python benchmarks/server.py --ports 4 --core 1     # prints {"ports": [...], "verdict": "..."} and serves until it is stopped
+    python benchmarks/server.py --ports 4 --core 1    # prints {"ports": [...], "verdict": "...", "chunks": 100}, serves until it is stopped
 """
 
 from __future__ import annotations
@@ -32,7 +33,17 @@ COMPLETION = {
     "usage": {"prompt_tokens": 291, "completion_tokens": 62, "total_tokens": 353, "prompt_tokens_details": {"cached_tokens": 0}},
     "system_fingerprint": "fp_44709d6fcb",
 }
-REQUEST_LINE = re.compile(rb"POST /d(\d+)/v1/chat/completions HTTP/1\.1")
+CHUNKS = 100
+"""Chunks of a stream: one that opens it, pieces of the verdict, one that ends it, one with the usage. Then comes ``[DONE]``."""
+STREAM_ABOUT = {
+    "id": COMPLETION["id"],
+    "object": "chat.completion.chunk",
+    "created": COMPLETION["created"],
+    "model": "judge",
+    "service_tier": "default",
+    "system_fingerprint": COMPLETION["system_fingerprint"],
+}
+REQUEST_LINE = re.compile(rb"POST /([ds])(\d+)/v1/chat/completions HTTP/1\.1")
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
@@ -41,7 +52,28 @@ def http_answer(body: bytes, status: str = "200 OK") -> bytes:
     return f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
+def stream_answer() -> list[bytes]:
+    """The answer in as many writes as it has chunks: status and headers go with the first, the end of the body with the last."""
+    count = CHUNKS - 3
+    pieces = [VERDICT[place * len(VERDICT) // count : (place + 1) * len(VERDICT) // count] for place in range(count)]
+    deltas = [{"role": "assistant", "content": "", "refusal": None}, *({"content": piece} for piece in pieces), {}]
+    choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None if delta else "stop"} for delta in deltas]
+    chunks = [{**STREAM_ABOUT, "choices": [choice], "usage": None} for choice in choices]
+    chunks.append({**STREAM_ABOUT, "choices": [], "usage": COMPLETION["usage"]})
+    writes = [http_chunk(b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n") for chunk in chunks]
+    writes[0] = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n" + writes[0]
+    writes[-1] += http_chunk(b"data: [DONE]\n\n") + http_chunk(b"")
+    return writes
+
+
+def http_chunk(body: bytes) -> bytes:
+    """One chunk of a body of unknown length; an empty one ends it."""
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
 ANSWER = http_answer(json.dumps(COMPLETION, separators=(",", ":")).encode())
+STREAM = stream_answer()
+WHOLE_STREAM = b"".join(STREAM)
 
 
 class Stats:
@@ -69,9 +101,9 @@ class Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, stats: Stats, delays: dict[bytes, float]) -> None:
+    def __init__(self, stats: Stats, ways: dict[bytes, tuple[bool, float]]) -> None:
         self.stats = stats
-        self.delays = delays
+        self.ways = ways
         self.buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -88,41 +120,55 @@ class Connection(asyncio.Protocol):
             self.serve(line)
 
     def serve(self, line: bytes) -> None:
-        delay = self.delays.get(line)
-        if delay is None:
+        way = self.ways.get(line)
+        if way is None:
             self.serve_new_line(line)
             return
+        streams, seconds = way
         self.stats.enter()
-        if delay:
-            asyncio.get_running_loop().call_later(delay, self.answer)
+        if streams and seconds:
+            self.stream(0, seconds)
+        elif seconds:
+            asyncio.get_running_loop().call_later(seconds, self.answer, ANSWER)
         else:
-            self.answer()
+            self.answer(WHOLE_STREAM if streams else ANSWER)
 
     def serve_new_line(self, line: bytes) -> None:
         if found := REQUEST_LINE.fullmatch(line):
-            self.delays[line] = int(found[1]) / 1000
+            self.ways[line] = (found[1] == b"s", int(found[2]) / 1000)
             self.serve(line)
         elif line.startswith(b"GET /stats "):
             self.transport.write(self.stats.take())
         else:
             self.transport.write(http_answer(b'{"error": {"message": "no such path"}}', "404 Not Found"))
 
-    def answer(self) -> None:
+    def answer(self, whole: bytes) -> None:
         self.stats.leave()
         if not self.transport.is_closing():
-            self.transport.write(ANSWER)
+            self.transport.write(whole)
+
+    def stream(self, place: int, seconds: float) -> None:
+        """Write the chunk at this place, and the next so many seconds later."""
+        if self.transport.is_closing():
+            self.stats.leave()
+        elif place + 1 < CHUNKS:
+            self.transport.write(STREAM[place])
+            asyncio.get_running_loop().call_later(seconds, self.stream, place + 1, seconds)
+        else:
+            self.answer(STREAM[place])
 
 
 async def serve(ports: int) -> None:
     loop = asyncio.get_running_loop()
-    stats, delays = Stats(), dict[bytes, float]()
-    servers = [await loop.create_server(lambda: Connection(stats, delays), "127.0.0.1", 0, backlog=4096) for _ in range(ports)]
-    print(json.dumps({"ports": [server.sockets[0].getsockname()[1] for server in servers], "verdict": VERDICT}), flush=True)
+    stats, ways = Stats(), dict[bytes, tuple[bool, float]]()
+    servers = [await loop.create_server(lambda: Connection(stats, ways), "127.0.0.1", 0, backlog=4096) for _ in range(ports)]
+    hello = {"ports": [server.sockets[0].getsockname()[1] for server in servers], "verdict": VERDICT, "chunks": CHUNKS}
+    print(json.dumps(hello), flush=True)
     await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The server of the overhead benchmark.")
+    parser = argparse.ArgumentParser(description="The server of the overhead and the streaming benchmark.")
     parser.add_argument("--ports", type=int, default=4, help="endpoints, one port each (default %(default)s)")
     parser.add_argument("--core", type=int, help="pin the process to this core")
     args = parser.parse_args()

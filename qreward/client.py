@@ -21,7 +21,7 @@ from qreward.engine.fleet import Fleet
 from qreward.engine.report import load_of, stats_of
 from qreward.engine.shell import Engine, Wire
 from qreward.engine.single import Single
-from qreward.errors import BatchInterrupted, ConfigError
+from qreward.errors import ConfigError
 from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
 from qreward.progress import start_progress
 from qreward.results import BatchResult, FleetStats, Result
@@ -365,14 +365,10 @@ class QRewardClient(StreamCalls):
             deadline=arguments.seconds("deadline", deadline),
             on_result=arguments.callback("on_result", on_result),
             progress=start_progress(progress, total, title=model, load=partial(load_of, pool), prices=prices, clock=self._clock),
+            prices=prices,
             keep=keep,
         )
-        try:
-            return (await bulk.run()).priced(prices)
-        except BatchInterrupted as error:
-            if error.results is not None:
-                error.results.priced(prices)
-            raise
+        return await bulk.run()
 
     def _prices_of(self, pool: Pool) -> Mapping[str, tuple[float, float]]:
         """All prices by endpoint, those of endpoints that come later included; none if no endpoint of the pool has one."""

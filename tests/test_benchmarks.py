@@ -152,7 +152,7 @@ def test_peers_run_without_the_settings_of_the_shell_they_are_started_from(modul
 
 
 def test_ratios_are_paired_by_round_before_the_median_is_taken(module: Any) -> None:
-    report = module("overhead_report")
+    report = module("_rounds_report")
     records = [
         record("bare", 0, 100.0),
         record("ours", 0, 120.0),
@@ -166,13 +166,13 @@ def test_ratios_are_paired_by_round_before_the_median_is_taken(module: Any) -> N
 
 def test_relaxed_garbage_collection_has_columns_of_its_own(module: Any) -> None:
     records = [record("bare", 0, 100.0), record("ours", 0, 150.0), record("bare", 0, 80.0, gc=True), record("ours", 0, 88.0, gc=True)]
-    ours = module("overhead_report").cell_table(records, (64, 0)).splitlines()[3]
+    ours = module("_rounds_report").cell_table(records, module("overhead").LAYOUT).splitlines()[3]
     assert [cell.strip() for cell in ours.strip("|").split("|")] == ["ours", "150", "1.50", "-", "1.0", "2", "3", "4", "1", "88", "1.10"]
 
 
 def test_a_failed_client_is_a_row_that_says_so(module: Any) -> None:
     failed = {"client": "peer", "round": 0, "in_flight": 64, "delay_ms": 0, "gc": False, "error": "status 1"}
-    line = module("overhead_report").cell_table([record("bare", 0, 100.0), failed], (64, 0)).splitlines()[3]
+    line = module("_rounds_report").cell_table([record("bare", 0, 100.0), failed], module("overhead").LAYOUT).splitlines()[3]
     assert line.split() == ["|", "peer", "|", "failed", *["|", "-"] * 6, "|", "0", "|"]
 
 
@@ -193,7 +193,7 @@ def test_the_markdown_command_measures_nothing_and_writes_the_page_from_the_file
     machine = {"cpu": "some CPU", "cores": "2", "system": "Linux", "python": "CPython 3.11"}
     run = {"machine": machine, "environments": {"peer": ["peer==1.0"]}, "options": {"rounds": 3}, "records": [record("bare", 0, 100.0)]}
     saved.write_text(json.dumps(run), encoding="utf-8")
-    monkeypatch.setattr(overhead, "PAGE", page)
+    monkeypatch.setattr(module("_rounds"), "PAGE", page)
     monkeypatch.setattr(sys, "argv", ["overhead.py", "--json", str(saved), "--markdown"])
     overhead.main()
     text = page.read_text(encoding="utf-8")
@@ -204,5 +204,5 @@ def test_the_markdown_command_measures_nothing_and_writes_the_page_from_the_file
 
 def test_the_page_has_the_sections_that_the_commands_write(module: Any) -> None:
     page = module("_pages").PAGE.read_text(encoding="utf-8")
-    for name in ("overhead", "memory"):
+    for name in ("overhead", "memory", "streaming"):
         assert page.count(f"<!-- {name}:begin -->") == page.count(f"<!-- {name}:end -->") == 1

@@ -52,13 +52,17 @@ DISTINCT = 256
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement: the base URLs of the endpoints, how many calls are in flight, how many are warm-up and how many count."""
+    """One measurement: the base URLs of the endpoints, how many calls are in flight, how many are warm-up and how many count.
+
+    ``verdict`` is the text that each answer must come to, in so many ``pieces``.
+    """
 
     urls: tuple[str, ...]
     concurrency: int
     requests: int
     warm_up: int
     verdict: str
+    pieces: int = 1
 
 
 def conversations(count: int) -> list[Messages]:
@@ -134,7 +138,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a client process prints. ``rss_mb`` is the growth over the baseline, ``base_rss_mb`` the baseline itself."""
+    """What a client process prints. ``rss_mb`` is the growth over the baseline, ``base_rss_mb`` the baseline itself.
+
+    ``cpu_us`` and ``profile`` are of a piece of an answer, ``wall_rps`` are pieces a second; an answer that is not streamed is one piece.
+    """
 
     cpu_us: float
     wall_rps: float
@@ -161,10 +168,11 @@ async def measure(client: Callable[[Job], AbstractAsyncContextManager[Drive]], j
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         lag = probe.stop()
         shares = sampler.stop() if sampler else None
-    micros = cpu / job.requests * 1e6
+    pieces = job.requests * job.pieces
+    micros = cpu / pieces * 1e6
     return Measured(
         cpu_us=micros,
-        wall_rps=job.requests / wall,
+        wall_rps=pieces / wall,
         lag_ms=lag * 1e3,
         rss_mb=memory.growth(),
         base_rss_mb=memory.before,
@@ -179,7 +187,7 @@ def main(client: Callable[[Job], AbstractAsyncContextManager[Drive]]) -> None:
     """Read the arguments, measure, print one JSON line. Ends with status 1 if an answer was missing or wrong."""
     args = _arguments()
     _prepare(args.core, args.gc)
-    job = Job(tuple(args.urls.split(",")), args.concurrency, args.requests, args.warm_up, args.verdict)
+    job = Job(tuple(args.urls.split(",")), args.concurrency, args.requests, args.warm_up, args.verdict, args.pieces)
     measured = asyncio.run(measure(client, job, args.profile))
     print(json.dumps(asdict(measured)), flush=True)
     if measured.right != measured.requests:
@@ -193,6 +201,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, required=True, help="calls in the measured window")
     parser.add_argument("--warm-up", type=int, required=True, help="calls before it")
     parser.add_argument("--verdict", required=True, help="the text that each answer must hold")
+    parser.add_argument("--pieces", type=int, default=1, help="pieces in which an answer comes; costs are of one")
     parser.add_argument("--core", type=int, help="pin the process to this core")
     parser.add_argument("--gc", action="store_true", help=f"gc.set_threshold{GC_THRESHOLDS}")
     parser.add_argument("--profile", action="store_true", help="also sample where the CPU time goes, by package")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from itertools import cycle
 from typing import Any
@@ -10,8 +10,26 @@ from typing import Any
 from _harness import Drive, Job, Messages, closed_loop
 from openai import AsyncOpenAI
 
+Ask = Callable[[AsyncOpenAI, Any], Awaitable[str | None]]
 
-def openai_client(make_http_client: Callable[[], Any]) -> Callable[[Job], AbstractAsyncContextManager[Drive]]:
+
+async def whole(client: AsyncOpenAI, messages: Any) -> str | None:
+    """One call, answered in one piece."""
+    completion = await client.chat.completions.create(model="judge", messages=messages, temperature=0)
+    return completion.choices[0].message.content
+
+
+async def streamed(client: AsyncOpenAI, messages: Any) -> str | None:
+    """One call, its answer read token by token."""
+    stream = await client.chat.completions.create(model="judge", messages=messages, temperature=0, stream=True)
+    said = []
+    async for chunk in stream:
+        if chunk.choices and (content := chunk.choices[0].delta.content):
+            said.append(content)
+    return "".join(said)
+
+
+def openai_client(make_http_client: Callable[[], Any], ask: Ask = whole) -> Callable[[Job], AbstractAsyncContextManager[Drive]]:
     """The client; ``make_http_client`` gives each ``AsyncOpenAI`` its ``http_client``, None for the SDK's default."""
 
     @asynccontextmanager
@@ -21,9 +39,7 @@ def openai_client(make_http_client: Callable[[], Any]) -> Callable[[Job], Abstra
             clients = cycle([await stack.enter_async_context(each) for each in made])
 
             async def call(messages: Messages) -> str | None:
-                typed: Any = messages
-                completion = await next(clients).chat.completions.create(model="judge", messages=typed, temperature=0)
-                return completion.choices[0].message.content
+                return await ask(next(clients), messages)
 
             yield closed_loop(call, job)
 

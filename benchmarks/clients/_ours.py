@@ -1,4 +1,4 @@
-"""Our client as the overhead benchmark uses it: one endpoint a port, each with its share of the calls in flight."""
+"""Our client as the benchmarks of CPU time use it: one endpoint a port, each with its share of the calls in flight."""
 
 from __future__ import annotations
 

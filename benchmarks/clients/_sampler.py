@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 INTERVAL = 0.001  # seconds of CPU time; the kernel's tick may make it coarser, so each look is weighed by the time since the last
-CALLER = ("__main__", "_harness", "_sampler", "_openai", "_ours", "bare")
+CALLER = ("__main__", "_harness", "_sampler", "_openai", "_ours", "bare", "litellm_router")
 
 
 class Sampler:

@@ -6,7 +6,7 @@ The session has the settings that ours has, so that a ratio is the price of what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import cycle
 
@@ -28,6 +28,22 @@ class Completion(msgspec.Struct):
     choices: list[Choice]
 
 
+def open_session() -> aiohttp.ClientSession:
+    """A session with nothing that is not needed."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, limit_per_host=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
+        read_bufsize=65536,
+    )
+
+
+def urls_of(job: Job) -> Iterator[URL]:
+    """Where the calls go, the endpoints in turn, without end."""
+    return cycle([URL(f"{url}/chat/completions", encoded=True) for url in job.urls])
+
+
 Client = Callable[[Job], AbstractAsyncContextManager[Drive]]
 
 
@@ -36,17 +52,9 @@ def bare(timeout: float | None = None) -> Client:
 
     @asynccontextmanager
     async def client(job: Job) -> AsyncIterator[Drive]:
-        encoder, decoder = msgspec.json.Encoder(), msgspec.json.Decoder(Completion)
-        urls = cycle([URL(f"{url}/chat/completions", encoded=True) for url in job.urls])
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        encoder, decoder, urls = msgspec.json.Encoder(), msgspec.json.Decoder(Completion), urls_of(job)
 
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=headers,
-            read_bufsize=65536,
-        ) as session:
+        async with open_session() as session:
 
             async def call(messages: Messages) -> str | None:
                 body = encoder.encode({"model": "judge", "messages": messages, "temperature": 0})

@@ -129,10 +129,9 @@ class Duplicates:
                 found.next_at = min(found.next_at, attempt.sent_at + least)
                 break
             if attempt.why is None:
-                limit = (source.attempt_timeout or inf) + attempt.held_until(now) if attempt.committed else source.attempt_limit(attempt.overdue)
                 hung = hung_after.get(attempt.task.pool, inf) * _doubled(attempt.task)
                 hedge = inf if attempt.task.feed is not None else hedged_after
-                found.sort(attempt, now, ((found.overdue, limit), *self._softer(attempt, found, hung, hedge)))
+                found.sort(attempt, now, ((found.overdue, _limit(now, attempt)), *self._softer(attempt, found, hung, hedge)))
         return found
 
     def _softer(self, attempt: Attempt, found: Found, hung: float, hedge: float) -> tuple[tuple[list[Attempt], float], ...]:
@@ -228,6 +227,14 @@ class Duplicates:
                 to_go = (length - done) * pace
                 if to_go > LEAST_GAIN:
                     yield to_go, length, attempt
+
+
+def _limit(now: float, attempt: Attempt) -> float:
+    """Seconds that an attempt may take. No limit is learned for one that is being read: gaps have limits of their own."""
+    source = attempt.source
+    if attempt.committed:
+        return (source.attempt_timeout or inf) + attempt.held_until(now)
+    return source.attempt_limit(attempt.overdue)
 
 
 def _doubled(task: Task) -> float:

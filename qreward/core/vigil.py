@@ -57,7 +57,8 @@ class Vigil(Dispatch):
     def _suspect(self, now: float, attempt: Attempt) -> None:
         task = attempt.task
         avoided = self._duplicates.others(task)
-        if any(other not in avoided and other.worth_waiting_for(now) for other in task.pool.sources) and self._duplicates.withdraw_for(now, attempt):
+        hope = any(other not in avoided and other.worth_waiting_for(now) for other in task.pool.sources)
+        if hope and self._duplicates.withdraw_for(now, attempt):
             task.suspected += 1
             self._copy(now, task)
 

@@ -7,7 +7,7 @@ they are kept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sized
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sized
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Protocol
@@ -50,6 +50,7 @@ class Bulk:
         prepare: see ``Prepare``.
         on_result: called with each result as it is known, in the event loop.
         progress: told each result, looked at now and then, and closed when the batch ends, however it ends.
+        prices: endpoint -> US dollars for a million prompt and completion tokens.
         keep: keep the results; if not, ``run`` returns an empty batch with its statistics.
     """
 
@@ -66,12 +67,13 @@ class Bulk:
         deadline: float | None,
         on_result: Callable[[Result[Any]], object] | None,
         progress: Meter | None,
+        prices: Mapping[str, tuple[float, float]],
         keep: bool,
     ) -> None:
         self.shell = shell
         self._pool, self._prepare, self._terms = pool, prepare, terms
         self._deadline, self._on_result, self._keep = deadline, on_result, keep
-        self._progress = progress
+        self._progress, self._prices = progress, prices
         self._beat: asyncio.TimerHandle | None = None
         self._context = copy_context()
         self._size = len(items) if isinstance(items, Sized) else None
@@ -110,7 +112,7 @@ class Bulk:
         self._leave(expiry)
         await self._close_input(reader)
         stats = BatchStats(self._read, self._tallies.ok, self._tallies.failed, clock() - began, self._tallies.stats())
-        batch = BatchResult([result for result in self._results if result is not None], stats)
+        batch = BatchResult([result for result in self._results if result is not None], stats).priced(self._prices)
         self._results.clear()  # this sink is in cycles, and lives on until the garbage collector comes
         if self._input_error is not None:
             what = f"{type(self._input_error).__name__}: {self._input_error}"

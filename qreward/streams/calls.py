@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from qreward import arguments
 from qreward.arguments import DEFAULT, preparer
+from qreward.core.pool import Pool
 from qreward.core.task import Terms
 from qreward.engine.fleet import Fleet
 from qreward.engine.merge import Merge
@@ -37,6 +38,7 @@ class StreamCalls:
     _fleet: Fleet
     _clock: Callable[[], float]
     _terms: Callable[..., Terms]
+    _prices_of: Callable[[Pool], Mapping[str, tuple[float, float]]]
 
     def stream_chat_completion(
         self,
@@ -160,5 +162,6 @@ def _begin_batch(
     settings: dict[str, Any],
 ) -> Merge:
     pool, total = client._fleet.pool(model), len(items) if isinstance(items, Sized) else None
-    meter = start_progress(progress, total, title=model, load=partial(load_of, pool), clock=client._clock)
-    return Merge(client._engine.shell(), pool, items, prepare, progress=meter, **settings).launch()
+    prices = client._prices_of(pool)
+    meter = start_progress(progress, total, title=model, load=partial(load_of, pool), prices=prices, clock=client._clock)
+    return Merge(client._engine.shell(), pool, items, prepare, progress=meter, prices=prices, **settings).launch()

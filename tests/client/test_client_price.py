@@ -39,6 +39,19 @@ def test_the_blocking_client_tells_it_too() -> None:
     assert seen[-1].cost == pytest.approx(4 * ITEM)
 
 
+def test_a_batch_of_streams_tells_it_too() -> None:
+    async def asked(client: QRewardClient) -> Any:
+        stream = client.batch_stream_chat_completion([HI] * 5, MODEL, progress=seen.append)
+        async for _ in stream:
+            pass
+        return await stream.results()
+
+    seen: list[Progress] = []
+    batch = use(QRewardClient([endpoint(Recorder(), price=PRICE)]), asked)
+    assert batch.cost == pytest.approx(5 * ITEM)
+    assert seen[-1].cost == pytest.approx(5 * ITEM)
+
+
 def test_embeddings_cost_what_their_prompts_cost() -> None:
     batch = use(QRewardClient([endpoint(Recorder(), price=PRICE)]), lambda client: client.batch_embeddings(["a", "b"], MODEL))
     assert batch.cost == pytest.approx(2 * 2.0 * 4 / 1e6)

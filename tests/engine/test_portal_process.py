@@ -16,6 +16,9 @@ async def pid():
     await asyncio.sleep(0)
     return os.getpid()
 
+def print(*values, **_):  # a line at a time, whichever thread or process writes
+    os.write(1, (" ".join(map(str, values)) + "\\n").encode())
+
 async def numbers():
     try:
         number = 0

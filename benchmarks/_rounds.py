@@ -1,0 +1,135 @@
+"""Benchmarks that compare clients by CPU time: each measurement a fresh process, all clients in turn in each round, one page of tables.
+
+What is measured, how long, and in which words it is told is said by whoever calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _pages import PAGE, machine, rewrite_section
+from _processes import ClientFailed, Server, cores, run_client
+from _rounds_report import Layout, section, tables
+from overhead_clients import BARE, ENVIRONMENTS, Client, command_line
+
+CLIENT_TIMEOUT = 600.0  # seconds that one client process may take
+
+Way = dict[str, int]
+"""How the server answers, as ``Server.urls`` takes it: ``{"delay_ms": 200}`` or ``{"pause_ms": 50}``."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One client process that is to be run."""
+
+    client: Client
+    round: int
+    in_flight: int
+    requests: int
+    way: Way
+    gc: bool
+
+    def run(self, server: Server, core: int | None, *more: str) -> dict[str, Any]:
+        """What the client process printed, with what the server saw. ``more`` are options it is given. Raises ``ClientFailed``."""
+        urls, pieces = server.urls(**self.way), server.chunks if "pause_ms" in self.way else 1
+        wanted = command_line(urls, server.verdict, self.in_flight, self.requests, core=core, gc=self.gc, pieces=pieces)
+        try:
+            found = run_client(self.client.python(), self.client.script, [*wanted, *more], CLIENT_TIMEOUT)
+        finally:
+            seen = server.stats()
+        return found | seen
+
+    def facts(self) -> dict[str, Any]:
+        """What the record says of it."""
+        return {"client": self.client.name, "round": self.round, "in_flight": self.in_flight, **self.way, "gc": self.gc}
+
+
+def plan(args: argparse.Namespace, ways: Sequence[Way], requests: Callable[[Client, int, Way], int]) -> Iterator[Measurement]:
+    """All measurements in order: round by round, in each round cell by cell, in each cell all clients, started in turn.
+
+    Args:
+        requests: calls in the measured window of a client, with so many in flight, answered so.
+    """
+    for number in range(args.rounds):
+        clients = [client for client in args.clients if client.takes_part(number)]
+        turned = clients[number % len(clients) :] + clients[: number % len(clients)]
+        for way in ways:
+            for in_flight in args.in_flight:
+                for relaxed in (False, True) if args.gc else (False,):
+                    for client in turned:
+                        yield Measurement(client, number, in_flight, requests(client, in_flight, way), way, relaxed)
+
+
+def carry_out(args: argparse.Namespace, planned: list[Measurement], layout: Layout) -> None:
+    """Measure and print, or with ``--markdown`` write the page from a file. Ends with status 1 if a client failed."""
+    if args.markdown:
+        rewrite_section(PAGE, args.section, section(json.loads(args.json.read_text(encoding="utf-8")), layout))
+        return
+    used = {name: pins for name, pins in ENVIRONMENTS.items() if any(client.environment == name for client in args.clients)}
+    options = {"rounds": args.rounds, "in_flight": args.in_flight, "gc": args.gc, "quick": args.quick}
+    run: dict[str, Any] = {"machine": machine(), "environments": used, "options": options, "records": []}
+    try:
+        for record in records(planned, layout):
+            run["records"].append(record)
+    finally:
+        if args.json:
+            args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    print(tables(run, layout))
+    if failed := [record for record in run["records"] if "error" in record]:
+        sys.exit("\n".join(f"{record['client']}: {record['error']}" for record in failed))
+
+
+def records(planned: list[Measurement], layout: Layout) -> Iterator[dict[str, Any]]:
+    """Carry out the plan. A client that fails leaves a record with ``error``; the others go on."""
+    for client in {measurement.client for measurement in planned}:
+        client.python()
+    client_core, server_core = cores()
+    with Server(server_core) as server:
+        for done, measurement in enumerate(planned, 1):
+            try:
+                record = measurement.facts() | measurement.run(server, client_core)
+            except ClientFailed as error:
+                record = measurement.facts() | {"error": str(error)}
+            progress(f"[{done}/{len(planned)}]", record, layout)
+            yield record
+
+
+def progress(done: str, record: dict[str, Any], layout: Layout) -> None:
+    what = record.get("error") or f"{record['cpu_us']:.1f} us a {layout.unit}"
+    where = f"round {record['round']}, {layout.cell(record)}{', gc' if record['gc'] else ''}"
+    print(f"{done} {where}: {record['client']} {what}", file=sys.stderr, flush=True)
+
+
+def parser_of(text: str, clients: Sequence[Client], name: str, in_flight: list[int]) -> argparse.ArgumentParser:
+    """The options that all such benchmarks have; ``name`` is that of the section on the page."""
+    names = [client.name for client in clients]
+    shown = " ".join(map(str, in_flight))
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--section", default=name, metavar="NAME", help="section of the page for --markdown (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often all is repeated (default %(default)s)")
+    only = f"these clients and {BARE}; of {', '.join(names)}"
+    parser.add_argument("--clients", "--only", nargs="+", choices=names, metavar="NAME", dest="only", help=only)
+    parser.add_argument("--in-flight", type=int, nargs="+", default=in_flight, metavar="N", help=f"calls in flight (default {shown})")
+    parser.add_argument("--gc", action="store_true", help="also measure all with relaxed garbage collection; doubles the time")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the raw records there")
+    parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
+    parser.add_argument("--quick", action="store_true", help="ours and bare in one short round")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser, clients: Sequence[Client], quick: Sequence[str]) -> argparse.Namespace:
+    """The arguments, with ``clients`` as they were chosen; ``quick`` are the names that take part in a quick run."""
+    args = parser.parse_args()
+    if args.markdown and not args.json:
+        parser.error("--markdown needs --json PATH, the file to read")
+    chosen = {BARE, *args.only} if args.only else set(quick if args.quick else [client.name for client in clients])
+    args.clients = [client for client in clients if client.name in chosen]
+    if args.quick:
+        args.rounds = 1
+    return args

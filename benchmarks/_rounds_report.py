@@ -1,0 +1,114 @@
+"""From the raw records of a benchmark that compares clients to its tables. Pure: JSON in, Markdown out.
+
+A ratio is taken between two clients of the same round and the same cell, then the median over the rounds; so a machine
+that is slower in one minute than in the next bends both sides alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from _pages import describe, table
+
+Record = dict[str, Any]
+MISSING = "-"
+SMALL = 30.0  # microseconds below which a tenth of one is told
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The words of the tables.
+
+    Attributes:
+        unit: of which the CPU time is: a call, a chunk.
+        in_flight: what follows the number of calls in flight in the heading of a cell.
+        way: the member of a record that makes, with the calls in flight, its cell.
+        way_words: what follows its value.
+        references: clients to which the others are compared, the first one the most bare -> how a ratio to it is written.
+    """
+
+    unit: str
+    in_flight: str
+    way: str
+    way_words: str
+    references: Mapping[str, str]
+
+    def cell(self, record: Record) -> str:
+        """The name of a record's cell."""
+        return f"{record['in_flight']} {self.in_flight}, {record[self.way]} {self.way_words}"
+
+
+def tables(run: dict[str, Any], layout: Layout) -> str:
+    """All cells of a run in its order, each with its heading."""
+    records: list[Record] = run["records"]
+    cells = dict.fromkeys(map(layout.cell, records))
+    return "\n\n".join(
+        f"#### {cell}\n\n{cell_table([record for record in records if layout.cell(record) == cell], layout)}" for cell in cells
+    )
+
+
+def section(run: dict[str, Any], layout: Layout) -> str:
+    """What ``docs/benchmarks.md`` shows: the machine, the pins, then :func:`tables`."""
+    pins = "; ".join(f"{name}: {', '.join(f'`{pin}`' for pin in wanted)}" for name, wanted in run["environments"].items())
+    about = f"Measured on {describe(run['machine'])} {run['options']['rounds']} rounds."
+    return "\n\n".join([about, f"Peers: {pins}." if pins else "No peers.", tables(run, layout)])
+
+
+def cell_table(records: Sequence[Record], layout: Layout) -> str:
+    """One row a client. With records under relaxed garbage collection, a second pair of columns for them."""
+    relaxed = any(record["gc"] for record in records)
+    bare = next(iter(layout.references))
+    head = ["client", f"us a {layout.unit}", *(f"/ {name}" for name in layout.references)]
+    head += ["RSS MB", "lag ms", f"{layout.unit}s/s", "peak", "n"]
+    head += ["us, gc relaxed", f"/ {bare}"] if relaxed else []
+    rows = [row(records, name, layout, relaxed=relaxed) for name in dict.fromkeys(record["client"] for record in records)]
+    return table(head, rows)
+
+
+def row(records: Sequence[Record], name: str, layout: Layout, *, relaxed: bool) -> list[str]:
+    usual, others = ([record for record in records if record["gc"] == gc] for gc in (False, True))
+    mine = measured(usual, name)
+    cells = [name, cost(usual, name), *(spread(ratios(usual, name, other), shape) for other, shape in layout.references.items())]
+    cells += [typical(mine, key, shape) for key, shape in (("rss_mb", "{:.1f}"), ("lag_ms", "{:.0f}"), ("wall_rps", "{:.0f}"))]
+    cells += [typical(mine, "peak", "{:.0f}"), str(len(mine))]
+    if relaxed:
+        bare, shape = next(iter(layout.references.items()))
+        cells += [cost(others, name), spread(ratios(others, name, bare), shape)]
+    return cells
+
+
+def cost(records: Sequence[Record], name: str) -> str:
+    """CPU time in microseconds; small figures with a digit more."""
+    found = [record["cpu_us"] for record in measured(records, name)]
+    return failure(records, name) or spread(found, "{:.1f}" if found and max(found) < SMALL else "{:.0f}")
+
+
+def measured(records: Iterable[Record], name: str) -> list[Record]:
+    return [record for record in records if record["client"] == name and "error" not in record]
+
+
+def failure(records: Iterable[Record], name: str) -> str | None:
+    """``failed`` for a client that has failures and nothing else."""
+    mine = [record for record in records if record["client"] == name]
+    return "failed" if mine and all("error" in record for record in mine) else None
+
+
+def ratios(records: Sequence[Record], name: str, reference: str) -> list[float]:
+    """CPU time of ``name`` over that of ``reference`` in each round that has both. The records are of one cell."""
+    base = {record["round"]: record["cpu_us"] for record in measured(records, reference)}
+    return [record["cpu_us"] / base[record["round"]] for record in measured(records, name) if record["round"] in base]
+
+
+def spread(values: Sequence[float], shape: str) -> str:
+    """``median (least-most)``, the median alone if there is one value."""
+    if not values:
+        return MISSING
+    middle, least, most = (shape.format(value) for value in (median(values), min(values), max(values)))
+    return middle if len(values) == 1 else f"{middle} ({least}-{most})"
+
+
+def typical(records: Sequence[Record], key: str, shape: str) -> str:
+    return shape.format(median(record[key] for record in records)) if records else MISSING

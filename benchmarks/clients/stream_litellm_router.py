@@ -1,0 +1,9 @@
+"""litellm's ``Router``, streaming; one deployment an endpoint and its default strategy (``simple-shuffle``)."""
+
+from __future__ import annotations
+
+from _harness import main
+from litellm_router import router, streamed
+
+if __name__ == "__main__":
+    main(router(streamed))

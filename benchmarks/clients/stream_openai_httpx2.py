@@ -1,0 +1,9 @@
+"""The openai SDK as it comes (httpx2), streaming."""
+
+from __future__ import annotations
+
+from _harness import main
+from _openai import openai_client, streamed
+
+if __name__ == "__main__":
+    main(openai_client(lambda: None, streamed))

@@ -26,7 +26,7 @@ from typing import Any
 
 from _pages import PAGE, machine, rewrite_section
 from simulation.closed_loop import run_model
-from simulation.controllers import NAMES, OURS
+from simulation.controllers import NAMES, OURS, PUSH
 from simulation.fleets import Run
 from simulation.models import MODELS
 from simulation.report import REFERENCE, models_section, models_table, scenarios_section, scenarios_table
@@ -95,7 +95,7 @@ def planned(args: argparse.Namespace, part: str) -> list[Job]:
 
 def controllers(args: argparse.Namespace, part: str, name: str) -> list[str]:
     """Those that were asked for, and the oracle where a model's figures are taken relative to it."""
-    wanted = list(args.controllers)
+    wanted = [name for name in args.controllers if part == "scenarios" or name != PUSH]
     if part == "models" and (MODELS[name].latency or MODELS[name].measured) and REFERENCE not in wanted:
         wanted.append(REFERENCE)
     return wanted

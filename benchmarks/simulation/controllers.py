@@ -272,9 +272,11 @@ def _known(name: str, rng: Random, world: World, limits: Limits | None, spec: Sp
 
 
 OURS = "ours"
-NAMES = (OURS, "fixed64", "limits64", "aimd", "gradient2", "known", "prototype")
+PUSH = "push64"
+NAMES = (OURS, "fixed64", "limits64", "aimd", "gradient2", PUSH, "known", "prototype")
 """``ours`` is a source as the library makes it, told nothing; ``limits64`` is the library's with ``Limits(max_concurrency=64,
-adaptive=False)``, ``fixed64`` a semaphore; ``known`` is told the best window and the rates at every time: what the others have to find.
+adaptive=False)``, ``fixed64`` a semaphore behind its queue, ``push64`` semaphores without it (see ``push``); ``known`` is told the
+best window and the rates at every time: what the others have to find.
 """
 
 
@@ -293,6 +295,7 @@ def controller(name: str, spec: Spec, mean: float, *, limits: Limits | None = No
         "limits64": _limits64,
         "fixed64": partial(_fixed, window=partial(Fixed, 64)),
         "aimd": partial(_fixed, window=SlowStartAimd),
+        PUSH: partial(_fixed, window=partial(Fixed, 64)),
         "gradient2": partial(_fixed, window=Gradient2),
         "known": partial(_known, spec=spec, mean=mean),
         "prototype": partial(_prototype, path=prototype),

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from qreward.policies import Limits, Priority
 from simulation.bounds import Work, lower_bound
-from simulation.controllers import OURS, controller
+from simulation.controllers import OURS, PUSH, controller
 from simulation.doors import Job
 from simulation.measure import quantile
+from simulation.push import Pushed, PushWorld
 from simulation.server import Server
 from simulation.specs import USUAL, Outputs, Spec
 from simulation.stage import MOST_WATCHED, Ledger
@@ -89,8 +90,8 @@ class Run:
     specs: tuple[Spec, ...]
     undisturbed: float
     bound: float
-    world: World | ShellWorld
-    bulk: Bulk | Input = field(init=False)
+    world: World | ShellWorld | PushWorld
+    bulk: Bulk | Input | Pushed = field(init=False)
     online: Ledger = field(init=False)
     useful: list[list[float]] = field(default_factory=list)
     sent: list[list[int]] = field(default_factory=list)
@@ -103,7 +104,10 @@ class Run:
         work = Work.of(jobs(scenario, label))
         undisturbed = lower_bound(scenario.fleet(float("inf")), work)
         specs = tuple(spec.drawn(Random(f"{label}: server {place}")) for place, spec in enumerate(scenario.fleet(undisturbed)))
-        world = _shell_world(label, scenario) if shell and name == OURS else World(label)
+        if shell and name == OURS:
+            world: World | ShellWorld | PushWorld = _shell_world(label, scenario)
+        else:
+            world = PushWorld(label) if name == PUSH else World(label)
         return cls(scenario, name, seed, prototype, shell, work, specs, undisturbed, lower_bound(specs, work), world)
 
     @property

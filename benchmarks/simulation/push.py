@@ -1,0 +1,132 @@
+"""The client that programs write by hand: each request is given to the endpoint with the fewest, waits for its semaphore, and retries.
+
+Nothing moves once it is given; a request that was turned away keeps its place in the semaphore while it backs off. The back-off is that
+of the openai SDK (0.5 s, doubled up to 8 s, less up to a quarter by chance; ``Retry-After`` instead, if it is at most a minute), and so is
+the time limit of an attempt, 600 s. It retries ten times instead of the SDK's two, which would lose most of a bulk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from heapq import heappop
+from math import inf
+from random import Random
+from typing import Any
+
+from qreward.core.outcome import Answer, Failure, FailureKind, Outcome
+from qreward.core.pool import Pool
+from qreward.core.source import Source
+from qreward.core.task import Attempt, Task
+from qreward.errors import RequestTimeout
+from qreward.policies import Priority
+from simulation.doors import Job
+from simulation.server import Server
+from simulation.specs import Spec
+from simulation.stage import Ledger, Stage
+
+FIRST, MOST, LESS, HEEDED = 0.5, 8.0, 0.25, 60.0
+"""Seconds of the first back-off and of the longest, its part that is left to chance, and the longest hint that is heeded."""
+RETRIES = 10
+TIMEOUT = 600.0
+GIVEN_UP = Failure(FailureKind.TIMEOUT, RequestTimeout("no answer in 600 s"))
+
+
+class Pushed(Ledger):
+    """A bulk, all of which is given away at once."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    @property
+    def over(self) -> bool:
+        return self.ended == self.size
+
+
+class PushWorld(Stage):
+    """Servers with a queue and a semaphore each."""
+
+    def __init__(self, seed: str) -> None:
+        super().__init__(seed)
+        self._pool: Any = Pool("push", [], None)  # type: ignore[arg-type]  # tasks name one; nobody chooses by it
+        self._waiting: dict[Source, deque[Task]] = {}
+        self._given: dict[Source, int] = {}
+
+    def add(self, spec: Spec, make: Callable[[str, Random, Any], Source]) -> Server:
+        """A server; of the source that ``make`` makes only the limit counts."""
+        server = self._server(spec, self._report)
+        source = make(f"s{len(self.sources)}", self.rng, self)
+        source.handle = server
+        self.sources.append(source)
+        self._waiting[source], self._given[source] = deque(), 0
+        return server
+
+    def bulk(self, jobs: Iterable[Job], size: int) -> Pushed:
+        """Give all of them away."""
+        found = Pushed(size)
+        for index, job in enumerate(jobs):
+            self._give(Task(job, self._pool, Priority.NORMAL, None, found, index))
+        return found
+
+    def submit(self, job: Job, ledger: Ledger, level: Priority, timeout: float | None = None) -> None:
+        """A single call: it waits behind all others."""
+        self._give(Task(job, self._pool, level, timeout, ledger, 0))
+
+    def run(self, until: float = inf, bulk: Pushed | None = None) -> None:
+        """Until a time, or until a bulk is over."""
+        agenda, heap = self.agenda, self.agenda.heap
+        while not (bulk is not None and bulk.over):
+            if agenda.unsettled:
+                agenda.settle()
+            if not heap or heap[0][0] > until:
+                agenda.now = until if until < inf else agenda.now
+                return
+            agenda.now, _, what, argument = heappop(heap)
+            what(argument)
+
+    def _give(self, task: Task) -> None:
+        source = min(self.sources, key=self._given.__getitem__)
+        task.born = self.agenda.now
+        self._given[source] += 1
+        self._waiting[source].append(task)
+        self._next(source)
+
+    def _next(self, source: Source) -> None:
+        waiting = self._waiting[source]
+        while waiting and source.inflight < source.window.limit:
+            source.inflight += 1
+            self._send((source, waiting.popleft()))
+
+    def _send(self, where: tuple[Source, Task]) -> None:
+        source, task = where
+        attempt = task.attempt = Attempt(task, source, self.agenda.now)
+        source.tally.sent += 1
+        self.agenda.at(self.agenda.now + TIMEOUT, self._expire, attempt)
+        source.handle.receive(attempt)
+
+    def _expire(self, attempt: Attempt) -> None:
+        if not attempt.ended:
+            attempt.source.handle.stop(attempt)
+            self._report(attempt, GIVEN_UP)
+
+    def _report(self, attempt: Attempt, outcome: Outcome) -> None:
+        if attempt.ended:
+            return
+        attempt.ended = True
+        source, task, now = attempt.source, attempt.task, self.agenda.now
+        if isinstance(outcome, Failure):
+            source.tally.rejected += outcome.kind is FailureKind.OVERLOADED
+            task.tries += 1
+            if task.tries <= RETRIES:
+                self.agenda.at(now + self._back_off(task.tries, outcome.retry_after), self._send, (source, task))
+                return
+        source.inflight -= 1
+        self._given[source] -= 1
+        task.sink.finished(now, task, outcome if isinstance(outcome, Answer) else GIVEN_UP.error, now - attempt.sent_at)
+        self._next(source)
+
+    def _back_off(self, tries: int, hint: float | None) -> float:
+        if hint is not None and 0 < hint <= HEEDED:
+            return hint
+        return min(MOST, FIRST * 2.0 ** (tries - 1)) * (1 - LESS * self.rng.random())

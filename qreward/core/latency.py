@@ -25,7 +25,8 @@ class Quantiles:
         self.fade_after = fade_after
 
     def add(self, value: float) -> None:
-        self._counts[self.bucket(value)] += 1
+        bucket = int(log(value) / _GROWTH + _OFFSET) if value > _SMALLEST else 0  # not by ``bucket()``: each answer comes here thrice
+        self._counts[bucket if bucket < _BUCKETS else _BUCKETS - 1] += 1
         self.count += 1
         if self.count == self.fade_after:
             self._counts = [count >> 1 for count in self._counts]

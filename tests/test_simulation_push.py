@@ -18,7 +18,9 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 def sim(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The simulation's rooms; a script's folder is on its path, so it is put there."""
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    return SimpleNamespace(**{room: importlib.import_module(f"simulation.{room}") for room in ("fleets", "push", "scenarios", "specs", "steps")})
+    return SimpleNamespace(
+        **{room: importlib.import_module(f"simulation.{room}") for room in ("fleets", "push", "scenarios", "specs", "steps")}
+    )
 
 
 def fleet(sim: Any, items: int, *caps: int | None, **each: Any) -> Any:

@@ -7,7 +7,7 @@ that had been done), unless both seem to hang.
 Hang    an attempt that takes 1.3 times as long as an answer of the length that one in a thousand exceeds: copied even
         while other work waits, ahead of it. The time doubles with each suspicion of the same task. Where the copy seems to
         hang as well, the one of the two that has done less makes way for another: a very long answer is not lost.
-Hedge   a single call that takes longer than 95 % of its source's answers: copied if a quick source has room that nothing
+Hedge   a single call that takes longer than 95 % of its source's answers, or first tokens if it is streamed: copied if a quick source has room that nothing
         else wants (Dean and Barroso, "The Tail at Scale", CACM 2013).
 Tail    the last requests of a bulk, once nothing waits: copied to a source with room where a fresh start would be done sooner
         by a quarter if the answer is a long one, the one with most to go first (LATE, Zaharia et al., OSDI 2008). Half of
@@ -116,21 +116,22 @@ class Duplicates:
     def look_after(self, source: Source) -> float:
         """Seconds after which the first attempt at a source may be worth a look."""
         hung = min((self.hung_after(source, pool) for pool in source.pools), default=inf)
-        return max(LOOK_LEAST, min(LOOK_MOST, source.attempt_limit(0), hung, self.hedged_after(source), LEAST_SECONDS))
+        hedged = min(self.hedged_after(source), self.hedged_after(source, streamed=True))
+        return max(LOOK_LEAST, min(LOOK_MOST, source.attempt_limit(0), hung, hedged, LEAST_SECONDS))
 
     def inspect(self, now: float, source: Source) -> Found:
         """Look at all attempts that are old enough to be worth it; they are oldest first."""
         found = Found()
-        hedged_after = self.hedged_after(source) if source.singles else inf
+        hedged_after = [self.hedged_after(source, streamed=streamed) if source.singles else inf for streamed in (False, True)]
         hung_after = {pool: self.hung_after(source, pool) for pool in source.pools}
-        least = min(hedged_after, source.attempt_limit(0), *hung_after.values())
+        least = min(*hedged_after, source.attempt_limit(0), *hung_after.values())
         for attempt in source.attempts:
             if now - attempt.sent_at < least:
                 found.next_at = min(found.next_at, attempt.sent_at + least)
                 break
             if attempt.why is None:
                 hung = hung_after.get(attempt.task.pool, inf) * _doubled(attempt.task)
-                hedge = inf if attempt.task.feed is not None else hedged_after
+                hedge = inf if attempt.task.feed is not None else hedged_after[attempt.task.streamed]
                 found.sort(attempt, now, ((found.overdue, _limit(now, attempt)), *self._softer(attempt, found, hung, hedge)))
         return found
 
@@ -161,13 +162,15 @@ class Duplicates:
         pace = _pace(source, pool)
         return HANG * pool.lengths.extreme * pace if pace else inf
 
-    def hedged_after(self, source: Source) -> float:
-        """Seconds after which a single call gets a hedge."""
+    def hedged_after(self, source: Source, *, streamed: bool = False) -> float:
+        """Seconds after which a single call gets a hedge: for its answer, or for the first token of one that comes in pieces."""
         policy = self.policy
         if policy is None:
             return inf
         if policy.after is not None:
             return policy.after
+        if streamed and source.tempo is not None and (first := source.tempo.first(policy.quantile)) is not None:
+            return first
         return inf if source.latency.slow is None else source.latency.at(policy.quantile) or inf
 
     def may_be_copied(self, attempt: Attempt) -> bool:

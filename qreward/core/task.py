@@ -44,6 +44,7 @@ class Terms(NamedTuple):
         hedge: they may be sent to a second source while the first still works on them.
         tenant: who shares the fleet with others, or None.
         restarts: what was given out of an answer in pieces may be taken back, to begin anew.
+        streamed: their answers come in pieces.
     """
 
     level: int
@@ -51,12 +52,13 @@ class Terms(NamedTuple):
     hedge: bool = True
     tenant: str | None = None
     restarts: bool = False
+    streamed: bool = False
 
     def task(self, payload: Any, pool: Pool, sink: Any, index: int) -> Task:
         """One of them."""
         task = Task(payload, pool, self.level, self.timeout, sink, index, self.tenant)
         task.hedge = self.hedge
-        task.restarts = self.restarts
+        task.restarts, task.streamed = self.restarts, self.streamed
         return task
 
 
@@ -77,6 +79,7 @@ class Task:
             there is no copy.
         hedge: it may be sent to a second source while the first still works on it.
         restarts: an attempt whose answer the caller was given in part may be followed by another.
+        streamed: its answer comes in pieces.
         suspected: how often an attempt of it was taken for hung.
         feed: the bulk it was taken from, or None.
         tenant: who shares the fleet with others, or None; for a feed's task the feed's counts.
@@ -86,7 +89,7 @@ class Task:
 
     __slots__ = (
         "attempt", "born", "charge", "copy", "deadline", "due", "excluded", "feed", "hedge", "index", "last_error", "level", "lined",
-        "number", "overdue", "payload", "pool", "restarts", "sent_at", "sink", "state", "suspected", "tenant", "timeout", "trail", "tries",
+        "number", "overdue", "payload", "pool", "restarts", "sent_at", "sink", "state", "streamed", "suspected", "tenant", "timeout", "trail", "tries",
         "unfit",
     )  # fmt: skip
 
@@ -114,7 +117,7 @@ class Task:
         self.attempt: Attempt | None = None
         self.copy: Attempt | None = None
         self.hedge = True
-        self.restarts = False
+        self.restarts = self.streamed = False
         self.suspected = 0
         self.excluded: tuple[Source, ...] = ()  # sources it should not go to now
         self.unfit: tuple[Source, ...] = ()  # of them, those that can never serve it

@@ -45,9 +45,13 @@ class Tempo:
         for gap in gaps:
             self._gaps.add(gap)
 
+    def first(self, quantile: float) -> float | None:
+        """Seconds within which that share of first tokens came, None before enough is known."""
+        return self._first.at(quantile) if self._first.count >= KNOWN else None
+
     def first_limit(self, overdue: int) -> float | None:
         """Seconds a first token may take of a task that has run into a limit so often; None if nothing is known."""
-        slow = self._first.at(0.99) if self._first.count >= KNOWN else None
+        slow = self.first(0.99)
         if slow is None:
             return None
         return min(FIRST_MOST, max(FIRST_LEAST, FIRST_FACTOR * slow) * 2.0 ** min(overdue, MOST_DOUBLINGS))

@@ -70,7 +70,8 @@ class Vigil(Dispatch):
         source = self._ready(now, task.pool, self._duplicates.others(task))
         if source is None:
             return
-        if source.expected_finish() < now - attempt.sent_at and self._duplicates.withdraw():
+        usual = source.tempo.first(0.5) if task.streamed and source.tempo is not None else None
+        if (usual or source.expected_finish()) < now - attempt.sent_at and self._duplicates.withdraw():
             self._send(now, task, source)
         self._offer(now, source)
 

@@ -80,7 +80,7 @@ class StreamCalls:
         """
         call = preparer(CHAT, model, params, extra_headers, extra_body)(messages)
         restarts = _restarts(on_interrupt)
-        terms = self._terms(timeout, priority, hedge, tenant)._replace(restarts=restarts)
+        terms = self._terms(timeout, priority, hedge, tenant)._replace(restarts=restarts, streamed=True)
         self._fleet.pool(model)
         return Stream(partial(_begin, self, call, model, terms), restarts=restarts)
 
@@ -130,7 +130,7 @@ class StreamCalls:
         items = arguments.items("batch_messages", batch_messages)
         restarts = _restarts(on_interrupt)
         settings = {
-            "terms": self._terms(timeout, priority, hedge, tenant)._replace(restarts=restarts),
+            "terms": self._terms(timeout, priority, hedge, tenant)._replace(restarts=restarts, streamed=True),
             "deadline": arguments.seconds("deadline", deadline),
             "keep": keep_results,
             "most": arguments.count("max_concurrent_streams", max_concurrent_streams),

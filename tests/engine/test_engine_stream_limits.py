@@ -126,6 +126,26 @@ def test_an_answer_may_be_as_long_as_it_likes_while_tokens_come() -> None:
     on_virtual_time(test)
 
 
+def test_a_stream_is_hedged_when_its_first_token_is_late_however_long_answers_take() -> None:
+    async def test() -> None:
+        wire = StreamWire(mostly(words(100, gap=1.0), lambda name, _: [30.0, "late"] if name == "a" else [0.5, "soon"], seen=2 * KNOWN))
+        async with client_of(wire, {"a": 1, "b": 1}, timeout=None) as client:
+            for down in ("b", "a"):
+                client.mark_unhealthy(down)
+                await learn(client)
+                client.mark_healthy(down)
+            client.mark_unhealthy("b")
+            began, stream = now(), ask(client)
+            reading = asyncio.ensure_future(heard(stream))
+            await asyncio.sleep(0.1)
+            client.mark_healthy("b")
+            assert await reading == ["soon"]
+            assert now() - began < 5, "an answer takes a hundred seconds"
+            assert [record.hedge for record in stream.result.attempts] == [False, True]
+
+    on_virtual_time(test)
+
+
 def test_the_time_an_endpoint_has_for_an_attempt_holds_for_the_whole_stream() -> None:
     async def test() -> None:
         fleet = endpoints({"a": 1}, timeouts=Timeouts(attempt=20.0))

@@ -7,8 +7,8 @@ that had been done), unless both seem to hang.
 Hang    an attempt that takes 1.3 times as long as an answer of the length that one in a thousand exceeds: copied even
         while other work waits, ahead of it. The time doubles with each suspicion of the same task. Where the copy seems to
         hang as well, the one of the two that has done less makes way for another: a very long answer is not lost.
-Hedge   a single call that takes longer than 95 % of its source's answers, or first tokens if it is streamed: copied if a quick source has room that nothing
-        else wants (Dean and Barroso, "The Tail at Scale", CACM 2013).
+Hedge   a single call that takes longer than 95 % of its source's answers, or first tokens if it is streamed: copied if a
+        quick source has room that nothing else wants (Dean and Barroso, "The Tail at Scale", CACM 2013).
 Tail    the last requests of a bulk, once nothing waits: copied to a source with room where a fresh start would be done sooner
         by a quarter if the answer is a long one, the one with most to go first (LATE, Zaharia et al., OSDI 2008). Half of
         the reserve is left to hangs, and a quarter to those that are suspected for twice as long.

@@ -89,8 +89,8 @@ class Task:
 
     __slots__ = (
         "attempt", "born", "charge", "copy", "deadline", "due", "excluded", "feed", "hedge", "index", "last_error", "level", "lined",
-        "number", "overdue", "payload", "pool", "restarts", "sent_at", "sink", "state", "streamed", "suspected", "tenant", "timeout", "trail", "tries",
-        "unfit",
+        "number", "overdue", "payload", "pool", "restarts", "sent_at", "sink", "state", "streamed", "suspected", "tenant", "timeout",
+        "trail", "tries", "unfit",
     )  # fmt: skip
 
     def __init__(

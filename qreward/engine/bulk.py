@@ -249,7 +249,9 @@ class Bulk:
         if self._on_result is not None and self._input_error is None:
             try:
                 self._on_result(result)
-            except Exception as error:  # the caller's code: stop reading, finish what is under way, then tell
+            except (KeyboardInterrupt, SystemExit):  # they end the loop
+                raise
+            except BaseException as error:  # the caller's code: stop reading, finish what is under way, then tell
                 self._input_error = error
                 self._drop_unstarted()
 

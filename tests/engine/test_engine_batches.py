@@ -195,13 +195,18 @@ def test_an_input_that_raises_is_told_after_what_was_read_is_done(make: Any) -> 
     on_virtual_time(test)
 
 
-def test_an_on_result_that_raises_stops_the_batch_and_what_is_done_comes_back() -> None:
+class Stop(BaseException):
+    """Such as pytest's."""
+
+
+@pytest.mark.parametrize("kind", [Unreadable, Stop, asyncio.CancelledError])
+def test_an_on_result_that_raises_stops_the_batch_and_what_is_done_comes_back(kind: type[BaseException]) -> None:
     told: list[int] = []
 
     def on_result(result: Any) -> None:
         told.append(result.index)
         if len(told) == 6:
-            raise Unreadable("the disk is full")
+            raise kind("the disk is full")
 
     async def test() -> None:
         wire = FakeWire()

@@ -104,7 +104,8 @@ class ShellWorld(Stage):
             told += 1
 
         pool, terms = self._fleet.pool(MODEL), Terms(Priority.NORMAL)
-        sink = Bulk(self._engine.shell(), pool, jobs, _as_it_is, terms=terms, deadline=None, on_result=count, progress=None, keep=False)
+        what: dict[str, Any] = {"terms": terms, "deadline": None, "on_result": count, "progress": None, "prices": {}, "keep": False}
+        sink = Bulk(self._engine.shell(), pool, jobs, _as_it_is, **what)
         sink.ledger = jobs
         stats = (await sink.run()).stats
         if not stats.items == stats.ok + stats.failed == told == jobs.ended:

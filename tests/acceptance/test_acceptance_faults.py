@@ -139,7 +139,7 @@ def test_an_outage_of_the_whole_fleet_is_waited_out_and_nothing_is_lost() -> Non
 
     async def test() -> None:
         limits = dict.fromkeys("abcd", 16)
-        async with fleet, client_of(fleet, limits) as client:
+        async with fleet, client_of(fleet, limits, hedge=None) as client:
             batch = await client.batch_chat_completion(prompts(count), MODEL, deadline=30)
             assert in_flight(client) == 0
         assert batch.texts() == echoes(count), batch.errors

@@ -354,8 +354,7 @@ class QRewardClient(StreamCalls):
         progress: OnProgress,
         keep: bool,
     ) -> BatchResult[Any]:
-        pool, total = self._fleet.pool(model), len(items) if isinstance(items, Sized) else None
-        prices = self._prices_of(pool)
+        pool = self._fleet.pool(model)
         bulk = Bulk(
             self._engine.shell(),
             pool,
@@ -364,15 +363,20 @@ class QRewardClient(StreamCalls):
             terms=terms,
             deadline=arguments.seconds("deadline", deadline),
             on_result=arguments.callback("on_result", on_result),
-            progress=start_progress(progress, total, title=model, load=partial(load_of, pool), prices=prices, clock=self._clock),
-            prices=prices,
+            **self._reporting(pool, model, items, progress),
             keep=keep,
         )
         return await bulk.run()
 
-    def _prices_of(self, pool: Pool) -> Mapping[str, tuple[float, float]]:
-        """All prices by endpoint, those of endpoints that come later included; none if no endpoint of the pool has one."""
-        return self._prices if any(source.name in self._prices for source in pool.sources) else {}
+    def _reporting(self, pool: Pool, model: str, items: object, progress: OnProgress) -> dict[str, Any]:
+        """What a batch is given to tell how far it is and what it costs.
+
+        Prices are all by endpoint, those of endpoints that come later included; none if no endpoint of the pool has one.
+        """
+        total = len(items) if isinstance(items, Sized) else None
+        prices = self._prices if any(source.name in self._prices for source in pool.sources) else {}
+        meter = start_progress(progress, total, title=model, load=partial(load_of, pool), prices=prices, clock=self._clock)
+        return {"progress": meter, "prices": prices}
 
     def _terms(self, timeout: float | None, priority: int, hedge: bool, tenant: str | None) -> Terms:
         seconds = self._config.timeout if timeout is DEFAULT else arguments.seconds("timeout", timeout)

@@ -136,7 +136,7 @@ class Aftermath:
 
     def _wait(self, now: float, task: Task, source: Source) -> float:
         avoided = task.excluded if source in task.excluded else (*task.excluded, source)
-        others = any(other not in avoided and other.worth_waiting_for(now) for other in task.pool.sources)
+        others = task.pool.awaits(now, avoided)
         self._avoid(task, avoided if others else task.unfit)
         # the first time at once; then more slowly, so that breakers open before the attempts are used up
         wait = 0.0 if others and task.tries < 2 else backoff(self._retry, max(1, task.tries), self._rng)
@@ -161,7 +161,7 @@ def remember(attempt: Attempt, outcome: str, now: float, status: int | None = No
 def _hangs_elsewhere(now: float, attempt: Attempt) -> bool:
     """Whether the task has run into a time limit before, or is long overdue at another source: then it is not this one's fault."""
     task = attempt.task
-    other = task.copy if attempt is task.attempt else task.attempt
+    other = task.other(attempt)
     if task.overdue or other is None:
         return task.overdue > 0
     slow = other.source.latency.slow

@@ -79,7 +79,7 @@ class Dispatch:
             self._look_later(now, pool)
 
     def _place(self, now: float, task: Task) -> None:
-        if task.excluded and not self._awaits_another(now, task):
+        if task.excluded and not task.pool.awaits(now, task.excluded):  # sources may have gone since it began to avoid the others
             task.excluded = task.unfit
         pool = task.pool
         source = self._ready(now, pool, task.excluded)
@@ -245,11 +245,6 @@ class Dispatch:
             if attempt is not None and not attempt.ended and attempt.why is None:
                 attempt.why = Why.ABANDONED
                 self.out.append((CANCEL, attempt))
-
-    @staticmethod
-    def _awaits_another(now: float, task: Task) -> bool:
-        """Whether what a task avoids leaves somebody: sources may have gone since it began to avoid the others."""
-        return any(source not in task.excluded and source.worth_waiting_for(now) for source in task.pool.sources)
 
     # who is left
 

@@ -187,12 +187,6 @@ class Duplicates:
         origin = task.attempt.source
         return task.excluded if origin in task.excluded else (*task.excluded, origin)
 
-    def too_slow(self, now: float, pool: Pool, avoided: tuple[Source, ...]) -> tuple[Source, ...]:
-        """Sources besides the avoided to which no copy goes: of unknown pace, or much slower than the quickest that may be had."""
-        paces = [(pool.lengths.pace(source.latency), source) for source in pool.sources if source not in avoided]
-        most = WORTH * min((pace for pace, source in paces if pace and source.worth_waiting_for(now)), default=0.0)
-        return tuple(source for pace, source in paces if not 0 < pace <= most) if most else ()
-
     @staticmethod
     def is_well(pool: Pool) -> bool:
         """Whether so many sources are in service that spare room is really spare."""
@@ -252,17 +246,22 @@ def _pace(source: Source, pool: Pool) -> float:
 
 
 class Room:
-    """Which sources of a pool have room for tail copies, quickest first. Made anew for each look."""
+    """Which sources of a pool copies may go to, quickest first. Made anew for each look."""
 
     def __init__(self, now: float, pool: Pool) -> None:
-        paces = [(pool.lengths.pace(source.latency), place, source) for place, source in enumerate(pool.sources)]
+        self._paces = [(pool.lengths.pace(source.latency), place, source) for place, source in enumerate(pool.sources)]
         self._now = now
-        self._in_service = sorted(entry for entry in paces if entry[0] and entry[2].worth_waiting_for(now))
+        self._in_service = sorted(entry for entry in self._paces if entry[0] and entry[2].worth_waiting_for(now))
         self._ready = [(pace, source) for pace, _, source in self._in_service if source.ready_at() <= now]
+
+    def too_slow(self, avoided: tuple[Source, ...]) -> tuple[Source, ...]:
+        """Sources besides the avoided to which no copy goes: of unknown pace, or much slower than the quickest that may be had."""
+        most = self._most(avoided)
+        return tuple(source for pace, _, source in self._paces if source not in avoided and not 0 < pace <= most) if most else ()
 
     def quickest(self, avoided: tuple[Source, ...]) -> Source | None:
         """The quickest with room, if it is nearly as quick as any that is not avoided."""
-        most = WORTH * next((pace for pace, _, source in self._in_service if source not in avoided), 0.0)
+        most = self._most(avoided)
         for place, (pace, source) in enumerate(self._ready):
             if pace > most:
                 return None
@@ -272,3 +271,7 @@ class Room:
             if source not in avoided:
                 return source
         return None
+
+    def _most(self, avoided: tuple[Source, ...]) -> float:
+        """Seconds a token up to which a source is quick enough; 0 if there is none."""
+        return WORTH * next((pace for pace, _, source in self._in_service if source not in avoided), 0.0)

@@ -9,21 +9,20 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
+from qreward.core.lengths import LONG
+
 if TYPE_CHECKING:
     from qreward.core.pool import Pool
     from qreward.core.source import Source
 
-LONG = 0.97
-"""Quantile of lengths for which a source's end is compared with the others'."""
 MARGIN = 2.0
 """Times the others' end that a source's own may be. A strict 1.3 halves the copies but leaves capacity idle (simulated)."""
 SWAY = 1.1
 """Paces move a little between two looks: a source is not held back for that."""
 REFRESH, SHARE = 0.1, 0.1
 """Least seconds between two looks at the whole pool, and the share of the time that is left which passes between them."""
-
-
 LONGEST = 5.0
+"""Most seconds between two looks."""
 
 
 class Endgame:
@@ -46,7 +45,7 @@ class Endgame:
     def _slowest(now: float, pool: Pool) -> tuple[float, float]:
         """The slowest pace (seconds a token) that still helps, inf while much is left or little known; and seconds until all is taken."""
         left, lengths = pool.queue.left(), pool.lengths
-        long = lengths.at(LONG)
+        long = lengths.at(1 - LONG)
         if left == inf or not long:
             return inf, 0.0
         rates = [(lengths.pace(source.latency), source.rate()) for source in pool.sources if source.worth_waiting_for(now)]

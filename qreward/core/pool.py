@@ -60,6 +60,10 @@ class Pool:
         well = sum(other.health.in_service and other.health.allowed > 1 for other in self.sources if other is not source)
         return well > 0 and 2 * well >= len(self.sources) - 1
 
+    def awaits(self, now: float, avoided: tuple[Source, ...]) -> bool:
+        """Whether a source that is not avoided is worth waiting for."""
+        return any(source not in avoided and source.worth_waiting_for(now) for source in self.sources)
+
     def gives_bulk_to(self, now: float, source: Source) -> bool:
         """Whether a source may take items of bulks: while single calls come, part of its window is kept for them."""
         if now < self.online_until:

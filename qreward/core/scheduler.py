@@ -196,7 +196,7 @@ class Scheduler(Vigil):
 
     def _beat(self, now: float, task: Task, winner: Attempt) -> None:
         """One of two attempts has answered: the other is not needed any more."""
-        loser = task.copy if winner is task.attempt else task.attempt
+        loser = task.other(winner)
         assert loser is not None
         remember(loser, "cancelled", now, detail=f"endpoint {winner.source.name!r} answered first")
         if loser.why is None:

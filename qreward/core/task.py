@@ -128,6 +128,10 @@ class Task:
         """True if the attempt is one of those whose answer counts."""
         return attempt is self.attempt or attempt is self.copy
 
+    def other(self, attempt: Attempt) -> Attempt | None:
+        """What is under way besides one of its attempts."""
+        return self.copy if attempt is self.attempt else self.attempt
+
     def drop(self, attempt: Attempt) -> None:
         """One of its attempts has ended; the other, if there is one, goes on."""
         if attempt is self.attempt:

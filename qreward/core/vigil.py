@@ -9,6 +9,7 @@ from math import inf
 
 from qreward.core.commands import CANCEL
 from qreward.core.dispatch import LOOK_LATER, Dispatch
+from qreward.core.duplicates import Room
 from qreward.core.pool import Pool
 from qreward.core.silence import LEAST_INFLIGHT
 from qreward.core.source import Source
@@ -56,9 +57,7 @@ class Vigil(Dispatch):
 
     def _suspect(self, now: float, attempt: Attempt) -> None:
         task = attempt.task
-        avoided = self._duplicates.others(task)
-        hope = any(other not in avoided and other.worth_waiting_for(now) for other in task.pool.sources)
-        if hope and self._duplicates.withdraw_for(now, attempt):
+        if task.pool.awaits(now, self._duplicates.others(task)) and self._duplicates.withdraw_for(now, attempt):
             task.suspected += 1
             self._copy(now, task)
 
@@ -78,7 +77,7 @@ class Vigil(Dispatch):
     def _copy(self, now: float, task: Task) -> None:
         """Send a task to a second source, or let it wait for one ahead of what was never sent."""
         avoided = self._duplicates.others(task)
-        avoided = (*avoided, *self._duplicates.too_slow(now, task.pool, avoided))
+        avoided = (*avoided, *Room(now, task.pool).too_slow(avoided))
         source = self._ready(now, task.pool, avoided)
         if source is None:
             task.excluded = avoided

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sized
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from qreward import arguments
 from qreward.arguments import DEFAULT, preparer
-from qreward.core.pool import Pool
 from qreward.core.task import Terms
 from qreward.engine.fleet import Fleet
 from qreward.engine.merge import Merge
 from qreward.engine.outlet import Outlet
-from qreward.engine.report import load_of
 from qreward.engine.shell import Engine
 from qreward.errors import ConfigError
 from qreward.policies import Priority
-from qreward.progress import start_progress
 from qreward.streams.batch import BatchStream, OnStreamError
 from qreward.streams.single import Stream
 from qreward.wire.base import Call
@@ -36,9 +33,8 @@ class StreamCalls:
 
     _engine: Engine
     _fleet: Fleet
-    _clock: Callable[[], float]
     _terms: Callable[..., Terms]
-    _prices_of: Callable[[Pool], Mapping[str, tuple[float, float]]]
+    _reporting: Callable[..., dict[str, Any]]
 
     def stream_chat_completion(
         self,
@@ -161,7 +157,6 @@ def _begin_batch(
     progress: OnProgress,
     settings: dict[str, Any],
 ) -> Merge:
-    pool, total = client._fleet.pool(model), len(items) if isinstance(items, Sized) else None
-    prices = client._prices_of(pool)
-    meter = start_progress(progress, total, title=model, load=partial(load_of, pool), prices=prices, clock=client._clock)
-    return Merge(client._engine.shell(), pool, items, prepare, progress=meter, prices=prices, **settings).launch()
+    pool = client._fleet.pool(model)
+    reporting = client._reporting(pool, model, items, progress)
+    return Merge(client._engine.shell(), pool, items, prepare, **reporting, **settings).launch()

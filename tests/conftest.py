@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import hypothesis
 import pytest
@@ -10,6 +14,7 @@ import pytest
 hypothesis.settings.register_profile("house", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("house")
 
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 _OUTSIDE = ("OPENAI_", "QREWARD_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
 
@@ -18,3 +23,10 @@ def neutral_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test may depend on the keys, configuration or proxies of whoever runs it."""
     for name in [name for name in os.environ if name.upper().startswith(_OUTSIDE)]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a module of the benchmarks, which are scripts and no package."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module

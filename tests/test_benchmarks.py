@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 OURS_AND_BARE = {"bare", "qreward-batch", "qreward-calls", "qreward-gather"}
-
-
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a module of the benchmarks, which are scripts and no package."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    return load
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,17 +16,6 @@ from qreward.testing.bound import lower_bound
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 NO_CORES = (None, None)
-
-
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a module of the benchmarks, which are scripts and no package."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    return load
 
 
 def record(client: str = "ours", seed: int = 1, ratio: float = 1.5, **more: Any) -> dict[str, Any]:

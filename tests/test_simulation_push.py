@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
 
 @pytest.fixture
-def sim(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The simulation's rooms; a script's folder is on its path, so it is put there."""
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    return SimpleNamespace(
-        **{room: importlib.import_module(f"simulation.{room}") for room in ("fleets", "push", "scenarios", "specs", "steps")}
-    )
+def sim(module: Any) -> Any:
+    """The simulation's rooms."""
+    return SimpleNamespace(**{room: module(f"simulation.{room}") for room in ("fleets", "push", "scenarios", "specs", "steps")})
 
 
 def fleet(sim: Any, items: int, *caps: int | None, **each: Any) -> Any:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import http.client
-import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,17 +20,6 @@ OURS_AND_BARE = {
     "qreward-chunks": "stream_qreward_chunks.py",
     "qreward-batch": "stream_qreward_batch.py",
 }
-
-
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a module of the benchmarks, which are scripts and no package."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    return load
 
 
 def record(client: str, number: int, cpu_us: float, **more: Any) -> dict[str, Any]:

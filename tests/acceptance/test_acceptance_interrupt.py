@@ -164,9 +164,9 @@ async def items():
 """
 
 
-@pytest.mark.parametrize("kind", STUCK)
-def test_a_second_ctrl_c_ends_what_is_stuck_in_the_callers_own_code(kind: str, tmp_path: Path) -> None:
-    with fleet() as fakes, Terminal(program(fakes, FOREVER + STUCK[kind]), tmp_path) as terminal:
+def interrupt_twice(text: str, folder: Path) -> None:
+    """Run a program that does not end at the first Ctrl-C, and see that it ends at the second, with one traceback and nothing open."""
+    with fleet() as fakes, Terminal(program(fakes, text), folder) as terminal:
         terminal.wait_for("HALF WAY")
         terminal.type(CTRL_C)
         terminal.wait_for("ONCE")
@@ -174,16 +174,13 @@ def test_a_second_ctrl_c_ends_what_is_stuck_in_the_callers_own_code(kind: str, t
         assert terminal.wait() == INTERRUPTED
         asyncio.run(until(lambda: fakes.seen("a").in_flight == 0))
     assert lines_of(terminal.shown).count("KeyboardInterrupt") == 1
+
+
+@pytest.mark.parametrize("kind", STUCK)
+def test_a_second_ctrl_c_ends_what_is_stuck_in_the_callers_own_code(kind: str, tmp_path: Path) -> None:
+    interrupt_twice(FOREVER + STUCK[kind], tmp_path)
 
 
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_second_ctrl_c_ends_an_input_that_does_not_close(kind: str, tmp_path: Path) -> None:
-    text = FOREVER + ENDLESS_INPUT + RUNS[kind].replace("(ITEMS,", "(items(),")
-    with fleet() as fakes, Terminal(program(fakes, text), tmp_path) as terminal:
-        terminal.wait_for("HALF WAY")
-        terminal.type(CTRL_C)
-        terminal.wait_for("ONCE")
-        terminal.type(CTRL_C)
-        assert terminal.wait() == INTERRUPTED
-        asyncio.run(until(lambda: fakes.seen("a").in_flight == 0))
-    assert lines_of(terminal.shown).count("KeyboardInterrupt") == 1
+    interrupt_twice(FOREVER + ENDLESS_INPUT + RUNS[kind].replace("(ITEMS,", "(items(),"), tmp_path)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import httpx
 import respx
-from acceptance_tools import MODEL, client_of, echoes, endpoints, in_flight, needs_proc, open_files, prompt, prompts, run, until
+from acceptance_tools import MODEL, client_of, echoes, endpoints, in_flight, needs_proc, open_files, prompt, prompts, run, serving, until
 from aiohttp import web
 
 from qreward import BadRequest, BatchResult, Endpoint, Limits, QRewardClient, RequestTimeout, Retry
@@ -46,22 +44,12 @@ class Judge:
         await asyncio.sleep(self._seconds)
         return web.json_response({"choices": [{"message": {"role": "assistant", "content": echo_of(messages)}}]})
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
-        runner = web.ServerRunner(web.Server(self.handle, access_log=None))
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        finally:
-            await runner.cleanup()
-
 
 def test_a_429_with_retry_after_is_obeyed_and_its_request_goes_elsewhere_at_once() -> None:
     strict, other = Judge(0.02, rejects=1, wait=1), Judge(0.02)
 
     async def test() -> None:
-        async with strict.serving() as first, other.serving() as second:
+        async with serving(strict.handle) as first, serving(other.handle) as second:
             one = Limits(max_concurrency=1)
             fleet = [Endpoint(url, name=name, limits=one, proxy="") for name, url in (("strict", first), ("other", second))]
             async with QRewardClient(fleet) as client:
@@ -84,7 +72,7 @@ def test_a_lone_endpoint_that_asks_for_a_wait_gets_it() -> None:
     strict = Judge(0, rejects=1, wait=1)
 
     async def test() -> None:
-        async with strict.serving() as url, QRewardClient([Endpoint(url, proxy="", limits=Limits(max_concurrency=1))]) as client:
+        async with serving(strict.handle) as url, QRewardClient([Endpoint(url, proxy="", limits=Limits(max_concurrency=1))]) as client:
             batch = await client.batch_chat_completion(prompts(5), MODEL)
         assert batch.texts() == echoes(5)
         assert all(when >= strict.rejected_at[0] + 1 for _, when in strict.came[1:])

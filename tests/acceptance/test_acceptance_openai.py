@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
 import openai
 import pytest
-from acceptance_tools import run
+from acceptance_tools import run, serving
 from aiohttp import web
 from essays import essay_of
 from openai.types.chat import ChatCompletionChunk
@@ -66,16 +64,6 @@ class Player:
             body = body[size:]
         return response
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
-        runner = web.ServerRunner(web.Server(self.handle, access_log=None))
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        finally:
-            await runner.cleanup()
-
 
 def sdk(url: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
@@ -116,7 +104,7 @@ def said(value: Any) -> Any:
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_openai_sdk_gives_the_same_chunks_and_the_same_text(name: str) -> None:
     async def test() -> None:
-        async with Player().serving() as url, sdk(url) as theirs, QRewardClient([Endpoint(url, proxy="")]) as ours:
+        async with serving(Player().handle) as url, sdk(url) as theirs, QRewardClient([Endpoint(url, proxy="")]) as ours:
             expected = [filled(chunk, name) for chunk in await their_chunks(theirs, name)]
             stream = ours.stream_chat_completion(MESSAGES, name)
             chunks = [chunk async for chunk in stream.chunks()]
@@ -134,7 +122,7 @@ def test_the_openai_sdk_gives_the_same_chunks_and_the_same_text(name: str) -> No
 @pytest.mark.parametrize("name", [name for name in SHAPES if name not in THEY_CANNOT])
 def test_the_openai_sdk_makes_the_same_completion_of_it(name: str) -> None:
     async def test() -> None:
-        async with Player().serving() as url, sdk(url) as theirs, QRewardClient([Endpoint(url, proxy="")]) as ours:
+        async with serving(Player().handle) as url, sdk(url) as theirs, QRewardClient([Endpoint(url, proxy="")]) as ours:
             async with theirs.chat.completions.stream(messages=MESSAGES, model=name) as stream:
                 async for _ in stream:
                     pass

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sized
 from functools import partial
 from pathlib import Path
+from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,11 +15,14 @@ from qreward import arguments
 from qreward.arguments import DEFAULT, preparer
 from qreward.config import ClientConfig, config_from_env, load_config
 from qreward.core.pool import Pool
+from qreward.core.scheduler import Scheduler
 from qreward.core.task import Terms
+from qreward.engine import forks
 from qreward.engine.bulk import Bulk
+from qreward.engine.faces import Wire
 from qreward.engine.fleet import Fleet
 from qreward.engine.report import load_of, stats_of
-from qreward.engine.shell import Engine, Wire
+from qreward.engine.shell import Engine
 from qreward.engine.single import Single
 from qreward.errors import ConfigError
 from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
@@ -115,15 +118,17 @@ class QRewardClient(StreamCalls):
         self._config = config
         self._wire_factory, self._clock = wire_factory, clock
         self._changing = threading.Lock()
-        self._engine = Engine(config.retry, wire_factory, _estimate, config.hedge, config.max_queued, clock=clock)
+        rng = Random()  # noqa: S311 - jitter, not secrets
+        self._engine = Engine(Scheduler(config.retry, rng, _estimate, config.hedge, config.max_queued), wire_factory, clock=clock)
         self._fleet = Fleet(self._engine, config.endpoints, config.routes)
         self._prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
-        _CLIENTS.add(self)
+        forks.watch(self, QRewardClient._begin_again)
 
-    def _begin_again(self) -> None:
-        """In a forked child: the parent's connections and tasks are not ours. They are kept, for closing would reach the server."""
-        _INHERITED.append((self._engine, self._fleet))
+    def _begin_again(self) -> object:
+        """In a forked child: the parent's connections and tasks are not ours."""
+        inherited = self._engine, self._fleet
         self._begin(self.config, self._wire_factory, self._clock)
+        return inherited
 
     # requests
 
@@ -385,16 +390,3 @@ class QRewardClient(StreamCalls):
 
 def _estimate(call: Call) -> tuple[float, float]:
     return call.codec.estimate_tokens(call)
-
-
-_CLIENTS: weakref.WeakSet[QRewardClient] = weakref.WeakSet()
-_INHERITED: list[tuple[Engine, Fleet]] = []
-
-
-def _after_fork() -> None:
-    for client in list(_CLIENTS):
-        client._begin_again()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from qreward.arguments import DEFAULT
 from qreward.client import QRewardClient
 from qreward.config import ClientConfig
+from qreward.engine.faces import Wire
 from qreward.engine.portal import portal
-from qreward.engine.shell import Wire
 from qreward.errors import ClientClosed
 from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
 from qreward.results import BatchResult, FleetStats

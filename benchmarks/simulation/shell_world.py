@@ -16,7 +16,7 @@ from qreward.engine.fleet import Fleet
 from qreward.engine.shell import Engine
 from qreward.engine.single import Single
 from qreward.errors import QRewardError
-from qreward.policies import Endpoint, Hedge, Limits, Priority, Retry
+from qreward.policies import Endpoint, Limits, Priority
 from qreward.testing.virtual_time import run_in_virtual_time
 from simulation.doors import Job
 from simulation.pump import Pump
@@ -77,8 +77,7 @@ class ShellWorld(Stage):
 
     async def _run(self, until: float, jobs: Input) -> None:
         loop = asyncio.get_running_loop()
-        engine = self._engine = Engine(Retry(), lambda: Wire(self), hedge=Hedge(), clock=loop.time, rng=self.rng)
-        engine.scheduler = self.scheduler()
+        engine = self._engine = Engine(self.scheduler(), lambda: Wire(self), clock=loop.time)
         self._fleet = Fleet(engine, [self._endpoint(place) for place in range(len(self.servers))], ())
         self.sources += self._fleet.sources()
         pump = self.pump = Pump(self.agenda, loop)

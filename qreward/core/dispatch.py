@@ -38,6 +38,7 @@ class Dispatch:
         most_waiting: single tasks that may wait in a pool; one more ends with ``QueueFull``. None is any number.
 
     Attributes:
+        rng: as given.
         out: the commands of the last input.
         wheel: all that is due at some time.
     """
@@ -50,6 +51,7 @@ class Dispatch:
         hedge: Hedge | None = None,
         most_waiting: int | None = None,
     ) -> None:
+        self.rng = rng
         self.out: list[Command] = []
         self.wheel = Wheel()
         self.tokens = Tokens(estimate)

@@ -9,6 +9,7 @@ from functools import partial
 from qreward.core.balance import make_balancer
 from qreward.core.pool import Pool
 from qreward.core.routing import Routes
+from qreward.core.scheduler import Scheduler
 from qreward.core.source import Source, make_source
 from qreward.engine.shell import Engine
 from qreward.errors import ConfigError, NoEndpoint
@@ -18,7 +19,7 @@ from qreward.policies import Endpoint, LoadBalanceStrategy, Route
 class Fleet:
     """Endpoints by name, and pools by pattern. A route that was registered goes before an endpoint's own pattern."""
 
-    def __init__(self, engine: Engine, endpoints: Iterable[Endpoint], routes: Iterable[Route]) -> None:
+    def __init__(self, engine: Engine[Scheduler], endpoints: Iterable[Endpoint], routes: Iterable[Route]) -> None:
         self._engine = engine
         self._sources: dict[str, Source] = {}
         self._own: dict[str, Pool] = {}  # pattern -> the endpoints that declare it
@@ -66,14 +67,14 @@ class Fleet:
         """Add an endpoint; work that waits for its models reaches it at once."""
         if endpoint.name in self._sources:
             raise ConfigError(f"two endpoints are called {endpoint.name!r}; give each its own name=")
-        rng, attempt = self._engine.rng, endpoint.timeouts.attempt
+        rng, attempt = self._engine.scheduler.rng, endpoint.timeouts.attempt
         source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=attempt)
         source.handle = endpoint
         self._sources[endpoint.name] = source
         for pattern in dict.fromkeys(endpoint.models):
             pool = self._own.get(pattern)
             if pool is None:
-                balancer = make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}, self._engine.rng)
+                balancer = make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}, self._engine.scheduler.rng)
                 pool = self._own[pattern] = Pool(repr(pattern), [], balancer)
             self._engine.act(partial(self._engine.scheduler.join, source=source, pool=pool))
             if pattern not in self._routes:
@@ -106,7 +107,7 @@ class Fleet:
     def register(self, route: Route) -> None:
         """Add a route, or replace the one of the same pattern; what waits on it follows the new one."""
         sources = [self.source(name) for name in dict.fromkeys(route.endpoints)]
-        balancer = make_balancer(route.strategy, route.weights, self._engine.rng)
+        balancer = make_balancer(route.strategy, route.weights, self._engine.scheduler.rng)
         pool = self._routes[route.pattern][1] if route.pattern in self._routes else Pool(repr(route.pattern), [], balancer)
         self._engine.act(partial(self._engine.scheduler.reroute, pool=pool, sources=sources, balancer=balancer))
         self._routes[route.pattern] = (route, pool)

@@ -11,89 +11,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextvars import Context
 from functools import partial
-from random import Random
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
 from qreward.core.commands import CANCEL, FINISH, SEND, Command
-from qreward.core.outcome import CANCELLED, Advertised, Answer, Failure, FailureKind, Outcome
-from qreward.core.scheduler import Scheduler
-from qreward.core.source import Source
+from qreward.core.outcome import CANCELLED, Advertised, Failure, FailureKind, Outcome
 from qreward.core.task import Attempt, Feed, Task
+from qreward.engine.faces import Inputs, Sink, Wire
 from qreward.engine.unattended import tell
-from qreward.errors import ClientClosed, InvalidResponse, QRewardError
-from qreward.policies import Hedge, Retry
+from qreward.errors import ClientClosed, InvalidResponse
 
 TURNS = 64
 """Attempts that one task makes before the event loop certainly gets its turn."""
 
 
-class Wire(Protocol):
-    """How the engine reaches the outside, one for each event loop.
-
-    One that is used for streams has ``stream`` as well; see ``flow``.
-    """
-
-    async def send(self, endpoint: Any, call: Any) -> Answer | Failure:
-        """Try once. Never raises but ``CancelledError``, after which the connection is closed."""
-
-    async def aclose(self) -> None: ...
+S = TypeVar("S", bound=Inputs)
 
 
-class Sink(Protocol):
-    """Who waits for tasks: a single caller, or a bulk.
-
-    Attributes:
-        shell: where its attempts run.
-        carry: its own way to try once, or None for ``Wire.send``. Raises nothing but ``CancelledError``.
-    """
-
-    shell: Shell
-
-    @property
-    def carry(self) -> Callable[[Attempt], Awaitable[Outcome]] | None: ...
-
-    def start(self, attempt: Attempt) -> None:
-        """See that ``Shell.carry_out`` is run for an attempt, in a task whose context is the caller's or a copy of it."""
-
-    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
-
-    def read(self, feed: Feed) -> bool:
-        """Put more input into the feed's buffer; False if that will be done later, with ``Shell.refill``."""
-
-    def close(self) -> None:
-        """The client is closed: end with ``ClientClosed`` what is not done."""
-
-    def abandon(self) -> list[Task]:
-        """The loop is gone: tell nobody, return the tasks that are not done."""
-
-
-class Engine:
-    """The scheduler, its lock, and the shells of the loops that use it.
+class Engine(Generic[S]):
+    """A scheduler, its lock, and the shells of the loops that use it.
 
     Args:
+        scheduler: decides; ``core.scheduler`` for endpoints.
         wire_factory: makes the wire of one loop.
         clock: monotonic seconds; replaced in tests.
     """
 
-    def __init__(
-        self,
-        retry: Retry,
-        wire_factory: Callable[[], Wire],
-        estimate: Callable[[Any], tuple[float, float]] | None = None,
-        hedge: Hedge | None = None,
-        most_waiting: int | None = None,
-        *,
-        clock: Callable[[], float] = monotonic,
-        rng: Random | None = None,
-    ) -> None:
+    def __init__(self, scheduler: S, wire_factory: Callable[[], Wire], *, clock: Callable[[], float] = monotonic) -> None:
         self.clock = clock
-        self.rng = rng or Random()  # noqa: S311 - jitter, not secrets
         self.lock = threading.Lock()
-        self.scheduler = Scheduler(retry, self.rng, estimate, hedge, most_waiting)
+        self.scheduler = scheduler
         self.closed = False
         self._wire_factory = wire_factory
         self._shells: dict[asyncio.AbstractEventLoop, Shell] = {}
@@ -154,7 +104,7 @@ class Engine:
 class Shell:
     """The engine in one event loop."""
 
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, wire: Wire) -> None:
+    def __init__(self, engine: Engine[Any], loop: asyncio.AbstractEventLoop, wire: Wire) -> None:
         self.engine = engine
         self.loop = loop
         self.wire = wire
@@ -193,7 +143,8 @@ class Shell:
 
     def close_feed(self, feed: Feed) -> list[Task]:
         with self.engine.lock:
-            return self.engine.scheduler.close_feed(feed)
+            read_ahead: list[Task] = self.engine.scheduler.close_feed(feed)
+        return read_ahead
 
     # running commands
 
@@ -206,7 +157,8 @@ class Shell:
         scheduler = engine.scheduler
         with engine.lock:
             change(engine.clock(), *arguments)
-            out, scheduler.out = scheduler.out, []
+            out: list[Command] = scheduler.out
+            scheduler.out = []
             wake = scheduler.next_wake()
         self._arm(wake)
         return out

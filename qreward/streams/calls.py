@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from qreward import arguments
 from qreward.arguments import DEFAULT, preparer
+from qreward.core.scheduler import Scheduler
 from qreward.core.task import Terms
 from qreward.engine.fleet import Fleet
 from qreward.engine.merge import Merge
@@ -31,7 +32,7 @@ OnInterrupt = Literal["raise", "restart"]
 class StreamCalls:
     """The part of ``QRewardClient`` that streams."""
 
-    _engine: Engine
+    _engine: Engine[Scheduler]
     _fleet: Fleet
     _terms: Callable[..., Terms]
     _reporting: Callable[..., dict[str, Any]]

@@ -1,0 +1,72 @@
+"""What the engine sees of others: the wire, who waits for tasks, and the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qreward.core.commands import Command
+from qreward.core.outcome import Answer, Failure
+from qreward.core.source import Source
+from qreward.core.task import Attempt, Feed, Task
+from qreward.errors import QRewardError
+
+if TYPE_CHECKING:
+    from qreward.core.outcome import Outcome
+    from qreward.engine.shell import Shell
+
+
+class Wire(Protocol):
+    """How the engine reaches the outside, one for each event loop.
+
+    One that is used for streams has ``stream`` as well; see ``flow``.
+    """
+
+    async def send(self, endpoint: Any, call: Any) -> Answer | Failure:
+        """Try once. Never raises but ``CancelledError``, after which the connection is closed."""
+
+    async def aclose(self) -> None: ...
+
+
+class Sink(Protocol):
+    """Who waits for tasks: a single caller, or a bulk.
+
+    Attributes:
+        shell: where its attempts run.
+        carry: its own way to try once, or None for ``Wire.send``. Raises nothing but ``CancelledError``.
+    """
+
+    shell: Shell
+
+    @property
+    def carry(self) -> Callable[[Attempt], Awaitable[Outcome]] | None: ...
+
+    def start(self, attempt: Attempt) -> None:
+        """See that ``Shell.carry_out`` is run for an attempt, in a task whose context is the caller's or a copy of it."""
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
+
+    def read(self, feed: Feed) -> bool:
+        """Put more input into the feed's buffer; False if that will be done later, with ``Shell.refill``."""
+
+    def close(self) -> None:
+        """The client is closed: end with ``ClientClosed`` what is not done."""
+
+    def abandon(self) -> list[Task]:
+        """The loop is gone: tell nobody, return the tasks that are not done."""
+
+
+class Inputs(Protocol):
+    """What the engine tells any scheduler. What follows is in ``out``, to be taken after each input."""
+
+    out: list[Command]
+
+    def submit(self, now: float, task: Any, /) -> None: ...
+
+    def withdraw(self, now: float, tasks: list[Any], /) -> None: ...
+
+    def event(self, now: float, attempt: Any, outcome: Any) -> None: ...
+
+    def tick(self, now: float, /) -> None: ...
+
+    def next_wake(self) -> float | None: ...

@@ -18,7 +18,8 @@ from typing import Any
 from pydantic import field_validator, model_validator
 
 from qreward.errors import ConfigError
-from qreward.policies import Endpoint, Hedge, Many, Policy, Retry, Route, Seconds, expand_variables
+from qreward.policies import Endpoint, Hedge, Retry, Route
+from qreward.policy import Many, Policy, Seconds, expand_variables
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-WORDS = {"errors", "policies", "results", "observe", "config", "tuning", "html"}
+WORDS = {"errors", "policy", "policies", "reward_policies", "results", "observe", "config", "tuning", "html"}
 EDGES = {
     "arguments",
     "client",
@@ -60,6 +60,10 @@ OUTSIDE = {
     "httpx": {"wire.httpx_transport"},
     "httpx2": {"wire.httpx_transport"},
     "IPython": {"integrations"},
+    "opentelemetry": {"telemetry"},
+    "fastapi": {"server"},
+    "starlette": {"server"},
+    "uvicorn": {"server"},
 }
 """Package -> the only rooms that may import it."""
 OPENAI_TYPES = {"client", "sync", "streams", "integrations"}
@@ -159,6 +163,15 @@ def strange_packages(module: Module) -> Iterator[str]:
         yield f"line {found.line}: {module.name or 'qreward'} may not import {found.target}"
 
 
+def sdk_imports(module: Module) -> Iterator[str]:
+    """A library uses OpenTelemetry's API; its SDK is the program's, and set up only by who asks for that, by name."""
+    yield from (f"line {found.line}: {module.name} may not import {found.target}" for found in imports_of(module) if _is_sdk(found.target))
+
+
+def _is_sdk(target: str) -> bool:
+    return f"{target}.".startswith(("opentelemetry.sdk.", "opentelemetry.exporter."))
+
+
 def impurities(module: Module) -> Iterator[str]:
     """The core takes the time and its randomness as arguments; ``random.Random`` may stand there as a type only."""
     if module.room != "core":
@@ -215,7 +228,7 @@ def sources() -> list[Path]:
     return [path for path in found if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
 
 
-RULES: list[Callable[[Module], Iterator[str]]] = [upward_imports, sideways_imports, strange_packages, impurities]
+RULES: list[Callable[[Module], Iterator[str]]] = [upward_imports, sideways_imports, strange_packages, sdk_imports, impurities]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -325,6 +338,7 @@ def test_nothing_but_the_command_line_uses_the_command_line_or_the_fakes() -> No
         ("cli.demo", "import httpx"),
         ("client", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    pass\nelse:\n    import openai"),
         ("results", "def f():\n    from IPython.display import HTML"),
+        ("engine.watching", "from opentelemetry import trace"),
     ],
 )
 def test_a_package_outside_its_rooms_is_caught(name: str, source: str) -> None:
@@ -336,12 +350,19 @@ def test_a_package_outside_its_rooms_is_caught(name: str, source: str) -> None:
     [
         ("wire.httpx_transport", "import httpx\nimport httpx2\nimport asyncio"),
         ("testing.fleet", "from aiohttp import web"),
+        ("telemetry.calls", "from opentelemetry import trace"),
         ("wire.chat", "def f():\n    import openai"),
         ("client", "import typing\nif typing.TYPE_CHECKING:\n    from openai.types.chat import ChatCompletion"),
     ],
 )
 def test_a_package_inside_its_rooms_is_allowed(name: str, source: str) -> None:
     assert faults_of(strange_packages, name, source) == []
+
+
+def test_the_sdk_of_opentelemetry_is_not_the_librarys() -> None:
+    assert faults_of(sdk_imports, "telemetry.calls", "from opentelemetry.sdk.trace import TracerProvider")
+    assert faults_of(sdk_imports, "telemetry.calls", "def f():\n    import opentelemetry.exporter.prometheus")
+    assert faults_of(sdk_imports, "telemetry.calls", "from opentelemetry import trace") == []
 
 
 @pytest.mark.parametrize(

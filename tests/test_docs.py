@@ -22,7 +22,16 @@ HIDDEN = {".git", ".venv", "build", "dist", "out", "node_modules"}
 PAGES = sorted(
     path for path in ROOT.rglob("*.md") if not any(part.startswith(".") or part in HIDDEN for part in path.relative_to(ROOT).parts)
 )
-MODELS = (ClientConfig, policies.Endpoint, policies.Limits, policies.Timeouts, policies.Retry, policies.Hedge, policies.Route)
+MODELS = (
+    ClientConfig,
+    policies.Endpoint,
+    policies.Limits,
+    policies.Timeouts,
+    policies.Retry,
+    policies.Hedge,
+    policies.Route,
+    policies.RewardModel,
+)
 UNITS = {"seconds", "bytes", "share", "requests", "tries", "requests a minute", "tokens a minute", "connections a second"}
 UNITS |= {"dollars a million tokens", "copies", "copies a request", "retries a request", "retries a second"}
 

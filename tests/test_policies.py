@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, Priority, Retry, Route, Timeouts
-from qreward.policies import Policy, check_glob, expand_variables
+from qreward.policy import Policy, check_glob, expand_variables
 
 URL = "http://gpu-0:8000/v1"
 SECRET = "sk-hush-7f3a"  # looks like a key, so that a leak is seen
@@ -52,7 +52,7 @@ REFUSED: list[tuple[str, Callable[[], Policy], tuple[str, ...]]] = [
     ("glob with an empty class", endpoint(models=("judge-[]",)), ("models: ", "'judge-[]'", "not closed")),
     ("glob with blanks around it", endpoint(models=("judge-* ",)), ("models: ", "blanks")),
     ("empty glob", endpoint(models=("",)), ("models: ", "non-empty")),
-    ("unknown kind", endpoint(kind="tgi"), ("kind: ", "'openai', 'vllm' or 'sglang'")),
+    ("unknown kind", endpoint(kind="tgi"), ("kind: ", "'openai', 'vllm', 'sglang', 'tei', 'openrlhf' or 'nim'")),
     ("unknown setting", endpoint(limts={}), ("Endpoint: unknown setting 'limts'", "did you mean 'limits'?")),
     ("unknown setting inside", endpoint(limits={"rpmm": 3}), ("Endpoint: limits: unknown setting 'rpmm'", "did you mean 'rpm'?")),
     ("unknown setting like no other", lambda: Limits(zzz=1), ("unknown setting 'zzz'", "known are adaptive, connects_per_second")),  # type: ignore[call-arg]

@@ -1,14 +1,16 @@
-"""For tests of reward code: fake judges that are real HTTP servers on loopback, and an event loop on virtual time.
+"""For tests of reward code: fake judges that are real HTTP servers on loopback, and virtual time for loops and for threads.
 
 Never imported by the library itself.
 """
 
 from __future__ import annotations
 
+from qreward.functions.waiting import no_waiting
 from qreward.testing.fleet import FakeFleet
 from qreward.testing.seen import Seen
 from qreward.testing.spec import FakeEndpoint, Faults, Latency, Phase
 from qreward.testing.text import echo_of
+from qreward.testing.virtual_threads import VirtualThreads, run_in_virtual_threads
 from qreward.testing.virtual_time import Deadlock, VirtualTimeLoop, run_in_virtual_time
 
 __all__ = [
@@ -19,7 +21,10 @@ __all__ = [
     "Latency",
     "Phase",
     "Seen",
+    "VirtualThreads",
     "VirtualTimeLoop",
     "echo_of",
+    "no_waiting",
+    "run_in_virtual_threads",
     "run_in_virtual_time",
 ]

@@ -89,8 +89,8 @@ class FakeFleet:
     def endpoints(self) -> list[Endpoint]:
         """The endpoints, as a ``QRewardClient`` takes them."""
         return [
-            Endpoint(url, name=name, models=self._specs[name].models, api_key=self._specs[name].api_key, proxy="")
-            for name, url in self.urls.items()
+            Endpoint(url, name=name, models=spec.models, api_key=spec.api_key, kind=spec.kind, proxy="")
+            for (name, url), spec in zip(self.urls.items(), self._specs.values(), strict=True)
         ]
 
     def seen(self, name: str) -> Seen:

@@ -16,15 +16,15 @@ from qreward.testing import answers
 from qreward.testing.admission import Slot
 from qreward.testing.answers import ChatRequest, Chunks, EmbeddingsRequest
 from qreward.testing.delivery import JSON, Incoming, Mishap, deliver, forever, hint, reset, sleep_until
-from qreward.testing.jobs import Job, Problem, chat_job, embeddings_job
-from qreward.testing.spec import Latency
+from qreward.testing.jobs import Job, ListRequest, Problem
+from qreward.testing.rewards.dialect import Dialect, Look, ReadJob, Told, Traffic
+from qreward.testing.rewards.kinds import DIALECTS
 from qreward.testing.state import State
 from qreward.testing.streaming import Pace, stream
 from qreward.testing.timeline import refuses
 
-ReadJob = Callable[[bytes, Latency], Job]
 _FAILURES = {500: "The server had an error while processing the request.", 503: "The server is not ready."}
-_JOBS: dict[str, ReadJob] = {"/v1/chat/completions": chat_job, "/v1/embeddings": embeddings_job}
+_ROUTES = {kind: dialect.routes() for kind, dialect in DIALECTS.items()}
 
 
 class Handler:
@@ -38,10 +38,15 @@ class Handler:
         self._phases_changed = phases_changed
         self.under_way: set[Incoming] = set()
         self._answers = 0
+        self._traffic = Traffic()
+
+    @property
+    def _dialect(self) -> Dialect:
+        return DIALECTS[self._state.spec.kind]
 
     async def __call__(self, request: Incoming) -> web.StreamResponse:
         path = request.path
-        read_job = _JOBS.get(path)
+        read_job = _ROUTES[self._state.spec.kind].get(path)
         try:
             if read_job is not None and request.method == "POST":
                 return await self._counted(request, read_job)
@@ -58,7 +63,7 @@ class Handler:
         try:
             if state.timeline.count(counters.requests, now):
                 self._phases_changed()
-            return await self._admitted(request, read_job(await request.read(), state.spec.latency))
+            return await self._admitted(request, read_job(await request.read(), state.spec))
         except Problem as problem:
             counters.ended_in(problem.kind)
             raise
@@ -76,17 +81,21 @@ class Handler:
         state = self._state
         self._check_key(request)
         state.counters.recognise(job.digest)
-        if not state.serves(job.asked.model):
-            raise _unknown_model(job.asked.model)
+        model = job.asked.model
+        if model is not None and not state.serves(model):
+            told = self._told(request, 404, f"The model {model!r} does not exist.", "invalid_request_error", "model_not_found")
+            raise Problem(404, told, "unknown_model")
         await self._check_phase(request)
         if state.gate.full and state.spec.over_cap == "reject":
-            raise await self._rejection(None, state.gate.next_free())
+            raise await self._rejection(request, None, state.gate.next_free())
         over = await state.rates.admit(job.tokens)
         if over is not None:
-            raise await self._rejection(over[0], time.monotonic() + over[1])
-        slot = await state.gate.enter()
+            raise await self._rejection(request, over[0], time.monotonic() + over[1])
+        with self._traffic.waits(job.items):
+            slot = await state.gate.enter()
         try:
-            return await self._served(request, job, slot)
+            with self._traffic.works(job.items):
+                return await self._served(request, job, slot)
         finally:
             slot.free()
 
@@ -108,14 +117,16 @@ class Handler:
             state.counters.ended_in(problem, job.tokens)
 
         if isinstance(asked, ChatRequest):
-            content, used = self._write(asked, job.digest), answers.usage(job.prompt, job.completion)
+            content, used = self._write(request, asked, job.digest), answers.usage(job.prompt, job.completion)
         streams = isinstance(asked, ChatRequest) and asked.stream
         ready, error = state.timeline.plan(pace.begin, state.spec.latency.base if streams else job.service)
         await sleep_until(ready)
         if error is not None:
             await self._fail(request, error)
-        headers, mishap = self._headers(), Mishap(fault, state.point(), state.spec.faults.trickle_gap)
-        if isinstance(asked, EmbeddingsRequest):
+        headers, mishap = self._headers() | self._dialect.headers(job), Mishap(fault, state.point(), state.spec.faults.trickle_gap)
+        if isinstance(asked, ListRequest):
+            body = asked.made()
+        elif isinstance(asked, EmbeddingsRequest):
             body = answers.embeddings(asked, job.prompt)
         elif streams:
             return await stream(request, headers, Chunks(asked, job.digest, content, used), pace, mishap, finish)
@@ -124,11 +135,11 @@ class Handler:
         finish(mishap.problem)
         return await deliver(request, body, headers, mishap)
 
-    def _write(self, asked: ChatRequest, digest: bytes) -> str:
+    def _write(self, request: Incoming, asked: ChatRequest, digest: bytes) -> str:
         try:
             return self._state.write(asked.messages, digest)
         except Exception as error:
-            raise Problem(500, answers.error(f"the responder raised {error!r}", "server_error"), "responder") from error
+            raise Problem(500, self._told(request, 500, f"the responder raised {error!r}", "server_error"), "responder") from error
 
     async def _check_phase(self, request: Incoming) -> None:
         phase = self._state.phase()
@@ -143,31 +154,38 @@ class Handler:
             await reset(request)
         status = 503 if kind == "error_503" else 500
         ready_at = self._state.timeline.opens(time.monotonic())
-        raise Problem(status, answers.error(_FAILURES[status], "server_error", status), kind, ready_at)
+        raise Problem(status, self._told(request, status, _FAILURES[status], "server_error", status), kind, ready_at)
 
     def _check_key(self, request: Incoming) -> None:
         key = self._state.spec.api_key
         if key is not None and request.headers.get("Authorization") != f"Bearer {key.get_secret_value()}":
-            raise Problem(401, answers.error("Incorrect API key provided.", "invalid_request_error", "invalid_api_key"), "unauthorized")
+            told = self._told(request, 401, "Incorrect API key provided.", "invalid_request_error", "invalid_api_key")
+            raise Problem(401, told, "unauthorized")
 
-    async def _rejection(self, rate: str | None, ready_at: float) -> Problem:
+    async def _rejection(self, request: Incoming, rate: str | None, ready_at: float) -> Problem:
         """The error for what found no slot (``rate`` is None), or no room in a rate."""
         spec = self._state.spec
         if spec.reject_delay:
             await sleep_until(time.monotonic() + spec.reject_delay)
         if rate is None:
-            body = answers.error("Too many requests are being served; the server has no room.", "overloaded_error", "overloaded")
-            return Problem(spec.reject_status, body, "rejected", ready_at)
-        return Problem(429, answers.error(f"Rate limit reached for {rate} per min.", rate, "rate_limit_exceeded"), "rejected", ready_at)
+            message, status = "Too many requests are being served; the server has no room.", spec.reject_status
+            return Problem(status, self._told(request, status, message, "overloaded_error", "overloaded"), "rejected", ready_at)
+        told = self._told(request, 429, f"Rate limit reached for {rate} per min.", rate, "rate_limit_exceeded")
+        return Problem(429, told, "rejected", ready_at)
 
     async def _look_up(self, request: Incoming, path: str) -> web.StreamResponse:
         await self._check_phase(request)
-        if request.method != "GET" or path not in ("/health", "/v1/models"):
-            return self._refuse(Problem(404, answers.error(f"there is no {request.method} {path} here", "not_found"), "not_found"))
-        if path == "/health":
+        if request.method == "GET" and path in self._dialect.health:
             return web.Response(headers=self._headers())
+        found = self._dialect.look_up(path, Look(self._state.spec, self._traffic, len(self.under_way)))
+        if request.method != "GET" or found is None:
+            told = self._told(request, 404, f"there is no {request.method} {path} here", "not_found")
+            return self._refuse(Problem(404, told, "not_found"))
         self._check_key(request)
-        return web.Response(body=answers.models(self._state.spec.models), content_type=JSON, headers=self._headers())
+        return web.Response(text=found[1], content_type=found[0], headers=self._headers())
+
+    def _told(self, request: Incoming, status: int, message: str, kind: str, code: str | int | None = None) -> bytes:
+        return self._dialect.error(Told(request.path, status, message, kind, code))
 
     def _refuse(self, problem: Problem) -> web.Response:
         headers = self._headers()
@@ -180,8 +198,3 @@ class Handler:
         headers = {"x-request-id": f"req-{self._answers}"}
         form = self._state.spec.rate_headers
         return headers | self._state.rates.headers("openai" if form is True else form) if form else headers
-
-
-def _unknown_model(model: str) -> Problem:
-    body = answers.error(f"The model {model!r} does not exist.", "invalid_request_error", "model_not_found")
-    return Problem(404, body, "unknown_model")

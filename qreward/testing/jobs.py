@@ -11,6 +11,29 @@ from qreward.testing.answers import ChatRequest, EmbeddingsRequest
 from qreward.testing.spec import Latency
 from qreward.testing.text import canonical, count_tokens
 
+
+class ListRequest(NamedTuple):
+    """A list of items that are scored, labelled, ranked or embedded, and the answer.
+
+    Attributes:
+        model: None if the server does not ask for it.
+        items: how many.
+        body: of the answer.
+        failure: what comes instead of it, once the work is done.
+    """
+
+    model: str | None
+    items: int
+    body: bytes
+    failure: Problem | None = None
+
+    def made(self) -> bytes:
+        """The answer. Raises :class:`Problem` if there is none."""
+        if self.failure is not None:
+            raise self.failure
+        return self.body
+
+
 T = TypeVar("T", ChatRequest, EmbeddingsRequest)
 
 
@@ -25,7 +48,7 @@ class Job(NamedTuple):
         service: seconds of work.
     """
 
-    asked: ChatRequest | EmbeddingsRequest
+    asked: ChatRequest | EmbeddingsRequest | ListRequest
     digest: bytes
     prompt: int
     length: int
@@ -35,6 +58,13 @@ class Job(NamedTuple):
     @property
     def tokens(self) -> int:
         return self.prompt + self.completion
+
+    @property
+    def items(self) -> int:
+        """How many things it asks for at once."""
+        if isinstance(self.asked, ListRequest):
+            return self.asked.items
+        return len(self.asked.items()) if isinstance(self.asked, EmbeddingsRequest) else 1
 
 
 class Problem(Exception):

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
 
 from qreward.errors import ConfigError
-from qreward.policies import Policy, check_glob, expand_variables
+from qreward.policy import Policy, check_glob, expand_variables
+from qreward.testing.rewards.settings import Scoring
 
 Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]
 Responder = Callable[[list[Any]], str]
@@ -30,7 +31,8 @@ class Latency(Policy):
 
     The length of an answer belongs to the request: it is drawn from ``seed`` and the request's digest, so it is the
     same in any order, at any try, and on any endpoint with the same ``tokens``, ``sigma`` and ``seed``.
-    ``max_tokens`` does not shorten it. An embedding has no output tokens and takes ``base`` seconds.
+    ``max_tokens`` does not shorten it. An embedding has no output tokens and takes ``base`` seconds, and so does a list of items to
+    score, plus ``scoring.per_item`` for each of them.
 
     Args:
         base: seconds before the first token.
@@ -168,6 +170,8 @@ class FakeEndpoint(Policy):
         phases: see :class:`Phase`.
         responder: ``echo``, ``judge``, ``"module:function"`` or a function from messages to the text of the answer.
             A request for which it raises gets 500, at every try.
+        kind: which server it is like, see ``qreward.testing.rewards``; as ``Endpoint.kind``.
+        scoring: how it scores, see ``qreward.testing.rewards.Scoring``.
         port: to listen on; 0 is any free one.
 
     Example:
@@ -192,6 +196,8 @@ class FakeEndpoint(Policy):
     faults: Faults = Faults()
     phases: tuple[Phase, ...] = ()
     responder: str | Responder = "echo"
+    kind: Literal["openai", "vllm", "sglang", "tei", "openrlhf", "nim"] = "openai"
+    scoring: Scoring = Scoring()
     port: int = Field(default=0, ge=0, le=65535)
 
     def __init__(self, name: str | None = None, **data: Any) -> None:

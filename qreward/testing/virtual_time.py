@@ -1,7 +1,7 @@
 """An event loop on virtual time: sleeps of hours pass at once, in the right order, the same in each run.
 
 When nothing is left to run, the clock jumps to the next timer. Real sockets and worker threads do not know that clock:
-a test on this loop talks to fakes. Knows nothing of the engine; code that reads ``time.monotonic`` must be given
+a test on this loop talks to fakes. Decorated functions go by it; other code that reads ``time.monotonic`` must be given
 ``loop.time`` instead.
 """
 
@@ -10,8 +10,13 @@ from __future__ import annotations
 import asyncio
 import math
 import selectors
+import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+
+from qreward.engine.workers import Job
+from qreward.functions.clock import on
+from qreward.functions.pools import leave_loop
 
 T = TypeVar("T")
 
@@ -61,6 +66,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Seconds since the loop was made, plus ``TURN`` for each of its turns."""
         return self._clock.now
 
+    def let_pass(self, seconds: float) -> None:
+        """Let time pass at once."""
+        self._clock.now += seconds
+
     def timers(self) -> list[asyncio.TimerHandle]:
         """The timers that are set."""
         scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
@@ -85,14 +94,42 @@ def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
         3600
     """
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        value = runner.run(main)
-        runner.run(_settle())
         loop = runner.get_loop()
         assert isinstance(loop, VirtualTimeLoop)
+        with on(_LoopTime(loop)):
+            value = runner.run(main)
+            runner.run(leave_loop())
+        runner.run(_settle())
         left = [*map(_described, asyncio.all_tasks(loop)), *map(repr, loop.timers())]
     if left:
         raise AssertionError(f"{len(left)} tasks and timers are left behind: {'; '.join(sorted(left)[:10])}")
     return value
+
+
+class _LoopTime:
+    """The time of a virtual loop for decorated functions, those that block included: what one waits for, the loop's clock has passed."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self.now = loop.time
+        self._pass = loop.let_pass
+
+    def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
+        if not lock.acquire(blocking=False):
+            if timeout is None:
+                raise Deadlock("deadlock: a blocking call waits for what only this thread could do; use run_in_virtual_threads")
+            self._pass(timeout)
+            return lock.acquire(blocking=False)
+        return True
+
+    def wake(self, lock: threading.Lock) -> None:
+        lock.release()
+
+    def run(self, job: Job) -> bool:
+        """At once, in this thread."""
+        report = job()
+        if report is not None:
+            report()
+        return True
 
 
 async def _settle() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from qreward.errors import BadRequest, ConfigError
-from qreward.policies import Endpoint, check_header
+from qreward.policies import Endpoint
+from qreward.policy import check_header
 
 _FRAMING = frozenset({"content-length", "transfer-encoding", "connection"})
 

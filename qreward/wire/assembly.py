@@ -130,6 +130,10 @@ class Assembly:
         """Whether so many choices have come, and all that came have ended."""
         return len(self._choices) >= choices and all(choice.ending is not None for choice in self._choices.values())
 
+    def heads(self) -> list[bytes]:
+        """The chunks that say more than a piece of text: the first, those that end a choice, that with the usage."""
+        return [*self._edges, self._usage_body]
+
     def text(self) -> str:
         """Content of the first choice, ``""`` if it has none."""
         first = self._choices.get(0)

@@ -9,12 +9,15 @@ from functools import partial
 
 from qreward.core.outcome import Answer, Failure, FailureKind
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
+from qreward.observe import with_carried
 from qreward.policies import Endpoint
 from qreward.wire import address, ratelimits
 from qreward.wire.aiohttp_transport import AiohttpTransport
 from qreward.wire.base import Call, EmbeddedError, Malformed, Reply, Transport, TransportError
 from qreward.wire.failures import failure_from_embedded, failure_from_malformed, failure_from_reply, failure_from_transport, shorten
 from qreward.wire.httpx_transport import HttpxTransport
+from qreward.wire.rewards.base import Listing
+from qreward.wire.rewards.dialects import bound, server_root
 from qreward.wire.secrets import Secrets, secrets_of
 from qreward.wire.streams import ChatStream, open_stream
 
@@ -22,7 +25,7 @@ from qreward.wire.streams import ChatStream, open_stream
 class Line:
     """An endpoint with what is made of it once: its transport, the names of its models, its secrets."""
 
-    __slots__ = ("endpoint", "name", "renamed", "secrets", "takes_stream_options", "transport")
+    __slots__ = ("_beside", "endpoint", "name", "renamed", "secrets", "takes_stream_options", "transport")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint  # held, so that its id stays its own
@@ -31,6 +34,20 @@ class Line:
         self.transport = open_transport(endpoint)
         self.secrets = secrets_of(endpoint)
         self.takes_stream_options = True  # until it refuses them
+        self._beside: Transport | None = None
+
+    def beside(self) -> Transport:
+        """To the server's own routes, which lie beside its ``/v1``."""
+        if self._beside is None:
+            root = server_root(self.endpoint.base_url)
+            rooted = self.endpoint.model_copy(update={"base_url": root})
+            self._beside = self.transport if root == self.endpoint.base_url else open_transport(rooted)
+        return self._beside
+
+    async def aclose(self) -> None:
+        await self.transport.aclose()
+        if self._beside is not None:
+            await self._beside.aclose()
 
 
 class Wire:
@@ -52,11 +69,14 @@ class Wire:
         try:
             if line is None:
                 line = self._open(endpoint)
-            codec, model = call.codec, call.model
+            codec, model, transport = call.codec, call.model, line.transport
+            if isinstance(codec, Listing):
+                call, codec = bound(call, endpoint)
+                transport = line.beside() if codec.native else transport
             body = codec.encode(call, line.renamed.get(model, model))
             if call.headers is not None:
                 address.check_call_headers(call.headers, model)
-            reply = await line.transport.post(codec.path, body, call.headers)
+            reply = await transport.post(codec.path, body, with_carried(call.headers))
             if reply.status != 200:
                 return _read_other(line, call, reply)
             return _read(line, call, reply)
@@ -80,14 +100,14 @@ class Wire:
         """Close the connections of one endpoint; it may be used again."""
         line = self._lines.pop(id(endpoint), None)
         if line is not None:
-            await line.transport.aclose()
+            await line.aclose()
 
     async def aclose(self) -> None:
         """Close all connections. What is sent afterwards fails with ``ClientClosed``."""
         self._closed = True
         while self._lines:
             _, line = self._lines.popitem()
-            await line.transport.aclose()
+            await line.aclose()
 
     def _open(self, endpoint: Endpoint) -> Line:
         if self._closed:

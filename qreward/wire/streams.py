@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from qreward.core.outcome import CANCELLED, Answer, Cancelled, Failure
+from qreward.observe import with_carried
 from qreward.wire import address, ratelimits, troubles
 from qreward.wire.assembly import Assembly
 from qreward.wire.base import ByteStream, Call, EmbeddedError, Malformed, Reply, TransportError
@@ -218,7 +219,7 @@ async def open_stream(line: Line, call: Call, conclude: Conclude) -> ChatStream 
 async def _ask(line: Line, call: Call, options: Mapping[str, object]) -> ByteStream:
     codec, model = call.codec, call.model
     asked = Call(codec, model, call.inputs, {**call.params, "stream": True, **options}, None)
-    return await line.transport.stream(codec.path, codec.encode(asked, line.renamed.get(model, model)), call.headers)
+    return await line.transport.stream(codec.path, codec.encode(asked, line.renamed.get(model, model)), with_carried(call.headers))
 
 
 def _refused(line: Line, call: Call, reply: Reply) -> Failure:

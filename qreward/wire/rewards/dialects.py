@@ -1,0 +1,126 @@
+"""Which kind of server is asked what, and how: one table. ``bound`` turns a call for an operation into one for an endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from qreward.errors import BadRequest, ConfigError
+from qreward.policies import Endpoint
+from qreward.reward_policies import RewardModel
+from qreward.wire.base import Call
+from qreward.wire.rewards.base import ListCodec, Operation
+from qreward.wire.rewards.items import pair_item, parts_item, text_item, token_item
+from qreward.wire.rewards.openai_lists import CompletionList, EmbeddingList, ModerationList, OpenAIEmbeddingList
+from qreward.wire.rewards.others import NimReward, OpenRlhfReward
+from qreward.wire.rewards.sglang import SglangClassify, SglangLabels, SglangRerank
+from qreward.wire.rewards.tei import TeiEmbeddings, TeiLabels, TeiPredict, TeiRerank
+from qreward.wire.rewards.vllm import Rerank, VectorScore, VllmClassify, VllmLabels, VllmPooling, VllmRerank, VllmScore, VllmVectorScore
+
+_PARTIAL = ("top_n", "top_k")
+
+
+def _check_ranking(params: Mapping[str, Any]) -> None:
+    if not isinstance(params.get("query"), str):
+        raise BadRequest("rerank needs a query, which is a text")
+    if name := next((name for name in _PARTIAL if params.get(name)), None):
+        raise BadRequest(f"{name} is not taken: there is a score for each document; take the best of them")
+
+
+def _check_choices(params: Mapping[str, Any]) -> None:
+    each = params.get("n")
+    if each is not None and (type(each) is not int or each < 1):
+        raise BadRequest("n must be a whole number from 1 on")
+
+
+SCORE = Operation("score", pair_item)
+"""A reward for each item: ``(prompt, response)``, a conversation, or a text that is ready. -> ``Score``, which is a float."""
+CLASSIFY = Operation("classify", pair_item)
+"""Probabilities by label for each item, which are those of ``SCORE``. -> ``dict[str, float]``"""
+RERANK = Operation("rerank", text_item, _check_ranking)
+"""How well each item, a document, answers ``params["query"]``. -> ``float``, in the order of the documents."""
+EMBED = Operation("embeddings", token_item)
+"""A vector for each item, a text or the token ids of one. -> ``list[float]``"""
+COMPLETE = Operation("completions", token_item, _check_choices)
+"""Legacy completions of each item, a text or the token ids of one. -> ``list[dict]``, the ``n`` choices."""
+MODERATE = Operation("moderations", parts_item)
+"""A moderation of each item, a text or a list of parts. -> ``dict``"""
+
+
+_TABLE: dict[tuple[str, str], dict[str, type[ListCodec]]] = {
+    ("openai", "score"): {"embeddings": VectorScore},
+    ("openai", "rerank"): {"": Rerank},
+    ("openai", "embeddings"): {"": OpenAIEmbeddingList},
+    ("openai", "completions"): {"": CompletionList},
+    ("openai", "moderations"): {"": ModerationList},
+    ("vllm", "score"): {
+        "": VllmClassify, "classify": VllmClassify, "pooling": VllmPooling, "score": VllmScore, "embeddings": VllmVectorScore,
+    },
+    ("vllm", "classify"): {"": VllmLabels},
+    ("vllm", "rerank"): {"": VllmRerank},
+    ("vllm", "embeddings"): {"": EmbeddingList},
+    ("vllm", "completions"): {"": CompletionList},
+    ("sglang", "score"): {"": SglangClassify, "classify": SglangClassify, "embeddings": VectorScore},
+    ("sglang", "classify"): {"": SglangLabels},
+    ("sglang", "rerank"): {"": SglangRerank},
+    ("sglang", "embeddings"): {"": EmbeddingList},
+    ("sglang", "completions"): {"": CompletionList},
+    ("tei", "score"): {"": TeiPredict, "classify": TeiPredict},
+    ("tei", "classify"): {"": TeiLabels},
+    ("tei", "rerank"): {"": TeiRerank},
+    ("tei", "embeddings"): {"": TeiEmbeddings},
+    ("openrlhf", "score"): {"": OpenRlhfReward},
+    ("nim", "score"): {"": NimReward},
+}  # fmt: skip
+"""(kind, operation) -> route -> codec; the route ``""`` is the usual one."""
+
+_USUAL = RewardModel()
+
+
+def codec_of(kind: str, operation: Operation, settings: RewardModel = _USUAL) -> ListCodec:
+    """How a kind of server is asked; the same codec each time. Raises ``ConfigError`` if it cannot be asked that.
+
+    Example:
+        >>> codec_of("tei", SCORE).path, codec_of("tei", SCORE).limits.items
+        ('/predict', 32)
+    """
+    return _codec_of(kind, operation, settings)
+
+
+@lru_cache(maxsize=4096)
+def _codec_of(kind: str, operation: Operation, settings: RewardModel) -> ListCodec:
+    routes = _TABLE.get((kind, operation.name))
+    if routes is None:
+        kinds = sorted(each for each, name in _TABLE if name == operation.name)
+        raise ConfigError(f"an endpoint of kind {kind!r} offers no {operation.name}; kinds that do are {', '.join(kinds)}")
+    route = (settings.route or "") if operation is SCORE else ""
+    if route not in routes:
+        known = ", ".join(repr(each) for each in routes if each) or "none, its own being the only one"
+        raise ConfigError(f"a reward model of kind {kind!r} needs a route it has, not {settings.route!r}: {known}")
+    return routes[route](operation, settings)
+
+
+def settings_of(endpoint: Endpoint) -> RewardModel:
+    """How the reward model of an endpoint is asked: the endpoint's ``reward``, if it has such a setting."""
+    settings: RewardModel | None = getattr(endpoint, "reward", None)
+    return _USUAL if settings is None else settings
+
+
+def bound(call: Call, endpoint: Endpoint) -> tuple[Call, ListCodec]:
+    """The same call in the dialect of an endpoint, and its codec. Raises ``ConfigError`` if the endpoint cannot be asked that."""
+    if isinstance(call.codec, ListCodec):
+        return call, call.codec
+    assert isinstance(call.codec, Operation)
+    codec = codec_of(endpoint.kind, call.codec, settings_of(endpoint))
+    return Call(codec, call.model, call.inputs, call.params, call.headers), codec
+
+
+def server_root(base_url: str) -> str:
+    """The address of a server's own routes, which lie beside the ``/v1`` of its OpenAI API.
+
+    Example:
+        >>> server_root("http://gpu-0:8000/v1"), server_root("http://tei:8080")
+        ('http://gpu-0:8000', 'http://tei:8080')
+    """
+    return base_url.removesuffix("/v1")

@@ -1,0 +1,85 @@
+"""SGLang: the native ``/classify``, whose ``embedding`` is the reward; ``/v1/classify``, which is for classes only; ``/v1/rerank``.
+
+``/v1/classify`` applies a softmax whatever it is told: a reward model, which has one class, would always get 1.0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qreward.results import Usage
+from qreward.wire import jsonio
+from qreward.wire.base import Call, Malformed
+from qreward.wire.rewards import reading
+from qreward.wire.rewards.answers import Score
+from qreward.wire.rewards.base import TextCodec
+from qreward.wire.rewards.reading import Unusable
+from qreward.wire.rewards.vllm import Rerank, VllmLabels
+
+
+class SglangClassify(TextCodec):
+    """``POST /classify``, native: an array of ``{"embedding", "meta_info"}`` in the order of the texts."""
+
+    path = "/classify"
+    native = True
+    member = "text"
+
+    def rows(self, document: Any, call: Call) -> list[Any]:
+        if isinstance(document, dict) and "embedding" in document:
+            document = [document]
+        if not isinstance(document, list):
+            raise Malformed("the answer is no array of embeddings")
+        return reading.in_order(document, len(call.inputs))
+
+    def value(self, row: Any) -> Score:
+        row = reading.row_of(row)
+        reason = _meta(row).get("finish_reason")
+        if isinstance(reason, dict) and reason.get("type") == "abort":
+            raise Unusable("the server aborted it")
+        vector = reading.numbers(row.get("embedding"), "embedding")
+        return Score(reading.chosen(vector, self.settings.label, self.settings.labels, last=False, what="embedding"))
+
+    def usage(self, document: Any) -> Usage | None:
+        each = self.usages(document if isinstance(document, list) else [document])
+        counts = [used.prompt_tokens for used in each or () if used is not None and used.prompt_tokens is not None]
+        return Usage(sum(counts), None, sum(counts)) if counts else None
+
+    def usages(self, rows: list[Any]) -> list[Usage | None] | None:
+        found = [jsonio.usage_of(_meta(row)) for row in rows]
+        if any(used is None or used.prompt_tokens is None for used in found):
+            return None
+        return [Usage(used.prompt_tokens, None, used.prompt_tokens) for used in found if used is not None]
+
+
+class SglangLabels(VllmLabels):
+    """``POST /v1/classify`` for probabilities by label."""
+
+    path = "/v1/classify"
+    has_template = False
+
+    def defaults(self) -> dict[str, Any]:
+        return {}
+
+    def value(self, row: Any) -> Any:
+        probs = super().value(row)
+        if len(probs) == 1:
+            raise Unusable("the model has one class, of which this server always says 1.0; ask for its score instead")
+        return probs
+
+
+class SglangRerank(Rerank):
+    """``POST /v1/rerank``: an array, sorted by score."""
+
+    path = "/v1/rerank"
+    native = True
+    score_member = "score"
+
+    def results(self, document: Any) -> list[Any]:
+        if not isinstance(document, list):
+            raise Malformed("the answer is no array of rankings")
+        return document
+
+
+def _meta(row: Any) -> dict[str, Any]:
+    found = row.get("meta_info") if isinstance(row, dict) else None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,496 @@
+"""Virtual time for threads: hours pass at once and in order, one thread at a time, the same in each run; nothing hangs unseen."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qreward.engine.blocking_time import REAL_TIME, BlockingTime
+from qreward.functions.clock import CLOCK
+from qreward.testing import virtual_threads as room
+from qreward.testing.virtual_threads import VirtualThreads, run_in_virtual_threads
+from qreward.testing.virtual_time import Deadlock
+
+
+def held() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+def hedged(time: BlockingTime, bodies: list[Callable[[], Any]], after: float) -> Any:
+    """The first answer of several bodies, each begun when those before were silent for a while."""
+    answered, answers = held(), []
+
+    def begin(body: Callable[[], Any]) -> None:
+        def job() -> Callable[[], None]:
+            answer = body()
+            return lambda: first(answer)
+
+        assert time.run(job)
+
+    def first(answer: Any) -> None:
+        answers.append(answer)
+        if len(answers) == 1:
+            time.wake(answered)
+
+    for body in bodies:
+        begin(body)
+        if time.wait(answered, after):
+            return answers[0]
+    time.wait(answered, None)
+    return answers[0]
+
+
+def body(threads: VirtualThreads, seconds: float, answer: str) -> Callable[[], str]:
+    def ask() -> str:
+        threads.sleep(seconds)
+        return answer
+
+    return ask
+
+
+# time
+
+
+def test_a_hedge_after_half_a_second_that_takes_one_returns_at_one_and_a_half() -> None:
+    def main(threads: VirtualThreads) -> tuple[str, float]:
+        return hedged(threads, [body(threads, 10, "slow"), body(threads, 1, "quick")], 0.5), threads.now()
+
+    assert run_in_virtual_threads(main) == ("quick", 1.5)
+
+
+def test_the_same_code_runs_in_real_time() -> None:
+    release = held()
+
+    def slow() -> str:
+        assert release.acquire(timeout=30)
+        return "slow"
+
+    assert hedged(REAL_TIME, [slow, lambda: "quick"], 0.01) == "quick"
+    release.release()
+
+
+def test_hours_of_sleep_take_no_time_and_end_in_their_order() -> None:
+    def main(threads: VirtualThreads) -> list[tuple[str, float]]:
+        seen: list[tuple[str, float]] = []
+
+        def sleeper(name: str, seconds: float) -> None:
+            threads.sleep(seconds)
+            seen.append((name, threads.now()))
+
+        waits = {"day": 86_400.0, "minute": 60.0, "hour": 3600.0}
+        for each in [threads.spawn(lambda name=name: sleeper(name, waits[name])) for name in waits]:  # type: ignore[misc]
+            each.join()
+        return seen
+
+    assert run_in_virtual_threads(main) == [("minute", 60.0), ("hour", 3600.0), ("day", 86_400.0)]
+
+
+def test_who_waits_for_the_same_time_has_his_turn_in_the_order_in_which_they_began_to_wait() -> None:
+    def main(threads: VirtualThreads) -> list[str]:
+        seen: list[str] = []
+
+        def sleeper(name: str, *seconds: float) -> None:
+            for each in seconds:
+                threads.sleep(each)
+            seen.append(name)
+
+        plans = {"late": (1.0, 2.0), "first": (3.0,), "second": (3.0,), "idle": (0.0, 3.0)}
+        for name, plan in plans.items():
+            threads.spawn(lambda name=name, plan=plan: sleeper(name, *plan))  # type: ignore[misc]
+        threads.sleep(3)
+        seen.append("main")
+        threads.sleep(0)
+        return seen
+
+    assert run_in_virtual_threads(main) == ["main", "first", "second", "idle", "late"]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=6))
+def test_each_thread_wakes_at_the_sums_of_its_sleeps_and_each_run_is_like_the_other(plans: list[list[int]]) -> None:
+    def main(threads: VirtualThreads) -> list[tuple[float, int, int]]:
+        seen: list[tuple[float, int, int]] = []
+
+        def sleeper(number: int, plan: list[int]) -> None:
+            for step, seconds in enumerate(plan):
+                threads.sleep(seconds)
+                seen.append((threads.now(), number, step))
+
+        for number, plan in enumerate(plans):
+            threads.spawn(lambda number=number, plan=plan: sleeper(number, plan))  # type: ignore[misc]
+        threads.sleep(100)
+        return seen
+
+    seen = run_in_virtual_threads(main)
+    assert sorted(seen) == sorted(
+        (float(sum(plan[: step + 1])), number, step) for number, plan in enumerate(plans) for step in range(len(plan))
+    )
+    assert [at for at, *_ in seen] == sorted(at for at, *_ in seen)
+    assert run_in_virtual_threads(main) == seen
+
+
+def test_only_one_thread_runs_at_a_time_and_none_is_interrupted() -> None:
+    def main(threads: VirtualThreads) -> int:
+        count = 0
+
+        def add() -> None:
+            nonlocal count
+            for _ in range(50):
+                before = count
+                time.sleep(0)  # another thread would run now, if any could
+                count = before + 1
+                threads.sleep(0)
+
+        for each in [threads.spawn(add) for _ in range(4)]:
+            each.join()
+        return count
+
+    assert run_in_virtual_threads(main) == 200
+
+
+def test_a_remainder_too_small_for_the_clock_does_not_stop_it() -> None:
+    def main(threads: VirtualThreads) -> bool:
+        threads.sleep(1e9)
+        before = threads.now()
+        assert not threads.wait(held(), 1e-12)
+        return threads.now() > before
+
+    assert run_in_virtual_threads(main)
+
+
+def test_a_wait_of_no_time_gives_others_their_turn_and_takes_none() -> None:
+    def main(threads: VirtualThreads) -> tuple[bool, bool, float]:
+        lock = held()
+        threads.spawn(lambda: threads.wake(lock))
+        return threads.wait(lock, 0), threads.wait(lock, -1), threads.now()
+
+    assert run_in_virtual_threads(main) == (True, False, 0.0)
+
+
+# waiting and waking
+
+
+def test_a_wait_ends_when_it_is_woken_or_when_its_time_has_come() -> None:
+    def main(threads: VirtualThreads) -> list[tuple[bool, float]]:
+        lock, seen = held(), []
+
+        def waker() -> None:
+            threads.sleep(2)
+            threads.wake(lock)
+
+        threads.spawn(waker)
+        for timeout in (1, 5, 5, float("inf")):
+            if timeout > 5:
+                threads.spawn(waker)
+            seen.append((threads.wait(lock, timeout), threads.now()))
+        return seen
+
+    assert run_in_virtual_threads(main) == [(False, 1.0), (True, 2.0), (False, 7.0), (True, 9.0)]
+
+
+def test_a_lock_that_was_woken_before_is_had_at_once() -> None:
+    def main(threads: VirtualThreads) -> tuple[bool, float]:
+        lock = held()
+        threads.wake(lock)
+        return threads.wait(lock, None), threads.now()
+
+    assert run_in_virtual_threads(main) == (True, 0.0)
+
+
+def test_a_time_that_a_thread_waited_for_means_nothing_when_the_thread_has_ended() -> None:
+    with VirtualThreads(patience=5) as threads:
+        lock = held()
+        threads.run(lambda: threads.wait(lock, 5) and None)
+        threads.sleep(1)
+        threads.wake(lock)
+        threads.sleep(10)
+        assert threads.now() == 11.0
+
+
+def test_a_lock_that_was_released_by_itself_is_had_when_the_time_has_come() -> None:
+    def main(threads: VirtualThreads) -> tuple[bool, float]:
+        lock = held()
+        threads.spawn(lock.release)
+        return threads.wait(lock, 3), threads.now()
+
+    assert run_in_virtual_threads(main) == (True, 3.0)
+
+
+def test_those_who_wait_for_one_lock_get_it_in_their_order() -> None:
+    def main(threads: VirtualThreads) -> list[str]:
+        lock, seen = held(), []
+
+        def waiter(name: str) -> None:
+            threads.wait(lock, None)
+            seen.append(name)
+            threads.wake(lock)
+
+        waiting = [threads.spawn(lambda name=name: waiter(name)) for name in "abc"]  # type: ignore[misc]
+        threads.sleep(1)
+        threads.wake(lock)
+        for each in waiting:
+            each.join()
+        return seen
+
+    assert run_in_virtual_threads(main) == ["a", "b", "c"]
+
+
+def test_who_is_woken_but_comes_too_late_goes_on_waiting() -> None:
+    def main(threads: VirtualThreads) -> tuple[bool, float]:
+        lock = held()
+        waiter = threads.spawn(lambda: (threads.wait(lock, 5), threads.now()))
+        other = threads.spawn(lambda: threads.wait(lock, 9))
+        threads.sleep(1)
+        for _ in range(2):  # both are woken, and both too late
+            threads.wake(lock)
+            assert threads.wait(lock, 0)
+        found = waiter.join()
+        threads.wake(lock)
+        assert other.join()
+        return found
+
+    assert run_in_virtual_threads(main) == (False, 5.0)
+
+
+def test_waking_what_nobody_holds_is_the_error_it_is_in_earnest() -> None:
+    with VirtualThreads() as threads, pytest.raises(RuntimeError, match="unlocked lock"):
+        threads.wake(threading.Lock())
+
+
+# jobs
+
+
+def test_no_more_jobs_are_begun_than_are_allowed_and_a_report_finds_its_worker_free() -> None:
+    with VirtualThreads(most=1) as threads:
+        order: list[Any] = []
+
+        def job(number: int) -> Callable[[], None]:
+            threads.sleep(1)
+            order.append(number)
+            return lambda: order.append(number == 2 or threads.run(lambda: job(number + 1)))
+
+        assert [threads.run(lambda: job(0)), threads.run(print)] == [True, False]
+        threads.sleep(2.5)
+        assert order == [0, True, 1, True]
+    assert order == [0, True, 1, True, 2, True], "what was under way went on to its end"
+    assert threads.now() == 3.0
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_a_job_raises_against_its_promise_is_raised_where_the_main_thread_waits(waits: bool) -> None:
+    def main(threads: VirtualThreads) -> None:
+        def breaks() -> None:
+            threads.sleep(1)
+            raise KeyError("promised not to")
+
+        threads.run(breaks)
+        if waits:
+            threads.wait(held(), None)
+
+    with pytest.raises(KeyError, match="promised not to"):
+        run_in_virtual_threads(main)
+
+
+# threads of the test's own
+
+
+def test_a_spawned_thread_is_joined_for_what_it_returned_or_raised_by_as_many_as_like() -> None:
+    def main(threads: VirtualThreads) -> list[Any]:
+        def breaks() -> None:
+            threads.sleep(2)
+            raise KeyError("mine")
+
+        fine, broken = threads.spawn(lambda: threads.sleep(1) or "value", "fine"), threads.spawn(breaks)  # type: ignore[func-returns-value]
+        other = threads.spawn(fine.join)
+        with pytest.raises(KeyError, match="mine"):
+            broken.join()
+        return [fine.join(), other.join(), fine.join(), threads.now()]
+
+    assert run_in_virtual_threads(main) == ["value", "value", "value", 2.0]
+
+
+def test_what_a_spawned_thread_raised_and_nobody_joined_comes_out_at_the_end() -> None:
+    with pytest.raises(KeyError, match="mine"):
+        run_in_virtual_threads(lambda threads: threads.spawn(lambda: {}["mine"]))
+
+
+def test_a_function_returns_its_value_and_raises_its_error() -> None:
+    assert run_in_virtual_threads(lambda threads: threads.now()) == 0.0
+    with pytest.raises(KeyError, match="mine"):
+        run_in_virtual_threads(lambda threads: {}["mine"])
+
+
+# what would hang
+
+
+def test_waiting_for_what_cannot_happen_is_a_deadlock_that_names_who_waits_where() -> None:
+    def main(threads: VirtualThreads) -> None:
+        threads.spawn(lambda: threads.wait(held(), None), "caller")
+        threads.run(lambda: threads.wait(held(), float("inf")))
+        threads.sleep(1)
+        threads.wait(held(), None)
+
+    with pytest.raises(Deadlock, match=r"3 threads wait: main at .*test_virtual_threads\.py:\d+ .*main\); caller at .*; worker-1 at .*"):
+        run_in_virtual_threads(main)
+    assert not [thread.name for thread in threading.enumerate() if thread.name in ("caller", "worker-1")]
+
+
+def test_a_deadlock_names_the_error_of_a_thread_that_nobody_joined() -> None:
+    def main(threads: VirtualThreads) -> None:
+        threads.spawn(lambda: {}["mine"])
+        threads.wait(held(), None)
+
+    with pytest.raises(Deadlock) as caught:
+        run_in_virtual_threads(main)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_after_a_deadlock_the_main_thread_may_go_on() -> None:
+    with VirtualThreads() as threads:
+        lock = held()
+        waiter = threads.spawn(lambda: threads.wait(lock, None))
+        with pytest.raises(Deadlock):
+            threads.wait(held(), None)
+        threads.wake(lock)
+        assert waiter.join()
+
+
+def test_what_is_under_way_at_the_end_goes_on_to_its_end() -> None:
+    with VirtualThreads() as threads:
+        seen: list[float] = []
+        threads.run(lambda: threads.sleep(1e9) or seen.append(threads.now()))  # type: ignore[func-returns-value]
+        threads.check_nothing_left()
+        assert seen == [1e9]
+        threads.run(lambda: seen.append(threads.now()))
+    assert seen == [1e9, 1e9]
+
+
+def test_a_thread_that_waits_for_ever_is_left_behind_and_is_ended() -> None:
+    ended: list[str] = []
+
+    def main(threads: VirtualThreads) -> None:
+        def waiter() -> None:
+            try:
+                threads.wait(held(), None)
+            except Exception:
+                ended.append("caught")
+            finally:
+                ended.append("closed")
+                threads.sleep(1)
+
+        threads.spawn(waiter, "forgotten")
+
+    with pytest.raises(AssertionError, match=r"left behind: .*forgotten at .*waiter\)"):
+        run_in_virtual_threads(main)
+    assert ended == ["closed"]
+    assert "forgotten" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_threads_that_go_on_for_ever_are_left_behind(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "LINGERING", 100)
+
+    def main(threads: VirtualThreads) -> None:
+        def ticks() -> None:
+            while True:
+                threads.sleep(seconds)
+
+        threads.spawn(ticks, "ticker")
+
+    with pytest.raises(AssertionError, match=r"left behind: threads go on for ever.*ticker at"):
+        run_in_virtual_threads(main)
+
+
+def test_asking_again_and_again_at_one_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "STANDSTILL", 100)
+
+    def main(threads: VirtualThreads) -> None:
+        threads.run(lambda: threads.sleep(7))
+        threads.sleep(5)
+        while threads.now() < 6:
+            threads.wait(held(), 0)
+
+    with pytest.raises(RuntimeError, match=r"for ever, at 5 seconds; 2 threads wait: main at .*test_virtual_threads"):
+        run_in_virtual_threads(main)
+
+
+def test_a_thread_that_blocks_in_real_time_is_named() -> None:
+    real = held()
+
+    def main(threads: VirtualThreads) -> None:
+        threads.run(lambda: real.acquire(timeout=30) and None)
+        threads.sleep(1)
+
+    def impatient() -> None:
+        with VirtualThreads(patience=0.01) as threads:
+            main(threads)
+
+    with pytest.raises(RuntimeError, match=r"'worker-1' has kept the turn for 0.01 seconds of real time at .*test_virtual_threads"):
+        impatient()
+    real.release()
+
+
+def test_a_thread_that_takes_no_part_is_told_so() -> None:
+    with VirtualThreads() as threads:
+        told: list[str] = []
+
+        def stranger() -> None:
+            for call in (lambda: threads.sleep(1), lambda: threads.wake(held()), lambda: threads.run(print)):
+                try:
+                    call()
+                except AssertionError as error:
+                    told.append(str(error))
+
+        thread = threading.Thread(target=stranger, name="stranger")
+        thread.start()
+        thread.join(30)
+    assert len(told) == 3
+    assert all("'stranger' does not take part" in each for each in told)
+
+
+def test_when_it_is_over_nothing_can_be_begun() -> None:
+    with VirtualThreads() as threads:
+        pass
+    assert not threads.run(print)
+    with pytest.raises(RuntimeError, match="is over"):
+        threads.spawn(print)
+
+
+def test_an_error_of_the_main_thread_ends_all_others_and_comes_out() -> None:
+    went_on: list[str] = []
+
+    def main(threads: VirtualThreads) -> None:
+        threads.spawn(lambda: threads.sleep(1e6) or went_on.append("sleeper"), "sleeper")  # type: ignore[func-returns-value]
+        threads.spawn(lambda: threads.wait(held(), None) and went_on.append("waiter"), "waiter")  # type: ignore[func-returns-value]
+        threads.sleep(1)
+        threads.spawn(lambda: went_on.append("never begun"), "never begun")
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        run_in_virtual_threads(main)
+    assert went_on == []
+    assert not {"sleeper", "waiter", "never begun"} & {thread.name for thread in threading.enumerate()}
+
+
+# decorated functions
+
+
+def test_decorated_functions_go_by_it_until_the_last_thread_has_ended() -> None:
+    seen: list[float] = []
+
+    def main(threads: VirtualThreads) -> None:
+        threads.sleep(5)
+        seen.append(CLOCK.now())
+        threads.run(lambda: threads.sleep(10) or seen.append(CLOCK.now()))  # type: ignore[func-returns-value]
+
+    run_in_virtual_threads(main)
+    assert seen == [5.0, 15.0]
+    assert CLOCK.time is REAL_TIME

@@ -1,0 +1,84 @@
+"""What tests of reward codecs share: one request to a fake server through the real wire, and one to a codec alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from qreward.core.outcome import Answer, Failure
+from qreward.errors import InvalidResponse
+from qreward.policies import Endpoint
+from qreward.reward_policies import RewardModel
+from qreward.testing import FakeEndpoint, FakeFleet
+from qreward.wire.base import Call
+from qreward.wire.rewards.answers import ListAnswer
+from qreward.wire.rewards.base import ListCodec, Operation
+from qreward.wire.rewards.dialects import codec_of
+from qreward.wire.sender import Wire
+
+T = TypeVar("T")
+
+
+class RewardEndpoint(Endpoint):
+    """An endpoint with the setting that says how its reward model is asked."""
+
+    reward: RewardModel = RewardModel()
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    async def bounded() -> T:
+        async with asyncio.timeout(60):
+            return await main
+
+    return asyncio.run(bounded())
+
+
+def call(operation: Operation, items: list[Any], **params: Any) -> Call:
+    return Call(operation, "m", operation.validate(items), params, None)
+
+
+async def ask(fake: FakeEndpoint, asked: Call, reward: RewardModel | None = None, *, rooted: bool = False) -> Answer | Failure:
+    """Send a call to a fake server on loopback; ``rooted`` gives the endpoint's address without ``/v1``."""
+    async with FakeFleet([fake]) as fleet:
+        url = fleet.urls[fake.name]
+        endpoint = RewardEndpoint(
+            url.removesuffix("/v1") if rooted else url, name=fake.name, kind=fake.kind, proxy="", reward=reward or RewardModel()
+        )
+        wire = Wire()
+        try:
+            return await wire.send(endpoint, asked)
+        finally:
+            await wire.aclose()
+
+
+def answered(fake: FakeEndpoint, asked: Call, reward: RewardModel | None = None, *, rooted: bool = False) -> ListAnswer:
+    outcome = run(ask(fake, asked, reward, rooted=rooted))
+    assert isinstance(outcome, Answer), outcome
+    value: ListAnswer = outcome.value
+    return value
+
+
+def failed(fake: FakeEndpoint, asked: Call, reward: RewardModel | None = None) -> Failure:
+    outcome = run(ask(fake, asked, reward))
+    assert isinstance(outcome, Failure), outcome
+    return outcome
+
+
+def written(kind: str, asked: Call, **settings: Any) -> dict[str, Any]:
+    """The body that a kind of server is sent."""
+    body: dict[str, Any] = json.loads(codec(kind, asked, **settings).encode(asked, "server-name"))
+    return body
+
+
+def decoded(kind: str, asked: Call, document: Any, **settings: Any) -> list[Any]:
+    """The items of an answer; an error is shown by its type."""
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    items = codec(kind, asked, **settings).decode(body, asked).items
+    return [InvalidResponse if isinstance(item, InvalidResponse) else item for item in items]
+
+
+def codec(kind: str, asked: Call, **settings: Any) -> ListCodec:
+    assert isinstance(asked.codec, Operation)
+    return codec_of(kind, asked.codec, RewardModel(**settings))

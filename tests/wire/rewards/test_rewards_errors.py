@@ -1,0 +1,222 @@
+"""Errors of reward servers, in their own forms and over real HTTP: what they mean, and what is done about a list."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from reward_tools import ask, call, codec, failed, run
+
+from qreward.core.outcome import Answer, Failure, FailureKind
+from qreward.errors import AuthenticationFailed, BadRequest, InvalidResponse, RateLimited, RequestError, ServerError
+from qreward.policies import Endpoint
+from qreward.testing import FakeEndpoint, FakeFleet, Faults
+from qreward.testing.rewards import NAN, REFUSED, Scoring, score_of
+from qreward.wire.base import EmbeddedError, Reply
+from qreward.wire.failures import failure_from_embedded, failure_from_reply
+from qreward.wire.rewards.base import Operation
+from qreward.wire.rewards.dialects import EMBED, RERANK, SCORE
+from qreward.wire.rewards.merging import splits
+from qreward.wire.secrets import Secrets
+from qreward.wire.sender import Wire
+
+K = FailureKind
+LONG = "x" * 400
+
+
+def fake(kind: Any, **settings: Any) -> FakeEndpoint:
+    return FakeEndpoint("gpu-0", kind=kind, scoring=Scoring(max_tokens=50, max_items=settings.pop("max_items", None)), **settings)
+
+
+ONE_BAD: list[tuple[str, str, FailureKind, int, bool]] = [
+    # kind, bad item, what it comes to, status, whether the list is halved
+    ("vllm", LONG, K.UNSUITABLE, 400, True),
+    ("vllm", REFUSED, K.REFUSED, 400, True),
+    ("sglang", LONG, K.UNSUITABLE, 400, True),
+    ("sglang", REFUSED, K.REFUSED, 400, True),
+    ("tei", LONG, K.UNSUITABLE, 422, True),
+    ("tei", REFUSED, K.REFUSED, 422, True),
+    ("tei", NAN, K.TRANSIENT, 424, True),
+    ("openrlhf", REFUSED, K.REFUSED, 422, True),
+    ("openrlhf", NAN, K.TRANSIENT, 500, False),
+]
+
+
+@pytest.mark.parametrize(("kind", "bad", "expected", "status", "halved"), ONE_BAD, ids=str)
+def test_one_bad_item_fails_its_whole_list(kind: str, bad: str, expected: FailureKind, status: int, halved: bool) -> None:
+    failure = failed(fake(kind), call(SCORE, ["a", bad, "b"]))
+    assert isinstance(failure.error, RequestError)
+    assert (failure.kind, failure.error.status_code) == (expected, status)
+    assert not failure.misconfigured
+    assert splits(failure, 3) is halved
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_score_that_is_null_fails_its_item_alone(kind: str) -> None:
+    outcome = run(ask(fake(kind), call(SCORE, ["a", NAN, "b"])))
+    assert isinstance(outcome, Answer)
+    first, bad, last = outcome.value.items
+    assert (first, last) == (pytest.approx(score_of("a")), pytest.approx(score_of("b")))
+    assert isinstance(bad, InvalidResponse)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "nim"])
+def test_a_score_that_is_null_fails_an_item_that_is_alone_as_a_broken_answer(kind: str) -> None:
+    failure = failed(fake(kind), call(SCORE, [("q", NAN)] if kind == "nim" else [NAN]))
+    assert (failure.kind, type(failure.error)) == (K.TRANSIENT, InvalidResponse)
+
+
+async def halved(endpoint: Endpoint, operation: Operation, items: list[Any]) -> list[Any]:
+    """What a queue does with a list: send it, and send it again in halves where that may help."""
+    wire = Wire()
+
+    async def results(part: list[Any]) -> list[Any]:
+        outcome = await wire.send(endpoint, call(operation, part, query="q"))
+        if isinstance(outcome, Answer):
+            return list(outcome.value.items)
+        assert isinstance(outcome, Failure)
+        if not splits(outcome, len(part)):
+            return [outcome.error] * len(part)
+        middle = len(part) // 2
+        return await results(part[:middle]) + await results(part[middle:])
+
+    try:
+        return await results(items)
+    finally:
+        await wire.aclose()
+
+
+@pytest.mark.parametrize(("kind", "bad", "error"), [("vllm", REFUSED, BadRequest), ("sglang", LONG, BadRequest), ("tei", NAN, ServerError)])
+def test_by_halving_only_the_bad_items_fail(kind: Any, bad: str, error: type[Exception]) -> None:
+    items = [f"t{index}" for index in range(20)]
+    items[3] = items[17] = bad
+
+    async def main() -> list[Any]:
+        async with FakeFleet([fake(kind)]) as fleet:
+            return await halved(Endpoint(fleet.urls["gpu-0"], kind=kind, proxy=""), SCORE, items)
+
+    found = run(main())
+    assert [index for index, result in enumerate(found) if isinstance(result, Exception)] == [3, 17]
+    assert all(type(found[index]) is error for index in (3, 17))
+    assert all(found[index] == pytest.approx(score_of(item)) for index, item in enumerate(items) if item != bad)
+
+
+def test_a_list_longer_than_tei_takes_is_halved_until_it_fits() -> None:
+    items = [f"t{index}" for index in range(50)]
+
+    async def main() -> tuple[list[Any], int]:
+        async with FakeFleet([fake("tei")]) as fleet:
+            found = await halved(Endpoint(fleet.urls["gpu-0"], kind="tei", proxy=""), SCORE, items)
+            return found, fleet.seen("gpu-0").answered
+
+    found, requests = run(main())
+    assert found == [pytest.approx(score_of(item)) for item in items]
+    assert requests == 2
+
+
+@pytest.mark.parametrize(("kind", "status"), [("tei", 429), ("sglang", 503), ("vllm", 503)])
+@pytest.mark.parametrize("operation", [SCORE, RERANK, EMBED], ids=repr)
+def test_an_overload_is_never_halved_whatever_the_route_says_it_in(kind: Any, status: int, operation: Operation) -> None:
+    async def main() -> Answer | Failure:
+        full = FakeEndpoint("gpu-0", kind=kind, rpm=1, burst=1, reject_status=status)
+        async with FakeFleet([full]) as fleet:
+            endpoint, wire = Endpoint(fleet.urls["gpu-0"], kind=kind, proxy=""), Wire()
+            await wire.send(endpoint, call(operation, ["a"], query="q"))
+            outcome = await wire.send(endpoint, call(operation, ["a", "b"], query="q"))
+            await wire.aclose()
+            return outcome
+
+    outcome = run(main())
+    assert isinstance(outcome, Failure)
+    assert (outcome.kind, type(outcome.error)) == (K.OVERLOADED, RateLimited)
+    assert not splits(outcome, 2)
+
+
+def test_a_list_of_more_items_than_tei_has_permits_is_overload_for_ever() -> None:
+    failure = failed(FakeEndpoint("gpu-0", kind="tei", max_concurrency=4), call(SCORE, list("abcde")))
+    assert failure.kind is K.OVERLOADED
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])
+def test_a_wrong_key_is_told_in_every_dialect(kind: str) -> None:
+    failure = failed(FakeEndpoint("gpu-0", kind=kind, api_key="sk-right"), call(SCORE, [("q", "a")] if kind == "nim" else ["a", "b"][:1]))
+    assert (failure.kind, type(failure.error), failure.misconfigured) == (K.UNSUITABLE, AuthenticationFailed, True)
+
+
+def test_the_key_of_an_endpoint_goes_to_its_own_routes_too() -> None:
+    async def main() -> Answer | Failure:
+        async with FakeFleet([FakeEndpoint("gpu-0", kind="tei", api_key="sk-right")]) as fleet:
+            wire = Wire()
+            outcome = await wire.send(Endpoint(fleet.urls["gpu-0"], kind="tei", api_key="sk-right", proxy=""), call(SCORE, ["a"]))
+            await wire.aclose()
+            return outcome
+
+    assert isinstance(run(main()), Answer)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("error_503", K.OVERLOADED),
+        ("error_500", K.TRANSIENT),
+        ("truncated", K.TRANSIENT),
+        ("malformed", K.TRANSIENT),
+        ("error_in_200", K.TRANSIENT),
+    ],
+)
+def test_the_faults_of_the_fleet_are_understood_in_every_dialect(kind: str, fault: str, expected: FailureKind) -> None:
+    faulty = FakeEndpoint("gpu-0", kind=kind, faults=Faults(**{fault: 1.0}))
+    assert failed(faulty, call(SCORE, [("q", "a")] if kind == "nim" else ["a"])).kind is expected
+
+
+FORMS: list[tuple[str, int, Any, FailureKind]] = [
+    ("tei overloaded", 429, {"error": "Model is overloaded", "error_type": "Overloaded"}, K.OVERLOADED),
+    ("tei unhealthy", 503, {"error": "unhealthy", "error_type": "Unhealthy"}, K.OVERLOADED),
+    ("tei backend", 424, {"error": "NaN", "error_type": "Backend"}, K.TRANSIENT),
+    ("tei tokenizer", 422, {"error": "x", "error_type": "Tokenizer"}, K.REFUSED),
+    ("tei empty", 400, {"error": "`inputs` cannot be empty", "error_type": "Empty"}, K.REFUSED),
+    ("tei openai route", 422, {"message": "x", "code": 422, "type": "Validation"}, K.REFUSED),
+    ("tei payload", 413, {"error": "payload too large", "error_type": "Validation"}, K.REFUSED),
+    ("sglang full", 503, {"object": "error", "message": "The request queue is full.", "type": "503", "code": 503}, K.OVERLOADED),
+    ("sglang aborted", 503, {"error": {"message": "aborted by a higher priority request"}}, K.OVERLOADED),
+    ("sglang native", 400, {"error": {"message": "bad"}}, K.REFUSED),
+    ("vllm", 400, {"error": {"message": "bad", "type": "BadRequestError", "param": None, "code": 400}}, K.REFUSED),
+    ("vllm no route", 404, {"detail": "Not Found"}, K.UNSUITABLE),
+    ("vllm other task", 501, {"error": {"message": "no", "type": "NotImplementedError", "code": 501}}, K.UNSUITABLE),
+    ("vllm queue", 503, {"error": {"message": "x", "type": "QueueOverflowError", "code": 503}}, K.OVERLOADED),
+    ("openrlhf", 500, b"Internal Server Error", K.TRANSIENT),
+    ("pydantic", 422, {"detail": [{"loc": ["body", "query"], "msg": "field required"}]}, K.REFUSED),
+    ("openai sum", 400, {"error": {"message": "max 300000 tokens per request", "type": "max_tokens_per_request", "code": "x"}}, K.REFUSED),
+]
+
+
+@pytest.mark.parametrize(("status", "body", "expected"), [form[1:] for form in FORMS], ids=[form[0] for form in FORMS])
+def test_what_the_errors_of_reward_servers_mean(status: int, body: Any, expected: FailureKind) -> None:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    failure = failure_from_reply(Reply(status, {}, raw), "gpu-0", "m", Secrets(), 0.0)
+    assert failure.kind is expected
+    assert splits(failure, 2) is (status in (400, 413, 422, 424))
+
+
+EMBEDDED = [
+    ({"error": "Model is overloaded", "error_type": "Overloaded"}, K.OVERLOADED),
+    ({"error": "x", "error_type": "Validation"}, K.REFUSED),
+    ({"object": "error", "message": "The request queue is full.", "type": "503", "code": 503}, K.OVERLOADED),
+    ({"object": "error", "message": "x", "type": "BadRequest", "code": 400}, K.REFUSED),
+    ({"object": "error", "message": "x", "code": 400}, K.REFUSED),
+    ({"error": {"message": "x", "code": 400}}, K.REFUSED),
+    ({"message": "x", "code": 429, "type": "Overloaded"}, K.OVERLOADED),
+    ({"error": "scorer crashed", "reward": 0.0, "rewards": [0.0]}, K.TRANSIENT),
+]
+
+
+@pytest.mark.parametrize(("document", "expected"), EMBEDDED, ids=str)
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])
+def test_an_error_with_status_200_is_an_error_and_its_zero_is_no_reward(kind: str, document: Any, expected: FailureKind) -> None:
+    asked = call(SCORE, ["a"] if kind != "nim" else [("q", "a")])
+    with pytest.raises(EmbeddedError) as caught:
+        codec(kind, asked).decode(json.dumps(document).encode(), asked)
+    failure = failure_from_embedded(caught.value.body, Reply(200, {}, b""), "gpu-0", "m", Secrets(), 0.0)
+    assert failure.kind is expected

@@ -1,0 +1,200 @@
+"""What servers say of themselves, as they really write it, and with anything missing or odd."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reward_tools import run
+
+from qreward.testing import FakeEndpoint, FakeFleet, Latency
+from qreward.testing.rewards import Scoring
+from qreward.wire.rewards.dialects import server_root
+from qreward.wire.rewards.load import PROBES, Load, ServerLimits, limits_for, of_headers, read_load, samples
+from qreward.wire.rewards.merging import MergeLimits
+from qreward.wire.rewards.tei import LIMITS
+
+VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="org/rm {7b}, \\"x\\""} 3.0
+vllm:num_requests_running{engine="1",model_name="org/rm"} 2.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 7.0
+vllm:num_requests_waiting{engine="1",model_name="m"} NaN
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 99.0
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:kv_cache_usage_perc{engine="1"} 0.75
+"""
+SGLANG = b"""sglang:num_running_reqs{model_name="m"} 4
+sglang:num_queue_reqs{model_name="m"} 5
+sglang:token_usage{model_name="m"} 0.5 1700000000
+"""
+LOADS = {
+    "timestamp": "x",
+    "loads": [
+        {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 2, "token_usage": 0.2, "max_running_requests": 64},
+        {"dp_rank": 1, "num_running_reqs": 7, "num_waiting_reqs": 5, "token_usage": 0.9, "max_running_requests": 64},
+    ],
+}
+INFO = {
+    "model_id": "BAAI/x",
+    "max_client_batch_size": 32,
+    "max_concurrent_requests": 512,
+    "max_input_length": 510,
+    "max_batch_tokens": 16384,
+}
+
+TOLD: list[tuple[str, Any, Load]] = [
+    ("/metrics", VLLM, Load(running=5.0, waiting=7.0, used=0.75)),
+    ("/metrics", b"vllm:gpu_cache_usage_perc 0.5\n", Load(used=0.5)),
+    ("/metrics", SGLANG, Load(running=4.0, waiting=5.0, used=0.5)),
+    ("/metrics", b"# TYPE te_queue_size gauge\r\nte_queue_size 6\r\n", Load(waiting=6.0)),
+    ("/load", {"server_load": 3}, Load(requests=3.0)),
+    ("/v1/loads", LOADS, Load(running=10.0, waiting=7.0, used=0.9, limits=ServerLimits(concurrency=128))),
+    ("/get_load", [{"dp_rank": 0, "num_reqs": 9, "num_waiting_reqs": 4, "num_tokens": 8}], Load(running=5.0, waiting=4.0)),
+    ("/get_load", {"load": 2}, Load(running=2.0)),
+    ("/info", INFO, Load(models=("BAAI/x",), limits=ServerLimits(32, 512, 510, 16384))),
+    ("/v1/models", {"data": [{"id": "a"}, {"id": 7}, {}, "b", {"id": "c"}]}, Load(models=("a", "c"))),
+    ("/v1/loads", {"loads": [{}]}, Load()),
+    ("/info", {"max_client_batch_size": 0, "max_input_length": None}, Load()),
+    ("/load", {"server_load": -1}, Load()),
+    ("/load", {"server_load": True}, Load()),
+    ("/unknown", {"server_load": 3}, Load()),
+]
+
+
+@pytest.mark.parametrize(("path", "document", "expected"), TOLD, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_a_server_tells_is_read(path: str, document: Any, expected: Load) -> None:
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    assert read_load(path, 200, body) == expected
+    assert read_load(path, 404, body) == Load()
+
+
+def test_health_is_a_matter_of_the_status() -> None:
+    for path in ("/health", "/v1/health/ready"):
+        assert read_load(path, 200, b"") == Load(ready=True)
+        assert read_load(path, 503, b"") == Load(ready=False)
+        assert read_load(path, 404, b"") == Load()
+
+
+@given(st.sampled_from(sorted({path for paths in PROBES.values() for path in paths})), st.integers(100, 599), st.binary(max_size=80))
+def test_no_body_is_too_odd(path: str, status: int, body: bytes) -> None:
+    assert isinstance(read_load(path, status, body), Load)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just(10**400),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["loads", "data", "id", "load", "server_load", "num_reqs", "token_usage", *INFO]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(["/load", "/v1/loads", "/get_load", "/info", "/v1/models"]), JSON)
+def test_no_document_is_too_odd(path: str, document: Any) -> None:
+    load = read_load(path, 200, json.dumps(document).encode())
+    for told in (load.running, load.waiting, load.requests, load.used):
+        assert told is None or 0 <= told < float("inf")
+
+
+def test_labels_may_hold_anything_and_odd_lines_are_passed_over() -> None:
+    assert samples('a{x="}\\" 9"} 1\nb 2e1\nc\n{} 3\n1d 4\ne{x="y" 5\nf +Inf\ng  7 1700\n') == {"a": [1.0], "b": [20.0], "g": [7.0]}
+
+
+def test_tei_tells_with_each_answer_how_long_it_waited() -> None:
+    assert of_headers({"x-queue-time": "25", "x-compute-tokens": "64"}) == Load(queue_seconds=0.025, compute_tokens=64)
+    assert of_headers({"x-queue-time": "-1", "x-compute-tokens": "inf"}) == Load()
+
+
+def test_later_news_go_over_earlier_and_leave_the_rest() -> None:
+    first = Load(ready=True, running=3.0, models=("a",), limits=ServerLimits(items=32, concurrency=512))
+    assert first.joined(Load(running=0.0, limits=ServerLimits(concurrency=8))) == Load(
+        ready=True, running=0.0, models=("a",), limits=ServerLimits(items=32, concurrency=8)
+    )
+    assert first.joined(Load()) == first
+    assert Load().joined(first) == first
+
+
+@pytest.mark.parametrize(
+    ("told", "items"),
+    [
+        (ServerLimits(items=128), 128),
+        (ServerLimits(items=8, concurrency=512), 8),
+        (ServerLimits(items=64, concurrency=16), 16),
+        (ServerLimits(concurrency=16), 16),
+        (ServerLimits(), 32),
+    ],
+)
+def test_what_tei_says_of_its_limits_goes_over_their_defaults(told: ServerLimits, items: int) -> None:
+    limits = limits_for(LIMITS, Load(limits=told))
+    assert (limits.items, limits.bytes) == (items, LIMITS.bytes)
+
+
+def test_a_server_that_counts_requests_and_not_items_does_not_limit_a_list() -> None:
+    assert limits_for(MergeLimits(), Load(limits=ServerLimits(concurrency=16))) == MergeLimits()
+
+
+async def _probe(session: aiohttp.ClientSession, url: str, kind: str) -> Load:
+    load = Load()
+    for path in PROBES[kind]:
+        async with session.get(server_root(url) + path) as response:
+            load = load.joined(read_load(path, response.status, await response.read()))
+    return load
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "body", "items"),
+    [
+        ("vllm", "/classify", {"model": "rm", "input": ["a", "b", "c"]}, 3),
+        ("sglang", "/classify", {"text": ["a", "b", "c"]}, 3),
+        ("tei", "/predict", {"inputs": [["a"], ["b"], ["c"]]}, 3),
+    ],
+)
+def test_a_fake_server_tells_of_items_while_it_works_on_them(kind: Any, path: str, body: Any, items: int) -> None:
+    fake = FakeEndpoint(
+        "a", models=["rm"], kind=kind, max_concurrency=1, over_cap="queue", latency=Latency(base=30), scoring=Scoring(max_items=4)
+    )
+    if kind == "tei":
+        fake = FakeEndpoint(**{**dict(fake), "max_concurrency": 3})
+
+    async def main() -> Load:
+        async with FakeFleet([fake]) as fleet, aiohttp.ClientSession() as session:
+            url = fleet.urls["a"]
+            posts = [asyncio.create_task(session.post(server_root(url) + path, json=body)) for _ in range(4)]
+            try:
+                while fleet.seen("a").requests < 4:  # noqa: ASYNC110 - counters have no event
+                    await asyncio.sleep(0.001)
+                return await _probe(session, url, kind)
+            finally:
+                for post in posts:
+                    post.cancel()
+                await asyncio.gather(*posts, return_exceptions=True)
+
+    load = run(main())
+    assert load.ready is True
+    if kind == "tei":
+        assert (load.waiting, load.limits) == (items, ServerLimits(4, 3, 8192, 16384))
+    else:
+        assert (load.running, load.waiting, load.used, load.models) == (items, 3 * items, 0.25, ("rm",))
+    assert load.requests == (4 if kind == "vllm" else None)
+
+
+def test_a_server_that_has_no_such_routes_tells_nothing() -> None:
+    async def main() -> list[Load]:
+        async with (
+            FakeFleet([FakeEndpoint("a", kind="openrlhf"), FakeEndpoint("b", kind="nim")]) as fleet,
+            aiohttp.ClientSession() as session,
+        ):
+            return [await _probe(session, fleet.urls["a"], "vllm"), await _probe(session, fleet.urls["b"], "nim")]
+
+    silent, nim = run(main())
+    assert silent == Load(), "a route that is missing says nothing of health"
+    assert nim == Load(ready=True, models=("fake",))

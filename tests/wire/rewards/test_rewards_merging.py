@@ -1,0 +1,256 @@
+"""Which items may share a request, how its usage is shared out, and when a refused list is sent again in halves."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reward_tools import call, codec, written
+
+from qreward.core.outcome import Failure, FailureKind
+from qreward.errors import BadRequest, ConfigError, InvalidResponse, RequestError
+from qreward.results import Usage
+from qreward.reward_policies import RewardModel
+from qreward.wire.base import Call
+from qreward.wire.rewards.answers import ItemAnswer, ListAnswer, Score, share
+from qreward.wire.rewards.dialects import CLASSIFY, COMPLETE, EMBED, RERANK, SCORE, codec_of, server_root
+from qreward.wire.rewards.items import Pair
+from qreward.wire.rewards.merging import SPLITTING, MergeLimits, splits
+
+K = FailureKind
+
+
+def key(*items: Any, model: str = "m", headers: dict[str, str] | None = None, **params: Any) -> Any:
+    return SCORE.merge_key(Call(SCORE, model, SCORE.validate(list(items)), params, headers))
+
+
+def test_calls_may_share_a_request_if_all_but_their_items_is_equal() -> None:
+    assert key("a") == key("b", "c")
+    assert key("a", priority=0, user="x") == key("b", user="x", priority=0), "the order of parameters means nothing"
+    assert key("a", headers={"X-A": "1"}) == key("b", headers={"x-a": "1"})
+    assert key(("q", "a")) == key(Pair("p", "b", label=[1]))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        key("a", model="n"),
+        key("a", priority=1),
+        key("a", headers={"X-A": "1"}),
+        key(("q", "a")),
+        key([{"role": "user", "content": "a"}]),
+        CLASSIFY.merge_key(Call(CLASSIFY, "m", ["a"], {}, None)),
+    ],
+)
+def test_calls_that_differ_in_anything_else_go_apart(other: Any) -> None:
+    assert key("a") != other
+
+
+def test_rankings_share_a_request_only_under_one_query() -> None:
+    assert RERANK.merge_key(call(RERANK, ["a"], query="q")) == RERANK.merge_key(call(RERANK, ["b"], query="q"))
+    assert RERANK.merge_key(call(RERANK, ["a"], query="q")) != RERANK.merge_key(call(RERANK, ["a"], query="r"))
+
+
+def test_the_limits_of_each_server_are_data() -> None:
+    assert (codec_of("openai", EMBED).limits.items, codec_of("openai", EMBED).limits.tokens) == (2048, 300_000)
+    assert codec_of("tei", SCORE).limits.items == codec_of("tei", RERANK).limits.items == codec_of("tei", EMBED).limits.items == 32
+    assert codec_of("nim", SCORE).limits.items == 1
+    for kind in ("vllm", "sglang", "openrlhf"):
+        assert codec_of(kind, SCORE).limits == MergeLimits()
+
+
+@pytest.mark.parametrize(
+    ("limits", "items", "count"),
+    [
+        (MergeLimits(), ["a"] * 5000, 5000),
+        (MergeLimits(items=2), ["a"] * 3, 2),
+        (MergeLimits(tokens=10), [[1] * 4, [1] * 6, [1]], 2),
+        (MergeLimits(tokens=10), [[1] * 11, [1]], 1),
+        (MergeLimits(bytes=600), ["a" * 60, "b" * 60], 1),
+        (MergeLimits(items=2048, tokens=300_000), ["x" * 35_000] * 40, 30),
+        (MergeLimits(items=3), [], 0),
+    ],
+)
+def test_as_many_items_go_into_a_request_as_its_limits_hold_but_at_least_one(limits: MergeLimits, items: list[Any], count: int) -> None:
+    assert limits.fitting(items) == count
+
+
+@given(st.lists(st.text(max_size=40) | st.lists(st.integers(0, 99999), min_size=1, max_size=20), min_size=1, max_size=30))
+def test_a_body_is_never_larger_than_was_reckoned(items: list[Any]) -> None:
+    texts = [item for item in items if isinstance(item, str) and item.isascii() and item.isprintable() and not set(item) & set('"\\')]
+    tokens = [item for item in items if isinstance(item, list)]
+    for alike in (texts, tokens):
+        limits = MergeLimits(bytes=700)
+        count = limits.fitting(alike)
+        if count > 1:
+            asked = call(EMBED, [item or "x" for item in alike[:count]])
+            assert len(codec("openai", asked).encode(asked, "m")) <= 700
+
+
+def test_limits_can_only_be_made_tighter_by_a_number_of_items() -> None:
+    assert MergeLimits(items=32, bytes=9).with_items(8) == MergeLimits(items=8, bytes=9)
+    assert MergeLimits(items=32).with_items(64) == MergeLimits(items=32)
+    assert MergeLimits(items=32).with_items(None) == MergeLimits(items=32)
+    assert MergeLimits().with_items(0) == MergeLimits(items=1)
+
+
+def failure(kind: FailureKind, status: int | None = None, misconfigured: bool = False) -> Failure:
+    return Failure(kind, RequestError("x", status_code=status), misconfigured=misconfigured)
+
+
+@pytest.mark.parametrize(
+    ("failed", "expected"),
+    [
+        (failure(K.REFUSED, 400), True),
+        (failure(K.REFUSED, 413), True),
+        (failure(K.REFUSED, 422), True),
+        (failure(K.TRANSIENT, 424), True),
+        (failure(K.UNSUITABLE, 400), True),
+        (failure(K.REFUSED, 200), True),
+        (failure(K.UNSUITABLE, 401, misconfigured=True), False),
+        (failure(K.UNSUITABLE, 404, misconfigured=True), False),
+        (failure(K.OVERLOADED, 400), False),
+        (failure(K.OVERLOADED, 429), False),
+        (failure(K.OVERLOADED, 503), False),
+        (failure(K.QUOTA, 400), False),
+        (failure(K.TRANSIENT, 500), False),
+        (failure(K.TIMEOUT), False),
+        (failure(K.UNREACHABLE), False),
+        (failure(K.UNSENDABLE), False),
+        (Failure(K.UNSUITABLE, ConfigError("x"), misconfigured=True), False),
+    ],
+    ids=repr,
+)
+def test_a_list_is_halved_if_one_item_may_be_at_fault_and_never_for_an_overload(failed: Failure, expected: bool) -> None:
+    assert splits(failed, 2) is expected
+    assert splits(failed, 1) is False
+    assert frozenset({400, 413, 422, 424}) == SPLITTING
+
+
+@given(st.integers(0, 10**9), st.lists(st.floats(0, 1e6), min_size=1, max_size=40))
+def test_shares_add_up_to_the_whole_and_go_by_size(total: int, sizes: list[float]) -> None:
+    parts = share(total, sizes)
+    assert sum(part for part in parts if part is not None) == total
+    whole = sum(sizes)
+    for part, size in zip(parts, sizes, strict=True):
+        assert part is not None
+        assert part >= 0
+        exact = total * size / whole if whole else total / len(sizes)
+        assert abs(part - exact) <= 1 + 1e-6 * total
+
+
+def test_a_total_that_is_no_count_is_shared_as_nothing() -> None:
+    assert share(None, [1.0, 2.0]) == share(-5, [1.0, 2.0]) == share(10**400, [1.0, 2.0]) == [None, None]
+
+
+def test_the_usage_of_one_item_is_exact_and_that_of_several_is_marked_as_estimated() -> None:
+    used = Usage(10, 4, 14)
+    (alone,) = ListAnswer(["v"], used, None, [3.0]).shares()
+    assert isinstance(alone, ItemAnswer)
+    assert (alone.usage, alone.estimated) == (used, False)
+    first, second = ListAnswer(["v", "w"], used, None, [1.0, 4.0], [3.0, 1.0]).shares()
+    assert isinstance(first, ItemAnswer)
+    assert isinstance(second, ItemAnswer)
+    assert (first.usage, first.estimated) == (Usage(2, 3, 5), True)
+    assert second.usage == Usage(8, 1, 9)
+    assert [item.usage for item in ListAnswer(["v", "w"], None, None, [1.0, 1.0]).shares()] == [None, None]  # type: ignore[union-attr]
+
+
+def test_a_failed_item_keeps_its_place_and_its_error() -> None:
+    error = InvalidResponse("x")
+    answer = ListAnswer([1.5, error], Usage(4), None, [1.0, 1.0])
+    good, bad = answer.shares()
+    assert isinstance(good, ItemAnswer)
+    assert (good.build(), good.text(), good.usage) == (1.5, "", Usage(2))
+    assert bad is error
+    with pytest.raises(InvalidResponse):
+        answer.build()
+    assert ListAnswer([1.5], None, None, [1.0]).build() == [1.5]
+
+
+def test_a_score_is_a_float_that_survives_copies() -> None:
+    score = Score(1.25, {"helpfulness": 1.25})
+    for same in (pickle.loads(pickle.dumps(score)), copy.deepcopy(score), copy.copy(score)):
+        assert (type(same), same, same.attributes) == (Score, 1.25, {"helpfulness": 1.25})
+    assert (score + 1, repr(score), Score(2).attributes) == (2.25, "1.25", {})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "empty"),
+        ("text", "a str"),
+        ([("q", "a"), 7], "item 1: a int cannot be scored"),
+        ([("q", 7)], "item 0: the response is a int"),
+        ([("a", "b", "c")], "a tuple of 3"),
+        ([Pair("q", None)], "the response is a NoneType"),  # type: ignore[arg-type]
+        ([{"prompt": "q"}], "'prompt' and 'response'"),
+        ([[]], "messages is empty"),
+        ([{"messages": "x"}], "messages is a text"),
+    ],
+)
+def test_a_wrong_item_is_refused_with_its_place_before_anything_is_sent(given: Any, said: str) -> None:
+    with pytest.raises(BadRequest, match=said):
+        SCORE.validate(given)
+
+
+@pytest.mark.parametrize("given", [[""], [[]], [[1, "a"]], [[True]], [None]])
+def test_an_input_that_cannot_be_embedded_is_refused(given: Any) -> None:
+    with pytest.raises(BadRequest, match="item 0"):
+        EMBED.validate(given)
+
+
+def test_tokens_are_estimated_before_a_server_is_known() -> None:
+    assert SCORE.estimate_tokens(call(SCORE, ["x" * 35, ("x" * 35, "y" * 35)])) == (pytest.approx(30.0), 0.0)
+    assert EMBED.estimate_tokens(call(EMBED, [[1, 2, 3]])) == (3.0, 0.0)
+    assert COMPLETE.estimate_tokens(call(COMPLETE, ["x" * 35, "y" * 35], max_tokens=8, n=2)) == (pytest.approx(20.0), 32.0)
+    chat = [{"role": "user", "content": "x" * 35}]
+    assert codec("vllm", call(SCORE, [chat])).measure(SCORE.item(chat))[0] == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, "2", True])
+def test_a_number_of_choices_that_cannot_be_counted_is_refused(n: Any) -> None:
+    with pytest.raises(BadRequest, match="n must be"):
+        written("openai", call(COMPLETE, ["a"], n=n))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"template": "{prompt}"}, {"template": "x"}, {"labels": "good"}, {"labels": ["a", "a"]}, {"label": True}, {"route": "predict"}],
+)
+def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"RewardModel: {next(iter(wrong))}"):
+        RewardModel(**wrong)
+
+
+@pytest.mark.parametrize(("kind", "route"), [("tei", "pooling"), ("sglang", "score"), ("openrlhf", "classify"), ("openai", None)])
+def test_a_route_that_the_server_has_not_is_refused_with_those_it_has(kind: str, route: Any) -> None:
+    with pytest.raises(ConfigError, match="needs a route it has"):
+        codec_of(kind, SCORE, RewardModel(route=route))
+
+
+def test_a_template_leaves_braces_in_the_texts_alone() -> None:
+    settings = RewardModel(template="<{prompt}|{response}>")
+    assert settings.render("{response}", "{prompt} {x}") == "<{response}|{prompt} {x}>"
+
+
+def test_one_codec_serves_all_requests_of_its_kind_and_settings() -> None:
+    assert codec_of("tei", SCORE) is codec_of("tei", SCORE, RewardModel())
+    assert codec_of("tei", SCORE) is not codec_of("tei", SCORE, RewardModel(activation=True))
+
+
+def test_an_operation_alone_cannot_be_written_or_read() -> None:
+    asked = call(SCORE, ["a"])
+    with pytest.raises(TypeError, match="bind the call"):
+        SCORE.encode(asked, "m")
+    with pytest.raises(TypeError, match="bind the call"):
+        SCORE.decode(b"{}", asked)
+
+
+def test_the_root_of_a_server_is_its_address_without_v1() -> None:
+    assert server_root("http://gpu-0:8000/team/v1") == "http://gpu-0:8000/team"
+    assert server_root("http://gpu-0:8000/v10") == "http://gpu-0:8000/v10"

@@ -1,0 +1,209 @@
+"""Each operation at each kind of server over real HTTP: every item gets its own value, which a test can compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from reward_tools import answered, call, codec, failed
+
+from qreward.core.outcome import FailureKind
+from qreward.errors import BadRequest, ConfigError
+from qreward.policies import Endpoint
+from qreward.reward_policies import RewardModel
+from qreward.testing import FakeEndpoint
+from qreward.testing.answers import vector
+from qreward.testing.rewards import Scoring, logits_of, probabilities_of, score_of
+from qreward.testing.rewards.scoring import softmax
+from qreward.testing.text import canonical, digest_of, echo_text
+from qreward.wire.rewards.answers import Score
+from qreward.wire.rewards.base import Operation
+from qreward.wire.rewards.dialects import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
+
+TEXTS = ["good", "bad", "großer 😀 \u2028", "good again"]
+PAIRS = [("2 + 2?", "4"), ("2 + 2?", "5"), ("why {prompt}?", "{response}")]
+THREE = Scoring(labels=("bad", "fair", "good"))
+TEMPLATE = "<u>{prompt}<a>{response}"
+
+
+def fake(kind: Any, **settings: Any) -> FakeEndpoint:
+    return FakeEndpoint("gpu-0", kind=kind, **settings)
+
+
+RAW_SCORES: list[tuple[str, dict[str, Any], Scoring]] = [
+    ("vllm", {}, Scoring()),
+    ("vllm", {"route": "classify"}, Scoring()),
+    ("vllm", {"route": "pooling"}, Scoring()),
+    ("vllm", {"route": "embeddings"}, Scoring(reward_vectors=True)),
+    ("sglang", {}, Scoring()),
+    ("sglang", {"route": "embeddings"}, Scoring(reward_vectors=True)),
+    ("tei", {}, Scoring()),
+    ("openrlhf", {}, Scoring()),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "scoring"), RAW_SCORES, ids=str)
+def test_each_text_gets_its_own_raw_score(kind: str, settings: dict[str, Any], scoring: Scoring) -> None:
+    answer = answered(fake(kind, scoring=scoring), call(SCORE, TEXTS), RewardModel(**settings))
+    assert answer.items == [pytest.approx(score_of(text)) for text in TEXTS]
+    assert all(type(item) is Score for item in answer.items)
+
+
+@pytest.mark.parametrize(("kind", "settings", "scoring"), RAW_SCORES, ids=str)
+def test_a_template_makes_one_text_of_each_pair(kind: str, settings: dict[str, Any], scoring: Scoring) -> None:
+    answer = answered(fake(kind, scoring=scoring), call(SCORE, PAIRS), RewardModel(template=TEMPLATE, **settings))
+    assert answer.items == [pytest.approx(score_of(f"<u>{prompt}<a>{response}")) for prompt, response in PAIRS]
+
+
+@pytest.mark.parametrize("settings", [{}, {"route": "score"}], ids=str)
+def test_pairs_stay_pairs_where_the_server_takes_them(settings: dict[str, Any]) -> None:
+    kind = "vllm" if settings else "tei"
+    answer = answered(fake(kind), call(SCORE, PAIRS), RewardModel(**settings))
+    assert answer.items == [pytest.approx(score_of(list(pair))) for pair in PAIRS]
+
+
+@pytest.mark.parametrize("route", ["classify", "pooling"])
+def test_a_pair_or_a_chat_goes_through_the_template_of_vllm_alone(route: Any) -> None:
+    messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    for item in (("2 + 2?", "4"), messages, {"messages": messages}, (messages[:1], "4")):
+        answer = answered(fake("vllm"), call(SCORE, [item]), RewardModel(route=route))
+        assert answer.items == [pytest.approx(score_of(messages))]
+
+
+def test_nim_gives_its_attributes_and_the_one_that_is_the_reward() -> None:
+    scoring = Scoring(labels=("helpfulness", "correctness"))
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    answer = answered(fake("nim", scoring=scoring), call(SCORE, [("q", "a")]), RewardModel(label="helpfulness"))
+    helpfulness, correctness = logits_of(messages, scoring.labels)
+    (score,) = answer.items
+    assert score == pytest.approx(helpfulness, abs=5e-4)
+    assert score.attributes == {"helpfulness": score, "correctness": pytest.approx(correctness, abs=5e-4)}
+    (lone,) = answered(fake("nim"), call(SCORE, [messages])).items
+    assert lone == pytest.approx(score_of(messages), abs=5e-4)
+
+
+def test_openrlhf_gives_the_reward_its_score_and_its_logs() -> None:
+    (score,) = answered(fake("openrlhf"), call(SCORE, [("2 + 2?", "4")])).items
+    assert score == pytest.approx(score_of("2 + 2?4"))
+    assert score.attributes["score"] == pytest.approx(score / 10)
+    assert score.attributes["length"] == 7
+    (length,) = answered(fake("openrlhf"), call(SCORE, ["abc"]), RewardModel(label="length")).items
+    assert length == 3.0
+
+
+@pytest.mark.parametrize("kind", ["vllm", "tei"])
+def test_an_activation_is_applied_where_it_is_asked_for(kind: str) -> None:
+    answer = answered(fake(kind), call(SCORE, TEXTS), RewardModel(activation=True))
+    assert answer.items == [pytest.approx(probabilities_of([score_of(text)])[0]) for text in TEXTS]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "tei"])
+def test_classes_come_as_probabilities_by_label(kind: str) -> None:
+    settings = RewardModel() if kind == "tei" else RewardModel(labels=THREE.labels)
+    answer = answered(fake(kind, scoring=THREE), call(CLASSIFY, TEXTS), settings)
+    for text, found in zip(TEXTS, answer.items, strict=True):
+        assert found == pytest.approx(dict(zip(THREE.labels, softmax(logits_of(text, THREE.labels)), strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "labels"), [("vllm", "fair", THREE.labels), ("vllm", 1, ()), ("tei", "fair", ()), ("tei", 1, THREE.labels)]
+)
+def test_the_class_that_is_the_reward_may_be_named_or_counted(kind: str, label: Any, labels: tuple[str, ...]) -> None:
+    answer = answered(fake(kind, scoring=THREE), call(SCORE, TEXTS), RewardModel(label=label, labels=labels))
+    assert answer.items == [pytest.approx(logits_of(text, THREE.labels)[1]) for text in TEXTS]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "tei"])
+def test_a_ranking_comes_back_in_the_order_of_the_documents(kind: str) -> None:
+    answer = answered(fake(kind), call(RERANK, TEXTS, query="q"))
+    expected = [score_of(["q", text]) for text in TEXTS]
+    assert expected != sorted(expected, reverse=True), "the texts would not show a wrong order"
+    squeezed = expected if kind == "sglang" else [probabilities_of([score])[0] for score in expected]
+    assert answer.items == [pytest.approx(score) for score in squeezed]
+
+
+@pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "tei"])
+@pytest.mark.parametrize("form", ["float", "base64"])
+def test_each_text_gets_its_own_vector_in_either_form(kind: str, form: str) -> None:
+    answer = answered(fake(kind), call(EMBED, TEXTS, encoding_format=form))
+    assert answer.items == [pytest.approx(vector(canonical(text), 16).tolist()) for text in TEXTS]
+
+
+@pytest.mark.parametrize("kind", ["openai", "vllm", "sglang"])
+def test_each_prompt_gets_its_own_choices(kind: str) -> None:
+    answer = answered(fake(kind), call(COMPLETE, TEXTS, n=2, max_tokens=5))
+    for text, choices in zip(TEXTS, answer.items, strict=True):
+        assert [choice["index"] for choice in choices] == [0, 1]
+        assert {choice["text"] for choice in choices} == {echo_text(digest_of(text))}
+    shares = answer.shares()
+    assert [share.text() for share in shares] == [echo_text(digest_of(text)) for text in TEXTS]  # type: ignore[union-attr]
+
+
+def test_moderations_take_texts_or_the_parts_of_one() -> None:
+    answer = answered(fake("openai"), call(MODERATE, TEXTS))
+    assert [item["flagged"] for item in answer.items] == [score_of(text) > 0 for text in TEXTS]
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    (alone,) = answered(fake("openai"), call(MODERATE, [parts])).items
+    assert alone["flagged"] == (score_of(parts) > 0)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "tei", "openrlhf"])
+def test_a_base_url_may_end_in_v1_or_not(kind: str) -> None:
+    items = answered(fake(kind), call(SCORE, TEXTS), rooted=True).items
+    assert items == [pytest.approx(score_of(text)) for text in TEXTS]
+
+
+def test_usage_is_told_for_each_item_by_sglang_and_shared_out_for_vllm() -> None:
+    for kind, estimated in (("sglang", False), ("vllm", True)):
+        answer = answered(fake(kind), call(SCORE, TEXTS))
+        shares = answer.shares()
+        assert [share.estimated for share in shares] == [estimated] * len(TEXTS)  # type: ignore[union-attr]
+        assert answer.usage is not None
+        assert sum(share.usage.prompt_tokens for share in shares) == answer.usage.prompt_tokens  # type: ignore[union-attr, misc]
+
+
+UNASKABLE: list[tuple[str, Operation]] = [
+    ("openrlhf", RERANK),
+    ("openrlhf", EMBED),
+    ("nim", CLASSIFY),
+    ("tei", COMPLETE),
+    ("vllm", MODERATE),
+    ("openai", SCORE),
+]
+
+
+@pytest.mark.parametrize(("kind", "operation"), UNASKABLE, ids=str)
+def test_a_server_that_cannot_be_asked_that_is_passed_over_for_another(kind: str, operation: Operation) -> None:
+    failure = failed(fake(kind), call(operation, ["a"], query="q"))
+    assert (failure.kind, type(failure.error), failure.misconfigured) == (FailureKind.UNSUITABLE, ConfigError, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "item", "said"),
+    [
+        ("sglang", ("q", "a"), "template"),
+        ("sglang", [{"role": "user", "content": "q"}], "no conversations"),
+        ("tei", [{"role": "user", "content": "q"}], "no conversations"),
+        ("openrlhf", [{"role": "user", "content": "q"}], "no conversations"),
+        ("nim", "a text", "judges conversations"),
+    ],
+)
+def test_an_item_in_a_shape_that_the_server_does_not_take_is_not_sent(kind: str, item: Any, said: str) -> None:
+    failure = failed(fake(kind), call(SCORE, [item]))
+    assert (failure.kind, type(failure.error)) == (FailureKind.UNSENDABLE, BadRequest)
+    assert said in str(failure.error)
+
+
+def test_a_conversation_cannot_share_a_request_and_the_codec_says_so_before() -> None:
+    asked = call(SCORE, [("q", "a"), ("q", "b")])
+    assert not codec("vllm", asked).mergeable(asked.inputs[0])
+    assert codec("vllm", asked, template=TEMPLATE).mergeable(asked.inputs[0])
+    assert codec("vllm", asked, route="score").mergeable(asked.inputs[0])
+    assert "one chat a request" in str(failed(fake("vllm"), asked).error)
+
+
+def test_every_kind_of_the_policy_has_a_fake_and_can_be_asked_something() -> None:
+    kinds = Endpoint.model_fields["kind"].annotation.__args__  # type: ignore[union-attr]
+    assert kinds == FakeEndpoint.model_fields["kind"].annotation.__args__  # type: ignore[union-attr]
+    for kind in kinds:
+        assert codec(kind, call(EMBED if kind == "openai" else SCORE, ["a"])).path.startswith("/")

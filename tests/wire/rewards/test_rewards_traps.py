@@ -1,0 +1,277 @@
+"""The traps of reward servers, one test each: bodies that mean something else, numbers that are no rewards, orders that mislead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from reward_tools import answered, call, codec, decoded, failed, written
+
+from qreward.errors import BadRequest, InvalidResponse
+from qreward.reward_policies import RewardModel
+from qreward.testing import FakeEndpoint
+from qreward.testing.rewards import Scoring, probabilities_of, score_of
+from qreward.wire.base import Call, Malformed
+from qreward.wire.rewards.dialects import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
+from qreward.wire.rewards.others import attributes_of
+from qreward.wire.rewards.reading import Unusable
+
+ONE, TWO = call(SCORE, ["a"]), call(SCORE, ["a", "b"])
+
+
+def probs(*rows: list[Any], **members: Any) -> dict[str, Any]:
+    return {"data": [{"index": index, "label": None, "probs": row, "num_classes": len(row)} for index, row in enumerate(rows)], **members}
+
+
+def test_vllm_is_told_not_to_squeeze_by_the_name_its_version_knows() -> None:
+    for name in ("use_activation", "activation", "softmax"):
+        settings = RewardModel(activation_field=name)  # type: ignore[arg-type]
+        old = FakeEndpoint("old", kind="vllm", scoring=Scoring(activation_field=name))  # type: ignore[arg-type]
+        assert written("vllm", TWO, activation_field=name) == {"model": "server-name", "input": ["a", "b"], name: False}
+        assert answered(old, ONE, settings).items == [pytest.approx(score_of("a"))]
+    unaware = FakeEndpoint("old", kind="vllm", scoring=Scoring(activation_field="activation"))
+    assert answered(unaware, ONE).items == [pytest.approx(probabilities_of([score_of("a")])[0])], "the fake ignores what it does not know"
+
+
+def test_what_the_caller_says_goes_over_the_settings() -> None:
+    assert written("vllm", call(SCORE, ["a"], use_activation=True))["use_activation"] is True
+    assert written("tei", call(SCORE, ["a"], raw_scores=False))["raw_scores"] is False
+
+
+def test_the_reward_of_vllm_is_the_last_of_its_probs() -> None:
+    assert decoded("vllm", TWO, probs([0.1, 0.9], [0.7, 0.3])) == [0.9, 0.3]
+    assert decoded("vllm", TWO, probs([0.1, 0.9], [0.7, 0.3]), label=0) == [0.1, 0.7]
+
+
+def test_sglang_is_asked_by_its_native_route_as_the_softmax_of_one_class_is_always_one() -> None:
+    assert codec("sglang", ONE).path == "/classify"
+    assert codec("sglang", ONE).native
+    assert written("sglang", TWO) == {"model": "server-name", "text": ["a", "b"]}
+    assert decoded("sglang", TWO, [{"embedding": [-3.5]}, {"embedding": [2]}]) == [-3.5, 2.0]
+    failure = failed(FakeEndpoint("gpu-0", kind="sglang"), call(CLASSIFY, ["a", "b"]))
+    assert "always says 1.0; ask for its score instead" in str(failure.error)
+
+
+def test_a_vector_of_many_numbers_is_an_embedding_and_no_reward() -> None:
+    with pytest.raises(Malformed, match=r"4 numbers; say which is the reward: RewardModel\(label=...\)"):
+        decoded("sglang", ONE, [{"embedding": [0.1, 0.2, 0.3, 0.4]}])
+    assert decoded("sglang", ONE, [{"embedding": [0.1, 0.2, 0.3, 0.4]}], label=-1) == [0.4]
+    failure = failed(FakeEndpoint("gpu-0", kind="vllm"), ONE, RewardModel(route="embeddings"))
+    assert "16 numbers" in str(failure.error)
+
+
+def test_two_texts_for_tei_are_two_lists_as_a_list_of_two_is_one_pair() -> None:
+    assert written("tei", TWO)["inputs"] == [["a"], ["b"]]
+    assert written("tei", ONE)["inputs"] == [["a"]]
+    assert written("tei", call(SCORE, [("q", "a"), ("q", "b")])) == {
+        "model": "server-name",
+        "inputs": [["q", "a"], ["q", "b"]],
+        "raw_scores": True,
+    }
+    assert written("tei", call(SCORE, [("q", "a")]))["inputs"] == [["q", "a"]]
+
+
+def test_the_labels_of_tei_are_sorted_by_score_so_a_class_goes_by_its_name() -> None:
+    rows = [
+        [{"score": 0.9, "label": "bad"}, {"score": 0.1, "label": "good"}],
+        [{"score": 0.8, "label": "good"}, {"score": 0.2, "label": "bad"}],
+    ]
+    assert decoded("tei", TWO, rows, label="good") == [0.1, 0.8]
+    assert decoded("tei", TWO, rows, label=1, labels=("bad", "good")) == [0.1, 0.8]
+    for unclear in ({}, {"label": -1}, {"label": 0}, {"label": "fair"}):
+        with pytest.raises(Malformed):
+            decoded("tei", TWO, rows, **unclear)
+
+
+def test_tei_may_answer_a_single_input_without_the_outer_list() -> None:
+    assert decoded("tei", ONE, [{"score": 1.5, "label": "LABEL_0"}]) == [1.5]
+    assert decoded("tei", ONE, [[{"score": 1.5, "label": "LABEL_0"}]]) == [1.5]
+
+
+def test_a_ranking_is_put_back_into_the_order_of_the_documents() -> None:
+    asked = call(RERANK, ["a", "b", "c"], query="q")
+    order = [(2, 0.9), (0, 0.5), (1, 0.1)]
+    rows = [{"index": index, "score": score, "relevance_score": score} for index, score in order]
+    for kind, document in (("vllm", {"results": rows}), ("openai", {"results": rows}), ("sglang", rows), ("tei", rows)):
+        assert decoded(kind, asked, document) == [0.5, 0.1, 0.9]
+
+
+def test_a_ranking_without_indexes_is_nobodys() -> None:
+    asked = call(RERANK, ["a", "b"], query="q")
+    with pytest.raises(Malformed, match="which score is whose"):
+        decoded("tei", asked, [{"score": 0.9}, {"score": 0.1}])
+
+
+@pytest.mark.parametrize("params", [{}, {"query": 7}, {"query": "q", "top_n": 1}])
+def test_a_ranking_needs_a_query_and_ranks_all(params: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=r"query|top_n"):
+        written("vllm", call(RERANK, ["a", "b"], **params))
+
+
+def test_the_members_of_each_ranking_are_the_servers() -> None:
+    asked = call(RERANK, ["a", "b"], query="q")
+    assert written("vllm", asked) == {"model": "server-name", "documents": ["a", "b"], "query": "q"}
+    assert written("tei", asked) == {"model": "server-name", "texts": ["a", "b"], "query": "q"}
+    assert (codec("vllm", asked).path, codec("sglang", asked).path) == ("/rerank", "/v1/rerank")
+
+
+def test_a_vector_may_come_as_floats_or_as_base64() -> None:
+    asked = call(EMBED, ["a", "b"])
+    rows = [{"index": 0, "embedding": [0.5, -2.0]}, {"index": 1, "embedding": "AAAAPwAAAMA="}]
+    assert decoded("openai", asked, {"data": rows}) == [[0.5, -2.0], [0.5, -2.0]]
+
+
+def test_a_list_of_token_ids_is_one_item() -> None:
+    assert written("openai", call(EMBED, [[1, 2, 3]])) == {"model": "server-name", "input": [[1, 2, 3]]}
+    assert written("openai", call(EMBED, [[1, 2], [3]]))["input"] == [[1, 2], [3]]
+    assert written("vllm", call(COMPLETE, [[1, 2]]))["prompt"] == [[1, 2]]
+
+
+def test_texts_and_token_ids_do_not_share_a_request() -> None:
+    assert EMBED.merge_key(call(EMBED, ["a"])) != EMBED.merge_key(call(EMBED, [[1]]))
+
+
+def test_the_choices_of_a_completion_are_numbered_through_all_prompts() -> None:
+    asked = call(COMPLETE, ["a", "b"], n=2)
+    choices = [{"index": index, "text": text} for index, text in ((3, "b1"), (0, "a0"), (2, "b0"), (1, "a1"))]
+    first, second = decoded("openai", asked, {"choices": choices})
+    assert [choice["text"] for choice in first] == ["a0", "a1"]
+    assert [(choice["text"], choice["index"]) for choice in second] == [("b0", 0), ("b1", 1)]
+    with pytest.raises(Malformed, match="3 results for 4 items"):
+        decoded("openai", asked, {"choices": choices[:3]})
+
+
+def test_a_list_of_parts_is_one_moderation() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:x"}}]
+    asked = call(MODERATE, [parts])
+    assert written("openai", asked)["input"] == parts
+    assert not codec("openai", asked).mergeable(asked.inputs[0])
+    assert codec("openai", asked).mergeable("text")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("helpfulness:1.25,correctness:0.43", {"helpfulness": 1.25, "correctness": 0.43}),
+        ("reward:-7.1", {"reward": -7.1}),
+        (" reward : 1e-3 ", {"reward": 0.001}),
+    ],
+)
+def test_the_attributes_of_nim_are_read_from_its_text(text: str, expected: dict[str, float]) -> None:
+    assert attributes_of(text) == expected
+
+
+NO_ATTRIBUTES = ["", "good", "reward:", "reward:nan", "reward:inf", "reward:1,reward:2", "I think: helpful", ":1", "a:1,,b:2", "a:1 b:2"]
+
+
+@pytest.mark.parametrize("text", NO_ATTRIBUTES)
+def test_a_text_of_nim_that_is_no_list_of_numbers_is_no_reward(text: str) -> None:
+    with pytest.raises(Unusable):
+        attributes_of(text)
+
+
+def test_of_several_attributes_none_is_taken_unasked_except_one_called_reward() -> None:
+    def choice(content: Any) -> dict[str, Any]:
+        return {"choices": [{"index": 0, "message": {"role": "assistant", "content": content}}]}
+
+    asked = call(SCORE, [("q", "a")])
+    assert decoded("nim", asked, choice("reward:2,length:9")) == [2.0]
+    assert decoded("nim", asked, choice("helpfulness:1.5")) == [1.5]
+    assert decoded("nim", asked, choice("a:1,b:2"), label="b") == [2.0]
+    assert decoded("nim", asked, {"choices": [{"message": [{"content": "reward:3"}]}]}) == [3.0]
+    with pytest.raises(Malformed, match="helpfulness, correctness; say which is the reward"):
+        decoded("nim", asked, choice("helpfulness:1.25,correctness:0.43"))
+
+
+def test_openrlhf_is_sent_query_prompts_and_labels_of_one_length() -> None:
+    asked = Call(SCORE, "m", SCORE.validate([("q", "a"), {"prompt": "p", "response": "b", "label": "42"}, "ready"]), {}, None)
+    assert written("openrlhf", asked) == {
+        "model": "server-name",
+        "query": ["qa", "pb", "ready"],
+        "prompts": ["q", "p", ""],
+        "labels": ["", "42", ""],
+    }
+
+
+def test_openrlhf_is_read_by_rewards_scores_and_logs() -> None:
+    document = {"rewards": [1.0, 2.0], "scores": [0.1, 0.2], "extra_logs": {"dummy_scores": [7, 8], "odd": [1], "text": ["x", "y"]}}
+    assert decoded("openrlhf", TWO, document) == [1.0, 2.0]
+    assert decoded("openrlhf", TWO, document, label="score") == [0.1, 0.2]
+    assert decoded("openrlhf", TWO, document, label="dummy_scores") == [7.0, 8.0]
+    with pytest.raises(Malformed, match="must be one of them"):
+        decoded("openrlhf", TWO, document, label="odd")
+
+
+def test_the_last_row_counts_of_a_pooled_model_of_tokens_or_steps() -> None:
+    rows = [{"index": 1, "data": [[0.1, 0.2], [0.3, 0.4]]}, {"index": 0, "data": [1.5]}]
+    assert decoded("vllm", TWO, {"data": rows}, route="pooling") == [1.5, 0.4]
+    fake = FakeEndpoint("gpu-0", kind="vllm")
+    asked = call(SCORE, ["a", "b"], task="token_classify")
+    assert answered(fake, asked, RewardModel(route="pooling")).items == [pytest.approx(score_of(text)) for text in "ab"]
+
+
+NO_SCORES: list[Any] = [None, "1.0", True, False, [], [1.0], {}, "NaN", "null"]
+
+
+@pytest.mark.parametrize("raw", NO_SCORES, ids=repr)
+def test_a_score_that_is_no_finite_number_is_an_error_of_its_item_and_never_a_zero(raw: Any) -> None:
+    rows = {
+        "vllm": probs([1.0], [raw]),
+        "sglang": [{"embedding": [1.0]}, {"embedding": [raw]}],
+        "tei": [[{"score": 1.0, "label": "x"}], [{"score": raw, "label": "x"}]],
+        "openrlhf": {"rewards": [1.0, raw]},
+    }
+    for kind, document in rows.items():
+        assert decoded(kind, TWO, document) == [1.0, InvalidResponse]
+
+
+@pytest.mark.parametrize("literal", [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"1" + b"0" * 400])
+def test_a_number_that_json_has_no_word_for_is_an_error_of_its_item(literal: bytes) -> None:
+    assert decoded("openrlhf", TWO, b'{"rewards":[' + literal + b", 1.5]}") == [InvalidResponse, 1.5]
+
+
+def test_a_missing_score_is_an_error_of_its_item() -> None:
+    assert decoded("vllm", TWO, {"data": [{"index": 0, "probs": [1.0]}, {"index": 1}]}) == [1.0, InvalidResponse]
+    assert decoded("vllm", TWO, probs([1.0], [])) == [1.0, InvalidResponse]
+
+
+def test_an_item_that_the_server_aborted_is_an_error_of_that_item() -> None:
+    aborted = {"embedding": [0.0], "meta_info": {"finish_reason": {"type": "abort", "message": "x"}}}
+    assert decoded("sglang", TWO, [{"embedding": [1.0]}, aborted]) == [1.0, InvalidResponse]
+    assert decoded("sglang", TWO, [{"embedding": [1.0]}, {"object": "error", "message": "x"}]) == [1.0, InvalidResponse]
+
+
+def test_an_answer_without_any_value_is_no_answer() -> None:
+    with pytest.raises(Malformed, match="its score is null, not a finite number"):
+        decoded("tei", ONE, [[{"score": None, "label": "x"}]])
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "tei", "openrlhf"])
+def test_an_answer_of_another_length_is_nobodys_and_is_never_cut_to_fit(kind: str, count: int) -> None:
+    document: Any = {
+        "vllm": probs(*[[1.0]] * count),
+        "sglang": [{"embedding": [1.0]}] * count,
+        "tei": [[{"score": 1.0, "label": "x"}]] * count,
+        "openrlhf": {"rewards": [1.0] * count},
+    }[kind]
+    with pytest.raises(Malformed, match=f"{count} re(sults|wards) for 2 items"):
+        decoded(kind, TWO, document)
+
+
+@pytest.mark.parametrize("indexes", [[0, 0], [1, 2], [0, None], [-1, 0], ["0", "1"], [True, False], [0.0, 1.0]])
+def test_indexes_that_do_not_say_whose_a_result_is_are_not_guessed_at(indexes: list[Any]) -> None:
+    with pytest.raises(Malformed, match="which belongs to which"):
+        decoded("vllm", TWO, {"data": [{"index": index, "probs": [1.0]} for index in indexes]})
+
+
+def test_what_a_server_says_in_words_is_not_repeated_in_the_error_of_an_item() -> None:
+    secret = "sk-hush-7f3a"
+    body = b'[[{"score": 1, "label": "x"}], [{"score": "%s", "label": "x"}]]' % secret.encode()
+    error = codec("tei", TWO).decode(body, TWO).items[1]
+    assert isinstance(error, InvalidResponse)
+    assert secret not in str(error)
+    rows = [[{"score": 1, "label": secret}, {"score": 2, "label": "y"}]]
+    with pytest.raises(Malformed) as caught:
+        decoded("tei", ONE, rows)
+    assert secret not in str(caught.value)

@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "qreward.client": ("QRewardClient",),
+    "qreward.functions.config": ("ScheduleConfig",),
+    "qreward.functions.decorator": ("schedule",),
+    "qreward.functions.metrics": ("ScheduleMetrics", "ScheduleStats"),
+    "qreward.functions.watcher": ("ConfigWatcher",),
     "qreward.policies": ("Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "Priority", "Retry", "Route", "Timeouts"),
     "qreward.progress": ("Progress",),
     "qreward.results": ("AttemptRecord", "BatchResult", "BatchStats", "EndpointState", "EndpointStats", "FleetStats", "Result", "Usage"),
+    "qreward.reward_policies": ("RewardModel",),
     "qreward.streams.batch": ("BatchStream",),
     "qreward.streams.blocking": ("SyncBatchStream", "SyncStream"),
     "qreward.streams.single": ("Stream",),
@@ -65,6 +70,11 @@ if TYPE_CHECKING:
     from qreward.errors import RequestTimeout as RequestTimeout
     from qreward.errors import ServerError as ServerError
     from qreward.errors import StreamInterrupted as StreamInterrupted
+    from qreward.functions.config import ScheduleConfig as ScheduleConfig
+    from qreward.functions.decorator import schedule as schedule
+    from qreward.functions.metrics import ScheduleMetrics as ScheduleMetrics
+    from qreward.functions.metrics import ScheduleStats as ScheduleStats
+    from qreward.functions.watcher import ConfigWatcher as ConfigWatcher
     from qreward.policies import Endpoint as Endpoint
     from qreward.policies import Hedge as Hedge
     from qreward.policies import Limits as Limits
@@ -82,6 +92,7 @@ if TYPE_CHECKING:
     from qreward.results import FleetStats as FleetStats
     from qreward.results import Result as Result
     from qreward.results import Usage as Usage
+    from qreward.reward_policies import RewardModel as RewardModel
     from qreward.streams.batch import BatchStream as BatchStream
     from qreward.streams.blocking import SyncBatchStream as SyncBatchStream
     from qreward.streams.blocking import SyncStream as SyncStream

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import exp, inf
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from qreward.core.outcome import Failure, FailureKind
 from qreward.policies import Retry
@@ -54,7 +54,17 @@ def rule_for(failure: Failure) -> Rule:
     return RULES[FailureKind.TRANSIENT] if failure.kind is FailureKind.REFUSED else RULES[failure.kind]
 
 
-def backoff(policy: Retry, tries: int, rng: Random) -> float:
+class Pauses(Protocol):
+    """Waits that double from ``base`` to ``cap``, in seconds."""
+
+    @property
+    def base(self) -> float: ...
+
+    @property
+    def cap(self) -> float: ...
+
+
+def backoff(policy: Pauses, tries: int, rng: Random) -> float:
     """Seconds to wait before try number ``tries`` + 1 at the same source: full jitter."""
     return rng.uniform(0.0, min(policy.cap, policy.base * 2.0 ** min(tries - 1, 60)))
 

@@ -1,0 +1,84 @@
+"""What every measured decorator shares: a function that does nothing, called one after another, and how much memory keys take.
+
+It imports nothing but the standard library, so that it runs in any peer's environment. A file next to it decorates and calls ``main``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+WARM_UP = 500
+KEY_WINDOW = 0.2
+"""Seconds of the rate limit that each key has while memory is measured."""
+
+
+async def nothing(number: int) -> int:
+    """The async function that is decorated."""
+    return number
+
+
+def nothing_blocking(number: int) -> int:
+    """The one that blocks."""
+    return number
+
+
+async def one_after_another(function: Callable[[int], Awaitable[int]], calls: int) -> float:
+    """CPU microseconds a call."""
+    for number in range(WARM_UP):
+        await function(number)
+    gc.collect()
+    begin = time.process_time()
+    for number in range(calls):
+        if await function(number) != number:
+            raise SystemExit("a wrong result")
+    return (time.process_time() - begin) / calls * 1e6
+
+
+def one_after_another_blocking(function: Callable[[int], int], calls: int) -> float:
+    """CPU microseconds a call, of all threads."""
+    for number in range(WARM_UP):
+        function(number)
+    gc.collect()
+    begin = time.process_time()
+    for number in range(calls):
+        if function(number) != number:
+            raise SystemExit("a wrong result")
+    return (time.process_time() - begin) / calls * 1e6
+
+
+async def by_keys(function: Callable[[int], Awaitable[int]], keys: int) -> dict[str, float]:
+    """MB that are held right after a call of each key, and once their windows are over and one more call was made."""
+    await function(-1)
+    gc.collect()
+    before = _megabytes()
+    for number in range(keys):
+        await function(number)
+    gc.collect()
+    held = _megabytes() - before
+    await asyncio.sleep(2 * KEY_WINDOW)
+    await function(-1)
+    gc.collect()
+    return {"mb_held": held, "mb_after_idling": _megabytes() - before}
+
+
+def main(cases: dict[str, Callable[[int], Any]]) -> None:
+    """Measure one case, a function of the number of calls, and print one line of JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--case", choices=cases, required=True)
+    parser.add_argument("--calls", type=int, required=True)
+    args = parser.parse_args()
+    found = cases[args.case](args.calls)
+    print(json.dumps({"us": found} if isinstance(found, float) else found))
+
+
+def _megabytes() -> float:
+    """Resident memory; what the allocator kept for itself is in it."""
+    fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    return int(fields[1]) * 4096 / 1e6

@@ -1,0 +1,127 @@
+"""CPU time that a decorator adds to a call of a function, beside QReward 0.1.7, tenacity and stamina; and the memory that keys take.
+
+Each measurement is a fresh process; in each round all decorators are measured in turn. tenacity and stamina only retry.
+
+    python benchmarks/schedule.py --json schedule.json               # a few minutes
+    python benchmarks/schedule.py --json schedule.json --markdown    # nothing is measured: docs/benchmarks.md from that file
+    python benchmarks/schedule.py --quick                            # ours only, few calls
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from _environments import python_of
+from _pages import PAGE, describe, machine, rewrite_section, table
+from _processes import ClientFailed, run_client
+from overhead_clients import ENVIRONMENTS
+
+TIMEOUT = 300.0  # seconds that one process may take
+RETRIES = ("tenacity==9.2.1", "stamina==26.1.0")
+CASES = ("async", "async, timeout", "sync", "sync, timeout")
+KEYS = "keys"
+
+
+class Peer(NamedTuple):
+    """A decorator: its script, the environment it runs in (None is ours), and how many calls a case takes at most."""
+
+    script: str
+    environment: str | None
+    cases: Sequence[str]
+    most_calls: int = 10**9
+
+    def python(self) -> Path:
+        """Its interpreter."""
+        if self.environment is None:
+            return Path(sys.executable)
+        return python_of(self.environment, RETRIES if self.environment == "retries" else ENVIRONMENTS[self.environment])
+
+
+PEERS = {
+    "no decorator": Peer("functions_plain.py", None, ("async", "sync")),
+    "qreward": Peer("functions_qreward.py", None, (*CASES, KEYS)),
+    "qreward 0.1.7": Peer("functions_qreward_0_1.py", "qreward-0.1.7", (*CASES, KEYS), 2_000),  # it copies its list of starts at each call
+    "tenacity": Peer("functions_tenacity.py", "retries", ("async", "sync")),
+    "stamina": Peer("functions_stamina.py", "retries", ("async", "sync")),
+}
+QUICK = ("no decorator", "qreward")
+
+
+def plan(args: argparse.Namespace) -> Iterator[tuple[int, str, str, int]]:
+    """Round, peer, case and calls, in order."""
+    for number in range(args.rounds):
+        for case in (*CASES, KEYS):
+            for name, peer in PEERS.items():
+                if case in peer.cases and not (args.quick and name not in QUICK):
+                    calls = args.keys if case == KEYS else min(args.calls, peer.most_calls)
+                    yield number, name, case, calls
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One record for each measurement; one that failed says why."""
+    records = []
+    for number, name, case, calls in plan(args):
+        peer = PEERS[name]
+        try:
+            found = run_client(peer.python(), peer.script, ["--case", case, "--calls", str(calls)], TIMEOUT)
+        except ClientFailed as error:
+            found = {"error": str(error)}
+        records.append({"round": number, "decorator": name, "case": case, "calls": calls, **found})
+        print(f"round {number + 1}: {name}, {case}: {found}", file=sys.stderr, flush=True)
+    return records
+
+
+def report(records: Sequence[dict[str, Any]]) -> str:
+    """Two tables: microseconds a call, and megabytes of keys."""
+    names = list(dict.fromkeys(record["decorator"] for record in records))
+    times = [[name, *(_middle(records, name, case, "us", "{:.1f}") for case in CASES)] for name in names]
+    keyed = [name for name in names if KEYS in PEERS[name].cases]
+    memory = [[name, *(_middle(records, name, KEYS, what, "{:.1f}") for what in ("mb_held", "mb_after_idling"))] for name in keyed]
+    calls = max((record["calls"] for record in records if record["case"] == KEYS), default=0)
+    first = table(["CPU us a call", *CASES], times)
+    return f"{first}\n\n{table([f'MB for {calls:,} keys', 'right after', 'after idling'], memory)}"
+
+
+def _middle(records: Sequence[dict[str, Any]], name: str, case: str, what: str, shape: str) -> str:
+    mine = [record for record in records if (record["decorator"], record["case"]) == (name, case)]
+    values = [record[what] for record in mine if what in record]
+    return shape.format(median(values)) if values else "failed" if mine else ""
+
+
+def main() -> None:
+    args = arguments()
+    if args.markdown:
+        run = json.loads(args.json.read_text(encoding="utf-8"))
+        text = f"Medians of {run['rounds']} rounds, measured on {describe(run['machine'])}\n\n{report(run['records'])}"
+        rewrite_section(PAGE, "schedule", text)
+        return
+    run = {"machine": machine(), "rounds": args.rounds, "records": measure(args)}
+    if args.json:
+        args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    print(report(run["records"]))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default %(default)s")
+    parser.add_argument("--calls", type=int, default=20_000, metavar="N", help="calls of a measurement (default %(default)s)")
+    parser.add_argument("--keys", type=int, default=100_000, metavar="N", help="keys of the measurement of memory (default %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there")
+    parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
+    parser.add_argument("--quick", action="store_true", help="one round of ours and of no decorator, 2,000 calls and keys")
+    args = parser.parse_args()
+    if args.markdown and not args.json:
+        parser.error("--markdown needs --json PATH, the file to read")
+    if args.quick:
+        args.rounds, args.calls, args.keys = 1, 2_000, 2_000
+    return args
+
+
+if __name__ == "__main__":
+    main()

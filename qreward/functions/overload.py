@@ -1,0 +1,280 @@
+"""Whether an exception says that a server has no room, and how long to stay away; from any library, none of which is imported.
+
+An exception is looked at, never read: statuses, headers and machine-readable codes count, the words of a message do not. Words
+are as often those of a prompt, a log line or a test ("too many requests in the prompt") as those of a server, and taking one of
+these for overload has the work waited for and sent again for ever, at no charge.
+
+Which exceptions are looked at:
+
+- the one raised, then what it was raised ``from``, and what a wrapper holds as its ``reason`` (urllib3);
+- what was being handled when it was raised, if the ``except`` block itself raised it (``except RateLimitError: raise JudgeFailed``)
+  and not something called from there: what a fallback raises tells of the fallback;
+- all of a group, if every one of them says so: beside an overload, another failure of a task group is the one that counts.
+
+A used-up account (402, ``insufficient_quota``) is no overload: waiting does not cure it. This room decides nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from qreward.errors import RateLimited
+from qreward.wire import hints, meanings
+from qreward.wire.complaints import Complaint, complaint_of, read_complaint
+
+LINKS = 8
+"""Exceptions of a chain that are looked at. Libraries make chains of up to four; cycles end here."""
+_OVERLOADED = frozenset({429, 503, 529})
+_USED_UP = 402
+_ELSEWHERE = frozenset({200, 400, 500})  # statuses beside which the body's own code counts: streams and careless servers
+_GRPC = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE"})
+_AWS = frozenset({
+    "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException", "EC2ThrottledException",
+    "TooManyRequestsException", "ProvisionedThroughputExceededException", "RequestLimitExceeded", "BandwidthLimitExceeded", "SlowDown",
+})  # fmt: skip
+"""botocore's own list of throttling, but for LimitExceededException and what tells of conflicts: those are as often for ever."""
+_URLLIB3_STATUS = re.compile(r"too many (\d{3}) error responses")  # ResponseError.SPECIFIC_ERROR; the status is nowhere else
+_RETRY_INFO = b"google.rpc.RetryInfo"
+_RETRY_INFO_ALONE = "google.rpc.retryinfo-bin"
+_NEGATIVE = 1 << 63  # protobuf's integers below 0 look like integers from here on
+
+
+class Overload(NamedTuple):
+    """A server has no room, or a rate is used up.
+
+    Attributes:
+        retry_after: seconds to stay away that the server asked for, or None.
+        should_retry: the server's own word on trying again at all (``x-should-retry``, gRPC's pushback), or None.
+    """
+
+    retry_after: float | None = None
+    should_retry: bool | None = None
+
+
+class _NoCure(Exception):
+    """The account is used up."""
+
+
+def overload_of(error: BaseException) -> Overload | None:
+    """What an exception says of overload; None if it tells of something else. Never raises.
+
+    Known are, by what they carry and not by their type: 429, 503 and 529 of httpx, aiohttp, requests, urllib3, openai, anthropic
+    and whatever else has a ``status_code``, ``status`` or ``response``; RESOURCE_EXHAUSTED and UNAVAILABLE of gRPC; throttling of
+    botocore; and :class:`qreward.RateLimited`, which a function raises to say it itself. The wait is that of the headers
+    (``retry-after-ms``, ``retry-after``, ``x-ratelimit-*``), of gRPC's RetryInfo or pushback, or of an attribute ``retry_after``
+    (seconds) of the exception.
+
+    Example:
+        >>> class TooBusy(Exception):
+        ...     status_code, headers = 429, {"Retry-After": "2"}
+        >>> overload_of(TooBusy())
+        Overload(retry_after=2.0, should_retry=None)
+        >>> overload_of(ValueError("429 too many requests")) is None
+        True
+    """
+    found: Overload | None = None
+    link: BaseException | None = error
+    for _ in range(LINKS):
+        if link is None:
+            break
+        try:
+            said = _said_by(link)
+        except _NoCure:
+            return None
+        except Exception:  # attributes of strangers can be anything; what comes out must be their error, not ours
+            said = None
+        if said is not None:
+            if said.retry_after is not None:
+                return said
+            found = found or said
+        link = _behind(link)
+    return found
+
+
+def _behind(error: BaseException) -> BaseException | None:
+    """The next exception of the chain."""
+    if error.__cause__ is not None:
+        return error.__cause__
+    context = error.__context__
+    if context is not None and not error.__suppress_context__ and _raised_by_handler(error, context):
+        return context
+    reason = getattr(error, "reason", None)
+    return reason if isinstance(reason, BaseException) else None
+
+
+def _raised_by_handler(error: BaseException, caught: BaseException) -> bool:
+    """True if the frame that caught one exception is the one that raised the other."""
+    place, catcher = error.__traceback__, caught.__traceback__
+    if place is None or catcher is None:
+        return False
+    while place.tb_next is not None:
+        place = place.tb_next
+    return place.tb_frame is catcher.tb_frame
+
+
+def _said_by(error: BaseException) -> Overload | None:
+    """What one exception says. Raises ``_NoCure``."""
+    if isinstance(error, ExceptionGroup):
+        return _said_by_all(error.exceptions)
+    if isinstance(error, RateLimited):
+        return _said_by_us(error)
+    plain = type(error).__module__ == "builtins" and not error.__dict__  # most are, and have nothing to look at
+    return None if plain or not isinstance(error, Exception) else _said_by_stranger(error)
+
+
+def _said_by_stranger(error: Exception) -> Overload | None:
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        return _said_by_aws(response)
+    status = _status_of(error, response)
+    if status is None and response is None and _is_grpc(error):
+        return _said_by_grpc(error)
+    if status is None and _is_of_urllib3(error):
+        status = _told_by_urllib3(error)
+    return _said_by_http(error, response, status)
+
+
+def _said_by_all(errors: tuple[Exception, ...]) -> Overload | None:
+    parts = [overload_of(each) for each in errors]
+    if None in parts:
+        return None
+    waits = [part.retry_after for part in parts if part is not None and part.retry_after is not None]
+    return Overload(max(waits, default=None), False if any(part and part.should_retry is False for part in parts) else None)
+
+
+def _said_by_us(error: RateLimited) -> Overload:
+    if error.status_code == _USED_UP or (error.attempts and error.attempts[-1].outcome == "quota"):
+        raise _NoCure
+    return Overload(_own_wait(error))
+
+
+# HTTP
+
+
+def _said_by_http(error: Exception, response: Any, status: int | None) -> Overload | None:
+    names = _codes(error, response, status)
+    if status == _USED_UP or ((status is None or status < 500) and not meanings.QUOTA.isdisjoint(names)):
+        raise _NoCure
+    if names and (status is None or status in _ELSEWHERE):
+        status = meanings.status_of(Complaint("", names))
+    if status not in _OVERLOADED:
+        return None
+    headers = _headers(error, response)
+    seconds = hints.retry_after(headers, time.time())
+    return Overload(_own_wait(error) if seconds is None else seconds, hints.should_retry(headers))
+
+
+def _status_of(error: Exception, response: Any) -> int | None:
+    for holder, name in ((error, "status_code"), (error, "status"), (response, "status_code"), (response, "status")):
+        if isinstance(status := getattr(holder, name, None), int):
+            return status
+    code = getattr(error, "code", None)  # google.api_core, tornado; a bare number without an answer beside it may be anything
+    return code if isinstance(code, int) and (response is not None or hasattr(type(error), "response")) else None
+
+
+def _codes(error: Exception, response: Any, status: int | None) -> tuple[str, ...]:
+    """What the body says to programs, if it is there: reading one here could block."""
+    body = getattr(error, "body", None)
+    if isinstance(body, dict | list):
+        return complaint_of(body).names
+    content = getattr(response, "_content", None) if status in _OVERLOADED else None  # the public one reads what was not read yet
+    return read_complaint(content).names if isinstance(content, bytes) else ()
+
+
+def _headers(error: Exception, response: Any) -> dict[str, str]:
+    """In lower case, for a plain dict knows no other; of the exception itself, else of its answer."""
+    for holder in (error, response):
+        headers = getattr(holder, "headers", None)
+        if isinstance(headers, Iterable) and hasattr(headers, "items"):
+            return {str(name).lower(): str(value) for name, value in headers.items()}
+    return {}
+
+
+def _own_wait(error: Exception) -> float | None:
+    seconds = getattr(error, "retry_after", None)
+    return hints.number(str(seconds)) if isinstance(seconds, int | float) else None
+
+
+def _is_of_urllib3(error: Exception) -> bool:
+    return type(error).__name__ == "ResponseError" and type(error).__module__.startswith("urllib3")
+
+
+def _told_by_urllib3(error: Exception) -> int | None:
+    found = _URLLIB3_STATUS.fullmatch(str(error))
+    return int(found[1]) if found else None
+
+
+# AWS
+
+
+def _said_by_aws(response: dict[str, Any]) -> Overload | None:
+    fault, about = response.get("Error"), response.get("ResponseMetadata")
+    code = fault.get("Code") if isinstance(fault, dict) else None
+    status = about.get("HTTPStatusCode") if isinstance(about, dict) else None
+    if code not in _AWS and status not in _OVERLOADED:
+        return None
+    headers = about.get("HTTPHeaders") if isinstance(about, dict) else None  # botocore's are in lower case
+    return Overload(hints.retry_after(headers, time.time()) if isinstance(headers, Mapping) else None)
+
+
+# gRPC
+
+
+def _is_grpc(error: Exception) -> bool:
+    return callable(getattr(error, "code", None)) and any(base.__module__.partition(".")[0] == "grpc" for base in type(error).__mro__)
+
+
+def _said_by_grpc(error: Any) -> Overload | None:
+    if getattr(error.code(), "name", None) not in _GRPC:
+        return None
+    trailing = getattr(error, "trailing_metadata", None)
+    entries: dict[str, Any] = dict(trailing() or ()) if callable(trailing) else {}
+    if (pushback := entries.get("grpc-retry-pushback-ms", entries.get("retry-pushback-ms"))) is not None:
+        milliseconds = hints.number(pushback)
+        return Overload(None, False) if milliseconds is None else Overload(milliseconds / 1000)  # gRFC A6: not a number is "do not"
+    try:
+        return Overload(next(_delays(entries), None))
+    except (ValueError, IndexError, TypeError):  # no protobuf, or another message
+        return Overload()
+
+
+def _delays(entries: Mapping[str, Any]) -> Iterator[float]:
+    """Seconds of a RetryInfo that stands for itself, or among the details of a ``google.rpc.Status``."""
+    infos = [entries[_RETRY_INFO_ALONE]] if _RETRY_INFO_ALONE in entries else []
+    for detail in _fields(entries.get("grpc-status-details-bin", b"")).get(3, []):
+        packed = _fields(detail)
+        if packed.get(1, [b""])[-1].endswith(_RETRY_INFO):
+            infos += packed.get(2, [])
+    for info in infos:
+        for delay in _fields(info).get(1, []):
+            parts = _fields(delay)
+            seconds, nanoseconds = parts.get(1, [0])[-1], parts.get(2, [0])[-1]
+            if isinstance(seconds, int) and isinstance(nanoseconds, int) and max(seconds, nanoseconds) < _NEGATIVE:
+                yield seconds + nanoseconds / 1e9
+
+
+def _fields(message: bytes) -> dict[int, list[Any]]:
+    """The fields of a protobuf message by number: integers and bytes, all that is needed here."""
+    fields: dict[int, list[Any]] = {}
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        value: Any
+        value, at = _varint(message, at)
+        if key & 7 == 2:
+            value, at = message[at : at + value], at + value
+        elif key & 7:
+            raise ValueError("a field of another kind")
+        fields.setdefault(key >> 3, []).append(value)
+    return fields
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while message[at] & 0x80:
+        value |= (message[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    return value | message[at] << shift, at + 1

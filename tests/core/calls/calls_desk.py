@@ -1,0 +1,163 @@
+"""A scheduler of calls with a hand on the clock: every input goes through here, and every invariant is checked after each."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from random import Random
+from typing import Any
+
+from calls_watch import Watch
+
+from qreward.core.calls.call import Call
+from qreward.core.calls.function import Function
+from qreward.core.calls.outcome import Raised
+from qreward.core.calls.scheduler import CallScheduler
+from qreward.core.calls.terms import Adapting, Breaking, CallTerms, Hedging, Pause, Rate
+from qreward.core.outcome import CANCELLED, Answer
+from qreward.core.task import Attempt
+
+__all__ = ["AT_ONCE", "Adapting", "Breaking", "Broken", "CallTerms", "Desk", "Hedging", "Longest", "Pause", "Rate", "Shortest"]
+
+AT_ONCE = Pause(0.0, 0.0)
+TOO_MANY_TICKS = 1000
+
+
+class Broken(Exception):
+    """What functions raise here."""
+
+
+class Longest(Random):
+    """Chance always chooses the longest pause."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+
+class Shortest(Random):
+    """Chance always chooses the shortest pause."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return a
+
+
+class Desk:
+    """One scheduler, its functions, and the time."""
+
+    def __init__(self, rng: Random | None = None) -> None:
+        self.now = 0.0
+        self.scheduler = CallScheduler(rng or Longest())
+        self.watch = Watch(self.scheduler)
+        self._calls = 0
+
+    def function(self, name: str = "f", *, keyed: bool = False, **terms: Any) -> Function:
+        """A function of the pool, with such terms."""
+        function = Function(name, self.scheduler.group, CallTerms(**terms), keyed=keyed)
+        self.watch.functions.append(function)
+        return function
+
+    # what callers do
+
+    def call(self, function: Function, key: Hashable = None, **terms: Any) -> Call:
+        """Call a function, under its terms but for some."""
+        self._calls += 1
+        call = Call(function, key, function.terms._replace(**terms), None)
+        call.index = self._calls
+        self.watch.submit(call)
+        self.scheduler.submit(self.now, call)
+        self._after()
+        return call
+
+    def calls(self, count: int, function: Function, key: Hashable = None, **terms: Any) -> list[Call]:
+        return [self.call(function, key, **terms) for _ in range(count)]
+
+    def withdraw(self, *calls: Call) -> None:
+        for call in calls:
+            self.watch.withdraw(call)
+        self.scheduler.withdraw(self.now, list(calls))
+        self._after()
+
+    def change(self, function: Function, **terms: Any) -> None:
+        """Set other terms while it is in use."""
+        rate = function.terms.rate
+        function.terms = function.terms._replace(**terms)
+        self.watch.changed(self.now, function, 0.0 if rate is None else rate.window)
+        self.scheduler.changed(self.now, function)
+        self._after()
+
+    def reset(self, function: Function) -> None:
+        self.watch.reset(function)
+        self.scheduler.reset(self.now, function)
+        self._after()
+
+    # what functions do
+
+    def report(self, attempt: Attempt, outcome: Any) -> None:
+        """Report a try's end at this very moment, even if something else is overdue."""
+        self.watch.event(self.now, attempt, outcome)
+        self.scheduler.event(self.now, attempt, outcome)
+        self._after()
+
+    def ok(self, call: Call | Attempt, after: float = 0.0) -> None:
+        """A try returns; of a call, its oldest."""
+        self._let_pass(after)
+        self.report(self._try(call), Answer("yes"))
+
+    def fail(self, call: Call | Attempt, after: float = 0.0, **how: Any) -> Exception:
+        """A try raises; of a call, its oldest."""
+        self._let_pass(after)
+        error = Broken("no")
+        self.report(self._try(call), Raised(error, **how))
+        return error
+
+    def stopped(self, call: Call | Attempt) -> None:
+        self.report(self._try(call), CANCELLED)
+
+    def _let_pass(self, after: float) -> None:
+        if after:  # else what is overdue stays so
+            self.wait(after)
+
+    def _try(self, what: Call | Attempt) -> Attempt:
+        return self.tries(what)[0] if isinstance(what, Call) else what
+
+    # time
+
+    def tick(self) -> None:
+        self.scheduler.tick(self.now)
+        self._after()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, and tick whenever the scheduler asked for it."""
+        self.until(self.now + seconds)
+
+    def until(self, then: float) -> None:
+        ticks = 0
+        while (wake := self.scheduler.next_wake()) is not None and wake <= then:
+            ticks = 0 if wake > self.now else ticks + 1
+            assert ticks < TOO_MANY_TICKS, "the clock stands still"
+            self.now = max(self.now, wake)
+            self.tick()
+        self.now = max(self.now, then)
+
+    # what is to be seen
+
+    def tries(self, call: Call) -> list[Attempt]:
+        """Tries under way, oldest first."""
+        return [attempt for attempt in self.watch.live if attempt.task is call]
+
+    def under_way(self) -> list[Call]:
+        """Calls with a try under way that is wanted, in the order in which the tries began."""
+        return [attempt.task for attempt in self.watch.live if attempt not in self.watch.cancels]  # type: ignore[misc]
+
+    def begun(self, call: Call) -> list[float]:
+        """When its tries began."""
+        return [at for at, attempt in self.watch.sends if attempt.task is call]
+
+    def outcome(self, call: Call) -> Any:
+        """What it ended with, or None."""
+        return self.watch.finished.get(call)
+
+    def is_ok(self, call: Call) -> bool:
+        return isinstance(self.outcome(call), Answer)
+
+    def _after(self) -> None:
+        self.watch.after(self.now)

@@ -1,0 +1,277 @@
+"""What must hold in a scheduler of calls after every input, checked from the outside: from its inputs, commands and public state.
+
+Bookkeeping here is independent of the scheduler's own, so that the two can disagree. Knows nothing of what functions do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from math import inf
+from typing import Any
+
+from qreward.core.calls.call import Call
+from qreward.core.calls.function import HEDGES_AT_ONCE, Function
+from qreward.core.calls.lane import Lane
+from qreward.core.calls.outcome import Raised
+from qreward.core.calls.ranked import SWEEP, Ranked
+from qreward.core.calls.scheduler import CallScheduler
+from qreward.core.commands import CANCEL, FINISH, SEND, Command
+from qreward.core.outcome import Answer
+from qreward.core.task import Attempt, Why
+from qreward.core.timers import PER_SECOND
+from qreward.errors import CircuitOpen, RequestTimeout
+
+BUCKET = 1 / PER_SECOND
+ROUNDING = 1e-9
+
+
+class Watch:
+    """Shadow of one scheduler. Call ``after`` when an input has returned."""
+
+    def __init__(self, scheduler: CallScheduler) -> None:
+        self.scheduler = scheduler
+        self.functions: list[Function] = []
+        self.open: dict[Call, None] = {}  # submitted, and neither finished nor withdrawn
+        self.live: dict[Attempt, None] = {}  # sent, and no end reported
+        self.sends: list[tuple[float, Attempt]] = []
+        self.cancels: dict[Attempt, None] = {}
+        self.finished: dict[Call, Any] = {}
+        self.finished_at: dict[Call, float] = {}
+        self.withdrawn: dict[Call, None] = {}
+        self.trace: list[tuple[Any, ...]] = []
+        self.inflight: Counter[tuple[Function, Any]] = Counter()
+        self._starts: dict[tuple[Function, Any], deque[float]] = {}
+        self._closed_until: dict[tuple[Function, Any], float] = {}
+        self._begun: Counter[Call] = Counter()
+        self._hedges: Counter[Call] = Counter()
+        self._failures: Counter[Call] = Counter()
+        self._streak: Counter[Call] = Counter()
+        self._paid: Counter[Function] = Counter()
+        self._all_hedges: Counter[Function] = Counter()
+        self._now = 0.0
+
+    # what goes in
+
+    def submit(self, call: Call) -> None:
+        self.open[call] = None
+        hedging = call.function.terms.hedging
+        self._paid[call.function] += hedging.share if hedging is not None else 0  # type: ignore[assignment]
+
+    def event(self, now: float, attempt: Attempt, outcome: Any) -> None:
+        """Note an outcome before it is given to the scheduler."""
+        if attempt not in self.live:
+            return
+        del self.live[attempt]
+        self.cancels.pop(attempt, None)
+        call = _call(attempt)
+        where = call.function, call.key
+        self.inflight[where] -= 1
+        if isinstance(outcome, Raised):
+            self._failures[call] += 1
+            self._streak[call] = 0 if outcome.overloaded else self._streak[call] + 1
+            if outcome.overloaded and outcome.wait is not None and outcome.wait < inf:
+                self._closed_until[where] = max(self._closed_until.get(where, -inf), now + outcome.wait)
+
+    def withdraw(self, call: Call) -> None:
+        if call in self.open:
+            del self.open[call]
+            self.withdrawn[call] = None
+
+    def reset(self, function: Function) -> None:
+        """Its starts and closed gates are forgotten, and its hedges are counted anew."""
+        self._starts = {where: starts for where, starts in self._starts.items() if where[0] is not function}
+        self._closed_until = {where: until for where, until in self._closed_until.items() if where[0] is not function}
+        self._paid[function] = self._all_hedges[function] = 0
+
+    def changed(self, now: float, function: Function, window: float) -> None:
+        """What is older than the window was, or began without one, may be forgotten."""
+        for where, starts in self._starts.items():
+            while where[0] is function and starts and (starts[0] + window <= now or function.terms.rate is None):
+                starts.popleft()
+
+    # what comes out
+
+    def after(self, now: float) -> list[Command]:
+        """Take the commands of an input, and check everything."""
+        out, self.scheduler.out = self.scheduler.out, []
+        sent = []
+        self._now = now
+        for command in out:
+            what, subject = command[:2]
+            if what == SEND:
+                self._sent(now, subject)
+                sent.append(subject)
+            elif what == CANCEL:
+                self._cancelled(now, subject)
+            else:
+                assert what == FINISH
+                self._finished(now, subject, command[2], command[4])
+        self._check_order(now, sent)
+        self._check_counts()
+        self._check_open(now)
+        self._check_heaps()
+        wake = self.scheduler.next_wake()
+        if wake is None or wake > now:  # else a tick is overdue
+            self._check_nobody_waits_in_vain(now, inf if wake is None else wake)
+        assert wake is not None or self.live or not self.open, "calls are open, nothing is under way, and nobody will wake"
+        return out
+
+    def _sent(self, now: float, attempt: Attempt) -> None:
+        call = _call(attempt)
+        where = call.function, call.key
+        self.trace.append((now, "send", call.index, attempt.hedge))
+        assert attempt not in self.live
+        assert attempt.sent_at == now
+        assert call not in self.finished, "a call that has ended is tried"
+        assert call not in self.withdrawn, "a call that was withdrawn is tried"
+        assert now < call.deadline, "a try begins when its call has run out of time"
+        assert now >= self._closed_until.get(where, -inf), "a key is tried that asked to be left alone"
+        self._check_rate(now, call, self._starts.setdefault(where, deque()))
+        beside = [other for other in self.live if other.task is call]
+        if attempt.hedge:
+            self._check_hedge(call, beside)
+        else:
+            allowed = min(call.terms.abreast, 1 + self._streak[call])
+            assert sum(not other.hedge for other in beside) < max(1, allowed), "too many tries abreast"
+        self._begun[call] += 1
+        paid = self._failures[call] if call.terms.abreast == 1 else inf * self._failures[call] if self._failures[call] else 0
+        assert self._begun[call] - self._hedges[call] <= 1 + min(call.terms.retries, paid), "too many retries"
+        breaker = call.lane.breaker
+        assert breaker is None or breaker.trusts(call), "a call is tried although the breaker is open"
+        self.live[attempt] = None
+        self.inflight[where] += 1
+        self.sends.append((now, attempt))
+
+    def _check_rate(self, now: float, call: Call, starts: deque[float]) -> None:
+        rate = call.function.terms.rate
+        if rate is None:
+            starts.clear()
+            return
+        while starts and starts[0] + rate.window <= now:
+            starts.popleft()
+        assert len(starts) < rate.size or not call.terms.paced, f"{len(starts) + 1} starts in {rate.window} s"
+        starts.append(now)
+
+    def _check_hedge(self, call: Call, beside: list[Attempt]) -> None:
+        hedging, function = call.terms.hedging, call.function
+        assert hedging is not None
+        assert beside, "a hedge of nothing"
+        self._hedges[call] += 1
+        assert self._hedges[call] <= hedging.most, "too many hedges of one call"
+        self._all_hedges[function] += 1
+        assert self._all_hedges[function] <= HEDGES_AT_ONCE + self._paid[function] + ROUNDING, "more hedges than calls have paid for"
+        assert not call.lane.line, "a hedge although somebody waits for the key"
+        assert not self.scheduler.group.ready, "a hedge although somebody waits for room"
+
+    def _cancelled(self, now: float, attempt: Attempt) -> None:
+        call = _call(attempt)
+        assert attempt in self.live, "a try that is not under way is cancelled"
+        assert attempt not in self.cancels, "a try is cancelled twice"
+        assert call.done, "a try is cancelled, and its call goes on"
+        assert attempt.why is not None
+        self.cancels[attempt] = None
+        self.trace.append((now, "cancel", call.index, attempt.why))
+
+    def _finished(self, now: float, call: Call, outcome: Any, seconds: float) -> None:
+        assert call not in self.finished, "a call ends twice"
+        assert call not in self.withdrawn, "a withdrawn call ends"
+        assert isinstance(outcome, Answer | BaseException)
+        del self.open[call]
+        self.finished[call] = outcome
+        self.finished_at[call] = now
+        self.trace.append((now, "finish", call.index, type(outcome).__name__, str(outcome) if isinstance(outcome, Exception) else ""))
+        assert isinstance(outcome, Answer) or not seconds
+        if isinstance(outcome, CircuitOpen):
+            assert call.lane.breaker is not None
+            assert not self._failures[call]
+        whys = {attempt.why for attempt in self.live if attempt.task is call}
+        if isinstance(outcome, RequestTimeout):
+            assert now >= call.deadline
+            assert whys <= {Why.OVERDUE}
+        else:
+            assert whys <= {Why.BEATEN if isinstance(outcome, Answer) else Why.ABANDONED}
+
+    # what must hold between inputs
+
+    def lanes(self) -> Iterator[Lane]:
+        for function in self.functions:
+            yield from function.lanes.values()
+
+    def _check_order(self, now: float, sent: list[Attempt]) -> None:
+        """Who is still waiting for room alone is behind all that went."""
+        waiting = [call for lane in self.lanes() for call in [lane.line.first()] if call is not None]
+        for attempt in sent:
+            went = _call(attempt)
+            for call in waiting:
+                only_room = call.lane.ration is None and call.lane.closed_until <= now
+                assert attempt.hedge or not (call.lane is went.lane or only_room) or went.rank <= call.rank or not went.terms.paced, (
+                    "somebody was overtaken"
+                )
+
+    def _check_counts(self) -> None:
+        group = self.scheduler.group
+        assert group.inflight == len(self.live)
+        most = min((function.terms.most for function in self.functions if function.terms.most is not None), default=inf)
+        assert group.limit <= most
+        adapting = [function.terms.adapting for function in self.functions if function.terms.rate is None and function.terms.adapting]
+        assert bool(adapting) == (group.adaptive is not None)
+        if adapting:
+            assert min(most, *(terms.least for terms in adapting)) <= group.limit <= max(terms.most for terms in adapting)
+        for function in self.functions:
+            for key, lane in function.lanes.items():
+                assert lane.inflight == self.inflight[function, key]
+                if lane.ration is not None:
+                    assert lane.ration.size <= function.terms.rate.size  # type: ignore[union-attr]
+            assert function.hedges_left >= 0
+        timed = sum(call.due >= 0 for call in self.open)
+        assert len(self.scheduler._wheel) == timed, "the wheel holds something dead, or lost something"
+
+    def _check_open(self, now: float) -> None:
+        calls: Counter[Lane] = Counter()
+        for call in self.open:
+            calls[call.lane] += 1
+            assert call.function.lanes[call.key] is call.lane, "the key of an open call was forgotten"
+            assert call.timeout is None or call.due >= 0, "a call's timeout is not watched"
+            assert list(call.tried) == [attempt for attempt in self.live if attempt.task is call]
+            assert call.tried or call.planned, "a call waits for nothing"
+            assert call.retry_at == inf or call not in call.lane.line, "a call waits for two tries at once"
+        for lane in self.lanes():
+            assert lane.calls == calls[lane]
+            assert len(lane.line) == sum(call.lane is lane and call in lane.line for call in self.open), "a line holds something dead"
+
+    def _check_heaps(self) -> None:
+        heaps: list[Ranked[Any]] = [self.scheduler.group.ready, self.scheduler._wakes, *(lane.line for lane in self.lanes())]
+        for heap in heaps:
+            assert len(heap._heap) <= 2 * len(heap) + SWEEP
+        for function in self.functions:
+            assert len(function._resting) <= len(function.lanes)
+
+    def _check_nobody_waits_in_vain(self, now: float, wake: float) -> None:
+        """Work conservation, exact wake times, and deadlines."""
+        group = self.scheduler.group
+        for lane in self.lanes():
+            first = lane.line.first()
+            if first is None:
+                assert lane not in group.ready
+                assert lane not in self.scheduler._wakes
+                continue
+            at = lane.ready_at(first)
+            assert at > now or group.inflight >= group.limit, f"{lane.name} could be tried, and a call waits"
+            assert at <= now or wake <= at, f"{lane.name} can be tried at {at}, and nobody will wake before {wake}"
+        for call in self.open:
+            assert call.deadline + BUCKET > now, f"a call is open at {now}, its deadline was {call.deadline}"
+
+    def check_all_over(self) -> None:
+        """At the end of everything nothing is left behind."""
+        assert not self.open, f"{len(self.open)} calls have no end"
+        assert not self.live, f"{len(self.live)} tries are left"
+        assert self.scheduler.next_wake() is None, "there is nothing to wake for"
+        assert not self.scheduler.group.inflight
+        assert all(lane.idle for lane in self.lanes())
+
+
+def _call(attempt: Attempt) -> Call:
+    call = attempt.task
+    assert isinstance(call, Call)
+    return call

@@ -1,0 +1,173 @@
+"""Keys are forgotten when nothing need be known of them any more, and not before."""
+
+from __future__ import annotations
+
+from random import Random
+
+from calls_desk import Adapting, Breaking, CallTerms, Desk, Pause, Rate
+
+from qreward.core.calls.call import Call
+from qreward.core.calls.function import Function
+from qreward.core.calls.lane import MEMORY
+from qreward.core.calls.outcome import Raised
+from qreward.core.calls.scheduler import FORGETS, CallScheduler
+from qreward.core.commands import SEND
+from qreward.core.outcome import Answer
+from qreward.errors import CircuitOpen
+
+
+def keys(desk: Desk, f: Function) -> set[object]:
+    """Those that are known once all has been forgotten that may be."""
+    f.forget(desk.now)
+    return set(f.lanes)
+
+
+def test_a_key_is_remembered_as_long_as_its_starts_count() -> None:
+    desk = Desk()
+    f = desk.function(rate=Rate(2, 10.0), keyed=True)
+    desk.ok(desk.call(f, "a"))
+    desk.wait(9.9)
+    assert keys(desk, f) == {"a"}
+    desk.wait(0.1)
+    assert keys(desk, f) == set()
+
+
+def test_a_key_without_a_past_is_forgotten_at_once() -> None:
+    desk = Desk()
+    f = desk.function(breaking=Breaking(3, 10.0), keyed=True)
+    desk.ok(desk.call(f, "a"))
+    assert keys(desk, f) == set()
+
+
+def test_a_key_that_is_used_again_is_remembered_from_then_on() -> None:
+    desk = Desk()
+    f = desk.function(rate=Rate(2, 10.0), keyed=True)
+    desk.ok(desk.call(f, "a"))
+    desk.wait(6.0)
+    desk.ok(desk.call(f, "a"))
+    desk.wait(9.0)
+    assert keys(desk, f) == {"a"}
+    desk.wait(1.0)
+    assert keys(desk, f) == set()
+
+
+def test_a_key_of_a_call_that_waits_to_be_tried_again_is_in_use() -> None:
+    """Else the call and others of its key would each have a rate of their own, and the wrong one would be dropped."""
+    desk = Desk()
+    f = desk.function(rate=Rate(1, 1.0), retries=3, pause=Pause(1.0, 1.0), keyed=True)
+    call = desk.call(f, "a")
+    desk.fail(call, after=0.1, wait=50.0)
+    desk.wait(20.0)
+    assert keys(desk, f) == {"a"}
+    desk.ok(desk.call(f, "a"))
+    desk.wait(20.0)
+    assert keys(desk, f) == {"a"}
+    desk.wait(20.0)
+    desk.ok(call)
+    desk.wait(5.0)
+    assert keys(desk, f) == set()
+
+
+def test_a_key_that_waits_or_has_a_try_under_way_is_in_use_even_if_nobody_wants_it() -> None:
+    desk = Desk()
+    f = desk.function(most=1, keyed=True)
+    busy = desk.call(f, "busy")
+    waits = desk.call(f, "waits")
+    (attempt,) = desk.tries(busy)
+    desk.withdraw(busy)
+    desk.wait(1e4)
+    assert keys(desk, f) == {"busy", "waits"}
+    desk.ok(attempt)
+    desk.ok(waits)
+    assert keys(desk, f) == set()
+
+
+def test_an_open_breaker_is_not_forgotten_though_the_try_that_opened_it_took_long() -> None:
+    desk = Desk()
+    f = desk.function(breaking=Breaking(1, 30.0), keyed=True)
+    desk.fail(desk.call(f, "a"), after=1000.0)
+    desk.wait(29.0)
+    assert keys(desk, f) == {"a"}
+    assert isinstance(desk.outcome(desk.call(f, "a")), CircuitOpen)
+    desk.wait(1.0 + MEMORY - 0.1)
+    probe = desk.call(f, "a")
+    assert desk.begun(probe)
+    assert isinstance(desk.outcome(desk.call(f, "a")), CircuitOpen), "one call finds out"
+    desk.ok(probe)
+    desk.wait(0.1)
+    assert keys(desk, f) == set()
+
+
+def test_failures_are_remembered_for_a_while_after_the_last() -> None:
+    desk = Desk()
+    f = desk.function(breaking=Breaking(2, 1.0), keyed=True)
+    desk.fail(desk.call(f, "a"), after=100.0)
+    desk.wait(MEMORY - 0.1)
+    assert keys(desk, f) == {"a"}
+    desk.wait(0.1)
+    assert keys(desk, f) == set()
+
+
+def test_a_key_that_asked_to_be_left_alone_is_remembered_until_then() -> None:
+    desk = Desk()
+    f = desk.function(keyed=True)
+    desk.fail(desk.call(f, "a"), wait=500.0, overloaded=True)
+    desk.wait(499.0)
+    assert keys(desk, f) == {"a"}
+    desk.wait(1.0)
+    assert keys(desk, f) == set()
+
+
+def test_a_limit_that_was_found_is_remembered_for_a_while() -> None:
+    desk = Desk()
+    f = desk.function(rate=Rate(40, 1.0), adapting=Adapting(2, 40, 0.3, None), keyed=True)
+    desk.fail(desk.call(f, "a"), overloaded=True)
+    desk.wait(MEMORY - 0.1)
+    assert keys(desk, f) == {"a"}
+    desk.wait(0.1)
+    assert keys(desk, f) == set()
+
+
+def test_a_refused_call_keeps_no_key_in_use() -> None:
+    desk = Desk()
+    f = desk.function(breaking=Breaking(1, 5.0), keyed=True)
+    desk.fail(desk.call(f, "a"))
+    desk.call(f, "a")
+    desk.wait(5.0 + MEMORY)
+    assert keys(desk, f) == set()
+
+
+def test_a_function_without_keys_forgets_nothing() -> None:
+    desk = Desk()
+    f = desk.function(rate=Rate(1, 1.0))
+    desk.ok(desk.call(f))
+    desk.wait(100.0)
+    assert keys(desk, f) == {None}
+
+
+def test_a_hundred_thousand_keys_leave_nothing_and_forgetting_them_keeps_no_call_waiting() -> None:
+    terms = CallTerms(retries=1, rate=Rate(2, 5.0), breaking=Breaking(2, 1.0), timeout=2.0, most=100)
+    scheduler, rng, now = CallScheduler(Random(0)), Random(1), 0.0
+    f = Function("f", scheduler.group, terms, keyed=True)
+    most = 0
+    for number in range(100_000):
+        now += 0.01
+        call = Call(f, number, terms, None)
+        before = len(f.lanes)
+        scheduler.submit(now, call)
+        assert len(f.lanes) > before - FORGETS
+        if rng.random() < 0.05:
+            scheduler.withdraw(now, [call])
+        for command in [command for command in scheduler.out if command[0] == SEND]:
+            failed = rng.random() < 0.02
+            scheduler.event(now + 0.001, command[1], Raised(ValueError(), again=False) if failed else Answer(1))
+        scheduler.out.clear()
+        scheduler.tick(now)
+        most = max(most, len(f.lanes))
+    assert most <= 520, "as many as come in a window, and some"
+    f.forget(now + 100.0)
+    assert not f.lanes
+    assert not f._resting
+    assert len(scheduler._wheel) == 0
+    assert len(scheduler.group.ready._heap) < 100
+    assert len(scheduler._wakes._heap) < 100

@@ -1,0 +1,61 @@
+"""A heap whose things may move and leave: order, and that it stays small."""
+
+from __future__ import annotations
+
+from math import inf
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qreward.core.calls.ranked import SWEEP, Ranked
+
+moves = st.lists(st.tuples(st.sampled_from(["put", "put", "drop", "take"]), st.integers(0, 7), st.integers(0, 4), st.integers(0, 3)))
+
+
+@given(moves)
+def test_it_gives_what_a_sorted_list_gives(steps: list[tuple[str, int, int, int]]) -> None:
+    ranked: Ranked[str] = Ranked()
+    model: dict[str, tuple[int, int, int]] = {}
+    for turn, (what, thing, rank, number) in enumerate(steps):
+        name = str(thing)
+        if what == "put":
+            ranked.put(name, rank, number)
+            if model.get(name, ())[:2] != (rank, number):
+                model[name] = rank, number, turn
+        elif what == "drop":
+            ranked.drop(name)
+            model.pop(name, None)
+        elif model:
+            first = min(model, key=model.__getitem__)
+            assert ranked.take() == first
+            del model[first]
+        assert ranked.first() == min(model, key=model.__getitem__, default=None)
+        assert ranked.rank() == min((place[0] for place in model.values()), default=inf)
+        assert len(ranked) == len(model)
+        assert all((str(name) in ranked) == (str(name) in model) for name in range(8))
+    assert ranked.empty() == sorted(model, key=model.__getitem__)
+    assert len(ranked) == 0
+    assert ranked.first() is None
+
+
+def test_things_that_cannot_be_compared_may_have_equal_ranks() -> None:
+    ranked: Ranked[object] = Ranked()
+    things = [object() for _ in range(5)]
+    for thing in things:
+        ranked.put(thing, 1.0)
+    assert [ranked.take() for _ in things] == things
+
+
+def test_what_left_or_moved_is_not_kept() -> None:
+    ranked: Ranked[int] = Ranked()
+    ranked.put(-1, 0.0)
+    for thing in range(10_000):
+        ranked.put(thing, 1.0)
+        ranked.drop(thing)
+        ranked.put(-2, float(thing))
+        assert len(ranked._heap) <= 2 * len(ranked) + SWEEP
+    for thing in range(10_000):
+        ranked.put(thing, 1.0)
+    for thing in range(10_000):
+        ranked.drop(thing)
+    assert len(ranked._heap) <= 2 * len(ranked) + SWEEP

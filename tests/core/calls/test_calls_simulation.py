@@ -1,0 +1,52 @@
+"""Functions, callers and users in virtual time: whatever they do, the rules hold. A failing seed is in the test's name."""
+
+from __future__ import annotations
+
+import pytest
+from calls_scenes import Scene
+
+from qreward.core.outcome import Answer
+from qreward.core.task import Why
+from qreward.errors import CircuitOpen, RequestTimeout
+
+SEEDS = range(200)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_rule_holds_after_every_input(seed: int) -> None:
+    Scene(seed).run()
+
+
+@pytest.mark.parametrize("seed", range(0, 200, 20))
+def test_the_same_seed_gives_the_same_commands(seed: int) -> None:
+    traces = []
+    for _ in range(2):
+        scene = Scene(seed)
+        scene.run()
+        traces.append(scene.desk.watch.trace)
+    assert traces[0]
+    assert traces[0] == traces[1]
+
+
+def test_another_seed_gives_other_commands() -> None:
+    """So that the comparison above can fail."""
+    first, second = Scene(0), Scene(1)
+    first.run()
+    second.run()
+    assert first.desk.watch.trace != second.desk.watch.trace
+
+
+def test_the_scenes_contain_everything_that_can_happen() -> None:
+    """So that the rules are not held in vain."""
+    seen: set[object] = set()
+    for seed in range(40):
+        scene = Scene(seed)
+        scene.run()
+        watch = scene.desk.watch
+        for call, outcome in watch.finished.items():
+            seen |= {type(outcome), *(["retry"] if call.retries else []), *(["hedge"] if call.hedges else [])}
+        seen |= {command[3] for command in watch.trace if command[1] == "cancel"}
+        seen |= {"hedge won" for attempt in (attempt for _, attempt in watch.sends) if attempt.hedge and attempt.won}
+        seen |= {"withdrawn" for _ in watch.withdrawn} | {"overload" for function in watch.functions if function.tally.overloaded}
+    kinds = {Answer, RequestTimeout, CircuitOpen, "retry", "hedge", "hedge won", "withdrawn", "overload", *Why}
+    assert kinds <= seen, kinds - seen

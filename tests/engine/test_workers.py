@@ -1,0 +1,341 @@
+"""Worker threads: reused, bounded, gone when idle, never waited for; and the real time that blocking code waits on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
+from typing import Any
+
+import pytest
+
+from qreward.engine import workers as room
+from qreward.engine.blocking_time import REAL_TIME, BlockingTime, RealTime
+from qreward.engine.workers import SHARED, Workers
+
+PATIENCE = 30.0
+"""Seconds after which a test that should have been woken fails."""
+
+
+def held() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    """Looks again and again, for what a thread does after its last word."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return condition()
+
+
+class Bodies:
+    """Jobs that begin, and end when they are told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
+        self.threads: list[int] = []
+
+    def __call__(self) -> None:
+        self.threads.append(threading.get_ident())
+        self.begun.release()
+        assert self.may_end.acquire(timeout=PATIENCE)
+
+    def have_begun(self, count: int) -> bool:
+        return all(self.begun.acquire(timeout=PATIENCE) for _ in range(count))
+
+
+def run_alone(workers: Workers, job: Callable[[], object]) -> None:
+    """Have a job run, and wait until its worker is free again."""
+    done = held()
+
+    def work() -> Callable[[], object]:
+        job()
+        return done.release
+
+    assert workers.run(work)
+    assert done.acquire(timeout=PATIENCE)
+
+
+def test_a_job_runs_in_a_daemon_thread_with_the_name_of_the_house() -> None:
+    seen = []
+    run_alone(Workers(1), lambda: seen.append(threading.current_thread()))
+    assert seen[0] is not threading.current_thread()
+    assert seen[0].daemon
+    assert seen[0].name == "qreward-worker-1"
+
+
+def test_an_idle_thread_is_used_again() -> None:
+    workers, seen = Workers(8), []
+    for _ in range(20):
+        run_alone(workers, lambda: seen.append(threading.get_ident()))
+    assert len(set(seen)) == 1
+    assert (workers.busy, workers.idle) == (0, 1)
+
+
+def test_as_many_threads_as_are_needed_run_at_once_and_no_more_than_are_allowed() -> None:
+    workers, bodies = Workers(3), Bodies()
+    assert [workers.run(bodies) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert bodies.have_begun(3)
+    assert len(set(bodies.threads)) == 3
+    assert (workers.busy, workers.idle) == (3, 0)
+    bodies.may_end.release(3)
+    assert until(lambda: workers.idle == 3)
+    assert workers.busy == 0
+    assert workers.run(bodies)
+    bodies.may_end.release()
+
+
+def test_the_thread_that_was_idle_last_works_first() -> None:
+    workers, bodies = Workers(2), Bodies()
+    assert workers.run(bodies)
+    assert workers.run(bodies)
+    assert bodies.have_begun(2)
+    bodies.may_end.release(2)
+    assert until(lambda: workers.idle == 2)
+    seen: list[int] = []
+    for _ in range(5):
+        run_alone(workers, lambda: seen.append(threading.get_ident()))
+    assert len(set(seen)) == 1
+
+
+def test_a_report_that_hands_over_the_next_job_finds_its_own_worker_free() -> None:
+    workers, order, done = Workers(1), [], held()
+
+    def job(number: int) -> Callable[[], object]:
+        order.append(number)
+        return lambda: handed.append(workers.run(lambda: job(number + 1))) if number < 50 else done.release()
+
+    handed: list[bool] = []
+    assert workers.run(lambda: job(0))
+    assert done.acquire(timeout=PATIENCE)
+    assert order == list(range(51))
+    assert handed == [True] * 50
+
+
+def test_a_job_that_hands_over_the_next_one_itself_finds_its_worker_busy() -> None:
+    workers, handed = Workers(1), []
+    run_alone(workers, lambda: handed.append(workers.run(print)))
+    assert handed == [False]
+
+
+def test_an_idle_thread_ends_after_its_time_and_another_takes_its_place() -> None:
+    workers, seen = Workers(1, idle_seconds=0.01), []
+    run_alone(workers, lambda: seen.append(threading.current_thread()))
+    assert until(lambda: workers.idle == 0)
+    seen[0].join(PATIENCE)
+    assert not seen[0].is_alive()
+    assert workers.busy == 0
+    run_alone(workers, lambda: seen.append(threading.current_thread()))
+    assert seen[1] is not seen[0]
+
+
+def test_no_job_is_lost_where_threads_end_all_the_time() -> None:
+    workers, ran, done = Workers(4, idle_seconds=0.0), [], threading.Semaphore(0)
+
+    def job(number: int) -> Callable[[], object]:
+        ran.append(number)
+        return done.release
+
+    refused = 0
+    for number in range(3000):
+        while not workers.run(lambda number=number: job(number)):  # type: ignore[misc]
+            refused += 1
+            time.sleep(0)
+    assert all(done.acquire(timeout=PATIENCE) for _ in range(3000)), f"{len(ran)} of 3000 ran, {refused} were refused"
+    assert sorted(ran) == list(range(3000))
+    assert until(lambda: workers.idle == workers.busy == 0)
+
+
+def test_a_job_that_comes_in_the_moment_in_which_its_thread_wants_to_end_is_run_by_it() -> None:
+    class Moment(list[Any]):
+        def remove(self, worker: Any) -> None:
+            if not late:
+                late.append(workers.run(lambda: done.release))
+            super().remove(worker)
+
+    workers, late, done = Workers(1, idle_seconds=0.01), [], held()
+    workers._crew.idle = Moment()
+    run_alone(workers, lambda: None)
+    assert done.acquire(timeout=PATIENCE)
+    assert late == [True]
+    assert until(lambda: workers.idle == workers.busy == 0)
+    assert workers._crew.hired == 1
+    run_alone(workers, lambda: None)
+
+
+def test_many_callers_lose_nothing_and_the_bound_holds() -> None:
+    workers, callers, lock = Workers(5), 12, threading.Lock()
+    now, peak, ran = 0, 0, 0
+
+    def job(done: threading.Lock) -> Callable[[], object]:
+        nonlocal now, peak, ran
+        with lock:
+            now, ran = now + 1, ran + 1
+            peak = max(peak, now)
+        time.sleep(0)
+        with lock:
+            now -= 1
+        return done.release
+
+    def caller() -> None:
+        done = held()
+        for _ in range(100):
+            while not workers.run(lambda: job(done)):
+                time.sleep(0)
+            assert done.acquire(timeout=PATIENCE)
+
+    threads = [threading.Thread(target=caller) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert ran == callers * 100
+    assert peak <= 5
+    assert workers.idle <= 5
+
+
+def test_a_job_sees_the_context_of_its_caller_if_it_is_run_in_a_copy_of_it() -> None:
+    variable: ContextVar[str] = ContextVar("variable", default="none")
+    workers, seen = Workers(1), []
+    variable.set("the caller's")
+    context = copy_context()
+    run_alone(workers, lambda: seen.append(context.run(variable.get)))
+    run_alone(workers, lambda: seen.append(variable.get()))
+    assert seen == ["the caller's", "none"]
+
+
+def test_an_idle_thread_keeps_nothing_of_its_last_job_alive() -> None:
+    class Thing:
+        pass
+
+    workers, thing = Workers(1, idle_seconds=10 * PATIENCE), Thing()
+    gone = weakref.ref(thing)
+
+    def job(thing: Thing) -> Callable[[], object]:
+        return lambda: thing
+
+    assert workers.run(lambda thing=thing: job(thing))  # type: ignore[misc]
+    del thing
+    assert until(lambda: gone() is None)
+
+
+@pytest.mark.parametrize("when", ["in the job", "in its report"])
+def test_a_job_that_raises_against_its_promise_is_told_of_and_its_worker_lives_on(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    workers = Workers(1)
+
+    def breaks() -> None:
+        raise KeyError("promised not to")
+
+    assert workers.run(breaks if when == "in the job" else lambda: breaks)
+    assert until(lambda: bool(told) and workers.idle == 1)
+    assert isinstance(told[0].exc_value, KeyError)
+    run_alone(workers, lambda: None)
+    assert workers.busy == 0
+
+
+def test_where_the_system_gives_no_further_thread_the_answer_is_no_and_without_any_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, bodies = Workers(3), Bodies()
+    assert workers.run(bodies)
+
+    class NoThread:
+        def __init__(self, **_: object) -> None: ...
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(room.threading, "Thread", NoThread)
+    assert not workers.run(bodies)
+    assert workers.busy == 1
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Workers(3).run(bodies)
+    bodies.may_end.release()
+
+
+# the end of the process, and forks
+
+
+def output_of(script: str) -> str:
+    prelude = "import os, threading, time\nfrom qreward.engine.workers import Workers, SHARED\n"
+    done = subprocess.run(
+        [sys.executable, "-c", prelude + textwrap.dedent(script)], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_hung_job_does_not_keep_the_process() -> None:
+    script = """
+        begun = threading.Lock(); begun.acquire()
+        def hang():
+            begun.release()
+            time.sleep(3600)
+        assert SHARED.run(hang)
+        begun.acquire()
+        print("ended")
+    """
+    assert output_of(script) == "ended\n"
+
+
+def test_a_forked_child_begins_with_threads_of_its_own_and_the_parent_keeps_its() -> None:
+    script = """
+        import warnings; warnings.simplefilter("ignore")  # from 3.12 on, a fork beside threads is warned of
+        workers = Workers(2)
+        def run():
+            done = threading.Lock(); done.acquire()
+            assert workers.run(lambda: done.release)
+            return done.acquire(timeout=20)
+        def hang():
+            time.sleep(3600)
+        assert run() and workers.run(hang)
+        assert run() and (workers.busy, workers.idle) == (1, 1)
+        workers._crew.lock.acquire()  # as another thread might at this moment
+        child = os.fork()
+        if child == 0:
+            fine = (workers.busy, workers.idle) == (0, 0) and run() and (workers.busy, workers.idle) == (0, 1)
+            os._exit(0 if fine else 1)
+        workers._crew.lock.release()
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), run(), workers.busy, workers.idle)
+    """
+    assert output_of(script) == "0 True 1 1\n"
+
+
+# real time
+
+
+def test_a_wait_ends_when_it_is_woken() -> None:
+    lock = held()
+    assert REAL_TIME.run(lambda: REAL_TIME.wake(lock))
+    assert REAL_TIME.wait(lock, PATIENCE)
+    assert REAL_TIME.run(lambda: lambda: REAL_TIME.wake(lock))
+    assert REAL_TIME.wait(lock, None)
+
+
+@pytest.mark.parametrize("timeout", [-5.0, 0.0, 0.01])
+def test_a_wait_that_nobody_ends_is_over_after_its_time(timeout: float) -> None:
+    began = REAL_TIME.now()
+    assert not REAL_TIME.wait(held(), timeout)
+    assert REAL_TIME.now() - began >= timeout
+
+
+def test_a_wait_may_be_longer_than_the_system_can_count() -> None:
+    lock = held()
+    assert REAL_TIME.run(lambda: lambda: REAL_TIME.wake(lock))
+    assert REAL_TIME.wait(lock, float("inf"))
+
+
+def test_real_time_runs_jobs_in_the_workers_it_is_given() -> None:
+    workers, bodies = Workers(1), Bodies()
+    time_of_one: BlockingTime = RealTime(workers)
+    assert [time_of_one.run(bodies), time_of_one.run(bodies)] == [True, False]
+    assert bodies.have_begun(1)
+    assert (workers.busy, SHARED is workers) == (1, False)
+    bodies.may_end.release()

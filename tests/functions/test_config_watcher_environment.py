@@ -1,0 +1,132 @@
+"""Parameters of a function in the environment: how each is written, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qreward import ConfigError, ConfigWatcher, Priority, ScheduleConfig
+from qreward.functions.sources import EnvironmentSource, value_of
+
+
+def test_the_environment_is_read_by_the_names_of_the_parameters_in_upper_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ScheduleConfig(timeout=30, limit_size=4)
+    watcher = ConfigWatcher(config, env=True)
+    assert not watcher.poll_once()
+    texts = {
+        "TIMEOUT": "none",
+        "RETRY_TIMES": "3",
+        "HEDGED_REQUEST_TIME": "p95",
+        "DEBUG": "True",
+        "PRIORITY": "high",
+        "LIMIT_WINDOW": "2.5",
+    }
+    for name, text in texts.items():
+        monkeypatch.setenv(f"QREWARD_SCHEDULE_{name}", text)
+    assert watcher.poll_once()
+    expected: dict[str, Any] = {
+        "retry_times": 3,
+        "hedged_request_time": "p95",
+        "debug": True,
+        "priority": Priority.HIGH,
+        "limit_window": 2.5,
+    }
+    assert config == ScheduleConfig(timeout=None, limit_size=4, **expected)
+    assert not watcher.poll_once()
+    for name in texts:
+        monkeypatch.setenv(f"QREWARD_SCHEDULE_{name}", "")  # empty is not set
+    assert watcher.poll_once()
+    assert config == ScheduleConfig(timeout=30, limit_size=4)
+
+
+def test_another_prefix_may_be_given_and_the_usual_one_is_then_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ScheduleConfig()
+    monkeypatch.setenv("QREWARD_SCHEDULE_TIMEOUT", "5")
+    monkeypatch.setenv("JUDGE_RETRY_TIMES", "2")
+    assert ConfigWatcher(config, env="JUDGE_").poll_once()
+    assert config == ScheduleConfig(retry_times=2)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "said"),
+    [
+        ("TIMEOUT", "soon", "TIMEOUT: must be a number or none"),
+        ("TIMEOUT", " 5", "TIMEOUT: must be a number or none"),
+        ("TIMEOUT", "1_000", "TIMEOUT: must be a number or none"),
+        ("TIMEOUT", "inf", "TIMEOUT: must be a number or none"),
+        ("TIMEOUT", "1e999", "TIMEOUT: Input should be a finite number"),
+        ("TIMEOUT", "0", "TIMEOUT: 0 does not switch it off; use None to switch it off"),
+        ("TIMEOUT", "-1", "TIMEOUT: Input should be greater than 0"),
+        ("LIMIT_WINDOW", "none", "LIMIT_WINDOW: cannot be none"),
+        ("LIMIT_WINDOW", "x", "LIMIT_WINDOW: must be a number"),
+        ("LIMIT_SIZE", "2.5", "LIMIT_SIZE: must be a whole number or none"),
+        ("RETRY_TIMES", "0x1", "RETRY_TIMES: must be a whole number"),
+        ("RETRY_TIMES", "two", "RETRY_TIMES: Input should be a valid integer, unable to parse string as an integer"),
+        ("PRIORITY", "urgent", "PRIORITY: Input should be a valid integer, unable to parse string as an integer"),
+        ("DEBUG", "1", "DEBUG: must be true or false"),
+        ("DEBUG", "yes", "DEBUG: must be true or false"),
+        ("HEDGED_REQUEST_TIME", "p100", "HEDGED_REQUEST_TIME: a percentile lies between p0 and p100"),
+        ("KEY_FUNC", "len", "KEY_FUNC: is set in code, not in the environment"),
+        ("POOL", "judges", "POOL: is set in code, not in the environment"),
+        ("DEFAULT_RESULT", "0", "DEFAULT_RESULT: is set in code, not in the environment"),
+        ("EXCEPTION_TYPES", "ValueError", "EXCEPTION_TYPES: is set in code, not in the environment"),
+        ("TIMEUOT", "5", "TIMEUOT: is no setting; did you mean QREWARD_SCHEDULE_TIMEOUT?"),
+        ("timeout", "5", "timeout: is no setting; did you mean QREWARD_SCHEDULE_TIMEOUT?"),
+        ("XYZ", "5", "XYZ: is no setting; all that begin with QREWARD_SCHEDULE_ must be one"),
+    ],
+)
+def test_a_wrong_variable_is_told_by_its_name_once_and_nothing_is_changed(
+    variable: str, text: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ScheduleConfig()
+    errors: list[Exception] = []
+    watcher = ConfigWatcher(config, env=True, on_error=errors.append)
+    monkeypatch.setenv("QREWARD_SCHEDULE_RETRY_MAX_INTERVAL", "9")
+    monkeypatch.setenv(f"QREWARD_SCHEDULE_{variable}", text)
+    assert [watcher.poll_once(), watcher.poll_once()] == [False, False]
+    assert config == ScheduleConfig()
+    (error,) = errors
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith(f"QREWARD_SCHEDULE_{said}")
+    assert caplog.messages == [f"{error}; nothing was changed"]
+
+
+def test_variables_that_do_not_go_together_are_told_as_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[Exception] = []
+    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MIN", "20")
+    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MAX", "15")
+    ConfigWatcher(ScheduleConfig(), env=True, on_error=errors.append).poll_once()
+    assert [str(error) for error in errors] == [
+        "environment: adaptive_limit_min is larger than adaptive_limit_max; set both at once if both are to change"
+    ]
+
+
+def test_two_variables_that_only_go_together_are_taken_over_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ScheduleConfig()
+    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MIN", "400")
+    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MAX", "450")
+    assert ConfigWatcher(config, env=True).poll_once()
+    assert (config.adaptive_limit_min, config.adaptive_limit_max) == (400, 450)
+
+
+@given(st.sampled_from(sorted(ScheduleConfig.model_fields)), st.text(max_size=6) | st.integers().map(str) | st.floats().map(str))
+def test_any_text_is_a_value_of_its_parameter_or_is_refused_in_words(name: str, text: str) -> None:
+    try:
+        value = value_of(name, text)
+    except ValueError as error:
+        assert str(error)  # noqa: PT017 - it may also be taken
+    else:
+        assert value is None or type(value) in (bool, int, float, str)
+
+
+def test_each_parameter_of_a_simple_kind_can_be_read() -> None:
+    unreadable = {"exception_types", "key_func", "default_result", "pool", "metrics_callback", "telemetry_exporter"}
+    shown = {name: str(value) for name, value in ScheduleConfig().snapshot().items() if name not in unreadable}
+    shown["priority"] = "normal"
+    assert {name: value_of(name, text) for name, text in shown.items()} == {
+        name: "normal" if name == "priority" else getattr(ScheduleConfig(), name) for name in shown
+    }
+    assert EnvironmentSource().look() == {}

@@ -1,0 +1,204 @@
+"""The exceptions that real libraries raise for a real answer on loopback. A library that is not installed is skipped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from qreward.functions.overload import Overload, overload_of
+
+QUOTA = {"error": {"message": "You exceeded your current quota", "type": "insufficient_quota", "param": None, "code": "insufficient_quota"}}
+LIMIT = {"error": {"message": "Rate limit reached for requests", "type": "requests", "param": None, "code": "rate_limit_exceeded"}}
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "too many requests"}]}
+
+EVENTS = 'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}\n\n'
+XML = {code: f"<ErrorResponse><Error><Code>{code}</Code></Error></ErrorResponse>" for code in ("Throttling", "ServiceUnavailable")}
+BODIES = {"quota": json.dumps(QUOTA), "limit": json.dumps(LIMIT), "overloaded": EVENTS, **XML}
+KINDS = {"overloaded": "text/event-stream", **dict.fromkeys(XML, "text/xml")}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers as its path says: ``/<status>/<name of a body>``."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        _, status, name, *_ = self.path.split("/")
+        body = BODIES[name].encode()
+        kind = KINDS.get(name, "application/json")
+        self.send_response(int(status))
+        for field, value in {"Content-Type": kind, "Content-Length": len(body), "Retry-After": 2, "Connection": "close"}.items():
+            self.send_header(field, str(value))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET  # noqa: N815 - http.server's name
+
+    def log_message(self, *_: object) -> None: ...
+
+
+class Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, address: Any) -> None:
+        """Tells of what is wrong here, and not of clients that leave before they have read all."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, address)
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[str]:
+    """A server that has no room."""
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def raised(make: Callable[[], object]) -> BaseException:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
+        make()
+    return caught.value
+
+
+def check(fetch: Callable[[str], object], base: str) -> None:
+    """Overload with its wait for each status of it, none for others or a used-up account."""
+    for status in (429, 503, 529):
+        assert overload_of(raised(lambda status=status: fetch(f"{base}/{status}/limit"))) == Overload(2.0), status  # type: ignore[misc]
+    assert overload_of(raised(lambda: fetch(f"{base}/404/limit"))) is None
+
+
+@pytest.mark.parametrize("name", ["httpx", "httpx2"])
+def test_httpx(name: str, base: str) -> None:
+    httpx = pytest.importorskip(name)
+    check(lambda url: httpx.get(url, trust_env=False).raise_for_status(), base)
+    assert overload_of(raised(lambda: httpx.get(f"{base}/429/quota", trust_env=False).raise_for_status())) is None
+
+    def streamed() -> None:
+        with httpx.stream("GET", f"{base}/429/limit", trust_env=False) as response:
+            response.raise_for_status()
+
+    assert overload_of(raised(streamed)) == Overload(2.0)
+
+
+def test_aiohttp(base: str) -> None:
+    aiohttp = pytest.importorskip("aiohttp")
+
+    async def fetch(url: str) -> None:
+        async with aiohttp.ClientSession(raise_for_status=True) as session, session.get(url):
+            pass
+
+    check(lambda url: asyncio.run(fetch(url)), base)
+
+
+def test_a_group_of_an_asyncio_task_group(base: str) -> None:
+    aiohttp = pytest.importorskip("aiohttp")
+
+    async def both() -> None:
+        async with aiohttp.ClientSession(raise_for_status=True) as session, asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(session.get(f"{base}/429/limit")._coro)
+
+    error = raised(lambda: asyncio.run(both()))
+    assert isinstance(error, ExceptionGroup)
+    assert overload_of(error) == Overload(2.0)
+
+
+def test_urllib(base: str) -> None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for status, expected in ((429, Overload(2.0)), (404, None)):
+        error = raised(lambda status=status: opener.open(f"{base}/{status}/limit", timeout=10))  # type: ignore[misc]
+        assert overload_of(error) == expected
+        assert isinstance(error, urllib.error.HTTPError)
+        error.close()
+
+
+def test_requests(base: str) -> None:
+    requests = pytest.importorskip("requests")
+    check(lambda url: requests.get(url, timeout=10).raise_for_status(), base)
+    assert overload_of(raised(lambda: requests.get(f"{base}/429/quota", timeout=10).raise_for_status())) is None
+    with requests.get(f"{base}/429/limit", timeout=10, stream=True) as response:
+        assert overload_of(raised(response.raise_for_status)) == Overload(2.0)
+        assert response._content is False, "it was read"
+
+
+def test_requests_whose_adapter_has_tried_enough(base: str) -> None:
+    requests, urllib3 = pytest.importorskip("requests"), pytest.importorskip("urllib3")
+
+    def fetch(status: int) -> None:
+        with requests.Session() as session:
+            retry = urllib3.Retry(1, status_forcelist=[429, 500], respect_retry_after_header=False)
+            session.mount("http://", requests.adapters.HTTPAdapter(max_retries=retry))
+            session.get(f"{base}/{status}/limit", timeout=10)
+
+    assert overload_of(raised(lambda: fetch(429))) == Overload()
+    assert overload_of(raised(lambda: fetch(500))) is None
+
+
+def test_urllib3(base: str) -> None:
+    urllib3 = pytest.importorskip("urllib3")
+    retry = urllib3.Retry(1, status_forcelist=[429], respect_retry_after_header=False)
+    with urllib3.PoolManager() as pool:
+        error = raised(lambda: pool.request("GET", f"{base}/429/limit", retries=retry))
+    assert overload_of(error) == Overload()
+    error.__cause__ = None  # as before urllib3 2
+    assert overload_of(error) == Overload()
+    assert overload_of(urllib3.exceptions.HTTPError("too many 429 error responses")) is None
+
+
+def test_openai(base: str) -> None:
+    openai = pytest.importorskip("openai")
+
+    def call(url: str) -> None:
+        with openai.OpenAI(api_key="none", base_url=url, max_retries=0) as client:
+            client.chat.completions.create(**CHAT)
+
+    check(call, base)
+    assert isinstance(raised(lambda: call(f"{base}/429/limit")), openai.RateLimitError)
+    assert overload_of(raised(lambda: call(f"{base}/429/quota"))) is None
+
+
+def test_anthropic(base: str) -> None:
+    anthropic = pytest.importorskip("anthropic")
+
+    def call(url: str, **settings: Any) -> None:
+        with anthropic.Anthropic(api_key="none", base_url=url, max_retries=0) as client:
+            for _ in (
+                client.messages.create(max_tokens=1, **CHAT, **settings) if settings else [client.messages.create(max_tokens=1, **CHAT)]
+            ):
+                pass
+
+    check(call, base)
+    error = raised(lambda: call(f"{base}/200/overloaded", stream=True))
+    assert getattr(error, "status_code", None) == 200
+    assert overload_of(error) == Overload(2.0)
+
+
+def test_botocore(base: str) -> None:
+    session = pytest.importorskip("botocore.session")
+    config = pytest.importorskip("botocore.config").Config(retries={"total_max_attempts": 1})
+
+    def call(url: str) -> None:
+        keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "us-east-1"}
+        client = session.Session().create_client("sts", endpoint_url=url, config=config, **keys)
+        try:
+            client.get_caller_identity()
+        finally:
+            client.close()
+
+    error = raised(lambda: call(f"{base}/400/Throttling"))
+    assert overload_of(error) == Overload(2.0)
+    assert overload_of(pickle.loads(pickle.dumps(error))) == Overload(2.0)
+    assert overload_of(raised(lambda: call(f"{base}/503/ServiceUnavailable"))) == Overload(2.0)
+    assert overload_of(raised(lambda: call(f"{base}/403/ServiceUnavailable"))) is None

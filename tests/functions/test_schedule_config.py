@@ -1,0 +1,373 @@
+"""The parameters of a function: what each takes and refuses, that a refusal says what to write, and that no secret is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qreward import ConfigError, Priority
+from qreward.functions.config import UNSET, ScheduleConfig
+
+SECRET = "sk-hush-7f3a"
+DEFAULTS: dict[str, Any] = {
+    "timeout": None,
+    "retry_times": 0,
+    "retry_interval": 1.0,
+    "retry_max_interval": 60.0,
+    "exception_types": Exception,
+    "limit_size": None,
+    "limit_window": 1.0,
+    "key_func": None,
+    "max_concurrency": None,
+    "hedged_request_time": None,
+    "hedged_request_max_times": 1,
+    "hedged_request_proportion": 0.05,
+    "speed_up_max_multiply": 1,
+    "default_result": UNSET,
+    "circuit_breaker_threshold": None,
+    "circuit_breaker_recovery": 30.0,
+    "adaptive_limit": False,
+    "adaptive_limit_min": 10,
+    "adaptive_limit_max": 500,
+    "adaptive_error_threshold": 0.3,
+    "adaptive_latency_threshold": None,
+    "priority": Priority.NORMAL,
+    "pool": None,
+    "metrics_callback": None,
+    "telemetry_exporter": None,
+    "debug": False,
+}
+
+
+class Exporter:
+    def export(self, metrics: object) -> None: ...
+
+    def __repr__(self) -> str:
+        return f"Exporter(key={SECRET})"
+
+
+def length(*args: object) -> int:
+    return len(args)
+
+
+def is_odd(error: Exception) -> bool | float:
+    return bool(len(error.args) % 2)
+
+
+async def awaited(*_: object) -> bool:
+    return True
+
+
+def refusal(**settings: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        ScheduleConfig(**settings)
+    return str(caught.value)
+
+
+def test_what_is_not_said_has_its_default_and_is_off() -> None:
+    assert ScheduleConfig().snapshot() == DEFAULTS
+
+
+RIGHT: list[tuple[str, Any, Any]] = [
+    ("timeout", 30, 30.0),
+    ("timeout", "2.5", 2.5),
+    ("timeout", None, None),
+    ("retry_times", 0, 0),
+    ("retry_times", 3, 3),
+    ("retry_interval", 0, 0.0),
+    ("retry_interval", 0.25, 0.25),
+    ("retry_max_interval", 1, 1.0),
+    ("exception_types", ValueError, ValueError),
+    ("exception_types", (OSError, asyncio.TimeoutError), (OSError, TimeoutError)),
+    ("exception_types", is_odd, is_odd),
+    ("exception_types", ExceptionGroup, ExceptionGroup),
+    ("limit_size", 1, 1),
+    ("limit_window", 60, 60.0),
+    ("key_func", length, length),
+    ("max_concurrency", 8, 8),
+    ("hedged_request_time", 2, 2.0),
+    ("hedged_request_time", "1.5", 1.5),
+    ("hedged_request_time", "p95", "p95"),
+    ("hedged_request_time", "p99.9", "p99.9"),
+    ("hedged_request_time", None, None),
+    ("hedged_request_max_times", 3, 3),
+    ("hedged_request_proportion", 1, 1.0),
+    ("hedged_request_proportion", 0.001, 0.001),
+    ("speed_up_max_multiply", 4, 4),
+    ("default_result", None, None),
+    ("default_result", 0.0, 0.0),
+    ("default_result", length, length),
+    ("circuit_breaker_threshold", 5, 5),
+    ("circuit_breaker_recovery", 0.5, 0.5),
+    ("adaptive_limit", True, True),
+    ("adaptive_limit_min", 1, 1),
+    ("adaptive_limit_min", 500, 500),
+    ("adaptive_limit_max", 10, 10),
+    ("adaptive_error_threshold", 1.0, 1.0),
+    ("adaptive_latency_threshold", 2.5, 2.5),
+    ("priority", Priority.HIGH, Priority.HIGH),
+    ("priority", 0, Priority.HIGH),
+    ("priority", 7, 7),
+    ("priority", "low", Priority.LOW),
+    ("pool", "judges", "judges"),
+    ("metrics_callback", length, length),
+    ("telemetry_exporter", None, None),
+    ("debug", True, True),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "kept"), RIGHT)
+def test_a_right_value_is_kept(name: str, given: Any, kept: Any) -> None:
+    value = getattr(ScheduleConfig(**{name: given}), name)
+    assert value == kept
+    assert type(value) is type(kept)
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    *(
+        (name, zero, "0 does not switch it off; use None to switch it off")
+        for name in ("timeout", "limit_size", "max_concurrency", "hedged_request_time", "circuit_breaker_threshold")
+        for zero in (0, 0.0, False, "0")
+    ),
+    ("adaptive_latency_threshold", 0, "0 does not switch it off; use None to switch it off"),
+    *(
+        (name, wrong, "")
+        for name in ("timeout", "retry_max_interval", "limit_window", "circuit_breaker_recovery", "adaptive_latency_threshold")
+        for wrong in (-1, float("nan"), float("inf"), True, "soon", [1])
+    ),
+    ("retry_interval", -0.1, "greater than or equal to 0"),
+    ("retry_interval", float("inf"), "finite"),
+    ("retry_max_interval", 0, "greater than 0"),
+    *(
+        (name, wrong, "")
+        for name in ("limit_size", "max_concurrency", "circuit_breaker_threshold", "hedged_request_max_times", "speed_up_max_multiply")
+        for wrong in (-1, 1.5, True, "many")
+    ),
+    *((name, 0, "greater than or equal to 1") for name in ("hedged_request_max_times", "speed_up_max_multiply", "adaptive_limit_min")),
+    ("retry_times", -1, "greater than or equal to 0"),
+    ("retry_times", None, "integer"),
+    ("retry_times", True, "must be a number, not true or false"),
+    ("hedged_request_time", -1, "must be a positive number of seconds, a percentile such as 'p95', or None"),
+    ("hedged_request_time", float("nan"), "must be a positive number"),
+    ("hedged_request_time", True, "must be a positive number"),
+    ("hedged_request_time", "95%", "must be a positive number"),
+    ("hedged_request_time", "p", "must be a positive number"),
+    ("hedged_request_time", "p95 ", "must be a positive number"),
+    ("hedged_request_time", [2], "must be a positive number"),
+    ("hedged_request_time", 10**400, "must be a positive number"),
+    ("hedged_request_time", "p0", "lies between p0 and p100"),
+    ("hedged_request_time", "p100", "lies between p0 and p100"),
+    ("hedged_request_time", "p99.99999999999999999999", "lies between p0 and p100"),
+    *((name, wrong, "") for name in ("hedged_request_proportion", "adaptive_error_threshold") for wrong in (0, -0.1, 1.01, True, None)),
+    ("exception_types", BaseException, "use Exception, or classes below it"),
+    ("exception_types", KeyboardInterrupt, "KeyboardInterrupt must not be retried"),
+    ("exception_types", (ValueError, asyncio.CancelledError), "CancelledError must not be retried"),
+    ("exception_types", (), "is an empty tuple"),
+    ("exception_types", int, "must name exception classes"),
+    ("exception_types", (ValueError, "OSError"), "must name exception classes"),
+    ("exception_types", [ValueError], "must be an exception class, a tuple of such classes, or a function"),
+    ("exception_types", ValueError("x"), "must be an exception class, a tuple of such classes, or a function"),
+    ("exception_types", "ValueError", "it is set in code"),
+    ("exception_types", awaited, "must be a plain function"),
+    ("key_func", "name", "must be a plain function"),
+    ("key_func", awaited, "must be a plain function"),
+    ("metrics_callback", 3, "callable"),
+    ("telemetry_exporter", object(), "must be an object with a method export(metrics)"),
+    ("priority", -1, "greater than or equal to 0"),
+    ("priority", 10, "less than or equal to 9"),
+    ("priority", "urgent", "integer"),
+    ("priority", True, "must be a number, not true or false"),
+    ("pool", "", "must be a name"),
+    ("pool", " judges", "must be a name"),
+    ("pool", "a\nb", "must be a name"),
+    ("pool", 3, "string"),
+    ("adaptive_limit", "maybe", "boolean"),
+    ("debug", None, "boolean"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), WRONG)
+def test_a_wrong_value_is_refused_by_the_name_of_the_parameter(name: str, value: Any, said: str) -> None:
+    message = refusal(**{name: value})
+    assert message.startswith(f"ScheduleConfig: {name}: ")
+    assert said in message
+    assert f"; {name}" not in message, "one fault is told once"
+
+
+def test_every_parameter_is_among_the_right_and_the_wrong_values() -> None:
+    assert {name for name, _, _ in RIGHT} == set(DEFAULTS)
+    assert {name for name, _, _ in WRONG} | {"adaptive_limit_max", "default_result"} == set(DEFAULTS)
+
+
+def test_the_value_that_is_refused_is_never_shown() -> None:
+    for name in DEFAULTS.keys() - {"default_result", "pool"}:
+        assert SECRET not in refusal(**{name: SECRET}), name
+    assert SECRET not in refusal(pool=f" {SECRET}")
+
+
+def test_an_unknown_name_offers_the_nearest_right_one() -> None:
+    assert refusal(retry_time=3) == "ScheduleConfig: unknown setting 'retry_time'; did you mean 'retry_times'?"
+    assert "known are adaptive_error_threshold, " in refusal(xyz=3)
+
+
+def test_the_least_adaptive_limit_is_not_above_the_most() -> None:
+    assert "adaptive_limit_min is larger than adaptive_limit_max; set both at once" in refusal(adaptive_limit_min=11, adaptive_limit_max=10)
+    assert ScheduleConfig(adaptive_limit_min=7, adaptive_limit_max=7).adaptive_limit_max == 7
+
+
+def test_what_has_no_effect_without_another_may_be_said_first() -> None:
+    config = ScheduleConfig(limit_window=5, hedged_request_max_times=3, adaptive_limit_min=2, circuit_breaker_recovery=1)
+    assert config.update(limit_size=10) == {"limit_size"}
+    assert config.update(limit_size=None) == {"limit_size"}
+
+
+@given(st.floats(min_value=0.0001, max_value=99.999, allow_nan=False).map(lambda value: f"{value:.4f}"))
+def test_a_percentile_is_kept_as_it_is_written_and_gives_its_quantile(digits: str) -> None:
+    config = ScheduleConfig(hedged_request_time=f"p{digits}")
+    assert config.hedged_request_time == f"p{digits}"
+    assert config.hedged_request_quantile == pytest.approx(float(digits) / 100)
+
+
+@pytest.mark.parametrize("time", [None, 2.0, "3"])
+def test_a_time_in_seconds_has_no_quantile(time: Any) -> None:
+    assert ScheduleConfig(hedged_request_time=time).hedged_request_quantile is None
+
+
+@given(st.one_of(st.text(max_size=8), st.floats(), st.integers(), st.booleans(), st.binary(max_size=3), st.none()))
+def test_any_time_to_hedge_is_taken_or_refused_in_one_sentence(value: object) -> None:
+    try:
+        kept = ScheduleConfig(hedged_request_time=value).hedged_request_time  # type: ignore[arg-type]
+    except ConfigError as error:
+        assert re.fullmatch(r"ScheduleConfig: hedged_request_time: [^:]+", str(error))  # noqa: PT017 - it may also be taken
+    else:
+        assert kept is None or kept == value or float(kept) == float(value)  # type: ignore[arg-type]
+
+
+# looks, copies
+
+
+def test_only_what_differs_from_the_defaults_is_shown() -> None:
+    assert repr(ScheduleConfig()) == "ScheduleConfig()"
+    config = ScheduleConfig(timeout=30, priority=Priority.HIGH, exception_types=(OSError,), default_result=None, key_func=length)
+    assert repr(config) == (
+        "ScheduleConfig(timeout=30.0, exception_types=(OSError,), key_func=length, default_result=None, priority=Priority.HIGH)"
+    )
+
+
+def test_what_an_object_of_the_users_says_of_itself_is_not_shown() -> None:
+    config = ScheduleConfig(telemetry_exporter=Exporter(), default_result={"key": SECRET}, key_func=lambda: SECRET)
+    assert SECRET not in repr(config) + str(config)
+    assert "telemetry_exporter=<Exporter>, default_result=<dict>" not in repr(config)  # in the order of the parameters
+    assert "default_result=<dict>, telemetry_exporter=<Exporter>" in repr(config)
+
+
+def test_the_sentinel_shows_itself_and_stays_the_same_one() -> None:
+    assert repr(UNSET) == "UNSET"
+    assert copy.deepcopy(UNSET) is pickle.loads(pickle.dumps(UNSET)) is UNSET
+    assert ScheduleConfig(default_result=UNSET) == ScheduleConfig()
+    assert ScheduleConfig(default_result=None) != ScheduleConfig()
+
+
+def full() -> ScheduleConfig:
+    return ScheduleConfig(timeout=3, retry_times=2, exception_types=(OSError, ValueError), key_func=length, priority=7, pool="judges")
+
+
+COPIES: list[Any] = [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c)), lambda c: c.model_copy()]
+
+
+@pytest.mark.parametrize("again", [*COPIES, lambda config: ScheduleConfig(**config.snapshot())])
+def test_a_copy_has_the_same_values_and_a_life_of_its_own(again: Any) -> None:
+    config = full()
+    heard: list[object] = []
+    config.on_change(lambda _, names: heard.append(names))
+    other = again(config)
+    assert other == config
+    other.update(timeout=9)
+    assert heard == []
+    assert (config.timeout, other.timeout) == (3, 9)
+    assert other != config
+
+
+def test_configurations_are_equal_by_their_values_and_are_no_keys() -> None:
+    assert full() == full()
+    assert full() != ScheduleConfig()
+    assert full() != full().snapshot()
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(full())
+
+
+def test_values_that_cannot_be_compared_are_the_same_only_if_they_are_one() -> None:
+    class Array:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, other: object) -> Any:
+            raise ValueError("the truth value is ambiguous")
+
+    array = Array()
+    assert ScheduleConfig(default_result=array) == ScheduleConfig(default_result=array)
+    assert ScheduleConfig(default_result=array) != ScheduleConfig(default_result=Array())
+    assert ScheduleConfig(default_result=0) != ScheduleConfig(default_result=False)
+
+
+def test_a_parameter_cannot_be_assigned() -> None:
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        full().timeout = 3
+
+
+# files
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("s.json", json.dumps({"timeout": "${SECONDS}", "hedged_request_time": "p95", "default_result": None})),
+        ("s.yaml", "timeout: ${SECONDS}\nhedged_request_time: p95\ndefault_result: null\n"),
+        ("s.toml", 'timeout = "${SECONDS}"\nhedged_request_time = "p95"\n'),
+    ],
+)
+def test_a_configuration_is_read_from_any_kind_of_file(name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECONDS", "30")
+    path = tmp_path / name
+    path.write_text(text)
+    default = UNSET if name.endswith("toml") else None  # which has no word for nothing
+    assert ScheduleConfig.from_file(path) == ScheduleConfig(timeout=30, hedged_request_time="p95", default_result=default)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("timeout: 0", "timeout: 0 does not switch it off; use None to switch it off"),
+        ("timeuot: 3", "unknown setting 'timeuot'; did you mean 'timeout'?"),
+        ("timeout: ${NO_SUCH}", "timeout: the environment variable NO_SUCH is not set"),
+        ("- 3", "must be a mapping of settings, not a list"),
+        ("", "is empty; write {} if nothing is to be set"),
+        ("timeout: [", "is not valid YAML"),
+        ("a: &a [*a]", "is nested without end"),
+        ("key_func: len", "key_func: must be a plain function"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_name_and_the_place(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        ScheduleConfig.from_file(path)
+    assert str(caught.value).startswith(f"{path}: {said}")
+
+
+def test_a_file_that_says_nothing_is_a_configuration_of_defaults(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("{}")
+    assert ScheduleConfig.from_file(tmp_path / "s.yaml") == ScheduleConfig()
+
+
+def test_a_missing_file_is_told_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"^nowhere\.json: cannot be read: No such file"):
+        ScheduleConfig.from_file("nowhere.json")

@@ -1,0 +1,71 @@
+"""The page on configuration lists every parameter of a function as it is in the code, and says truly what can be read where."""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qreward.functions.config import FIXED, UNSET, ScheduleConfig
+from qreward.functions.sources import PREFIX, value_of
+
+PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+SECONDS = {name for name in ScheduleConfig.model_fields if name.endswith(("_time", "interval", "window", "recovery"))}
+SECONDS |= {"timeout", "adaptive_latency_threshold"}
+
+
+def rows() -> list[list[str]]:
+    found = re.search(r"^### ScheduleConfig\n(.*?)(?=^#|\Z)", PAGE, flags=re.DOTALL | re.MULTILINE)
+    assert found
+    lines = [line for line in found[1].splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines[2:]]
+
+
+def shown(value: Any) -> str:
+    if value is UNSET:
+        return "not set"
+    if isinstance(value, type):
+        return f"`{value.__name__}`"
+    return f"`{json.dumps(value.value if isinstance(value, Enum) else value)}`"
+
+
+def test_the_page_lists_every_parameter_with_its_default_and_unit() -> None:
+    assert [tuple(row[:2]) for row in rows()] == [(f"`{name}`", shown(value)) for name, value in ScheduleConfig().snapshot().items()]
+    for name, _, unit, meaning in rows():
+        assert meaning
+        assert (unit == "seconds") == (name.strip("`") in SECONDS), name
+
+
+def test_the_docstring_says_something_of_every_parameter_in_their_order() -> None:
+    words = ScheduleConfig.__doc__ or ""
+    arguments = words[words.index("Args:") : words.index("Raises:")]
+    assert re.findall(r"^        (\w+): ", arguments, flags=re.MULTILINE) == list(ScheduleConfig.model_fields)
+
+
+def test_the_page_names_what_the_environment_cannot_set() -> None:
+    said = re.search(r"is set in code:(.*?)\. ", PAGE, flags=re.DOTALL)
+    assert said
+    refused = set()
+    for name in ScheduleConfig.model_fields:
+        try:
+            value_of(name, "5")
+        except ValueError as error:
+            if "is set in code" in str(error):
+                refused.add(name)
+    assert set(re.findall(r"`(\w+)`", said[1])) == refused
+    assert f"`{PREFIX}`" in PAGE
+
+
+def test_the_page_names_what_cannot_be_changed() -> None:
+    assert {row[0].strip("`") for row in rows() if "cannot be changed" in row[3]} == FIXED
+
+
+@pytest.mark.parametrize("name", sorted(FIXED))
+def test_the_docstring_says_what_cannot_be_changed(name: str) -> None:
+    words = re.search(rf"^        {name}: (.*?)(?=^        \w+: |Raises:)", ScheduleConfig.__doc__ or "", flags=re.DOTALL | re.MULTILINE)
+    assert words
+    assert "cannot be changed" in " ".join(words[1].split())

@@ -1,0 +1,324 @@
+"""Parameters that change while a function is in use: all at once or not at all, from any thread, and everybody is told in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qreward import ConfigError
+from qreward.functions.config import ScheduleConfig
+
+Heard = list[tuple[dict[str, Any], frozenset[str]]]
+
+
+def listening(config: ScheduleConfig) -> Heard:
+    heard: Heard = []
+    config.on_change(lambda changed, names: heard.append((changed.snapshot(), names)))
+    return heard
+
+
+def test_an_update_changes_what_it_names_and_says_so() -> None:
+    config = ScheduleConfig(timeout=30, retry_times=2)
+    assert config.update(timeout=10, retry_times=2, limit_size=5) == {"timeout", "limit_size"}
+    assert (config.timeout, config.retry_times, config.limit_size) == (10.0, 2, 5)
+    assert config == ScheduleConfig(timeout=10, retry_times=2, limit_size=5)
+    assert config.model_fields_set == {"timeout", "retry_times", "limit_size"}
+
+
+def test_an_update_that_changes_nothing_tells_nobody() -> None:
+    config = ScheduleConfig(timeout=30)
+    heard = listening(config)
+    assert config.update() == config.update(timeout=30.0) == config.update(timeout="30", debug=False) == frozenset()
+    assert heard == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"timeout": 5, "retry_times": -1}, "retry_times: "),
+        ({"timeout": 0}, "timeout: 0 does not switch it off; use None to switch it off"),
+        ({"timeout": 5, "timeuot": 5}, "unknown setting 'timeuot'; did you mean 'timeout'?"),
+        ({"timeout": 5, "adaptive_limit_min": 501}, "adaptive_limit_min is larger than adaptive_limit_max"),
+        ({"timeout": 5, "pool": "others"}, "pool: cannot be changed while the function is in use; set it in code"),
+        ({"timeout": 5, "key_func": len}, "key_func: cannot be changed while the function is in use; set it in code"),
+        ({"_changes": 3}, "unknown setting '_changes'"),
+    ],
+)
+def test_an_update_that_is_wrong_changes_nothing_and_tells_nobody(changes: dict[str, Any], said: str) -> None:
+    config = ScheduleConfig(timeout=30, pool="judges")
+    heard, before = listening(config), config.snapshot()
+    with pytest.raises(ConfigError) as caught:
+        config.update(**changes)
+    assert str(caught.value).startswith(f"ScheduleConfig: {said}")
+    assert config.snapshot() == before
+    assert heard == []
+
+
+def test_what_cannot_change_may_be_said_again() -> None:
+    config = ScheduleConfig(pool="judges", key_func=len)
+    assert config.update(pool="judges", key_func=len, timeout=3) == {"timeout"}
+
+
+def test_two_limits_that_depend_on_each_other_change_together() -> None:
+    config = ScheduleConfig()
+    with pytest.raises(ConfigError):
+        config.update(adaptive_limit_min=600)
+    assert config.update(adaptive_limit_min=600, adaptive_limit_max=1000) == {"adaptive_limit_min", "adaptive_limit_max"}
+
+
+def test_a_snapshot_is_the_callers_own() -> None:
+    config = ScheduleConfig(timeout=30)
+    before = config.snapshot()
+    config.update(timeout=10)
+    before["retry_times"] = 99
+    assert (before["timeout"], config.timeout, config.retry_times) == (30.0, 10.0, 0)
+
+
+def test_who_still_holds_the_old_values_sees_nothing_of_the_new_ones() -> None:
+    config = ScheduleConfig(timeout=30, retry_times=1)
+    held, reading = vars(config), iter(vars(config).items())
+    assert next(reading) == ("timeout", 30.0)
+    config.update(timeout=10, retry_times=2)
+    assert (held["timeout"], next(reading)) == (30.0, ("retry_times", 1))
+
+
+VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "timeout": st.none() | st.integers(-1, 60) | st.floats(),
+        "retry_times": st.integers(-1, 5),
+        "adaptive_limit_min": st.integers(0, 800),
+        "adaptive_limit_max": st.integers(0, 800),
+        "hedged_request_time": st.sampled_from([None, 0, 1.5, "p95", "p200", ""]),
+        "default_result": st.none() | st.integers() | st.booleans(),
+        "debug": st.booleans(),
+    },
+)
+
+
+@given(st.lists(VALUES, max_size=6))
+def test_whatever_is_asked_for_it_is_always_a_valid_whole_and_what_is_told_is_what_changed(steps: list[dict[str, Any]]) -> None:
+    config = ScheduleConfig()
+    heard = listening(config)
+    for changes in steps:
+        before, told = config.snapshot(), len(heard)
+        try:
+            changed = config.update(**changes)
+        except ConfigError:
+            assert config.snapshot() == before
+            assert len(heard) == told
+            with pytest.raises(ConfigError):
+                ScheduleConfig(**{**before, **changes})
+            continue
+        after = config.snapshot()
+        assert config == ScheduleConfig(**{**before, **changes})
+        assert changed <= changes.keys()
+        assert {name for name in after if repr(after[name]) != repr(before[name])} == changed
+        assert heard[told:] == ([(after, changed)] if changed else [])
+
+
+# who is told
+
+
+def test_a_callback_is_told_after_the_change_in_the_thread_that_makes_it() -> None:
+    config = ScheduleConfig()
+    heard: list[tuple[Any, ...]] = []
+    config.on_change(lambda changed, names: heard.append((changed is config, config.timeout, names, threading.current_thread())))
+    thread = threading.Thread(target=config.update, kwargs={"timeout": 3, "debug": True})
+    thread.start()
+    thread.join()
+    assert heard == [(True, 3.0, {"timeout", "debug"}, thread)]
+
+
+def test_a_callback_that_is_removed_hears_no_more_and_may_be_removed_twice() -> None:
+    config = ScheduleConfig()
+    heard: list[str] = []
+    remove_first = config.on_change(lambda *_: heard.append("first"))
+    config.on_change(lambda *_: heard.append("second"))
+    config.update(timeout=1)
+    remove_first()
+    remove_first()
+    config.update(timeout=2)
+    assert heard == ["first", "second", "second"]
+
+
+def test_one_function_that_is_registered_twice_is_called_twice_and_removed_once() -> None:
+    config = ScheduleConfig()
+    heard: list[int] = []
+
+    def hear(*_: object) -> None:
+        heard.append(1)
+
+    remove, _ = config.on_change(hear), config.on_change(hear)
+    config.update(timeout=1)
+    remove()
+    config.update(timeout=2)
+    assert len(heard) == 3
+
+
+def test_a_callback_that_raises_is_logged_and_hinders_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    config = ScheduleConfig()
+    config.on_change(lambda *_: 1 / 0)
+    heard = listening(config)
+    with caplog.at_level(logging.ERROR, "qreward.schedule"):
+        assert config.update(timeout=3) == {"timeout"}
+    assert (config.timeout, len(heard)) == (3.0, 1)
+    (record,) = caplog.records
+    assert record.getMessage() == "an on_change callback raised; the change of timeout stands"
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+def test_a_callback_may_remove_others_and_itself_and_change_the_configuration_again() -> None:
+    config = ScheduleConfig()
+    heard: list[str] = []
+
+    def first(*_: object) -> None:
+        heard.append("first")
+        remove_first()
+        remove_second()
+        config.update(retry_times=1)
+
+    remove_first = config.on_change(first)
+    remove_second = config.on_change(lambda *_: heard.append("second"))
+    config.update(timeout=3)
+    assert heard == ["first"]
+    assert (config.timeout, config.retry_times) == (3.0, 1)
+
+
+# threads
+
+
+def race(*jobs: Any) -> None:
+    """Run all jobs at once, each in a thread; what one raises is raised."""
+    barrier, failures = threading.Barrier(len(jobs)), []
+
+    def run(job: Any) -> None:
+        barrier.wait()
+        try:
+            job()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert failures == []
+
+
+def test_readers_see_the_old_or_the_new_set_and_never_a_mix() -> None:
+    """Each update gives all parameters one number."""
+    config = ScheduleConfig(timeout=1, retry_times=1, limit_size=1, max_concurrency=1, retry_interval=1)
+    names = ("timeout", "retry_times", "limit_size", "max_concurrency", "retry_interval")
+    done = threading.Event()
+
+    def write() -> None:
+        for number in range(2, 300):
+            config.update(**dict.fromkeys(names, number))
+        done.set()
+
+    def read() -> None:
+        last = 0
+        while not done.is_set():
+            for seen in (config.snapshot(), config.model_dump(), dict(config)):
+                (value,) = {seen[name] for name in names}
+                assert value >= last, "it never goes back"
+                last = value
+
+    race(write, read, read)
+    assert config.timeout == 299.0
+
+
+def test_no_update_is_lost_when_threads_race() -> None:
+    config = ScheduleConfig()
+    heard = listening(config)
+
+    def change(name: str) -> Any:
+        return lambda: [config.update(**{name: number}) for number in range(2, 60)]
+
+    names = ("retry_times", "limit_size", "max_concurrency", "speed_up_max_multiply")
+    race(*(change(name) for name in names))
+    assert [getattr(config, name) for name in names] == [59] * 4
+    assert len(heard) == 4 * 58
+
+
+def test_all_are_told_in_the_order_of_the_changes() -> None:
+    config = ScheduleConfig()
+    heard = listening(config)
+
+    def change(name: str) -> Any:
+        return lambda: [config.update(**{name: number}) for number in range(1, 80)]
+
+    race(change("retry_times"), change("limit_size"), change("retry_interval"))
+    state = ScheduleConfig().snapshot()
+    for after, names in heard:
+        assert {name for name in after if after[name] != state[name]} == names, "each change leads from what was told before"
+        state = after
+    assert state == config.snapshot()
+
+
+def test_a_check_that_depends_on_two_parameters_holds_when_threads_race() -> None:
+    config = ScheduleConfig(adaptive_limit_min=50, adaptive_limit_max=50)
+
+    def change(name: str, numbers: range) -> Any:
+        def run() -> None:
+            for number in numbers:
+                try:
+                    config.update(**{name: number})
+                except ConfigError:
+                    continue
+                seen = config.snapshot()
+                assert seen["adaptive_limit_min"] <= seen["adaptive_limit_max"]
+
+        return run
+
+    race(change("adaptive_limit_min", range(1, 100)), change("adaptive_limit_max", range(99, 0, -1)))
+
+
+# other processes
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_can_change_its_configuration_although_the_parent_was_changing_it() -> None:
+    script = """
+import os, threading
+from qreward.functions.config import ScheduleConfig
+config, held, release = ScheduleConfig(), threading.Event(), threading.Event()
+remove = config.on_change(lambda *_: (held.set(), release.wait()))
+thread = threading.Thread(target=config.update, kwargs={"timeout": 3})
+thread.start()
+held.wait()
+if (child := os.fork()) == 0:
+    remove()
+    config.update(retry_times=5)
+    os._exit(config.retry_times)
+status = os.waitpid(child, 0)[1]
+release.set()
+thread.join()
+print(os.waitstatus_to_exitcode(status), config.timeout, config.retry_times)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "5 3.0 0\n", done.stderr
+
+
+def test_another_process_can_use_a_pickled_configuration() -> None:
+    script = "import pickle, sys; config = pickle.load(sys.stdin.buffer); print(config.update(timeout=None), config)"
+    sent = pickle.dumps(ScheduleConfig(timeout=3, retry_times=2, exception_types=(OSError,)))
+    done = subprocess.run([sys.executable, "-c", script], input=sent, capture_output=True, timeout=60, check=False)
+    assert done.stdout.decode() == "frozenset({'timeout'}) retry_times=2 exception_types=(OSError,)\n", done.stderr.decode()

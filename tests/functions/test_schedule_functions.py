@@ -1,0 +1,342 @@
+"""What may be decorated, how it is called, and what is as it would be without the decorator. In real time, but nothing waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import itertools
+import os
+import threading
+import traceback
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from qreward import ConfigError, ScheduleConfig, schedule
+
+VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"timeout": 30}, {"hedged_request_time": 30, "max_concurrency": 3}], ids=["bare", "timed", "hedged"]
+)
+def test_all_kinds_of_methods_are_called_as_before(settings: dict[str, Any]) -> None:
+    class Scorer:
+        bonus = 1
+
+        @schedule(**settings)
+        def method(self, number: int, *, plus: int = 0) -> int:
+            return number + self.bonus + plus
+
+        @staticmethod
+        @schedule(**settings)
+        def static(number: int) -> int:
+            return number
+
+        @schedule(**settings)
+        @staticmethod
+        def static_inside(number: int) -> int:
+            return number
+
+        @classmethod
+        @schedule(**settings)
+        def of_class(cls, number: int) -> int:
+            return number + cls.bonus
+
+        @schedule(**settings)
+        @classmethod
+        def of_class_inside(cls, number: int) -> int:
+            return number + cls.bonus
+
+        @schedule(**settings)
+        async def awaited(self, number: int) -> int:
+            return number + self.bonus
+
+    scorer = Scorer()
+    assert scorer.method(1, plus=5) == 7
+    assert Scorer.method(scorer, 1) == 2
+    assert (scorer.static(1), Scorer.static(1), scorer.static_inside(1), Scorer.static_inside(1)) == (1, 1, 1, 1)
+    assert (scorer.of_class(1), Scorer.of_class_inside(1)) == (2, 2)
+    assert asyncio.run(scorer.awaited(1)) == 2
+    assert scorer.method.stats().calls == 2
+
+
+def test_the_decorated_function_keeps_its_name_its_words_and_its_signature() -> None:
+    def score(answer: str, *, weight: float = 1.0) -> float:
+        """How good it is."""
+        return len(answer) * weight
+
+    decorated = schedule(retry_times=1)(score)
+    assert (decorated.__name__, decorated.__doc__, decorated.__wrapped__) == ("score", "How good it is.", score)
+    assert inspect.signature(decorated) == inspect.signature(score)
+    assert not inspect.iscoroutinefunction(decorated)
+
+
+def test_an_async_function_stays_one() -> None:
+    @schedule
+    async def score(answer: str) -> int:
+        return len(answer)
+
+    assert inspect.iscoroutinefunction(score)
+    assert asyncio.run(score("four")) == 4
+    assert inspect.iscoroutinefunction(schedule(functools.partial(score.__wrapped__, "x")))
+
+
+def test_an_object_that_is_called_may_be_decorated() -> None:
+    class Scorer:
+        async def __call__(self, answer: str) -> int:
+            return len(answer)
+
+    scorer = schedule(timeout=30)(Scorer())
+    assert asyncio.run(scorer("four")) == 4
+    assert "Scorer" in repr(scorer.config) or scorer.stats().calls == 1
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [(generator, "generator"), (async_generator, "generator"), (int, "class"), (7, "int")],
+    ids=["generator", "async generator", "class", "number"],
+)
+def test_what_is_no_function_is_refused_clearly(what: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        schedule(retry_times=1)(what)
+
+
+def test_settings_and_a_config_exclude_each_other_and_wrong_names_are_told() -> None:
+    with pytest.raises(ConfigError, match="retry_times"):
+        schedule(ScheduleConfig(), retry_times=1)
+    with pytest.raises(ConfigError, match="did you mean 'retry_times'"):
+        schedule(retry_time=1)
+    with pytest.raises(ConfigError, match="by name"):
+        schedule(3)  # type: ignore[call-overload]
+
+
+def test_cancelling_the_caller_cancels_the_function() -> None:
+    async def test() -> None:
+        ended: list[str] = []
+        begun = asyncio.Event()
+
+        @schedule(retry_times=5, max_concurrency=1, timeout=60)
+        async def score() -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                ended.append("cancelled")
+                raise
+
+        task = asyncio.ensure_future(score())
+        waiting = asyncio.ensure_future(score())
+        await begun.wait()
+        waiting.cancel()
+        task.cancel()
+        await asyncio.wait([task, waiting])
+        assert (task.cancelled(), waiting.cancelled(), ended) == (True, True, ["cancelled"])
+        assert (score.stats().inflight, score.stats().waiting) == (0, 0)
+
+    asyncio.run(test())
+
+
+def test_a_time_limit_of_the_callers_own_is_that() -> None:
+    @schedule(retry_times=5, timeout=60)
+    async def score() -> None:
+        await asyncio.Event().wait()
+
+    async def test() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await score()
+        assert score.stats().inflight == 0
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("settings", [{}, {"timeout": 30}], ids=["inline", "thread"])
+def test_an_exception_has_the_traceback_of_the_function(settings: dict[str, Any]) -> None:
+    def where_it_broke() -> None:
+        raise KeyError("x")
+
+    @schedule(**settings)
+    def score() -> None:
+        where_it_broke()
+
+    with pytest.raises(KeyError) as caught:
+        score()
+    assert "where_it_broke" in {frame.name for frame in traceback.extract_tb(caught.value.__traceback__)}
+
+
+def test_a_function_that_blocks_runs_in_the_callers_thread_if_it_can_and_in_another_if_it_may_have_to_be_left() -> None:
+    where: list[int] = []
+
+    def score() -> None:
+        where.append(threading.get_ident())
+
+    schedule(retry_times=3, max_concurrency=2, circuit_breaker_threshold=3, limit_size=9)(score)()
+    schedule(timeout=30)(score)()
+    assert where[0] == threading.get_ident() != where[1]
+
+
+def test_context_variables_of_the_caller_are_seen() -> None:
+    @schedule(timeout=30)
+    def in_thread() -> str:
+        return VARIABLE.get()
+
+    @schedule(hedged_request_time=0.005, hedged_request_max_times=1)
+    async def hedged() -> str:
+        await asyncio.sleep(0.02)
+        return VARIABLE.get()
+
+    VARIABLE.set("the caller's")
+    assert in_thread() == "the caller's"
+    assert asyncio.run(hedged()) == "the caller's"
+
+
+def test_it_is_called_where_a_loop_runs() -> None:
+    @schedule(timeout=30, retry_times=1)
+    def score(answer: str) -> int:
+        return len(answer)
+
+    async def main() -> int:
+        return score("four")
+
+    assert asyncio.run(main()) == 4
+
+
+def test_one_function_serves_many_threads_and_loops_under_one_limit() -> None:
+    under_way, most, lock = 0, 0, threading.Lock()
+
+    @schedule(max_concurrency=3, retry_times=1)
+    async def score(number: int) -> int:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        await asyncio.sleep(0.001)
+        with lock:
+            under_way -= 1
+        return number
+
+    async def some(begin: int) -> list[int]:
+        return list(await asyncio.gather(*(score(number) for number in range(begin, begin + 30))))
+
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(lambda begin: asyncio.run(some(begin)), range(0, 240, 30)))
+    assert sorted(itertools.chain(*results)) == list(range(240))
+    assert most == 3
+
+
+def test_async_and_blocking_functions_share_a_pool() -> None:
+    under_way, most, lock = 0, 0, threading.Lock()
+
+    def enter() -> None:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+
+    def leave() -> None:
+        nonlocal under_way
+        with lock:
+            under_way -= 1
+
+    @schedule(pool="mixed", max_concurrency=2)
+    async def awaited() -> None:
+        enter()
+        await asyncio.sleep(0.001)
+        leave()
+
+    @schedule(pool="mixed", limit_size=50, limit_window=0.02)
+    def blocking() -> None:
+        enter()
+        threading.Event().wait(0.001)
+        leave()
+
+    async def many() -> None:
+        await asyncio.gather(*(awaited() for _ in range(60)))
+
+    with ThreadPoolExecutor(6) as threads:
+        futures = [threads.submit(asyncio.run, many()), *(threads.submit(blocking) for _ in range(80))]
+        for future in futures:
+            future.result(timeout=60)
+    assert most == 2
+
+
+def test_functions_of_one_pool_must_agree() -> None:
+    @schedule(pool="agreed", max_concurrency=2)
+    def one() -> None: ...
+
+    with pytest.raises(ConfigError, match="max_concurrency=3") as caught:
+
+        @schedule(pool="agreed", max_concurrency=3)
+        def other() -> None: ...
+
+    assert "one()" in str(caught.value)
+    one()
+
+
+def test_keys_that_cannot_be_keys_are_told_before_anything_is_called() -> None:
+    @schedule(limit_size=1, key_func=lambda answer: [answer])
+    def score(answer: str) -> int:
+        return len(answer)
+
+    with pytest.raises(ConfigError, match="returned a list"):
+        score("four")
+    assert score.stats().calls == 0
+
+
+def test_calls_may_be_nested() -> None:
+    @schedule(retry_times=1, max_concurrency=1)
+    def inner(number: int) -> int:
+        return number + 1
+
+    @schedule(retry_times=1, max_concurrency=1, timeout=30)
+    def outer(number: int) -> int:
+        return inner(number) * 2
+
+    assert outer(1) == 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_begins_anew() -> None:
+    @schedule(max_concurrency=1, timeout=30)
+    def score(number: int) -> int:
+        return number + 1
+
+    @schedule(max_concurrency=1)
+    async def awaited(number: int) -> int:
+        return number + 1
+
+    assert (score(1), asyncio.run(awaited(1))) == (2, 2)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = 0 if (score(1), asyncio.run(awaited(2)), score.stats().calls) == (2, 3, 1) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_hung_function_does_not_keep_the_process(tmp_path: Any) -> None:
+    import subprocess
+    import sys
+
+    program = (
+        "import time\nfrom qreward import schedule\n@schedule(timeout=0.05, default_result='late')\ndef f(): time.sleep(600)\nprint(f())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=30, check=True, cwd=tmp_path
+    )
+    assert done.stdout == "late\n"

@@ -1,0 +1,172 @@
+"""All parameters together: sets of settings in which each value of one meets each value of another, under random calls and faults.
+
+In each the promises hold at once: one outcome a call, limits never exceeded in any window, time limits, no try too many, losers stopped.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import httpx
+import pytest
+from schedule_stage import SLACK, STAGES, Told, most_in_any_window, stage_name
+
+from qreward import ScheduleMetrics
+from qreward.functions.config import UNSET, ScheduleConfig
+
+CALLS = 60
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "timeout": (None, 3.0, 20.0),
+    "retry_times": (0, 2, 5),
+    "retry_interval": (0.0, 0.5),
+    "retry_max_interval": (60.0, 0.6),
+    "exception_types": (
+        Exception,
+        (ConnectionError, httpx.HTTPStatusError),
+        lambda error: 0.25 if isinstance(error, ConnectionError) else True,
+    ),
+    "limit_size": (None, 2, 7),
+    "limit_window": (1.0, 2.5),
+    "key_func": (None, lambda key, _place: key),
+    "max_concurrency": (None, 1, 4),
+    "hedged_request_time": (None, 0.5, "p80"),
+    "hedged_request_max_times": (1, 3),
+    "hedged_request_proportion": (0.05, 1.0),
+    "speed_up_max_multiply": (1, 3),
+    "default_result": (UNSET, None, lambda key, place: (key, place)),
+    "circuit_breaker_threshold": (None, 1, 6),
+    "circuit_breaker_recovery": (30.0, 0.5),
+    "adaptive_limit": (False, True),
+    "adaptive_limit_min": (10, 1),
+    "adaptive_limit_max": (500, 12),
+    "adaptive_error_threshold": (0.3, 1.0),
+    "adaptive_latency_threshold": (None, 0.4),
+    "priority": (5, 0, 9),
+    "pool": (None, "pairwise"),
+    "metrics_callback": (None, "recorded"),
+    "telemetry_exporter": (None, "recorded"),
+    "debug": (False, True),
+}
+
+
+class Exporter:
+    def __init__(self) -> None:
+        self.records: list[ScheduleMetrics] = []
+
+    def export(self, metrics: ScheduleMetrics) -> None:
+        self.records.append(metrics)
+
+
+def all_pairs(seed: int) -> list[dict[str, int]]:
+    """Rows of choices by number, greedily: of thirty random rows the one that meets most pairs that were not met yet, until all were."""
+    rng = random.Random(seed)
+    names = list(CHOICES)
+    left = {
+        (one, i, other, j) for one, other in combinations(names, 2) for i in range(len(CHOICES[one])) for j in range(len(CHOICES[other]))
+    }
+    rows = []
+    while left:
+        seen = rng.choice(sorted(left))
+        tried = [{name: rng.randrange(len(CHOICES[name])) for name in names} | {seen[0]: seen[1], seen[2]: seen[3]} for _ in range(30)]
+        best = max(tried, key=lambda row: sum(1 for pair in left if row[pair[0]] == pair[1] and row[pair[2]] == pair[3]))
+        left = {pair for pair in left if not (best[pair[0]] == pair[1] and best[pair[2]] == pair[3])}
+        rows.append(best)
+    return rows
+
+
+ROWS = all_pairs(1)
+
+
+def test_each_value_of_each_parameter_meets_each_value_of_each_other() -> None:
+    assert set(CHOICES) == set(ScheduleConfig.model_fields)
+    met = {(one, row[one], other, row[other]) for row in ROWS for one, other in combinations(CHOICES, 2)}
+    assert len(met) == sum(len(CHOICES[one]) * len(CHOICES[other]) for one, other in combinations(CHOICES, 2))
+
+
+def faults(rng: random.Random) -> Any:
+    """A function that is quick, slow, stuck for a while, failing, or turns away."""
+    request = httpx.Request("POST", "http://judge.example")
+    busy = httpx.Response(429, headers={"retry-after-ms": "300"}, request=request)
+
+    def behave(number: int, key: str, place: int) -> tuple[float, Any]:
+        fate = rng.random()
+        if fate < 0.12:
+            return rng.uniform(0, 0.3), ConnectionError(number)
+        if fate < 0.16:
+            return 0.05, httpx.HTTPStatusError("busy", request=request, response=busy)
+        if fate < 0.18:
+            return 0.1, KeyError(number)
+        return (6.0 if fate > 0.95 else rng.uniform(0.05, 0.8)), (key, place)
+
+    return behave
+
+
+def settings_of(row: dict[str, int]) -> tuple[dict[str, Any], list[ScheduleMetrics] | None, Exporter | None]:
+    settings = {name: CHOICES[name][number] for name, number in row.items()}
+    records: list[ScheduleMetrics] | None = None
+    exporter: Exporter | None = None
+    if settings["pool"]:
+        settings["pool"] = f"pairwise {row}"
+    if settings["metrics_callback"]:
+        records = []
+        settings["metrics_callback"] = records.append
+    if settings["telemetry_exporter"]:
+        exporter = settings["telemetry_exporter"] = Exporter()
+    return settings, records, exporter
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=stage_name)
+@pytest.mark.parametrize("row", range(len(ROWS)))
+def test_the_promises_hold_together(stage: Any, row: int) -> None:
+    rng = random.Random(row)
+    settings, records, exporter = settings_of(ROWS[row])
+    calls = [(rng.uniform(0, 12), rng.choice("ab"), place) for place in range(CALLS)]
+    told = stage.play(faults(rng), calls, **settings)
+    for fault in broken(told, calls, settings, cancels=stage.cancels):
+        pytest.fail(f"row {row}: {fault}; {settings}")
+    for told_of in (records, exporter and exporter.records):
+        if told_of is not None:
+            assert Counter(record.outcome == "ok" for record in told_of) == Counter({True: told.stats.ok, False: told.stats.failed})
+
+
+def broken(told: Told, calls: list[tuple[float, str, int]], settings: dict[str, Any], *, cancels: bool) -> Iterator[str]:
+    """What did not hold."""
+    stats = told.settled
+    ended, default = told.calls, settings["default_result"]
+    if len(ended) != CALLS or stats.calls != CALLS or stats.ok + stats.failed != CALLS:
+        yield f"{len(ended)} ends, {stats} for {CALLS} calls"
+    for (at, key, place), end in zip(calls, ended, strict=True):
+        if end.error is None and end.value != (key, place) and not (default is None and end.value is None):
+            yield f"call {place} got {end.value}"
+        if end.error is not None and default is not UNSET and isinstance(end.error, ConnectionError):
+            yield f"call {place} raised {end.error!r} despite its default"
+        if settings["timeout"] is not None and end.at > at + settings["timeout"] + SLACK:
+            yield f"call {place} took {end.at - at:.3f} s"
+    most_tries = CALLS * (1 + settings["retry_times"] + (settings["hedged_request_max_times"] if settings["hedged_request_time"] else 0))
+    if not len(told.starts) == stats.tries <= most_tries or (not settings["hedged_request_time"] and stats.hedges):
+        yield f"{len(told.starts)} tries, {stats}"
+    if stats.hedges > 10 + settings["hedged_request_proportion"] * CALLS:
+        yield f"{stats.hedges} hedges"
+    if settings["max_concurrency"] is not None and told.most > settings["max_concurrency"]:
+        yield f"{told.most} under way"
+    yield from over_the_rate(told, settings)
+    if told.now or stats.inflight or stats.waiting:
+        yield f"{told.now} tries go on, {stats}"
+    if cancels and settings["timeout"] is None and any(time > max(end.at for end in ended) + SLACK for time in told.ended.values()):
+        yield "a loser went on when all calls had ended"
+
+
+def over_the_rate(told: Told, settings: dict[str, Any]) -> Iterator[str]:
+    size, window = settings["limit_size"], settings["limit_window"]
+    if size is None:
+        return
+    if settings["adaptive_limit"]:
+        size = max(size, settings["adaptive_limit_max"])
+    for key in "ab" if settings["key_func"] else ("ab",):
+        times = [time for time, args in told.starts if args[0] in key]
+        if times and most_in_any_window(times, window) > size:
+            yield f"{most_in_any_window(times, window)} starts of {key} in {window} s"

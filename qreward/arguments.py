@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sized
+from functools import partial
 from inspect import iscoroutinefunction
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from qreward.core.pool import Pool
 from qreward.core.task import Terms
+from qreward.engine.report import load_of
 from qreward.errors import ConfigError
 from qreward.policies import Endpoint
+from qreward.progress import Progress, start_progress
 from qreward.wire import address, jsonio
 from qreward.wire.base import Call, Codec
 
+if TYPE_CHECKING:
+    from qreward.telemetry import Telemetry
+
 DEFAULT: Any = object()
 """A timeout that was not given, as None switches it off."""
+
+
+class Watching(TypedDict, total=False):
+    """Who is told what a client does; see :class:`~qreward.client.QRewardClient`."""
+
+    telemetry: Telemetry | None
+    observers: Iterable[object]
 
 
 _OWN = frozenset({"model", "messages", "input"})
@@ -60,6 +74,20 @@ def callback(name: str, given: Callable[..., object] | None) -> Callable[..., ob
     if given is not None and (not callable(given) or iscoroutinefunction(given)):
         raise ConfigError(f"{name} must be a plain function, not {given!r}")
     return given
+
+
+def watching(telemetry: Any = DEFAULT, observers: Any = ()) -> tuple[Any, Any, list[object]]:
+    """Who is told what a client does: the telemetry or None, its watcher, and the observers."""
+    if isinstance(observers, str) or not isinstance(observers, Iterable):
+        raise ConfigError(f"observers must be a list of observers, such as [MyObserver()], not {type(observers).__name__}")
+    if telemetry is None:
+        return None, None, list(observers)
+    from qreward.telemetry.telemetry import Telemetry, default  # noqa: PLC0415 - OpenTelemetry takes a while to import
+
+    found = default() if telemetry is DEFAULT else telemetry
+    if not isinstance(found, Telemetry):
+        raise ConfigError(f"telemetry must be a Telemetry, or None for none, not {type(found).__name__}")
+    return found, found.watcher, list(observers)
 
 
 def endpoints(given: object) -> tuple[Endpoint, ...]:
@@ -110,3 +138,26 @@ def level(priority: int) -> int:
     if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 9:
         raise ConfigError(f"priority must be a whole number from 0 (most urgent) to 9, or a Priority, not {priority!r}")
     return int(priority)
+
+
+def reporting(
+    wanted: bool | Callable[[Progress], object] | None,
+    pool: Pool,
+    items: object,
+    model: str,
+    prices: Mapping[str, tuple[float, float]],
+    clock: Callable[[], float],
+) -> dict[str, Any]:
+    """What a batch is given to tell how far it is and what it costs: ``progress`` and ``prices``.
+
+    Prices are all by endpoint, those of endpoints that come later included; none if no endpoint of the pool has one.
+    """
+    total = len(items) if isinstance(items, Sized) else None
+    told = prices if any(source.name in prices for source in pool.sources) else {}
+    meter = start_progress(wanted, total, title=model, load=partial(load_of, pool), prices=told, clock=clock)
+    return {"progress": meter, "prices": told}
+
+
+def tokens_of(call: Call) -> tuple[float, float]:
+    """Rough (prompt, most output) tokens of a call."""
+    return call.codec.estimate_tokens(call)

@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from qreward.arguments import DEFAULT
+from qreward.arguments import DEFAULT, Watching
 from qreward.client import QRewardClient
 from qreward.config import ClientConfig
 from qreward.engine.faces import Wire
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
     from qreward.client import OnProgress, OnResult
+    from qreward.telemetry import Telemetry
 
 
 class SyncQRewardClient:
@@ -58,6 +59,8 @@ class SyncQRewardClient:
         hedge: Hedge | None = DEFAULT,
         max_queued: int | None = None,
         timeout: float | None = DEFAULT,
+        telemetry: Telemetry | None = DEFAULT,
+        observers: Iterable[object] = (),
         wire_factory: Callable[[], Wire] = HttpWire,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -68,19 +71,21 @@ class SyncQRewardClient:
             hedge=hedge,
             max_queued=max_queued,
             timeout=timeout,
+            telemetry=telemetry,
+            observers=observers,
             wire_factory=wire_factory,
             clock=clock,
         )
 
     @classmethod
-    def from_config(cls, source: str | Path | Mapping[str, Any] | ClientConfig) -> SyncQRewardClient:
+    def from_config(cls, source: str | Path | Mapping[str, Any] | ClientConfig, **watching: Unpack[Watching]) -> SyncQRewardClient:
         """A client from a YAML, JSON or TOML file, or a mapping. See :meth:`QRewardClient.from_config`."""
-        return cls._over(QRewardClient.from_config(source))
+        return cls._over(QRewardClient.from_config(source, **watching))
 
     @classmethod
-    def from_env(cls) -> SyncQRewardClient:
+    def from_env(cls, **watching: Unpack[Watching]) -> SyncQRewardClient:
         """A client from the variables of the environment. See :meth:`QRewardClient.from_env`."""
-        return cls._over(QRewardClient.from_env())
+        return cls._over(QRewardClient.from_env(**watching))
 
     @classmethod
     def _over(cls, client: QRewardClient) -> SyncQRewardClient:
@@ -314,6 +319,10 @@ class SyncQRewardClient:
     def remove_endpoint(self, name: str) -> None:
         """Remove an endpoint. See :meth:`QRewardClient.remove_endpoint`."""
         self._client.remove_endpoint(name)
+
+    def reload(self, config: str | Path | Mapping[str, Any] | ClientConfig) -> frozenset[str]:
+        """Take over another configuration. See :meth:`QRewardClient.reload`."""
+        return self._client.reload(config)
 
     def mark_unhealthy(self, name: str) -> None:
         """Send nothing to an endpoint until :meth:`mark_healthy`."""

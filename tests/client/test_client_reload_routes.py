@@ -1,0 +1,126 @@
+"""Routes under another configuration: what waits follows its model, and pools are neither lost nor gathered."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from reload_tools import Servers, ask, begin, config_of, endpoint, run
+
+from qreward import NoEndpoint, QRewardClient, Route
+from qreward.config import ClientConfig
+
+
+def routed(*routes: Route, **models: list[str]) -> ClientConfig:
+    return config_of(*(endpoint(name, models=patterns) for name, patterns in models.items()), routes=routes)
+
+
+STAYS: list[tuple[str, ClientConfig, ClientConfig, set[str]]] = [
+    ("the same pattern of another endpoint", routed(a=["judge-*"]), routed(b=["judge-*"]), {"b"}),
+    ("an own pattern that is registered", routed(a=["judge-*"]), routed(Route(pattern="judge-*", endpoints=("b",)), b=["z"]), {"b"}),
+    (
+        "an own pattern that is registered elsewhere",
+        routed(a=["judge-*"]),
+        routed(Route(pattern="judge-*", endpoints=("b",)), a=["judge-*"], b=["z"]),
+        {"b"},
+    ),
+    (
+        "a registered one that is an own one again",
+        routed(Route(pattern="judge-*", endpoints=("a",)), a=["z"], b=["judge-*"]),
+        routed(a=["z"], b=["judge-*"]),
+        {"b"},
+    ),
+    ("a wider pattern", routed(a=["judge-7b"]), routed(b=["judge-*"]), {"b"}),
+    ("a still wider one", routed(a=["judge-7?"]), routed(b=["*"], c=["gpt-*"]), {"b"}),
+    ("a narrower pattern", routed(a=["*"]), routed(b=["judge-*"], c=["gpt-*"]), {"b"}),
+    ("another that matches as well", routed(a=["judge-*"]), routed(b=["*-7b"], c=["judge-70b"]), {"b"}),
+    (
+        "other endpoints of a route",
+        routed(Route(pattern="j*", endpoints=("a",)), a=["z"], b=["z"]),
+        routed(Route(pattern="j*", endpoints=("b",), strategy="round_robin"), a=["z"], b=["z"]),  # type: ignore[arg-type]
+        {"b"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "hosts"), [case[1:] for case in STAYS], ids=[case[0] for case in STAYS])
+def test_what_waits_on_a_route_follows_it(before: ClientConfig, after: ClientConfig, hosts: set[str]) -> None:
+    async def test(client: QRewardClient, servers: Servers) -> None:
+        batch, singles = begin(client, 20), [ask(client) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        client.reload(after)
+        assert (await batch).stats.ok == 20
+        await asyncio.gather(*singles)
+        assert servers.hosts(after=0.5) == hosts
+        await begin(client, 2)
+        assert servers.hosts(after=0.5) == hosts
+
+    run(before, test)
+
+
+def test_what_waits_on_a_route_that_is_gone_fails_with_the_reason_and_what_is_in_flight_does_not() -> None:
+    async def test(client: QRewardClient, servers: Servers) -> None:
+        batch = begin(client, 10)
+        await asyncio.sleep(0.5)
+        client.reload(routed(a=["rm-*"]))
+        results = await batch
+        assert results.stats.ok == 2
+        assert {type(error) for error in results.errors.values()} == {NoEndpoint}
+        with pytest.raises(NoEndpoint, match="there are routes for 'rm-"):
+            await ask(client)
+
+    run(routed(a=["judge-*"]), test)
+
+
+def test_what_waits_follows_its_model_over_several_changes_of_its_route() -> None:
+    async def test(client: QRewardClient, servers: Servers) -> None:
+        batches = []
+        for number, patterns in enumerate((["*"], ["judge-*"], ["*-7b"], ["judge-7?"], ["judge-7b"])):
+            client.reload(routed(**{f"host-{number}": patterns}))
+            batches.append(begin(client, 20))
+            await asyncio.sleep(0.5)
+        assert [batch.stats.ok for batch in await asyncio.gather(*batches)] == [20] * 5
+        assert servers.hosts(after=2.1) == {"host-4"}
+
+    run(routed(a=["*"]), test)
+
+
+def test_routes_that_come_and_go_again_and_again_leave_nothing_behind() -> None:
+    one = routed(Route(pattern="judge-*", endpoints=("a",)), a=["judge-*", "x"], b=["judge-*"])
+    two = routed(a=["judge-7b"], b=["*", "judge-?b"])
+    client = QRewardClient.from_config(one)
+    for _ in range(3):
+        client.reload(two)
+        client.reload(one)
+    pools = {source.name: len(source.pools) for source in client._fleet.sources()}
+    for _ in range(20):
+        client.reload(two)
+        client.reload(one)
+    assert {source.name: len(source.pools) for source in client._fleet.sources()} == pools
+
+
+def test_live_changes_work_as_ever_after_a_reload() -> None:
+    async def test(client: QRewardClient, servers: Servers) -> None:
+        client.reload(routed(Route(pattern="judge-*", endpoints=("b",)), a=["judge-*"], b=["z"]))
+        batch = begin(client, 10)
+        await asyncio.sleep(0.5)
+        client.add_endpoint(endpoint("c", models=["judge-7b"]))
+        client.register_model_route("judge-*", ["b", "c"])
+        assert (await batch).stats.ok == 10
+        client.remove_endpoint("b")
+        client.remove_endpoint("c")
+        assert [(route.pattern, route.endpoints) for route in client.list_routes()] == [("judge-*", ("a",))]
+        await ask(client)
+        assert servers.hosts() == {"a", "b", "c"} and servers.sent[-1][0] == "http://a.example/v1"  # noqa: PT018
+
+    run(routed(a=["judge-*"]), test)
+
+
+def test_a_balancer_that_is_not_changed_goes_on_where_it_was() -> None:
+    config = routed(Route(pattern="j*", endpoints=("a", "b"), strategy="weighted_round_robin", weights={"a": 3}), a=["z"], b=["z"])  # type: ignore[arg-type]
+    client = QRewardClient.from_config(config)
+    balancer = client._fleet.pool("judge").balancer
+    client.reload(config.model_copy(update={"timeout": 5.0}))
+    assert client._fleet.pool("judge").balancer is balancer
+    client.reload(config.model_copy(update={"routes": (Route(pattern="j*", endpoints=("a", "b")),)}))
+    assert client._fleet.pool("judge").balancer is not balancer

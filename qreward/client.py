@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sized
-from functools import partial
+from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from random import Random
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from qreward import arguments
-from qreward.arguments import DEFAULT, preparer
+from qreward.arguments import DEFAULT, Watching, preparer
 from qreward.config import ClientConfig, config_from_env, load_config
 from qreward.core.pool import Pool
 from qreward.core.scheduler import Scheduler
@@ -20,31 +19,32 @@ from qreward.core.task import Terms
 from qreward.engine import forks
 from qreward.engine.bulk import Bulk
 from qreward.engine.faces import Wire
-from qreward.engine.fleet import Fleet
-from qreward.engine.report import load_of, stats_of
+from qreward.engine.herald import watch_for
+from qreward.engine.reload import LiveFleet
+from qreward.engine.report import State, state_of, stats_of
 from qreward.engine.shell import Engine
 from qreward.engine.single import Single
 from qreward.errors import ConfigError
 from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
-from qreward.progress import start_progress
 from qreward.results import BatchResult, FleetStats, Result
+from qreward.rewards.calls import RewardCalls
+from qreward.rewards.collector import Collector
 from qreward.streams.calls import StreamCalls
 from qreward.wire.base import Call
 from qreward.wire.chat import CHAT
-from qreward.wire.embeddings import EMBEDDINGS
 from qreward.wire.sender import Wire as HttpWire
 
 if TYPE_CHECKING:
-    from openai.types import CreateEmbeddingResponse
     from openai.types.chat import ChatCompletion
 
     from qreward.progress import Progress
+    from qreward.telemetry import Telemetry
 
     OnResult = Callable[[Result[Any]], object] | None
     OnProgress = bool | Callable[[Progress], object] | None
 
 
-class QRewardClient(StreamCalls):
+class QRewardClient(StreamCalls, RewardCalls):
     """One client over many endpoints.
 
     Needs no running loop to be made. May be used from several event loops and threads at once: limits hold over all of
@@ -57,6 +57,8 @@ class QRewardClient(StreamCalls):
         hedge: when a request is sent to a second endpoint while the first still works on it; None is never.
         max_queued: single calls that may wait for a route; one more ends with ``QueueFull``. None is any number.
         timeout: seconds a request may take in all, queueing included; None waits for ever. Default 600.
+        telemetry: what OpenTelemetry is told, by default all, of which nothing is seen until an SDK is set up; None is nothing.
+        observers: are told each event; see :class:`~qreward.observe.Observer`.
         wire_factory: makes what carries the requests of one event loop; for tests.
         clock: monotonic seconds; for tests in virtual time.
 
@@ -79,6 +81,8 @@ class QRewardClient(StreamCalls):
         hedge: Hedge | None = DEFAULT,
         max_queued: int | None = None,
         timeout: float | None = DEFAULT,
+        telemetry: Telemetry | None = DEFAULT,
+        observers: Iterable[object] = (),
         wire_factory: Callable[[], Wire] = HttpWire,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -88,46 +92,50 @@ class QRewardClient(StreamCalls):
         for name, value in (("hedge", hedge), ("timeout", timeout)):
             if value is not DEFAULT:
                 settings[name] = value
-        self._begin(ClientConfig(**settings), wire_factory, clock)
+        self._begin(ClientConfig(**settings), wire_factory, clock, telemetry, observers)
 
     @classmethod
-    def from_config(cls, source: str | Path | Mapping[str, Any] | ClientConfig) -> QRewardClient:
+    def from_config(cls, source: str | Path | Mapping[str, Any] | ClientConfig, **watching: Unpack[Watching]) -> QRewardClient:
         """A client from a YAML, JSON or TOML file, or a mapping. ``${VAR}`` in texts is read from the environment.
 
         Raises:
             ConfigError: with the file, the place, and what to change.
         """
-        return cls._from(source if isinstance(source, ClientConfig) else load_config(source))
+        return cls._from(source if isinstance(source, ClientConfig) else load_config(source), **watching)
 
     @classmethod
-    def from_env(cls) -> QRewardClient:
+    def from_env(cls, **watching: Unpack[Watching]) -> QRewardClient:
         """A client from ``QREWARD_CONFIG`` (a file), or ``OPENAI_BASE_URL`` / ``OPENAI_API_BASE`` and ``OPENAI_API_KEY``.
 
         Raises:
             ConfigError: none of them is set, or the file is wrong.
         """
-        return cls._from(config_from_env(os.environ))
+        return cls._from(config_from_env(os.environ), **watching)
 
     @classmethod
-    def _from(cls, config: ClientConfig) -> QRewardClient:
+    def _from(cls, config: ClientConfig, telemetry: Telemetry | None = DEFAULT, observers: Iterable[object] = ()) -> QRewardClient:
         client = cls.__new__(cls)
-        client._begin(config)
+        client._begin(config, HttpWire, monotonic, telemetry, observers)
         return client
 
-    def _begin(self, config: ClientConfig, wire_factory: Callable[[], Wire] = HttpWire, clock: Callable[[], float] = monotonic) -> None:
-        self._config = config
-        self._wire_factory, self._clock = wire_factory, clock
+    def _begin(self, config: ClientConfig, wire_factory: Callable[[], Wire], clock: Callable[[], float], *watching: Any) -> None:
+        self._config, self._clock, self._given = config, clock, (wire_factory, clock, *watching)
+        self._telemetry, watcher, observers = arguments.watching(*watching)
         self._changing = threading.Lock()
         rng = Random()  # noqa: S311 - jitter, not secrets
-        self._engine = Engine(Scheduler(config.retry, rng, _estimate, config.hedge, config.max_queued), wire_factory, clock=clock)
-        self._fleet = Fleet(self._engine, config.endpoints, config.routes)
+        scheduler = Scheduler(config.retry, rng, arguments.tokens_of, config.hedge, config.max_queued)
+        self._engine = Engine(scheduler, wire_factory, clock=clock, watch=watch_for(watcher, observers, clock))
+        self._collectors: dict[Hashable, Collector] = {}
+        self._fleet: LiveFleet = LiveFleet(self._engine, config.endpoints, config.routes)
         self._prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
+        if self._telemetry is not None:
+            self._telemetry.observe(self, QRewardClient._state)
         forks.watch(self, QRewardClient._begin_again)
 
     def _begin_again(self) -> object:
         """In a forked child: the parent's connections and tasks are not ours."""
         inherited = self._engine, self._fleet
-        self._begin(self.config, self._wire_factory, self._clock)
+        self._begin(self.config, *self._given)
         return inherited
 
     # requests
@@ -168,23 +176,6 @@ class QRewardClient(StreamCalls):
         """
         call = preparer(CHAT, model, params, extra_headers, extra_body)(messages)
         return cast("ChatCompletion", await self._one(call, model, self._terms(timeout, priority, hedge, tenant)))
-
-    async def embeddings(
-        self,
-        input: str | Iterable[Any],  # noqa: A002 - the API's name
-        model: str,
-        *,
-        timeout: float | None = DEFAULT,
-        priority: Priority | int = Priority.NORMAL,
-        hedge: bool = True,
-        tenant: str | None = None,
-        extra_headers: Mapping[str, str] | None = None,
-        extra_body: Mapping[str, Any] | None = None,
-        **params: Any,
-    ) -> CreateEmbeddingResponse:
-        """Embeddings of one input: a text, a list of texts, or tokens. Arguments and errors as in :meth:`chat_completion`."""
-        call = preparer(EMBEDDINGS, model, params, extra_headers, extra_body)(input)
-        return cast("CreateEmbeddingResponse", await self._one(call, model, self._terms(timeout, priority, hedge, tenant)))
 
     async def batch_chat_completion(
         self,
@@ -234,28 +225,6 @@ class QRewardClient(StreamCalls):
         items, terms = arguments.items("batch_messages", batch_messages), self._terms(timeout, priority, hedge, tenant)
         return await self._many(items, prepare, model, terms, deadline, on_result, progress, keep_results)
 
-    async def batch_embeddings(
-        self,
-        batch_input: Iterable[Any] | AsyncIterable[Any],
-        model: str,
-        *,
-        timeout: float | None = DEFAULT,
-        deadline: float | None = None,
-        priority: Priority | int = Priority.NORMAL,
-        hedge: bool = True,
-        tenant: str | None = None,
-        on_result: OnResult = None,
-        progress: OnProgress = None,
-        keep_results: bool = True,
-        extra_headers: Mapping[str, str] | None = None,
-        extra_body: Mapping[str, Any] | None = None,
-        **params: Any,
-    ) -> BatchResult[CreateEmbeddingResponse]:
-        """Many embedding requests, one for each item of ``batch_input``. Arguments and errors as in :meth:`batch_chat_completion`."""
-        prepare = preparer(EMBEDDINGS, model, params, extra_headers, extra_body)
-        items, terms = arguments.items("batch_input", batch_input), self._terms(timeout, priority, hedge, tenant)
-        return await self._many(items, prepare, model, terms, deadline, on_result, progress, keep_results)
-
     # the fleet, live
 
     def register_model_route(
@@ -298,6 +267,13 @@ class QRewardClient(StreamCalls):
         with self._changing:
             self._fleet.remove(name)
 
+    def reload(self, config: str | Path | Mapping[str, Any] | ClientConfig) -> frozenset[str]:
+        """Take over another configuration live, or raise ``ConfigError`` and change nothing. Returns the names of what changed."""
+        wanted = config if isinstance(config, ClientConfig) else load_config(config)
+        with self._changing:
+            changed, self._config = self._fleet.reload(self.config, wanted, self._prices), wanted
+        return changed
+
     def mark_unhealthy(self, name: str) -> None:
         """Send nothing to an endpoint until :meth:`mark_healthy`."""
         self._fleet.mark(name, down=True)
@@ -336,7 +312,7 @@ class QRewardClient(StreamCalls):
         await self.aclose()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return QRewardClient._from, (self.config,)
+        return QRewardClient._from, (self.config, self._telemetry)
 
     def __repr__(self) -> str:
         return f"<QRewardClient {', '.join(map(repr, self._fleet.sources()))}>"
@@ -374,19 +350,11 @@ class QRewardClient(StreamCalls):
         return await bulk.run()
 
     def _reporting(self, pool: Pool, model: str, items: object, progress: OnProgress) -> dict[str, Any]:
-        """What a batch is given to tell how far it is and what it costs.
+        return arguments.reporting(progress, pool, items, model, self._prices, self._clock)
 
-        Prices are all by endpoint, those of endpoints that come later included; none if no endpoint of the pool has one.
-        """
-        total = len(items) if isinstance(items, Sized) else None
-        prices = self._prices if any(source.name in self._prices for source in pool.sources) else {}
-        meter = start_progress(progress, total, title=model, load=partial(load_of, pool), prices=prices, clock=self._clock)
-        return {"progress": meter, "prices": prices}
+    def _state(self) -> State:
+        return state_of(self._engine, self._fleet.sources(), self._config.max_queued)
 
     def _terms(self, timeout: float | None, priority: int, hedge: bool, tenant: str | None) -> Terms:
         seconds = self._config.timeout if timeout is DEFAULT else arguments.seconds("timeout", timeout)
         return arguments.terms(seconds, priority, hedge, tenant)
-
-
-def _estimate(call: Call) -> tuple[float, float]:
-    return call.codec.estimate_tokens(call)

@@ -19,6 +19,7 @@ EDGES = {
     "client",
     "sync",
     "streams",
+    "rewards",
     "progress",
     "functions",
     "batching",
@@ -47,6 +48,7 @@ OUTSIDE = {
         "client",
         "sync",
         "streams",
+        "rewards",
         "testing",
         "cli",
         "functions",
@@ -66,7 +68,7 @@ OUTSIDE = {
     "uvicorn": {"server"},
 }
 """Package -> the only rooms that may import it."""
-OPENAI_TYPES = {"client", "sync", "streams", "integrations"}
+OPENAI_TYPES = {"client", "sync", "streams", "rewards", "integrations"}
 
 IMPURE = {"asyncio", "concurrent", "datetime", "http", "io", "logging", "multiprocessing", "os", "secrets", "select", "selectors"}
 IMPURE |= {"signal", "socket", "ssl", "subprocess", "threading", "time", "urllib", "uuid"}

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from math import inf, log
 from random import Random
 
+from qreward.core.window import Changes, count_change
+
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
@@ -108,7 +110,7 @@ class AdaptiveWindow:
     __slots__ = (
         "_away", "_base", "_blame_until", "_capped", "_clean", "_elasticity", "_floor", "_good", "_held", "_mark", "_no_try_before",
         "_reject_after", "_rng", "_round", "_rounds", "_side", "_start", "_starting",
-        "_step", "limit", "most", "reason",
+        "_step", "changes", "limit", "most", "reason",
     )  # fmt: skip
 
     def __init__(self, rng: Random, most: int | None = None) -> None:
@@ -119,6 +121,7 @@ class AdaptiveWindow:
         self._held = 0.0  # what it last held for long
         self._rounds = 1
         self.reason = "start"
+        self.changes: Changes = {}
         self._elasticity = Elasticity()
         self._side = 1.0
         self._good = self.most  # answers since the last reject
@@ -205,6 +208,7 @@ class AdaptiveWindow:
         self._step = min(2 * self._step or 1, max(1, self.limit // 3))
         self._mark, self._clean, self._blame_until = now, 0, now + self._settle()
         self.limit = min(self.most, self.limit + self._step)
+        count_change(self.changes, self._floor, self.limit, "trial")
         self._base = float(self.limit)
         self.reason = f"trying {self.limit - self._floor} more after clean answers"
 
@@ -242,5 +246,6 @@ class AdaptiveWindow:
             self._starting = False
         at_rest = self._capped or self._starting or (self._base >= self.most and self._rounds % TUNING.look != 0)
         swing = 1.0 if at_rest else 1 - TUNING.zig if self._base >= self.most else 1 + TUNING.zig * self._side
-        self.limit = max(1, min(self.most, round(self._base * swing)))
+        before, self.limit = self.limit, max(1, min(self.most, round(self._base * swing)))
+        count_change(self.changes, before, self.limit, self.reason.partition(" ")[0].rstrip(":"))
         self._round = _Round(self.limit, now, inflight)

@@ -62,6 +62,11 @@ class Dispatch:
         self._numbers = 0
         self._stalled = False  # the last tick came late
 
+    @property
+    def hedge_budget(self) -> float:
+        """Copies that may be made now."""
+        return self._duplicates.balance
+
     def pump(self, now: float, pool: Pool) -> None:
         """Give waiting tasks to sources with room, each to the best one."""
         unable: tuple[Source, ...] = ()
@@ -189,10 +194,16 @@ class Dispatch:
         return True
 
     def _send(self, now: float, task: Task, source: Source) -> None:
+        if task.attempt is None and not task.load(now, source):
+            self._end(task)  # what it was to carry has gone with another: as if it were withdrawn
+            return
         attempt = Attempt(task, source, now)
         task.state = State.SENT
+        task.sends = attempt.number = task.sends + 1
         if task.attempt is not None:
             task.copy = attempt
+            attempt.hedge = True
+            task.copies += 1
             source.tally.hedged += 1
         else:
             task.attempt = attempt

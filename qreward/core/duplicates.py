@@ -93,6 +93,11 @@ class Duplicates:
 
     # the budget
 
+    @property
+    def balance(self) -> float:
+        """Copies that are left."""
+        return self._balance
+
     def deposit(self) -> None:
         """A request was sent for the first time."""
         self._balance += self._share

@@ -3,7 +3,7 @@
 Rules that hold between any two calls:
 1. work conservation: while a task waits, no source that it may go to is able to take it;
 2. a source never has more in flight than its window, and is never asked before ``ready_at``;
-3. every task submitted or taken from a feed gets exactly one FINISH, unless it is withdrawn;
+3. every task submitted or taken from a feed gets exactly one FINISH, unless it is withdrawn or has nothing to send (``Task.load``);
 4. every SEND is answered by exactly one event; later ones are ignored.
 What an outcome means is in ``aftermath``; when a source may be asked is in ``source``.
 """
@@ -189,6 +189,7 @@ class Scheduler(Vigil):
         if source.tokens is not None:
             self.tokens.settle(attempt, answer)
         if task.holds(attempt):
+            attempt.won = True
             if task.copy is not None:
                 self._beat(now, task, attempt)
             self._end(task, None if answer.output_tokens is None else float(answer.output_tokens + (answer.prompt_tokens or 0)))

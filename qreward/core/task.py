@@ -83,14 +83,17 @@ class Task:
         suspected: how often an attempt of it was taken for hung.
         feed: the bulk it was taken from, or None.
         tenant: who shares the fleet with others, or None; for a feed's task the feed's counts.
+        sends, copies: how often it was sent, and how often of them while another attempt was under way.
+        items: the tasks that it carries, merged into one, if it carries any.
+        serial, told, span: the watcher's own: its number once it is known, whether its end is, and what is kept of it.
         charge: what the queue has counted for it, in tokens, and not yet corrected.
         lined: it is in the queue.
     """
 
     __slots__ = (
-        "attempt", "born", "charge", "copy", "deadline", "due", "excluded", "feed", "hedge", "index", "last_error", "level", "lined",
-        "number", "overdue", "payload", "pool", "restarts", "sent_at", "sink", "state", "streamed", "suspected", "tenant", "timeout",
-        "trail", "tries", "unfit",
+        "attempt", "born", "charge", "copies", "copy", "deadline", "due", "excluded", "feed", "hedge", "index", "items", "last_error",
+        "level", "lined", "number", "overdue", "payload", "pool", "restarts", "sends", "sent_at", "serial", "sink", "span", "state",
+        "streamed", "suspected", "tenant", "timeout", "told", "trail", "tries", "unfit",
     )  # fmt: skip
 
     def __init__(
@@ -123,6 +126,13 @@ class Task:
         self.unfit: tuple[Source, ...] = ()  # of them, those that can never serve it
         self.trail: list[AttemptRecord] | None = None
         self.last_error: QRewardError | None = None
+        self.sends = self.copies = self.serial = self.told = 0
+        self.items: tuple[Task, ...] = ()
+        self.span: Any = None
+
+    def load(self, now: float, source: Source) -> bool:  # noqa: ARG002 - for those that are late bound
+        """It is about to be sent, and nothing of it is under way: the last moment to say what. False if there is nothing to send."""
+        return True
 
     def holds(self, attempt: Attempt) -> bool:
         """True if the attempt is one of those whose answer counts."""
@@ -148,12 +158,19 @@ class Attempt:
         why: why the scheduler stopped it, or None.
         ended: its end was reported.
         committed: the caller is given its answer, piece by piece.
+        number: it is its task's so-manieth.
+        hedge: it was sent while another was under way.
+        won: its answer is the task's.
+        span: the watcher's own.
         held: seconds for which it waited for its caller to take what there was, ``holds_since`` then if it does so now.
         cost: tokens reserved for it, ``prompt`` of them estimated for the prompt.
         handle: the shell's own, such as an asyncio task.
     """
 
-    __slots__ = ("committed", "cost", "ended", "handle", "held", "holds_since", "overdue", "prompt", "sent_at", "source", "task", "why")
+    __slots__ = (
+        "committed", "cost", "ended", "handle", "hedge", "held", "holds_since", "number", "overdue", "prompt", "sent_at", "source", "span",
+        "task", "why", "won",
+    )  # fmt: skip
 
     def __init__(self, task: Task, source: Source, now: float) -> None:
         self.task = task
@@ -161,7 +178,9 @@ class Attempt:
         self.sent_at = now
         self.overdue = task.overdue
         self.why: Why | None = None
-        self.ended = self.committed = False
+        self.ended = self.committed = self.hedge = self.won = False
+        self.number = 1
+        self.span: Any = None
         self.cost = self.prompt = self.held = 0.0
         self.holds_since: float | None = None
         self.handle: Any = None

@@ -15,6 +15,17 @@ PATIENCE = 100
 """Answers after which a source that was full is offered more again: bounds rejects to about one in so many."""
 
 
+Changes = dict[tuple[str, str], int]
+"""How often a limit changed: (``up`` or ``down``, why in a word) -> times."""
+
+
+def count_change(changes: Changes, before: int, after: int, why: str) -> None:
+    """Count a change of a limit, if it is one."""
+    if after != before:
+        key = ("up" if after > before else "down", why)
+        changes[key] = changes.get(key, 0) + 1
+
+
 class Window(Protocol):
     """A limit that may change with what it is told. ``inflight`` and ``others`` are as they are after the event."""
 
@@ -43,13 +54,14 @@ class FixedWindow:
     limit falls to that for a hundred answers (fewer where it is small), and doubles from there. A lone reject amid good answers is noise.
     """
 
-    __slots__ = ("_clean", "_closed_at", "_good", "_set", "limit")
+    __slots__ = ("_clean", "_closed_at", "_good", "_set", "changes", "limit")
 
     def __init__(self, limit: int | None = None) -> None:
         self._set = self.limit = DEFAULT_LIMIT if limit is None else limit
         self._good = 0  # answers since the last reject
         self._clean = 0  # answers since the limit last changed
         self._closed_at = -inf
+        self.changes: Changes = {}
 
     def sent(self, now: float, inflight: int) -> None:
         """A request went out."""
@@ -60,16 +72,21 @@ class FixedWindow:
         if self.limit < self._set:
             self._clean += 1
             if self._clean >= min(PATIENCE, 4 * self.limit):
+                before = self.limit
                 self._clean, self.limit = 0, min(self._set, 2 * self.limit)
+                count_change(self.changes, before, self.limit, "answers")
 
     def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
         """Turned away."""
         lone, self._good = self._good >= self._set / 2, 0
+        before = self.limit
         if hint is not None or others == 0:  # away, or over a rate: that says nothing of how many it holds
             self.limit, self._closed_at = self._set, now
+            count_change(self.changes, before, self.limit, "away")
             return True
         if not lone and sent_at >= self._closed_at:
             self._clean, self.limit = 0, max(1, min(self.limit, others))
+            count_change(self.changes, before, self.limit, "rejected")
         return False
 
     def ended(self) -> None:

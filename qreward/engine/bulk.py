@@ -75,7 +75,7 @@ class Bulk:
         self._deadline, self._on_result, self._keep = deadline, on_result, keep
         self._progress, self._prices = progress, prices
         self._beat: asyncio.TimerHandle | None = None
-        self._context = copy_context()
+        self.context = copy_context()
         self._size = len(items) if isinstance(items, Sized) else None
         self._items: Iterator[Any] | AsyncIterator[Any] = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
         self._read = 0  # items taken from the input
@@ -153,7 +153,7 @@ class Bulk:
     # the shell's side
 
     def start(self, attempt: Attempt) -> None:
-        self.shell.spawn(attempt, self._context.copy(), self)
+        self.shell.spawn(attempt, self.context.copy(), self)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._live.pop(task, None)
@@ -270,7 +270,7 @@ class Bulk:
 
     def _stop(self, why: Callable[[], QRewardError]) -> None:
         left = self.abandon()
-        self.shell.withdraw(left)
+        self.shell.withdraw(left, why())
         for task in left:
             self._settle(result_of(task, why(), None, 0.0))
         while self._size is not None and self._read < self._size and self._input_error is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qreward.core.commands import Command
@@ -33,10 +34,12 @@ class Sink(Protocol):
 
     Attributes:
         shell: where its attempts run.
+        context: its caller's context variables.
         carry: its own way to try once, or None for ``Wire.send``. Raises nothing but ``CancelledError``.
     """
 
     shell: Shell
+    context: Context
 
     @property
     def carry(self) -> Callable[[Attempt], Awaitable[Outcome]] | None: ...
@@ -54,6 +57,22 @@ class Sink(Protocol):
 
     def abandon(self) -> list[Task]:
         """The loop is gone: tell nobody, return the tasks that are not done."""
+
+
+class Home(Protocol):
+    """Where a sink's commands are run."""
+
+    def run(self, out: list[Command]) -> object: ...
+
+    def post(self, command: Command) -> None:
+        """Run a command, from any thread."""
+
+
+class Neighbour(Protocol):
+    """Whoever uses an engine besides its shells."""
+
+    def wake_soon(self) -> None:
+        """The scheduler was changed from elsewhere: look at the time again."""
 
 
 class Inputs(Protocol):

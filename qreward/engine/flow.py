@@ -211,6 +211,8 @@ class Flow:
         assert tempo is not None
         with self._receiver.shell.engine.lock:
             tempo.went_on(self._gaps)
+        if (watch := self._receiver.shell.watch) is not None:
+            watch.gaps(self._attempt, self._gaps)
         self._gaps.clear()
 
     def _late(self) -> Failure:

@@ -44,7 +44,7 @@ class Outlet(Carrier):
         result: how it ended, or None.
     """
 
-    __slots__ = ("_context", "_hushed", "_pieces", "_taken", "_task", "begun", "left", "result")
+    __slots__ = ("_hushed", "_pieces", "_taken", "_task", "begun", "context", "left", "result")
 
     def __init__(self, shell: Shell) -> None:
         super().__init__(shell)
@@ -53,7 +53,7 @@ class Outlet(Carrier):
         self._pieces: list[str] = []
         self._hushed = False
         self._task: Task | None = None
-        self._context = copy_context()
+        self.context = copy_context()
         self._taken = Signal(shell.loop)
 
     # the consumer's side
@@ -110,7 +110,7 @@ class Outlet(Carrier):
     # the shell's side
 
     def start(self, attempt: Attempt) -> None:
-        self.shell.spawn(attempt, self._context.copy())
+        self.shell.spawn(attempt, self.context.copy())
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         if self.begun and isinstance(outcome, RequestError):
@@ -124,8 +124,9 @@ class Outlet(Carrier):
     def close(self) -> None:
         task = self._task
         assert task is not None
-        self.shell.withdraw([task])
-        self.finish(task, ClientClosed("the client was closed before the stream was done"), None, 0.0)
+        error = ClientClosed("the client was closed before the stream was done")
+        self.shell.withdraw([task], error)
+        self.finish(task, error, None, 0.0)
 
     def abandon(self) -> list[Task]:
         assert self._task is not None

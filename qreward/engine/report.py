@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import inf
+from typing import TYPE_CHECKING, NamedTuple
 
 from qreward.core.explain import standing, why_window
 from qreward.core.latency import Quantiles
-from qreward.core.outcome import Answer
+from qreward.core.outcome import Answer, Failure, FailureKind
 from qreward.core.pool import Pool
 from qreward.core.source import Source
-from qreward.core.task import Task
-from qreward.errors import QRewardError
+from qreward.core.task import Attempt, Task
+from qreward.errors import InvalidResponse, QRewardError
 from qreward.results import AttemptRecord, EndpointState, EndpointStats, Result, with_trail
+
+if TYPE_CHECKING:
+    from qreward.core.scheduler import Scheduler
+    from qreward.engine.shell import Engine
 
 
 def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Result[object]:
@@ -24,6 +29,13 @@ def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None,
         return Result(task.index, outcome.value, None, source.name, seconds, queued, trail)
     endpoint = trail[-1].endpoint if trail else None
     return Result(task.index, None, with_trail(outcome, trail), endpoint, 0.0, queued, trail)
+
+
+def unexpected(attempt: Attempt, error: Exception) -> Failure:
+    """What it comes to if a wire raises, which it must not."""
+    wrapped = InvalidResponse(f"endpoint {attempt.source.name!r}: the wire failed: {type(error).__name__}", endpoint=attempt.source.name)
+    wrapped.__cause__ = error
+    return Failure(FailureKind.UNSENDABLE, wrapped)
 
 
 def stats_of(source: Source, now: float) -> EndpointStats:
@@ -53,6 +65,35 @@ def load_of(pool: Pool) -> tuple[int, int]:
     """Requests in flight at the sources of a pool, and how many they may have in flight now."""
     sources = list(pool.sources)  # another thread may change them
     return sum(source.inflight for source in sources), sum(source.window.limit for source in sources)
+
+
+class QueueState(NamedTuple):
+    """The queue of one route: its pattern, the requests that wait, and how many single ones may, or None for any number."""
+
+    name: str
+    waiting: int
+    capacity: int | None
+
+
+class State(NamedTuple):
+    """Where a client stands at this moment. The sources are live: they are only to be looked at."""
+
+    queues: list[QueueState]
+    sources: list[Source]
+    hedge_budget: float
+
+
+def state_of(engine: Engine[Scheduler], sources: list[Source], capacity: int | None) -> State:
+    """Look at the state, from any thread.
+
+    Args:
+        sources: those of the client.
+        capacity: single requests that may wait for a route, or None.
+    """
+    with engine.lock:
+        pools = {id(pool): pool for source in sources for pool in source.pools}.values()
+        queues = [QueueState(pool.name[1:-1], len(pool.queue), capacity) for pool in pools]
+        return State(queues, sources, engine.scheduler.hedge_budget)
 
 
 class Tallies:

@@ -18,11 +18,13 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from qreward.core.commands import CANCEL, FINISH, SEND, Command
-from qreward.core.outcome import CANCELLED, Advertised, Failure, FailureKind, Outcome
+from qreward.core.outcome import CANCELLED, Advertised, Outcome
 from qreward.core.task import Attempt, Feed, Task
-from qreward.engine.faces import Inputs, Sink, Wire
+from qreward.engine.faces import Home, Inputs, Neighbour, Sink, Wire
+from qreward.engine.report import unexpected
 from qreward.engine.unattended import tell
-from qreward.errors import ClientClosed, InvalidResponse
+from qreward.engine.watching import Watch, within
+from qreward.errors import ClientClosed, QRewardError
 
 TURNS = 64
 """Attempts that one task makes before the event loop certainly gets its turn."""
@@ -38,12 +40,17 @@ class Engine(Generic[S]):
         scheduler: decides; ``core.scheduler`` for endpoints.
         wire_factory: makes the wire of one loop.
         clock: monotonic seconds; replaced in tests.
+        watch: is told what happens, or None.
     """
 
-    def __init__(self, scheduler: S, wire_factory: Callable[[], Wire], *, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, scheduler: S, wire_factory: Callable[[], Wire], *, clock: Callable[[], float] = monotonic, watch: Watch | None = None
+    ) -> None:
         self.clock = clock
+        self.watch = watch
         self.lock = threading.Lock()
         self.scheduler = scheduler
+        self.neighbours: list[Neighbour] = []
         self.closed = False
         self._wire_factory = wire_factory
         self._shells: dict[asyncio.AbstractEventLoop, Shell] = {}
@@ -79,9 +86,22 @@ class Engine(Generic[S]):
                 home.run([command])
             else:
                 home.post(command)
+        self._wake_all()
+        return value
+
+    def has_loops(self) -> bool:
+        """Some loop uses it."""
+        return bool(self._shells)
+
+    def wake_loops(self) -> None:
+        """What is due next may have changed: let the shells look at the time."""
         for shell in list(self._shells.values()):
             shell.wake_soon()
-        return value
+
+    def _wake_all(self) -> None:
+        self.wake_loops()
+        for neighbour in self.neighbours:
+            neighbour.wake_soon()
 
     async def aclose(self) -> None:
         """End everything: waiting tasks fail with ``ClientClosed``, connections of all loops are closed."""
@@ -96,9 +116,16 @@ class Engine(Generic[S]):
                     shell.loop.call_soon_threadsafe(shell.closing)
         self._shells.clear()
 
+    async def leave(self) -> None:
+        """End what is held in the running loop, and nothing else."""
+        shell = self._shells.get(asyncio.get_running_loop())
+        if shell is not None:
+            await shell.aclose()
+
     def forget(self, shell: Shell) -> None:
-        """A shell has ended."""
+        """A shell has ended, and its timer with it, which may have been set for others."""
         self._shells.pop(shell.loop, None)
+        self._wake_all()
 
 
 class Shell:
@@ -106,6 +133,7 @@ class Shell:
 
     def __init__(self, engine: Engine[Any], loop: asyncio.AbstractEventLoop, wire: Wire) -> None:
         self.engine = engine
+        self.watch = engine.watch
         self.loop = loop
         self.wire = wire
         self.sinks: dict[Sink, None] = {}
@@ -122,6 +150,8 @@ class Shell:
     # what callers ask for
 
     def submit(self, task: Task) -> None:
+        if self.watch is not None:
+            self.watch.began(task)
         self._locked(self.engine.scheduler.submit, task)
 
     def open(self, feed: Feed) -> None:
@@ -130,12 +160,17 @@ class Shell:
     def refill(self, feed: Feed) -> None:
         self._locked(self.engine.scheduler.refill, feed)
 
-    def withdraw(self, tasks: list[Task]) -> None:
+    def withdraw(self, tasks: list[Task], error: QRewardError | None = None) -> None:
+        """Nobody waits for them any more, or they end with an error of ours."""
+        if self.watch is not None:
+            self.watch.withdrawn(tasks, error)
         self._locked(self.engine.scheduler.withdraw, tasks)
 
     def commit(self, attempt: Attempt) -> bool:
         """Its answer is given out from now on; False if it is not wanted any more."""
         self._locked(self.engine.scheduler.commit, attempt)
+        if attempt.committed and self.watch is not None:
+            self.watch.first(attempt)
         return attempt.committed
 
     def opened(self, attempt: Attempt, limits: Advertised) -> None:
@@ -174,15 +209,14 @@ class Shell:
             what = command[0]
             if what == SEND:
                 attempt: Attempt = command[1]
-                self._attempts[attempt] = None
+                self._note(attempt)
                 sink = attempt.task.sink
                 if kept is None and sink is mine:
                     kept = attempt
                 else:
                     sink.start(attempt)
             elif what == FINISH:
-                _, task, outcome, source, seconds = command
-                task.sink.finish(task, outcome, source, seconds)
+                self._finish(*command[1:])
             elif what == CANCEL:
                 attempt = command[1]
                 if attempt.handle is not None:  # else it has not begun, and looks at ``why`` itself
@@ -190,6 +224,16 @@ class Shell:
             elif command[1].sink.read(command[1]):
                 out += self._change(self.engine.scheduler.refill, command[1])  # not by recursion: a bulk is as deep as the fleet is wide
         return kept
+
+    def _note(self, attempt: Attempt) -> None:
+        self._attempts[attempt] = None
+        if self.watch is not None:
+            self.watch.sent(attempt)
+
+    def _finish(self, task: Task, outcome: Any, source: Any, seconds: float) -> None:
+        if self.watch is not None:
+            self.watch.done(task, outcome, source)
+        task.sink.finish(task, outcome, source, seconds)
 
     def post(self, command: Command) -> None:
         """Run a command here, from another thread or outside the loop."""
@@ -212,7 +256,8 @@ class Shell:
         try:
             task = attempt.task
             carry = task.sink.carry
-            outcome = await (self.wire.send(attempt.source.handle, task.payload) if carry is None else carry(attempt))
+            sending = self.wire.send(attempt.source.handle, task.payload) if carry is None else carry(attempt)
+            outcome = await (sending if attempt.span is None else within(attempt.span, sending))
         except asyncio.CancelledError:
             if attempt.why is None or me.uncancel() > before:  # it is not (only) us who cancelled: the caller, or the loop's end
                 self.ended(attempt, CANCELLED)
@@ -222,7 +267,7 @@ class Shell:
             self.later(partial(self.ended, attempt, CANCELLED))
             raise
         except Exception as error:  # a wire must not raise; if one does, the item fails and nothing hangs
-            outcome = _unexpected(attempt, error)
+            outcome = unexpected(attempt, error)
         return self.ended(attempt, outcome, mine)
 
     def spawn(self, attempt: Attempt, context: Context, mine: Sink | None = None) -> None:
@@ -259,7 +304,11 @@ class Shell:
         self._attempts.pop(attempt, None)
         if self._closing is not None and not self._attempts:
             self._idle.set()
-        return self.run(self._change(self.engine.scheduler.event, attempt, outcome), mine)
+        known = attempt.ended
+        out = self._change(self.engine.scheduler.event, attempt, outcome)
+        if self.watch is not None and not known:
+            self.watch.ended(attempt, outcome)
+        return self.run(out, mine)
 
     # time
 
@@ -322,8 +371,13 @@ class Shell:
         """The loop was closed under us: give back what it held."""
         scheduler = self.engine.scheduler
         for sink in list(self.sinks):
-            self.engine.act(partial(scheduler.withdraw, tasks=sink.abandon()))
+            left = sink.abandon()
+            self.engine.act(partial(scheduler.withdraw, tasks=left))
+            if self.watch is not None:
+                self.watch.withdrawn(left)
         for attempt in list(self._attempts):
+            if self.watch is not None and not attempt.ended:
+                self.watch.ended(attempt, CANCELLED)
             self.engine.act(partial(scheduler.event, attempt=attempt, outcome=CANCELLED))
 
     def _stop(self) -> None:
@@ -335,14 +389,9 @@ class Shell:
         self.engine.forget(self)
 
 
-def _unexpected(attempt: Attempt, error: Exception) -> Failure:
-    wrapped = InvalidResponse(f"endpoint {attempt.source.name!r}: the wire failed: {type(error).__name__}", endpoint=attempt.source.name)
-    wrapped.__cause__ = error
-    return Failure(FailureKind.UNSENDABLE, wrapped)
-
-
-def home_of(command: Command) -> Shell:
-    """The shell a command is for."""
+def home_of(command: Command) -> Home:
+    """Whom a command is for."""
     subject = command[1]
     sink: Sink = subject.task.sink if isinstance(subject, Attempt) else subject.sink
-    return sink.shell
+    home: Home = sink.shell
+    return home

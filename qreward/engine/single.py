@@ -19,14 +19,14 @@ class Single:
     """The sink of a single call."""
 
     carry = None
-    __slots__ = ("_context", "_mine", "_next", "_result", "_task", "_waiter", "shell")
+    __slots__ = ("_mine", "_next", "_result", "_task", "_waiter", "context", "shell")
 
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
         self._result: Result[Any] | None = None
         self._next: Attempt | None = None
         self._mine: Attempt | None = None  # what the caller's own task carries out
-        self._context = copy_context()
+        self.context = copy_context()
         self._waiter: asyncio.Future[None] | None = None
 
     async def result(self, task: Task) -> Result[Any]:
@@ -69,7 +69,7 @@ class Single:
             self._next = attempt
             self._wake()
         else:  # a duplicate, while the caller's own task is busy with the first
-            self.shell.spawn(attempt, self._context.copy())
+            self.shell.spawn(attempt, self.context.copy())
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._result = result_of(task, outcome, source, seconds)
@@ -80,8 +80,9 @@ class Single:
 
     def close(self) -> None:
         task = self._task
-        self.shell.withdraw([task])
-        self.finish(task, ClientClosed("the client was closed before the request was done"), None, 0.0)
+        error = ClientClosed("the client was closed before the request was done")
+        self.shell.withdraw([task], error)
+        self.finish(task, error, None, 0.0)
 
     def abandon(self) -> list[Task]:
         return [self._task]

@@ -26,9 +26,10 @@ SHOWN = {
     "adaptive_limit": ["600 results, none lost", "came down from 32"],
     "metrics_callback": ["{'ok': 1, 'failed': 2, 'timeout': 1, 'circuit_open': 1}"],
     "priority": ["bulk 0\nbulk 1\nURGENT 0\nURGENT 1\nbulk 2"],
+    "telemetry": ["judge', 'error.type': 'ConnectionError'} 1 calls", "judge'} 2 calls", "parse'} 1 calls"],
     "combined": ["300 scores", "at most 4 at once from now on: 0.8"],
 }
-TOLD_ELSEWHERE = {"config_hot_reload", "telemetry"}
+TOLD_ELSEWHERE = {"config_hot_reload"}
 
 
 def test_there_is_an_example_for_each_part() -> None:

@@ -151,18 +151,15 @@ class CallScheduler:
     # waiting
 
     def _may_start(self, now: float, call: Call) -> bool:
-        """A try may start now that nobody waits for."""
-        lane, group = call.lane, self.group
-        if lane.line or group.ready or group.inflight >= group.limit:
-            return False
-        return lane.ready_at(call) <= now < self._wakes.rank()
+        """A try may start now that nobody waits for: whoever could have had it would, but if a tick is overdue."""
+        return self.group.inflight < self.group.limit and call.lane.ready_at(call) <= now < self._wakes.rank()
 
     def _place(self, now: float, call: Call) -> None:
         """Let a call wait for its turn."""
         call.state = State.QUEUED
         if call.notes is not None and not self._may_start(now, call):
             call.note(now, endings.why_waiting(now, call))
-        call.lane.line.put(call, call.rank, call.number)
+        call.lane.line.put(call, call.rank if call.terms.paced else -inf, call.number)
         self._arrange(now, call.lane)
 
     def _unplan(self, now: float, call: Call) -> None:

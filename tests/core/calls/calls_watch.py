@@ -232,12 +232,14 @@ class Watch:
         for call in self.open:
             calls[call.lane] += 1
             assert call.function.lanes[call.key] is call.lane, "the key of an open call was forgotten"
-            assert call.timeout is None or call.due >= 0, "a call's timeout is not watched"
+            assert call.due / PER_SECOND < call.next_due() + BUCKET, "nobody looks when something is due"
+            assert call.due >= 0 or call.next_due() == inf
             assert list(call.tried) == [attempt for attempt in self.live if attempt.task is call]
             assert call.tried or call.planned, "a call waits for nothing"
             assert call.retry_at == inf or call not in call.lane.line, "a call waits for two tries at once"
         for lane in self.lanes():
             assert lane.calls == calls[lane]
+            assert lane.resting or not lane.idle or not lane.function.keyed, "a key that nobody uses is never forgotten"
             assert len(lane.line) == sum(call.lane is lane and call in lane.line for call in self.open), "a line holds something dead"
 
     def _check_heaps(self) -> None:

@@ -130,6 +130,33 @@ def test_a_wait_that_was_told_holds_for_those_beside_and_for_what_waits() -> Non
     assert len(desk.tries(call)) == 2
 
 
+def test_a_wait_that_was_told_takes_the_place_of_what_was_planned() -> None:
+    desk = Desk()
+    call = desk.call(desk.function(abreast=3, retries=20, pause=Pause(1.0, 1.0)))
+    desk.fail(call)
+    desk.wait(1.5)
+    assert call.planned
+    desk.fail(call, wait=10.0)
+    desk.wait(9.9)
+    assert len(desk.begun(call)) == 2
+    desk.wait(0.2)
+    assert desk.begun(call)[2] == 11.5
+
+
+def test_when_the_breaker_opens_a_retry_that_waits_for_room_is_given_up_and_not_its_call() -> None:
+    desk = Desk()
+    f = desk.function(abreast=3, retries=20, pause=AT_ONCE, most=2, breaking=Breaking(2, 100.0))
+    call, other = desk.calls(2, f)
+    desk.fail(call)
+    assert call in call.lane.line
+    desk.fail(other)
+    assert not call.planned
+    assert desk.outcome(call) is None
+    desk.ok(call)
+    assert desk.is_ok(call)
+    assert call.retries == 1
+
+
 def test_when_the_breaker_opens_what_is_under_way_may_still_answer() -> None:
     desk = Desk()
     f = desk.function(abreast=3, retries=20, pause=AT_ONCE, most=2, breaking=Breaking(2, 100.0))

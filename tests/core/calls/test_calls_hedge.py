@@ -26,6 +26,18 @@ def test_it_is_made_after_so_many_seconds_and_the_first_result_wins() -> None:
     assert (f.tally.hedges, f.tally.hedges_won) == (1, 1)
 
 
+def test_a_call_that_had_to_wait_for_room_is_hedged_too() -> None:
+    desk = Desk()
+    f = desk.function(hedging=AFTER, most=2)
+    g = desk.function("g")
+    one, two = desk.calls(2, g)
+    call = desk.call(f)
+    desk.ok(one, after=1.0)
+    desk.ok(two)
+    desk.wait(0.6)
+    assert desk.begun(call) == [1.0, 1.5]
+
+
 def test_a_hedge_that_loses_is_cancelled() -> None:
     desk = Desk()
     f = desk.function(hedging=AFTER)

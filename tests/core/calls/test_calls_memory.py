@@ -137,6 +137,42 @@ def test_a_refused_call_keeps_no_key_in_use() -> None:
     assert keys(desk, f) == set()
 
 
+def test_a_key_for_which_nobody_was_ever_tried_is_forgotten() -> None:
+    desk = Desk()
+    f = desk.function(most=1, timeout=9.0, keyed=True)
+    desk.call(f, "busy", timeout=None)
+    withdrawn = desk.call(f, "withdrawn")
+    desk.call(f, "out of time")
+    desk.withdraw(withdrawn)
+    desk.wait(10.0)
+    assert keys(desk, f) == {"busy"}
+
+
+def test_after_a_reset_keys_are_forgotten_as_before() -> None:
+    desk = Desk()
+    f = desk.function(rate=Rate(5, 10.0), keyed=True)
+    desk.ok(desk.call(f, "a"))
+    call = desk.call(f, "a")
+    desk.reset(f)
+    desk.ok(call)
+    desk.wait(10.0)
+    assert keys(desk, f) == set()
+
+
+def test_few_are_forgotten_at_a_time_and_all_of_them_in_the_end() -> None:
+    desk = Desk()
+    f = desk.function(rate=Rate(1, 10.0), keyed=True)
+    for key in range(200):
+        desk.ok(desk.call(f, key))
+    desk.wait(20.0)
+    desk.ok(desk.call(f, 0))
+    assert len(f.lanes) == 200 - FORGETS + 1
+    for _ in range(200 // FORGETS):
+        desk.ok(desk.call(f, 0))
+        desk.wait(20.0)
+    assert len(f.lanes) == 1
+
+
 def test_a_function_without_keys_forgets_nothing() -> None:
     desk = Desk()
     f = desk.function(rate=Rate(1, 1.0))

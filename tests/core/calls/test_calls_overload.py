@@ -155,6 +155,13 @@ def test_with_a_rate_it_is_the_rate_of_the_key_that_moves_and_never_beyond_what_
     assert ration.size == 20
 
 
+def test_the_rate_of_a_key_falls_at_once_when_a_try_is_turned_away() -> None:
+    desk = Desk()
+    f = desk.function(rate=Rate(20, 10.0), adapting=Adapting(2, 500, 0.3, None))
+    desk.fail(desk.call(f), overloaded=True)
+    assert sum(bool(desk.begun(call)) for call in desk.calls(20, f)) == 9
+
+
 def test_a_key_that_was_asked_to_be_left_alone_does_not_want_a_higher_rate() -> None:
     desk = Desk()
     f = desk.function(rate=Rate(20, 10.0), adapting=Adapting(2, 500, 0.3, None))

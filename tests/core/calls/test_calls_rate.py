@@ -99,16 +99,28 @@ def test_when_the_first_leaves_while_a_tick_is_overdue_the_next_one_goes() -> No
     assert desk.begun(third) == [1.5]
 
 
+def test_whoever_comes_while_a_tick_is_overdue_overtakes_nobody() -> None:
+    desk = Desk()
+    f, g = desk.function("f", rate=Rate(1, 1.0), most=2), desk.function("g")
+    desk.call(f)
+    high = desk.call(f, level=0)
+    desk.now = 1.5
+    low = desk.call(g, level=9)
+    assert desk.begun(high) == [1.5]
+    assert not desk.begun(low)
+
+
 def test_one_that_is_not_paced_waits_for_no_rate_and_counts() -> None:
     desk = Desk()
     f = desk.function(rate=Rate(1, 1.0), most=2)
     desk.call(f)
     hasty = desk.call(f, paced=False)
     assert desk.begun(hasty) == [0.0]
-    paced, waits = desk.call(f), desk.call(f, paced=False, level=0)
+    paced, waits = desk.call(f), desk.call(f, paced=False)
     assert not desk.begun(waits), "there is no room"
     desk.ok(hasty, after=0.5)
     assert desk.begun(waits) == [0.5]
     desk.ok(waits)
+    assert desk.begun(desk.call(f, paced=False)) == [0.5], "though another waits for the rate"
     desk.wait(3.0)
-    assert desk.begun(paced) == [1.5]
+    assert not desk.begun(paced), "there is no room"

@@ -148,6 +148,31 @@ def test_a_try_that_somebody_else_cancelled_ends_the_call() -> None:
     assert "cancelled from outside" in str(desk.outcome(call))
 
 
+def test_a_try_that_somebody_else_cancelled_ends_nothing_while_another_goes_on_or_is_planned() -> None:
+    desk = Desk()
+    call = desk.call(desk.function(retries=3, abreast=2, pause=Pause(1.0, 1.0), hedging=Hedging(0.5, 0.0, 1, 1.0)))
+    desk.wait(0.5)
+    first, hedge = desk.tries(call)
+    desk.stopped(hedge)
+    assert desk.outcome(call) is None
+    desk.fail(first)
+    desk.wait(1.1)
+    desk.stopped(desk.tries(call)[0])
+    assert call.planned
+    assert desk.outcome(call) is None
+
+
+def test_a_wait_that_was_told_while_a_hedge_went_on_holds_when_that_fails() -> None:
+    desk = Desk()
+    call = desk.call(desk.function(retries=1, pause=AT_ONCE, hedging=Hedging(0.5, 0.0, 1, 1.0)))
+    desk.wait(0.5)
+    first, hedge = desk.tries(call)
+    desk.fail(first, wait=10.0)
+    desk.fail(hedge, after=1.0)
+    desk.wait(20.0)
+    assert desk.begun(call)[2] == 10.5
+
+
 def test_a_second_report_of_a_try_is_ignored() -> None:
     desk = Desk()
     call = desk.call(desk.function(retries=3, pause=AT_ONCE))

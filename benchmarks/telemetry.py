@@ -1,0 +1,242 @@
+"""CPU time that telemetry adds to a call: off, with no SDK, with an SDK that keeps nothing, and with its batch processor and metrics.
+
+Two figures for each way. *Alone*: a watcher is told of one call after the other, in a loop, as the engine tells it. *In a call*: the whole
+client over a wire without a network, where caches are shared with the engine; the ways take turns in each round, and what a way adds
+is the difference to ``off`` in the same round. Both are CPU time of the process, the batch processor's own thread included.
+
+    python benchmarks/telemetry.py                         # the table, about two minutes
+    python benchmarks/telemetry.py --json telemetry.json
+    python benchmarks/telemetry.py --quick                 # seconds
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from _pages import machine
+from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import NoOpTracerProvider
+
+from qreward import Endpoint, QRewardClient
+from qreward.core.outcome import Answer
+from qreward.core.task import Attempt, Terms
+from qreward.observe import with_carried
+from qreward.telemetry import Telemetry
+from qreward.wire.base import Call
+
+MODEL = "judge-7b"
+IN_FLIGHT = 16
+ENDPOINT = Endpoint("http://gpu-0.example/v1", name="gpu-0", limits={"max_concurrency": IN_FLIGHT, "adaptive": False})
+BODY = json.dumps(
+    {
+        "id": "chatcmpl-0123456789abcdef",
+        "object": "chat.completion",
+        "created": 1_790_000_000,
+        "model": MODEL,
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "The answer is right. " * 20}}],
+        "usage": {"prompt_tokens": 350, "completion_tokens": 120, "total_tokens": 470},
+    }
+).encode()
+
+
+class Nowhere(SpanExporter):
+    """Takes spans and forgets them."""
+
+    def export(self, _spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return SpanExportResult.SUCCESS
+
+
+class QuietWire:
+    """Suspends once and answers; the answer is decoded as one that came over HTTP."""
+
+    async def send(self, _endpoint: Endpoint, call: Call) -> Answer:
+        with_carried(call.headers)
+        await asyncio.sleep(0)
+        value = call.codec.decode(BODY, call)
+        assert value.usage is not None
+        return Answer(value, value.usage.prompt_tokens, value.usage.completion_tokens)
+
+    async def aclose(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Way:
+    """One row: what the client is given as telemetry."""
+
+    name: str
+    make: Callable[[], Telemetry | None]
+
+
+def spans_of(processor: bool, **settings: Any) -> Telemetry:
+    provider = TracerProvider(shutdown_on_exit=False)
+    if processor:
+        provider.add_span_processor(BatchSpanProcessor(Nowhere(), max_queue_size=65536))
+    return Telemetry(tracer_provider=provider, meter_provider=NoOpMeterProvider(), **settings)
+
+
+def metrics_only() -> Telemetry:
+    return Telemetry(tracer_provider=NoOpTracerProvider(), meter_provider=MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False))
+
+
+def everything() -> Telemetry:
+    both = spans_of(True, attempts="always")
+    meters = MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False)
+    return Telemetry(tracer_provider=both.tracer_provider, meter_provider=meters, attempts="always")
+
+
+OFF = Way("off", lambda: None)
+WAYS = (
+    OFF,
+    Way("no SDK", Telemetry),
+    Way("SDK, no processor", lambda: spans_of(False)),
+    Way("batch processor, attempts never", lambda: spans_of(True, attempts="never")),
+    Way("batch processor, attempts auto", lambda: spans_of(True, attempts="auto")),
+    Way("batch processor, attempts always", lambda: spans_of(True, attempts="always")),
+    Way("metrics", metrics_only),
+    Way("all of it, attempts always", everything),
+)
+
+
+async def drive(client: QRewardClient, calls: int) -> None:
+    """Workers that each send their next call when the last is back."""
+    left = iter(range(calls))
+
+    async def work() -> None:
+        for number in left:
+            await client._one(_call(number), MODEL, client._terms(60.0, 5, True, None))
+
+    await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
+
+
+def _call(number: int) -> Call:
+    from qreward.arguments import preparer
+    from qreward.wire.chat import CHAT
+
+    return preparer(CHAT, MODEL, {"temperature": 0, "max_tokens": 512}, None, None)([{"role": "user", "content": f"question {number}"}])
+
+
+async def cpu_of(client: QRewardClient, calls: int) -> float:
+    """CPU time of a call, in microseconds."""
+    gc.collect()
+    begin = time.process_time()
+    await drive(client, calls)
+    return (time.process_time() - begin) / calls * 1e6
+
+
+async def measure(rounds: int, calls: int) -> list[dict[str, dict[str, float]]]:
+    """One record a round: ``alone`` and ``in_a_call`` -> way -> microseconds a call."""
+    given = {way.name: way.make() for way in WAYS}
+    clients = {name: QRewardClient([ENDPOINT], telemetry=each, wire_factory=QuietWire) for name, each in given.items()}
+    records = []
+    try:
+        for client in clients.values():
+            await drive(client, calls // 4 + 1)
+        for number in range(rounds):
+            names = list(clients)[number % len(clients) :] + list(clients)[: number % len(clients)]
+            by_itself = {name: alone(given[name], calls) for name in names}
+            records.append({"alone": by_itself, "in_a_call": {name: await cpu_of(clients[name], calls) for name in names}})
+    finally:
+        for client in clients.values():
+            await client.aclose()
+        for telemetry in given.values():
+            if telemetry is not None:
+                telemetry.shutdown()
+    return records
+
+
+class NoSink:
+    """Whoever makes the calls of ``alone``."""
+
+    context = copy_context()
+
+
+def alone(telemetry: Telemetry | None, calls: int) -> float:
+    """CPU time in which a watcher hears of a call and its one attempt, in microseconds."""
+    client = QRewardClient([ENDPOINT], telemetry=telemetry)
+    watch, pool, clock, terms = client._engine.watch, client._fleet.pool(MODEL), client._engine.clock, Terms(5)
+    call, source = _call(0), pool.sources[0]
+    value = call.codec.decode(BODY, call)
+    answer = Answer(value, 350, 120)
+    gc.collect()
+    begin = time.process_time()
+    for _ in range(calls):
+        task = terms.task(call, pool, NoSink, 0)
+        attempt = Attempt(task, source, 0.0)
+        if watch is not None:
+            watch.began(task)
+        task.number = task.sends = 1  # what the scheduler does
+        task.sent_at = attempt.sent_at = clock()
+        task.attempt = attempt
+        if watch is not None:
+            watch.sent(attempt)
+        if attempt.span is not None:
+            attempt.span.enter()
+            with_carried(None)
+            attempt.span.leave()
+        attempt.won, task.attempt = True, None
+        if watch is not None:
+            watch.ended(attempt, answer)
+            watch.done(task, answer, source)
+    return (time.process_time() - begin) / calls * 1e6
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one way adds to a call, in microseconds: medians over the rounds, and the least of them."""
+
+    way: str
+    alone: float
+    alone_least: float
+    in_a_call: float
+    in_a_call_least: float
+
+
+def rows(records: list[dict[str, dict[str, float]]]) -> list[Row]:
+    """The table of the records; differences are taken within a round, the least between the least of all rounds."""
+    return [Row(way.name, *_added(records, "alone", way), *_added(records, "in_a_call", way)) for way in WAYS]
+
+
+def _added(records: list[dict[str, dict[str, float]]], what: str, way: Way) -> tuple[float, float]:
+    own, off = [record[what][way.name] for record in records], [record[what][OFF.name] for record in records]
+    return statistics.median(mine - base for mine, base in zip(own, off, strict=True)), min(own) - min(off)
+
+
+def table(found: list[Row]) -> str:
+    head = ["| telemetry | alone: median | least | in a call: median | least |", "| --- | --- | --- | --- | --- |"]
+    line = "| {} | {:.1f} | {:.1f} | {:.1f} | {:.1f} |"
+    return "\n".join(head + [line.format(*asdict(row).values()) for row in found])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=21, help="how often all ways are measured (default %(default)s)")
+    parser.add_argument("--calls", type=int, default=2000, help="calls in one measurement (default %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the raw records there")
+    parser.add_argument("--quick", action="store_true", help="two short rounds")
+    args = parser.parse_args()
+    rounds, calls = (2, 100) if args.quick else (args.rounds, args.calls)
+    records = asyncio.run(measure(rounds, calls))
+    found = rows(records)
+    if args.json:
+        run = {"machine": machine(), "rounds": rounds, "calls": calls, "records": records, "rows": [asdict(row) for row in found]}
+        args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""Every name that telemetry gives: spans, attributes, events, metrics. One table, in two dialects; nothing else here.
+
+``v1.41`` are the GenAI conventions that dashboards and other instrumentations know, of July 2026
+(github.com/open-telemetry/semantic-conventions, model/gen-ai). ``latest`` are those of their new home, where some metrics are called
+otherwise (github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai/non-normative/migration.md). What no convention knows is
+called ``qreward.*``, in the manner of ``db.client.connection.*`` and ``http.client.*``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Dialect = Literal["v1.41", "latest"]
+
+SCHEMA_URLS: dict[Dialect, str | None] = {"v1.41": "https://opentelemetry.io/schemas/1.41.1", "latest": None}
+
+# spans and events
+
+ATTEMPT = "attempt"
+BATCH = "batch"
+DETAILS_EVENT = "gen_ai.client.inference.operation.details"
+EXCEPTION_EVENT = "gen_ai.client.operation.exception"
+
+# attributes of the conventions
+
+OPERATION = "gen_ai.operation.name"
+PROVIDER = "gen_ai.provider.name"
+REQUEST_MODEL = "gen_ai.request.model"
+REQUEST_STREAM = "gen_ai.request.stream"
+CHOICE_COUNT = "gen_ai.request.choice.count"
+STOP_SEQUENCES = "gen_ai.request.stop_sequences"
+REASONING_LEVEL = "gen_ai.request.reasoning.level"
+OUTPUT_TYPE = "gen_ai.output.type"
+RESPONSE_ID = "gen_ai.response.id"
+RESPONSE_MODEL = "gen_ai.response.model"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+CACHE_READ_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+REASONING_TOKENS = "gen_ai.usage.reasoning.output_tokens"
+FINGERPRINT = "openai.response.system_fingerprint"
+API_TYPE = "openai.api.type"
+INPUT_MESSAGES = "gen_ai.input.messages"
+OUTPUT_MESSAGES = "gen_ai.output.messages"
+SYSTEM_INSTRUCTIONS = "gen_ai.system_instructions"
+TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 - a token of text
+TOKEN_MODALITY = "gen_ai.token.modality"  # noqa: S105
+SERVER_ADDRESS = "server.address"
+SERVER_PORT = "server.port"
+STATUS_CODE = "http.response.status_code"
+ERROR_TYPE = "error.type"
+EXCEPTION_TYPE = "exception.type"
+EXCEPTION_MESSAGE = "exception.message"
+FUNCTION_NAME = "code.function.name"
+
+REQUEST_NUMBERS = {
+    "max_tokens": "gen_ai.request.max_tokens",
+    "max_completion_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "seed": "gen_ai.request.seed",
+}
+"""Parameter of a request -> attribute, of those that are plain numbers."""
+
+# attributes of our own
+
+ATTEMPT_NUMBER = "qreward.attempt.number"
+ATTEMPT_TYPE = "qreward.attempt.type"
+ATTEMPT_OUTCOME = "qreward.attempt.outcome"
+ATTEMPT_COUNT = "qreward.attempt.count"
+HEDGE_COUNT = "qreward.hedge.count"
+QUEUE_WAIT_TIME = "qreward.queue.wait_time"
+QUEUE_NAME = "qreward.queue.name"
+ROUTE = "qreward.route"
+ENDPOINT = "qreward.endpoint"
+BATCH_SIZE = "qreward.batch.size"
+REJECTION_REASON = "qreward.queue.rejection.reason"
+CHANGE_DIRECTION = "qreward.change.direction"
+CHANGE_REASON = "qreward.change.reason"
+ENDPOINT_STATE = "qreward.endpoint.state"
+POOL = "qreward.pool"
+
+# metrics
+
+Kind = Literal["histogram", "counter", "observable_counter", "observable_updowncounter", "observable_gauge"]
+
+SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+TOKENS = tuple(4**power for power in range(14))
+ITEMS = tuple(2**power for power in range(13))
+"""Boundaries of the buckets that a metric advises."""
+
+
+class Metric(NamedTuple):
+    """One instrument: its name, its kind, its unit, what it says, and the boundaries of its buckets."""
+
+    name: str
+    kind: Kind
+    unit: str
+    says: str
+    buckets: tuple[float, ...] = ()
+
+
+_OURS = {
+    "attempt_duration": Metric("qreward.client.attempt.duration", "histogram", "s", "Duration of one attempt at one endpoint.", SECONDS),
+    "retry_delay": Metric(
+        "qreward.client.call.retry_delay", "histogram", "s", "Time in which a call that was retried had no attempt under way.", SECONDS
+    ),
+    "queue_size": Metric("qreward.client.queue.size", "observable_updowncounter", "{request}", "Requests that wait for an endpoint."),
+    "queue_capacity": Metric(
+        "qreward.client.queue.capacity", "observable_updowncounter", "{request}", "Single requests that may wait, where that is limited."
+    ),
+    "queue_wait": Metric("qreward.client.queue.wait_time", "histogram", "s", "Time of a single call before its first attempt.", SECONDS),
+    "queue_rejections": Metric(
+        "qreward.client.queue.rejections", "counter", "{request}", "Requests that ended without having been sent: full, deadline, closed."
+    ),
+    "active_requests": Metric(
+        "qreward.client.active_requests", "observable_updowncounter", "{request}", "Requests in flight at an endpoint."
+    ),
+    "limit": Metric(
+        "qreward.client.concurrency.limit", "observable_updowncounter", "{request}", "Requests that an endpoint may have in flight now."
+    ),
+    "limit_changes": Metric(
+        "qreward.client.concurrency.limit.changes", "observable_counter", "{change}", "Changes of that limit, by direction and reason."
+    ),
+    "rate_limit_wait": Metric(
+        "qreward.client.rate_limit.wait_time",
+        "histogram",
+        "s",
+        "Time for which an endpoint that turns requests away is left alone.",
+        SECONDS,
+    ),
+    "endpoint_count": Metric(
+        "qreward.client.endpoint.count", "observable_updowncounter", "{endpoint}", "Endpoints by state: available, ejected, probing."
+    ),
+    "hedge_budget": Metric("qreward.client.hedge.budget", "observable_gauge", "{attempt}", "Hedges that may be made now."),
+    "batch_size": Metric("qreward.client.batch.size", "histogram", "{item}", "Calls that were merged into one request.", ITEMS),
+    "schedule_duration": Metric("qreward.schedule.duration", "histogram", "s", "Duration of a call of a scheduled function.", SECONDS),
+}
+
+_OPERATION_DURATION = Metric("gen_ai.client.operation.duration", "histogram", "s", "GenAI operation duration.", SECONDS)
+
+METRICS: dict[Dialect, dict[str, Metric]] = {
+    "v1.41": {
+        "duration": _OPERATION_DURATION,
+        "first_chunk": Metric(
+            "gen_ai.client.operation.time_to_first_chunk", "histogram", "s", "Time until the first chunk of a streamed answer.", SECONDS
+        ),
+        "per_chunk": Metric(
+            "gen_ai.client.operation.time_per_output_chunk", "histogram", "s", "Time between chunks of a streamed answer.", SECONDS
+        ),
+        "tokens": Metric("gen_ai.client.token.usage", "histogram", "{token}", "Number of input and output tokens used.", TOKENS),
+        **_OURS,
+    },
+    "latest": {
+        "duration": Metric("gen_ai.client.inference.duration", "histogram", "s", "Duration of an inference.", SECONDS),
+        "other_duration": _OPERATION_DURATION,
+        "first_chunk": Metric(
+            "gen_ai.client.inference.time_to_first_chunk", "histogram", "s", "Time until the first chunk of a streamed answer.", SECONDS
+        ),
+        "per_chunk": Metric(
+            "gen_ai.client.inference.time_per_output_chunk", "histogram", "s", "Time between chunks of a streamed answer.", SECONDS
+        ),
+        "input_total": Metric("gen_ai.client.inference.usage.input_tokens", "counter", "{token}", "Input tokens used."),
+        "output_total": Metric("gen_ai.client.inference.usage.output_tokens", "counter", "{token}", "Output tokens used."),
+        "cache_read_total": Metric(
+            "gen_ai.client.inference.usage.cache_read.input_tokens", "counter", "{token}", "Input tokens read from a cache."
+        ),
+        "reasoning_total": Metric(
+            "gen_ai.client.inference.usage.reasoning.output_tokens", "counter", "{token}", "Output tokens used for reasoning."
+        ),
+        "input_tokens": Metric(
+            "gen_ai.client.inference.operation.input_tokens", "histogram", "{token}", "Input tokens of an inference.", TOKENS
+        ),
+        "output_tokens": Metric(
+            "gen_ai.client.inference.operation.output_tokens", "histogram", "{token}", "Output tokens of an inference.", TOKENS
+        ),
+        **_OURS,
+    },
+}
+"""Dialect -> what the code calls a metric -> the metric."""
+
+INFERENCE = frozenset({"chat", "text_completion"})
+"""Operations whose metrics ``latest`` calls otherwise."""

@@ -1,0 +1,66 @@
+"""What is written of telemetry is true: the table of metrics, the example, and the benchmark."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qreward.telemetry import names
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
+
+
+def run(*command: str, folder: str) -> str:
+    """What a Python process prints in which each warning is an error; it must end well and say nothing else."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *command], cwd=ROOT / folder, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def test_the_page_lists_every_metric_as_it_is() -> None:
+    rows = re.findall(r"^\| `([a-z_.]+)` \| ([a-z ]+) \| `([^`]+)` \| ([^|]+) \|", PAGE, re.MULTILINE)
+    assert rows == [(metric.name, metric.kind.replace("_", " "), metric.unit, metric.says) for metric in names.METRICS["v1.41"].values()]
+
+
+def test_the_page_names_no_attribute_that_there_is_not() -> None:
+    known = {value for value in vars(names).values() if isinstance(value, str)} | set(names.REQUEST_NUMBERS.values())
+    known |= {metric.name for metric in names.METRICS["v1.41"].values()}
+    named = set(re.findall(r"`((?:gen_ai|qreward|server|error|code|http)\.[a-z_.]+)`", PAGE)) - {"qreward.observe"}
+    assert named <= known
+
+
+def test_the_example_shows_retries_below_their_calls_and_the_callers_span_above() -> None:
+    *metrics, _ = out = run("client_telemetry.py", folder="examples").splitlines()
+    place = out.index("rollout 7")
+    assert all(re.fullmatch(r"(gen_ai|qreward)\.[a-z_.]+ \[.+\] [1-9]\d* points", line) for line in metrics[:place])
+    assert sum(line.startswith("  chat judge-7b gpu-1") for line in out[place:]) == 3
+    assert "    attempt original failed gpu-0 500" in out
+    assert "    attempt retry won gpu-1" in out
+
+
+def test_the_quick_benchmark_measures_each_way(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.json"
+    printed = run("telemetry.py", "--quick", "--json", str(path), folder="benchmarks")
+    found = json.loads(path.read_text())
+    assert len(found["rows"]) == 8
+    for row in found["rows"]:
+        assert f"| {row['way']} |" in printed
+    for record in found["records"]:
+        assert all(value > 0 for value in [*record["alone"].values(), *record["in_a_call"].values()])
+
+
+def test_what_a_way_adds_is_the_difference_within_its_round(module: pytest.FixtureRequest) -> None:
+    bench = module("telemetry")  # type: ignore[operator]
+    ways = [way.name for way in bench.WAYS]
+    records = [
+        {what: {name: base + place for place, name in enumerate(ways)} for what in ("alone", "in_a_call")} for base in (10.0, 50.0, 30.0)
+    ]
+    assert [row.in_a_call for row in bench.rows(records)] == [float(place) for place in range(len(ways))]

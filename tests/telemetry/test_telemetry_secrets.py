@@ -1,0 +1,125 @@
+"""No key, no header and no content in anything that telemetry tells, whatever goes wrong; content only where it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import random
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from telemetry_server import KEY, MODEL, Do, Judges, chat, client_of
+from telemetry_tools import Seen, attributes
+
+from qreward import Hedge, QRewardError, Retry
+from qreward.testing.virtual_time import run_in_virtual_time
+
+PROMPT = "the patient's name is Ottilie Wirsing"
+HEADER = "header-value-7f3a9c"
+ECHO = "you said: " + PROMPT + " with " + KEY + " and " + HEADER
+SECRETS = (PROMPT, "Ottilie", KEY, HEADER)
+
+
+def texts(seen: Seen) -> str:
+    """Everything that was told to anybody."""
+    spans = [span_text(span) for span in seen.spans]
+    metrics = [str(metric) + "".join(str(point) for point in metric.data.data_points) for metric in seen.metrics().values()]
+    events = [f"{event.event_name} {event.body} {dict(event.attributes)}" for event in seen.events]
+    return "\n".join([*spans, *metrics, *events])
+
+
+def span_text(span: ReadableSpan) -> str:
+    return str(span.to_json()) + str([(event.name, event.attributes) for event in span.events]) + str(span.status.description)
+
+
+def random_step(rng: random.Random) -> Do:
+    status = rng.choice([200, 400, 401, 403, 404, 413, 422, 429, 500, 502, 503, 529])
+    bodies = [json.dumps({"error": {"message": ECHO, "type": ECHO, "code": ECHO}}), ECHO, f"<html>{ECHO}</html>", f'{{"broken": "{ECHO}']
+    headers = rng.choice([(), (("retry-after", "1"),), (("x-request-id", "r1"), ("server", HEADER))])
+    return Do(rng.uniform(0.01, 3.0), status, rng.random() < 0.2, headers, rng.choice(bodies))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_goes_wrong_no_key_no_header_and_no_content_is_told(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    rng = random.Random(seed)
+    script = {name: [random_step(rng) for _ in range(6)] for name in "abc"}
+
+    async def test() -> None:
+        with Seen(attempts=rng.choice(["auto", "always", "never"])) as seen:
+            settings: dict[str, Any] = {"retry": Retry(base=0.01), "hedge": Hedge(after=0.5), "telemetry": seen.telemetry, "timeout": 8}
+            async with client_of(Judges(script), "abc", **settings) as client:
+                for _ in range(3):
+                    with contextlib.suppress(QRewardError):
+                        await client.chat_completion(chat(PROMPT), MODEL, extra_headers={"x-secret": HEADER}, user=PROMPT)
+                await client.batch_chat_completion([chat(PROMPT)] * 3, MODEL, extra_headers={"x-secret": HEADER}, deadline=4)
+                try:
+                    async for _ in client.stream_chat_completion(chat(PROMPT), MODEL):
+                        pass
+                except QRewardError:
+                    pass
+            told = texts(seen) + caplog.text
+            assert [secret for secret in SECRETS if secret in told] == [], f"seed {seed}"
+            assert seen.spans
+
+    with caplog.at_level(logging.DEBUG):
+        run_in_virtual_time(test())
+
+
+async def ask_with_content(seen: Seen, prompt: Any = None) -> None:
+    messages = prompt or [{"role": "system", "content": f"be strict, {KEY}"}, {"role": "user", "content": "word " * 50}]
+    async with client_of(Judges(), "a", telemetry=seen.telemetry) as client:
+        await client.chat_completion(messages, MODEL, extra_headers={"x-secret": HEADER})
+
+
+OUTPUT = [{"role": "assistant", "parts": [{"type": "text", "content": "the answer is 7"}], "finish_reason": "stop"}]
+
+
+def test_content_is_captured_on_spans_where_the_variable_says_so_cut_short_and_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "SPAN_ONLY")
+    with Seen(content_length=20) as seen:
+        run_in_virtual_time(ask_with_content(seen))
+        found = attributes(seen.span("chat"))
+        assert json.loads(found["gen_ai.system_instructions"]) == [{"type": "text", "content": "be strict, ***"}]
+        assert json.loads(found["gen_ai.input.messages"]) == [{"role": "user", "parts": [{"type": "text", "content": ("word " * 50)[:20]}]}]
+        assert json.loads(found["gen_ai.output.messages"]) == OUTPUT
+        assert seen.events == []
+
+
+@pytest.mark.parametrize(("capture", "on_span"), [("event_only", False), ("span_and_event", True)])
+def test_content_is_captured_on_events_where_the_variable_says_so(capture: str, on_span: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", capture)
+    with Seen() as seen:
+        run_in_virtual_time(ask_with_content(seen))
+        assert ("gen_ai.output.messages" in attributes(seen.span("chat"))) == on_span
+        (event,) = seen.events
+        assert event.event_name == "gen_ai.client.inference.operation.details"
+        assert next(dict(each) for each in event.attributes["gen_ai.output.messages"])["finish_reason"] == "stop"
+        assert event.attributes["gen_ai.usage.input_tokens"] == 11
+        assert event.span_id == seen.span("chat").context.span_id
+
+
+def test_an_event_without_content_is_emitted_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT", "true")
+    with Seen() as seen:
+        run_in_virtual_time(ask_with_content(seen))
+        (event,) = seen.events
+        assert event.attributes["gen_ai.response.id"] == "c1"
+        assert not [name for name in event.attributes if "messages" in name or "instructions" in name]
+
+
+def test_of_images_and_sounds_only_the_kind_is_captured() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    with Seen(capture_content="span_only") as seen:
+        run_in_virtual_time(ask_with_content(seen, [{"role": "user", "content": [{"type": "text", "text": "see"}, image]}]))
+        (message,) = json.loads(attributes(seen.span("chat"))["gen_ai.input.messages"])
+        assert message["parts"] == [{"type": "text", "content": "see"}, {"type": "image_url"}]
+
+
+def test_nothing_is_captured_by_default_or_by_an_unknown_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "yes please")
+    with Seen() as seen:
+        run_in_virtual_time(ask_with_content(seen))
+        assert not [name for name in attributes(seen.span("chat")) if "messages" in name or "instructions" in name]
+        assert seen.events == []

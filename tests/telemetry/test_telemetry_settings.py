@@ -1,0 +1,279 @@
+"""What may be set, by whom it is heard, and when: providers, dialects, the line that sets up the SDK, and clients that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import pickle
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.trace import NoOpTracerProvider
+from telemetry_server import MODEL, Do, Judges, chat, client_of
+from telemetry_tools import Seen, attributes
+
+from qreward import ConfigError, QRewardClient, SyncQRewardClient
+from qreward.telemetry import Telemetry, configure, names
+from qreward.testing.virtual_time import run_in_virtual_time
+
+
+def run_fresh(script: str, **environment: str) -> str:
+    """What a fresh interpreter prints in which each warning is an error."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+        capture_output=True, text=True, check=False, timeout=60, env={**environment, "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def ask_once(telemetry: Any, judges: Judges | None = None, **settings: Any) -> None:
+    async def test() -> None:
+        async with client_of(judges or Judges(), "a", telemetry=telemetry, **settings) as client:
+            await client.chat_completion(chat(), MODEL)
+
+    run_in_virtual_time(test())
+
+
+@pytest.mark.parametrize("dialect", ["v1.41", "latest"])
+def test_every_name_of_a_dialect_keeps_the_rules_of_the_conventions(dialect: names.Dialect) -> None:
+    metrics = names.METRICS[dialect].values()
+    assert len({metric.name for metric in metrics}) == len(metrics)
+    for metric in metrics:
+        assert not metric.name.endswith(("_total", ".total")), "the exporter adds it"
+        assert metric.name.startswith(("gen_ai.client.", "qreward."))
+        assert metric.unit == "s" or (metric.unit[0], metric.unit[-1]) == ("{", "}")
+        assert bool(metric.buckets) == (metric.kind == "histogram")
+        assert list(metric.buckets) == sorted(set(metric.buckets))
+    assert {names.METRICS["v1.41"][key] for key in ("attempt_duration", "queue_wait")} <= set(metrics)
+
+
+def test_the_latest_dialect_calls_some_metrics_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "http, gen_ai_latest_experimental")
+
+    async def test() -> None:
+        async with client_of(Judges(), "a", telemetry=seen.telemetry) as client:
+            await client.chat_completion(chat(), MODEL)
+            await client.stream_chat_completion(chat(), MODEL).final()
+            await client.embeddings("x", MODEL)
+
+    with Seen() as seen:
+        assert seen.telemetry.semconv == "latest"
+        run_in_virtual_time(test())
+        assert {point["gen_ai.operation.name"] for _, point in seen.points("gen_ai.client.inference.duration")} == {"chat"}
+        assert {point["gen_ai.operation.name"] for _, point in seen.points("gen_ai.client.operation.duration")} == {"embeddings"}
+        assert sum(count for count, _ in seen.points("gen_ai.client.inference.time_to_first_chunk")) == 1
+        (total,) = seen.points("gen_ai.client.inference.usage.input_tokens")
+        assert (total[0], total[1]["gen_ai.token.modality"]) == (22, "unknown")
+        assert seen.points("gen_ai.client.inference.usage.cache_read.input_tokens")[0][0] == 4
+        assert seen.points("gen_ai.client.inference.usage.reasoning.output_tokens")[0][0] == 2
+        assert seen.points("gen_ai.client.inference.operation.output_tokens")[0][0] == 2
+        assert "gen_ai.client.token.usage" not in seen.metrics()
+
+
+def test_the_dialect_may_be_set_and_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "gen_ai_latest_experimental")
+    assert Telemetry(semconv="v1.41").semconv == "v1.41"
+
+
+@pytest.mark.parametrize("setting", [{"semconv": "v2"}, {"attempts": "sometimes"}, {"capture_content": "all"}])
+def test_a_setting_that_is_none_of_its_values_is_refused(setting: Any) -> None:
+    with pytest.raises(ConfigError, match="telemetry"):
+        Telemetry(**setting)
+
+
+@pytest.mark.parametrize(("telemetry", "observers"), [(True, ()), (NoOpTracerProvider(), ()), (None, "mine"), (None, 1)])
+def test_what_is_no_telemetry_and_no_observers_is_refused(telemetry: Any, observers: Any) -> None:
+    with pytest.raises(ConfigError, match=r"telemetry|observers"):
+        QRewardClient(["http://a.example/v1"], telemetry=telemetry, observers=observers)
+
+
+def test_providers_that_do_nothing_switch_spans_or_metrics_off() -> None:
+    with Seen() as seen:
+        ask_once(Telemetry(tracer_provider=NoOpTracerProvider(), meter_provider=seen.meters))
+        ask_once(Telemetry(tracer_provider=seen.tracers, meter_provider=NoOpMeterProvider()))
+        assert len(seen.spans) == 1
+        assert seen.points("gen_ai.client.operation.duration")[0][0] == 1
+
+
+def test_no_telemetry_tells_nothing_and_does_not_even_import_it() -> None:
+    loaded = run_fresh("""
+        import sys
+        from qreward import QRewardClient
+        QRewardClient(["http://a.example/v1"], telemetry=None)
+        print([name for name in sys.modules if name.startswith("opentelemetry")])
+    """)
+    assert loaded.strip() == "[]"
+
+
+def test_a_client_imports_the_api_alone_and_sets_no_provider() -> None:
+    loaded = run_fresh("""
+        import sys
+        from qreward import QRewardClient
+        QRewardClient(["http://a.example/v1"])
+        from opentelemetry import metrics, trace
+        print([name for name in sys.modules if name.startswith("opentelemetry.sdk")])
+        print(type(trace.get_tracer_provider()).__name__, type(metrics.get_meter_provider()).__name__)
+    """)
+    assert loaded.splitlines() == ["[]", "ProxyTracerProvider _ProxyMeterProvider"]
+
+
+LATE = """
+    import asyncio, sys
+    sys.path[:0] = {path!r}
+    from telemetry_server import MODEL, Judges, chat, client_of, Do
+    from opentelemetry import metrics, trace
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    async def main():
+        async with client_of(Judges({{"a": [Do(0)]}}), "a") as client:
+            await client.chat_completion(chat(), MODEL)
+            spans, reader, tracers = InMemorySpanExporter(), InMemoryMetricReader(), TracerProvider()
+            tracers.add_span_processor(SimpleSpanProcessor(spans))
+            trace.set_tracer_provider(tracers)
+            metrics.set_meter_provider(MeterProvider([reader]))
+            await asyncio.sleep(0.06)
+            await client.chat_completion(chat(), MODEL)
+            print([span.name for span in spans.get_finished_spans()])
+            (found,) = reader.get_metrics_data().resource_metrics
+            print(sorted(metric.name for scope in found.scope_metrics for metric in scope.metrics))
+
+    asyncio.run(main())
+"""
+
+
+def test_providers_that_are_set_after_the_client_was_made_are_used_from_then_on() -> None:
+    spans, metrics = run_fresh(LATE.format(path=[path for path in sys.path if "tests" in path])).splitlines()
+    assert spans == str([f"chat {MODEL}"])
+    assert "qreward.client.active_requests" in metrics
+    assert "gen_ai.client.operation.duration" in metrics
+
+
+def test_the_provider_may_be_told_by_endpoint() -> None:
+    with Seen(provider="azure.ai.openai", providers={"b": "vllm"}) as seen:
+
+        async def test() -> None:
+            async with client_of(Judges({"a": [Do(0.1, breaks=True)]}), "ab", telemetry=seen.telemetry) as client:
+                await client.chat_completion(chat(), MODEL)
+
+        run_in_virtual_time(test())
+        assert attributes(seen.span("chat"))["gen_ai.provider.name"] == "vllm"
+        assert seen.points("gen_ai.client.operation.duration")[0][1]["gen_ai.provider.name"] == "vllm"
+
+
+def test_the_time_between_chunks_is_recorded_where_that_is_wanted() -> None:
+    for chunks in (False, True):
+        with Seen(chunks=chunks) as seen:
+
+            async def test(telemetry: Telemetry = seen.telemetry) -> None:
+                async with client_of(Judges(), "a", telemetry=telemetry) as client:
+                    await client.stream_chat_completion(chat(), MODEL).final()
+
+            run_in_virtual_time(test())
+            found = seen.points("gen_ai.client.operation.time_per_output_chunk")
+            assert bool(found) == chunks
+            assert sum(count for count, _ in found) == (4 if chunks else 0)
+
+
+def test_the_state_of_all_clients_is_added_up_and_a_client_that_is_gone_is_not_held() -> None:
+    with Seen() as seen:
+        clients = [client_of(Judges(), "a", telemetry=seen.telemetry) for _ in range(3)]
+        (point,) = seen.points("qreward.client.concurrency.limit")
+        assert point == (12, {"qreward.endpoint": "a", "server.address": "a.example", "server.port": 8000})
+        assert {state["qreward.endpoint.state"]: count for count, state in seen.points("qreward.client.endpoint.count")} == {
+            "available": 3, "ejected": 0, "probing": 0,
+        }  # fmt: skip
+        clients[0].mark_unhealthy("a")
+        assert (1, {"qreward.endpoint.state": "ejected"}) in seen.points("qreward.client.endpoint.count")
+        del clients[1:]
+        gc.collect()
+        ((limit, _),) = seen.points("qreward.client.concurrency.limit")
+        assert limit == 4
+
+
+def test_the_queue_is_seen_while_requests_wait() -> None:
+    async def test() -> None:
+        async with client_of(Judges(), "a", telemetry=seen.telemetry, max_queued=100) as client:
+            calls = [asyncio.ensure_future(client.chat_completion(chat(), MODEL)) for _ in range(10)]
+            await asyncio.sleep(0.1)
+            assert seen.points("qreward.client.queue.size") == [(6, {"qreward.queue.name": "*"})]
+            assert seen.points("qreward.client.queue.capacity") == [(100, {"qreward.queue.name": "*"})]
+            assert seen.points("qreward.client.active_requests")[0][0] == 4
+            await asyncio.gather(*calls)
+
+    with Seen() as seen:
+        run_in_virtual_time(test())
+
+
+def test_a_client_pickles_with_the_plain_settings_of_its_telemetry() -> None:
+    with Seen(attempts="never", provider="x") as seen:
+        client = QRewardClient(["http://a.example/v1"], telemetry=seen.telemetry)
+        kept = pickle.loads(pickle.dumps(client))._telemetry
+        assert (kept.attempts, kept.provider, kept.tracer_provider) == ("never", "x", None)
+    assert pickle.loads(pickle.dumps(QRewardClient(["http://a.example/v1"], telemetry=None)))._telemetry is None
+
+
+def test_clients_from_a_configuration_take_telemetry_and_observers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://a.example/v1")
+    config = {"endpoints": [{"base_url": "http://a.example/v1"}]}
+    for make in (QRewardClient, SyncQRewardClient):
+        for client in (make.from_config(config, telemetry=None), make.from_env(telemetry=None, observers=[])):
+            inner: Any = getattr(client, "_client", client)
+            assert inner._telemetry is None
+
+
+# the line that sets up the SDK
+
+
+def test_configure_sets_the_global_providers_that_every_client_uses() -> None:
+    out = run_fresh(f"""
+        import asyncio, sys
+        sys.path[:0] = {[path for path in sys.path if "tests" in path]!r}
+        from telemetry_server import MODEL, Judges, chat, client_of, Do
+        from qreward.telemetry import configure
+        telemetry = configure("console", service_name="rewards")
+
+        async def main():
+            async with client_of(Judges({{"a": [Do(0)]}}), "a") as client:
+                await client.chat_completion(chat(), MODEL)
+
+        asyncio.run(main())
+        try:
+            configure("console")
+        except Exception as error:
+            print("refused:", error)
+    """)
+    assert f'"name": "chat {MODEL}"' in out
+    assert '"name": "gen_ai.client.operation.duration"' in out
+    assert '"service.name": "rewards"' in out
+    assert "refused: telemetry: the program has set a global tracer provider already" in out
+
+
+@pytest.mark.parametrize(
+    ("exporter", "missing", "named"),
+    [
+        ("console", "opentelemetry.sdk", "opentelemetry-sdk"),
+        ("otlp", "opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry-exporter-otlp-proto-http"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    exporter: Any, missing: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(missing)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ConfigError, match=f"pip install .*{named}"):
+        configure(exporter, everywhere=False)
+
+
+def test_an_exporter_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ConfigError, match="exporter"):
+        configure("jaeger", everywhere=False)  # type: ignore[arg-type]

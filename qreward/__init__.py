@@ -9,11 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
+    "qreward.batching": ("BatchQueue", "QueueStats", "batch"),
     "qreward.client": ("QRewardClient",),
     "qreward.functions.config": ("ScheduleConfig",),
     "qreward.functions.decorator": ("schedule",),
     "qreward.functions.metrics": ("ScheduleMetrics", "ScheduleStats"),
     "qreward.functions.watcher": ("ConfigWatcher",),
+    "qreward.observe": ("MetricsCallback", "Observer"),
     "qreward.policies": ("Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "Priority", "Retry", "Route", "Timeouts"),
     "qreward.progress": ("Progress",),
     "qreward.results": ("AttemptRecord", "BatchResult", "BatchStats", "EndpointState", "EndpointStats", "FleetStats", "Result", "Usage"),
@@ -23,6 +25,7 @@ _HOMES = {
     "qreward.streams.single": ("Stream",),
     "qreward.engine.outlet": ("StreamRestarted",),
     "qreward.sync": ("SyncQRewardClient",),
+    "qreward.telemetry": ("Telemetry", "TelemetryExporter"),
     "qreward.tuning": ("tune_gc",),
     "qreward.errors": (
         "AuthenticationFailed",
@@ -50,6 +53,9 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted([*_HOME_OF, "__version__"])  # noqa: PLE0605 - the tests hold it equal to what TYPE_CHECKING shows
 
 if TYPE_CHECKING:
+    from qreward.batching import BatchQueue as BatchQueue
+    from qreward.batching import QueueStats as QueueStats
+    from qreward.batching import batch as batch
     from qreward.client import QRewardClient as QRewardClient
     from qreward.engine.outlet import StreamRestarted as StreamRestarted
     from qreward.errors import AuthenticationFailed as AuthenticationFailed
@@ -75,6 +81,8 @@ if TYPE_CHECKING:
     from qreward.functions.metrics import ScheduleMetrics as ScheduleMetrics
     from qreward.functions.metrics import ScheduleStats as ScheduleStats
     from qreward.functions.watcher import ConfigWatcher as ConfigWatcher
+    from qreward.observe import MetricsCallback as MetricsCallback
+    from qreward.observe import Observer as Observer
     from qreward.policies import Endpoint as Endpoint
     from qreward.policies import Hedge as Hedge
     from qreward.policies import Limits as Limits
@@ -98,6 +106,8 @@ if TYPE_CHECKING:
     from qreward.streams.blocking import SyncStream as SyncStream
     from qreward.streams.single import Stream as Stream
     from qreward.sync import SyncQRewardClient as SyncQRewardClient
+    from qreward.telemetry import Telemetry as Telemetry
+    from qreward.telemetry import TelemetryExporter as TelemetryExporter
     from qreward.tuning import tune_gc as tune_gc
 
     __version__: str

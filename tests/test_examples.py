@@ -214,4 +214,13 @@ def test_the_python_of_the_pages_runs_where_it_is_marked(block: str, tmp_path: P
 
 
 def test_each_page_with_marked_python_is_found() -> None:
-    assert {"configuration.md", "errors.md", "streaming.md"} <= {name for name, _ in PAGES}
+    assert {"batching.md", "configuration.md", "errors.md", "streaming.md"} <= {name for name, _ in PAGES}
+
+
+def test_the_batch_decorator_merges_calls() -> None:
+    one, many, bad, streams, stats = run_python("batch_decorator.py", cwd=EXAMPLES).splitlines()
+    assert one == "one call: 1.0 in batches of [1]"
+    assert many == "100 at once: mean reward 0.5, in batches of [32, 32, 32, 4]"
+    assert bad.startswith("a bad neighbour: 1.0 and ValueError(")
+    assert streams.count("read") == 2
+    assert stats == "103 items in 6 batches"

@@ -1,0 +1,340 @@
+"""What waits to be sent in a batch: who goes first, who fits, who is too late. Nothing is bound to a batch before it is taken.
+
+Pure: no clock (``now`` comes in), no asyncio, no HTTP. It does not know what an item is, nor what its cost counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Sequence
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+from typing import Any, TypeVar
+
+from qreward.core.queue import AGEING, SWEEP
+from qreward.policies import Priority
+
+T = TypeVar("T")
+ALL = 2**62
+"""Items, when there is no limit on how many."""
+
+
+class Place(Enum):
+    """Where an item is: in the backlog, in somebody's hands, or answered, cancelled, too late."""
+
+    WAITING = 0
+    TAKEN = 1
+    OVER = 2
+
+
+WAITING, TAKEN, OVER = Place.WAITING, Place.TAKEN, Place.OVER
+
+
+class Item:
+    """One thing that waits.
+
+    Args:
+        value: what is to be sent; not looked at.
+        arrived: when it came, in seconds.
+        key: items share a batch only if their keys are equal, such as (path, model, parameters).
+        cost: its part of a batch's ``max_cost``: items, tokens, bytes.
+        level: priority, 0 (most urgent) to 9.
+        deadline: when it is too late to send it, in seconds.
+
+    Attributes:
+        place: whoever answers a taken item sets this to ``OVER``; then it neither expires nor can be put back.
+    """
+
+    __slots__ = ("arrived", "cost", "deadline", "key", "level", "number", "place", "value")
+    number: int
+    place: Place
+
+    def __init__(
+        self,
+        value: Any,
+        arrived: float = 0.0,
+        key: Hashable = None,
+        cost: float = 1,
+        level: int = Priority.NORMAL,
+        deadline: float = inf,
+    ) -> None:
+        self.value = value
+        self.arrived = arrived
+        self.key = key
+        self.cost = cost
+        self.level = level
+        self.deadline = deadline
+
+
+class Line:
+    """The waiting items of one key, each level in the order they came.
+
+    Attributes:
+        count: how many wait.
+        cost: what they cost together.
+    """
+
+    __slots__ = ("cost", "count", "dead", "key", "levels")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.levels: dict[int, deque[Any]] = {}
+        self.count, self.cost, self.dead = 0, 0.0, 0
+
+    def clear(self) -> None:
+        if self.dead:
+            for waiting in self.levels.values():
+                waiting.clear()
+        self.count, self.cost, self.dead = 0, 0.0, 0
+
+    def level(self, level: int) -> deque[Any]:
+        return self.levels.setdefault(level, deque())
+
+    def full(self, max_items: int, max_cost: float) -> bool:
+        """A batch would leave some behind, or nothing more would fit into it."""
+        return self.count >= max_items or self.cost >= max_cost
+
+    def first(self) -> deque[Any] | None:
+        """The level whose first item is next: a level outweighs as much waiting as in the library's other queue."""
+        best, soonest = None, (inf, 0)
+        for level, waiting in self.levels.items():
+            while waiting and waiting[0].place is not WAITING:  # it was cancelled, or is too late
+                waiting.popleft()
+                self.dead -= 1
+            if waiting:
+                head = waiting[0]
+                sorts = (head.arrived + level * AGEING, head.number)
+                if sorts < soonest:
+                    best, soonest = waiting, sorts
+        return best
+
+    def sorts(self) -> tuple[float, int]:
+        """How its first item sorts among those of other lines."""
+        waiting = self.first()
+        assert waiting is not None
+        head = waiting[0]
+        return head.arrived + head.level * AGEING, head.number
+
+    def oldest(self) -> float:
+        """When the item came that has waited longest."""
+        self.first()
+        oldest: float = min(waiting[0].arrived for waiting in self.levels.values() if waiting)
+        return oldest
+
+    def take(self, max_items: int, max_cost: float, skip: int) -> list[Any]:
+        only = None
+        if len(self.levels) == 1:
+            (only,) = self.levels.values()
+            if not self.dead and self.count <= max_items and self.cost <= max_cost:
+                return self._take_all(only)
+        taken: list[Any] = []
+        passed: list[Any] = []
+        cost = 0.0
+        while len(taken) < max_items:
+            waiting = only if only and only[0].place is WAITING else self.first()
+            if waiting is None:
+                break
+            item = waiting.popleft()
+            if cost + item.cost > max_cost and taken:
+                passed.append(item)
+                if len(passed) > skip:
+                    break
+                continue
+            cost += item.cost
+            item.place = TAKEN
+            taken.append(item)
+        for item in reversed(passed):
+            self.levels[item.level].appendleft(item)
+        self.count -= len(taken)
+        self.cost = self.cost - cost if self.count else 0.0
+        return taken
+
+    def _take_all(self, waiting: deque[Any]) -> list[Any]:
+        taken = list(waiting)
+        waiting.clear()
+        self.count, self.cost = 0, 0.0
+        for item in taken:
+            item.place = TAKEN
+        return taken
+
+    def put_back(self, item: Any) -> None:
+        """Where it would stand had it never been taken."""
+        waiting, before = self.level(item.level), []
+        while waiting and waiting[0].number < item.number:
+            before.append(waiting.popleft())
+        waiting.appendleft(item)
+        waiting.extendleft(reversed(before))
+        self.count += 1
+        self.cost += item.cost
+
+    def sweep(self) -> None:
+        for level, waiting in self.levels.items():
+            self.levels[level] = deque(item for item in waiting if item.place is WAITING)
+        self.dead = 0
+
+
+class Backlog:
+    """Items that wait for a batch, and the deadlines of those and of the ones taken.
+
+    The low-level seam for whoever sends lists: take from the head when there is room to send, never before; put back what was
+    turned away (429, 503); split what failed (see :func:`halves`).
+
+    Attributes:
+        waiting: how many items wait.
+
+    Example:
+        >>> backlog = Backlog()
+        >>> for number, tokens in enumerate([300, 500, 400]):
+        ...     backlog.put(Item(f"text {number}", arrived=0.0, key="/v1/embeddings", cost=tokens))
+        >>> batch = backlog.take(now=0.1, max_items=32, max_cost=1000)
+        >>> [item.value for item in batch]
+        ['text 0', 'text 1']
+        >>> backlog.put_back(batch)  # the server said 429
+        >>> [item.value for item in backlog.take(now=2.0, max_items=32)]
+        ['text 0', 'text 1', 'text 2']
+    """
+
+    __slots__ = ("_deadlines", "_late", "_lines", "_most_deadlines", "_numbers", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self._lines: dict[Hashable, Line] = {}
+        self._numbers = count()
+        self._deadlines: list[tuple[float, int, Any]] = []
+        self._most_deadlines = SWEEP
+        self._late: list[Any] = []
+
+    def put(self, item: Item) -> None:
+        """Add an item at the end of its level."""
+        line = self._lines.get(item.key)
+        if line is None:
+            line = self._lines[item.key] = Line(item.key)
+        item.number = next(self._numbers)
+        item.place = WAITING
+        waiting = line.levels.get(item.level)
+        if waiting is None:
+            waiting = line.level(item.level)
+        waiting.append(item)
+        line.count += 1
+        line.cost += item.cost
+        self.waiting += 1
+        if item.deadline != inf:
+            heappush(self._deadlines, (item.deadline, item.number, item))
+            if len(self._deadlines) > self._most_deadlines:
+                self._forget_met_deadlines()
+
+    def put_back(self, items: Iterable[Item]) -> None:
+        """Return taken items to the head, in their order; those that are over are left out."""
+        for item in sorted((item for item in items if item.place is TAKEN), key=lambda item: item.number, reverse=True):
+            item.place = WAITING
+            line = self._lines.get(item.key)
+            if line is None:
+                line = self._lines[item.key] = Line(item.key)
+            line.put_back(item)
+            self.waiting += 1
+
+    def take(self, now: float, max_items: int = ALL, max_cost: float = inf, *, line: Line | None = None, skip: int = 0) -> list[Any]:
+        """Remove and return the items that go next, all of one key; an item alone above ``max_cost`` goes alone.
+
+        Args:
+            now: the time in seconds. What is too late is not taken; ``due`` gives it.
+            max_items: most items.
+            max_cost: most cost of all together.
+            line: one of ``lines()``, instead of the one whose head is next.
+            skip: how many items that do not fit may be passed over; they stay at the head.
+        """
+        if self._deadlines:
+            self._late += self._overdue(now)
+        if line is None:
+            line = self.first()
+        if line is None or not line.count:
+            return []
+        taken = line.take(max_items, max_cost, skip)
+        self.waiting -= len(taken)
+        if not line.count and (line.dead or len(self._lines) > 1):
+            self._close(line)
+        return taken
+
+    def remove(self, item: Item) -> None:
+        """Take out an item that waits, wherever it stands, at once; its entry is swept later."""
+        item.place = OVER
+        line = self._lines[item.key]
+        line.count -= 1
+        line.cost -= item.cost
+        line.dead += 1
+        self.waiting -= 1
+        if not line.count:
+            self._close(line)
+        elif line.dead > SWEEP and line.dead > line.count:
+            line.sweep()
+
+    def due(self, now: float) -> list[Any]:
+        """The items whose deadline has passed, each once: those that waited are removed and over, those taken are as they were."""
+        if not self._deadlines and not self._late:
+            return []
+        late, self._late = self._late, []
+        return late + self._overdue(now)
+
+    def next_deadline(self) -> float:
+        """The earliest deadline of an item that is not over, inf if there is none."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][2].place is OVER:
+            heappop(deadlines)
+        return deadlines[0][0] if deadlines else inf
+
+    def lines(self) -> list[Line]:
+        """A line for each key of which something waits."""
+        return [line for line in self._lines.values() if line.count]
+
+    def first(self) -> Line | None:
+        """The line whose head is next."""
+        if len(self._lines) > 1:
+            return min(self.lines(), key=Line.sorts, default=None)
+        for line in self._lines.values():
+            return line if line.count else None
+        return None
+
+    def items(self) -> list[Any]:
+        """All that wait, in no particular order."""
+        levels = [waiting for line in self._lines.values() for waiting in line.levels.values()]
+        return [item for waiting in levels for item in waiting if item.place is WAITING]
+
+    def _overdue(self, now: float) -> list[Any]:
+        late: list[Any] = []
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now:
+            item = heappop(deadlines)[2]
+            if item.place is WAITING:
+                self.remove(item)
+                late.append(item)
+            elif item.place is TAKEN:
+                late.append(item)
+        return late
+
+    def _forget_met_deadlines(self) -> None:
+        self._deadlines = [entry for entry in self._deadlines if entry[2].place is not OVER]
+        heapify(self._deadlines)
+        self._most_deadlines = 2 * len(self._deadlines) + SWEEP
+
+    def _close(self, line: Line) -> None:
+        line.clear()
+        if len(self._lines) > 1:  # the last is kept: most backlogs have one key, for ever
+            del self._lines[line.key]
+
+
+def halves(items: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """Split a list that failed as a whole (400, 413, 422, 424), so that in the end only the bad item fails.
+
+    Raises:
+        ValueError: there is nothing to split: the one item is the bad one.
+
+    Example:
+        >>> halves(["a", "b", "c"])
+        (['a', 'b'], ['c'])
+    """
+    if len(items) < 2:
+        raise ValueError("a list of one item cannot be split; it is the item that fails")
+    middle = (len(items) + 1) // 2
+    return items[:middle], items[middle:]

@@ -1,0 +1,143 @@
+"""@batch: a function of lists becomes a function of single items, whose calls are merged.
+
+Only the face: the wrapper, and what can be seen of and set on it. Queues and arguments are the registry's.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Unpack, overload
+
+from qreward.batching.faces import A, B, BatchDecorator, Batched, BatchedMethod, C, One, R, Results, S, Stream, Yields
+from qreward.batching.queue import change, close_desks, stats_of
+from qreward.batching.registry import Registry
+from qreward.batching.settings import Options, Settings, checked
+from qreward.batching.tally import QueueStats, StartTimes
+from qreward.batching.work import Kind, kind_of
+
+
+@overload
+def batch(function: None = None, /, **settings: Unpack[Options]) -> BatchDecorator: ...
+@overload
+def batch(function: Callable[[list[A]], Yields[R]], /) -> Batched[[A], Stream[R]]: ...
+@overload
+def batch(function: Callable[[list[A], list[B]], Yields[R]], /) -> Batched[[A, B], Stream[R]]: ...
+@overload
+def batch(function: Callable[[list[A], list[B], list[C]], Yields[R]], /) -> Batched[[A, B, C], Stream[R]]: ...
+@overload
+def batch(function: Callable[[S, list[A]], Yields[R]], /) -> BatchedMethod[S, [A], Stream[R]]: ...
+@overload
+def batch(function: Callable[[S, list[A], list[B]], Yields[R]], /) -> BatchedMethod[S, [A, B], Stream[R]]: ...
+@overload
+def batch(function: Callable[..., Yields[R]], /) -> Batched[..., Stream[R]]: ...
+@overload
+def batch(function: Callable[[list[A]], Results[R]], /) -> Batched[[A], One[R]]: ...
+@overload
+def batch(function: Callable[[list[A], list[B]], Results[R]], /) -> Batched[[A, B], One[R]]: ...
+@overload
+def batch(function: Callable[[list[A], list[B], list[C]], Results[R]], /) -> Batched[[A, B, C], One[R]]: ...
+@overload
+def batch(function: Callable[[S, list[A]], Results[R]], /) -> BatchedMethod[S, [A], One[R]]: ...
+@overload
+def batch(function: Callable[[S, list[A], list[B]], Results[R]], /) -> BatchedMethod[S, [A, B], One[R]]: ...
+@overload
+def batch(function: Callable[..., Results[R]], /) -> Batched[..., One[R]]: ...
+def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
+    """Let callers pass one item and get one result, and call the function with lists of what many callers passed.
+
+    The function takes a list for each parameter and returns a list of the same length. It may be an ``async def``; an async
+    generator of lists, which gives each caller an async generator; or, with ``@batch(...)``, a plain ``def``, which is run in a
+    thread. A method has a queue for each instance. An exception *in* the list is raised for that caller alone; one that the
+    function raises is given to each caller as an exception of its own.
+
+    A batch goes as soon as a slot is free and takes what has come until then (see :class:`BatchQueue`). Settings are those of
+    :class:`~qreward.batching.Settings`, by name, and can be changed later: ``score.set_max_batch_size(64)``,
+    ``set_batch_wait_timeout_s``, ``set_max_concurrent_batches``, ``change(...)``; ``score.stats()`` says where it stands, and
+    ``await score.close()`` ends it.
+
+    Raises:
+        TypeError: it is no function, or a plain ``def`` without parentheses; a setting is unknown or of the wrong kind.
+        ConfigError: a setting is out of range (a ``ValueError``).
+
+    Example:
+        >>> @batch(max_batch_size=32)
+        ... async def score(texts: list[str]) -> list[int]:
+        ...     return [len(text) for text in texts]
+        >>> async def main():
+        ...     return await asyncio.gather(score("one"), score("three"))
+        >>> asyncio.run(main())
+        [3, 5]
+    """
+    its = checked(settings)
+    if function is None:
+        return lambda decorated: _batched(decorated, its)
+    if not isinstance(function, staticmethod | classmethod) and kind_of(function) is Kind.THREADED:
+        raise TypeError("Functions decorated with @batch must be 'async def'; write @batch() to run a plain function in a thread")
+    return _batched(function, its)
+
+
+def _batched(function: Any, settings: Settings) -> Any:
+    if isinstance(function, staticmethod | classmethod):
+        return type(function)(_batched(function.__func__, settings))
+    kind = kind_of(function)
+    registry = Registry(function, settings)
+
+    async def answer(*args: Any, **kwargs: Any) -> Any:
+        return await registry.answer(args, kwargs)
+
+    def answers(*args: Any, **kwargs: Any) -> Any:
+        return registry.answers(args, kwargs)
+
+    wrapper: Any = wraps(function)(answers if kind is Kind.STREAMED else answer)
+    registry.public = wrapper
+    vars(wrapper).update(_controls(registry))
+    return wrapper
+
+
+def stack_of(coroutine: Any) -> str:
+    """Where a coroutine stands, and those that it awaits."""
+    frames = []
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+        frames.append((frame, frame.f_lineno))
+        coroutine = coroutine.cr_await
+    return "".join(traceback.StackSummary.extract(iter(frames)).format())
+
+
+def _controls(registry: Registry) -> dict[str, Callable[..., Any]]:
+    """The wrapper's attributes; those with an underscore are Ray Serve's."""
+    work, desks = registry.work, registry.desks
+
+    def set_any(**settings: Unpack[Options]) -> None:
+        change(work, settings, desks())
+
+    def stats() -> QueueStats:
+        return stats_of(work, desks())
+
+    async def close(drain: bool = True) -> None:
+        work.close()
+        await close_desks(desks(), drain)
+
+    def start_times() -> StartTimes:
+        return StartTimes([run.started for desk in desks() for run in list(desk.runs)])
+
+    async def alive() -> bool:
+        return not work.closed
+
+    async def stack() -> str:
+        return "\n".join(stack_of(run.task.get_coro()) for desk in desks() for run in list(desk.runs))
+
+    return {
+        "set_max_batch_size": lambda size: set_any(max_batch_size=size),
+        "set_batch_wait_timeout_s": lambda seconds: set_any(batch_wait_timeout_s=seconds),
+        "set_max_concurrent_batches": lambda batches: set_any(max_concurrent_batches=batches),
+        "change": set_any,
+        "stats": stats,
+        "close": close,
+        "_get_max_batch_size": lambda: work.settings.max_batch_size,
+        "_get_batch_wait_timeout_s": lambda: work.settings.batch_wait_timeout_s,
+        "_get_curr_iteration_start_times": start_times,
+        "_is_batching_task_alive": alive,
+        "_get_handling_task_stack": stack,
+    }

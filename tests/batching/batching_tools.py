@@ -1,0 +1,89 @@
+"""Batch functions that note what they were given, and a run of each test on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from qreward.testing.virtual_time import run_in_virtual_time
+
+
+class Noted:
+    """An async batch function that echoes its items; notes the batches, when they began, and how many ran at once."""
+
+    __name__ = __qualname__ = "noted"
+
+    def __init__(self, seconds: float = 0.0, *, each: float = 0.0) -> None:
+        self.seconds = seconds
+        self.each = each
+        self.batches: list[list[Any]] = []
+        self.times: list[float] = []
+        self.running = 0
+        self.peak = 0
+        self.cancelled = 0
+
+    async def __call__(self, items: list[Any]) -> list[Any]:
+        self.batches.append(list(items))
+        self.times.append(now())
+        self.running += 1
+        self.peak = max(self.peak, self.running)
+        try:
+            if self.seconds or self.each:
+                await asyncio.sleep(self.seconds + self.each * len(items))
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+        return list(items)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(batch) for batch in self.batches]
+
+
+def now() -> float:
+    """Seconds of the loop, without its own turns if it is virtual."""
+    return round(asyncio.get_running_loop().time(), 4)
+
+
+def virtually(test: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run a test on a loop that sees to it that nothing is left behind."""
+    return run_in_virtual_time(test())
+
+
+def start(call: Callable[..., Awaitable[Any]], *items: Any, **settings: Any) -> list[asyncio.Task[Any]]:
+    """A caller for each item."""
+    return [asyncio.ensure_future(call(item, **settings)) for item in items]
+
+
+async def later(seconds: float, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+    """A call that begins in some seconds."""
+    await asyncio.sleep(seconds)
+    return await call(*args)
+
+
+async def turns(count: int = 6) -> None:
+    """Let the loop turn, so that everything which is ready has run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    """Let the loop turn until something is true, and return it."""
+    for _ in range(100):
+        if found := condition():
+            return found
+        await asyncio.sleep(0)
+    raise AssertionError("it never became true")
+
+
+async def outcomes(callers: list[Any]) -> list[Any]:
+    """What became of each caller: its result or its exception."""
+    return await asyncio.gather(*callers, return_exceptions=True)
+
+
+def kinds(found: list[Any]) -> list[Any]:
+    """Exceptions by their type, results as they are."""
+    return [type(one) if isinstance(one, BaseException) else one for one in found]

@@ -1,0 +1,207 @@
+"""The backlog by itself: what is taken, what stays, what goes back, who is too late; and that the pure rooms are pure."""
+
+from __future__ import annotations
+
+import ast
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import qreward.batching
+from qreward.batching import Backlog, Item, halves
+from qreward.batching.backlog import OVER, TAKEN, WAITING
+from qreward.core.queue import AGEING, SWEEP
+
+PURE = ("backlog", "cap", "forming", "outcomes", "settings", "tally")
+IMPURE = {"asyncio", "threading", "time", "datetime", "concurrent", "socket", "logging", "random"}
+
+
+def backlog(*items: Item) -> Backlog:
+    made = Backlog()
+    for item in items:
+        made.put(item)
+    return made
+
+
+def values(items: list[Any]) -> list[Any]:
+    return [item.value for item in items]
+
+
+def test_the_rooms_that_decide_know_neither_asyncio_nor_a_clock() -> None:
+    folder = Path(qreward.batching.__file__).parent
+    for name in PURE:
+        nodes = list(ast.walk(ast.parse((folder / f"{name}.py").read_text())))
+        imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert not {module.partition(".")[0] for module in imported} & IMPURE, name
+        ours = {module.removeprefix("qreward.batching.") for module in imported if module.startswith("qreward.batching.")}
+        assert ours <= set(PURE), name
+
+
+def test_items_are_taken_in_the_order_they_came_up_to_the_limits() -> None:
+    waiting = backlog(*(Item(number, cost=number) for number in range(1, 7)))
+    assert values(waiting.take(0.0, max_items=2)) == [1, 2]
+    assert values(waiting.take(0.0, max_cost=7)) == [3, 4]
+    assert values(waiting.take(0.0, max_items=5, max_cost=100)) == [5, 6]
+    assert waiting.take(0.0) == []
+    assert waiting.waiting == 0
+
+
+def test_costs_that_are_no_whole_numbers_leave_no_rest() -> None:
+    waiting = backlog(*(Item(cost, cost=cost) for cost in (0.1, 0.7, 0.3)))
+    (line,) = waiting.lines()
+    waiting.take(0.0, 1)
+    waiting.take(0.0, max_cost=0.9)
+    waiting.take(0.0, max_cost=0.2)
+    assert (line.count, line.cost) == (0, 0.0)
+
+
+def test_an_item_above_the_limit_goes_alone_rather_than_never() -> None:
+    waiting = backlog(Item("a", cost=50), Item("b", cost=1))
+    assert values(waiting.take(0.0, max_cost=10)) == ["a"]
+    assert values(waiting.take(0.0, max_cost=10)) == ["b"]
+
+
+def test_so_many_items_that_do_not_fit_may_be_passed_over_and_stay_at_the_head() -> None:
+    waiting = backlog(*(Item(cost, cost=cost) for cost in (5, 8, 2, 9, 3, 1)))
+    assert values(waiting.take(0.0, max_cost=10, skip=1)) == [5, 2]
+    assert values(waiting.take(0.0, max_cost=10, skip=5)) == [8, 1]
+    assert values(waiting.take(0.0)) == [9, 3]
+
+
+def test_a_batch_is_of_one_key_that_of_the_item_which_is_next() -> None:
+    waiting = backlog(Item(1, 0.0, "a"), Item(2, 1.0, "b"), Item(3, 2.0, "a"), Item(4, 3.0, ("b",)))
+    assert [values(waiting.take(9.0)) for _ in range(4)] == [[1, 3], [2], [4], []]
+    assert len(waiting.lines()) == 0
+
+
+def test_a_level_outweighs_as_much_waiting_as_in_the_librarys_other_queue() -> None:
+    waiting = backlog(Item("low", 0.0, level=9), Item("early", AGEING * 9 - 1, level=0), Item("late", AGEING * 9 + 1, level=0))
+    assert values(waiting.take(999.0)) == ["early", "low", "late"]
+
+
+def test_what_is_put_back_stands_where_it_stood() -> None:
+    waiting = backlog(*(Item(number, level=number % 2) for number in range(9)))
+    first, second = waiting.take(0.0, 3), waiting.take(0.0, 3)
+    second[1].place = OVER  # answered in the meantime
+    waiting.put_back(first)
+    waiting.put_back(second)
+    assert waiting.waiting == 8
+    assert values(waiting.take(0.0)) == [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def test_put_back_into_a_line_that_is_gone_makes_it_anew() -> None:
+    waiting = backlog(Item("x", key="a"), Item("y", key="b"))
+    taken = waiting.take(0.0)
+    waiting.put_back(taken)
+    assert values(waiting.take(0.0)) == ["x"]
+
+
+def test_an_item_is_removed_at_once_wherever_it_stands_and_swept_later() -> None:
+    items = [Item(number, cost=2) for number in range(10 * SWEEP)]
+    waiting = backlog(*items)
+    for item in items[1:-1]:
+        waiting.remove(item)
+    (line,) = waiting.lines()
+    assert (waiting.waiting, line.count, line.cost) == (2, 2, 4)
+    assert sum(map(len, line.levels.values())) <= 2 * SWEEP + 2
+    assert values(waiting.take(0.0)) == [0, 10 * SWEEP - 1]
+
+
+def test_what_is_too_late_is_not_taken_and_told_once() -> None:
+    items = [Item(number, deadline=float(number)) for number in range(1, 6)]
+    waiting = backlog(*items, Item("for ever"))
+    assert waiting.next_deadline() == 1.0
+    assert values(waiting.take(2.0, 2)) == [3, 4]
+    assert values(waiting.due(2.0)) == [1, 2]
+    items[2].place = OVER  # 3 was answered in time
+    assert values(waiting.due(4.0)) == [4]
+    assert (items[0].place, items[3].place) == (OVER, TAKEN)
+    assert waiting.due(4.0) == []
+    assert waiting.next_deadline() == 5.0
+    assert values(waiting.due(inf)) == [5]
+    assert values(waiting.take(9.0)) == ["for ever"]
+    assert waiting.next_deadline() == inf
+
+
+def test_deadlines_that_were_met_are_forgotten() -> None:
+    waiting = Backlog()
+    for number in range(20 * SWEEP):
+        waiting.put(Item(number, deadline=1e9))
+        for item in waiting.take(0.0):
+            item.place = OVER
+    assert len(waiting._deadlines) <= 3 * SWEEP
+
+
+def test_a_failed_list_is_halved_until_only_the_bad_item_fails() -> None:
+    calls = 0
+
+    def score(items: list[int]) -> dict[int, str]:
+        nonlocal calls
+        calls += 1
+        if 13 not in items:
+            return dict.fromkeys(items, "fine")
+        if len(items) == 1:
+            return dict.fromkeys(items, "bad")
+        left, right = halves(items)
+        return score(list(left)) | score(list(right))
+
+    assert score(list(range(32))) == {number: "bad" if number == 13 else "fine" for number in range(32)}
+    assert calls == 11
+    with pytest.raises(ValueError, match="cannot be split"):
+        halves([1])
+
+
+class Model:
+    """What a backlog of one key and no deadlines must do, in the most obvious way."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+
+    def take(self, most: int, cost: float) -> list[Item]:
+        taken: list[Item] = []
+        self.items.sort(key=lambda item: (item.arrived + item.level * AGEING, item.number))
+        while self.items and len(taken) < most and (not taken or sum(i.cost for i in taken) + self.items[0].cost <= cost):
+            taken.append(self.items.pop(0))
+        return taken
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, 9), st.integers(0, 5)),
+        st.tuples(st.just("take"), st.integers(1, 5), st.integers(1, 12)),
+        st.tuples(st.just("remove"), st.integers(0, 99), st.just(0)),
+        st.tuples(st.just("put back"), st.integers(0, 99), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(OPERATIONS)
+def test_it_does_what_the_most_obvious_one_does(operations: list[tuple[str, int, int]]) -> None:
+    waiting, model = Backlog(), Model()
+    held: list[list[Item]] = []
+    for now, (what, number, other) in enumerate(operations):
+        if what == "put":
+            item = Item(now, float(now), level=number, cost=other)
+            waiting.put(item)
+            model.items.append(item)
+        elif what == "take":
+            taken = waiting.take(float(now), number, other)
+            assert taken == model.take(number, other)
+            assert all(item.place is TAKEN for item in taken)
+            held.append(taken)
+        elif what == "remove" and model.items:
+            waiting.remove(model.items.pop(number % len(model.items)))
+        elif what == "put back" and held:
+            back = held.pop(number % len(held))
+            waiting.put_back(back)
+            model.items += back
+        assert waiting.waiting == len(model.items) == len(waiting.items())
+        assert all(item.place is WAITING for item in model.items)
+        assert sum(line.cost for line in waiting.lines()) == sum(item.cost for item in model.items)
+    assert waiting.take(99.0) == model.take(10**6, inf)

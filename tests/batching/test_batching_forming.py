@@ -1,0 +1,223 @@
+"""The rules by themselves: when a batch goes, how the size cap moves, what percentiles say, how exceptions are copied."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qreward.batching import Item, Settings
+from qreward.batching.cap import BACKOFF, GROUP, REST, START, SizeCap, says_too_large
+from qreward.batching.forming import Forming
+from qreward.batching.outcomes import own_error
+from qreward.batching.tally import Tally, snapshot
+from qreward.errors import BadRequest, RequestTimeout, ServerError
+
+SETTINGS = Settings()
+
+
+def forming(count: int, settings: Settings = SETTINGS) -> Forming:
+    made = Forming()
+    for number in range(count):
+        made.backlog.put(Item(number, float(number)))
+    return made
+
+
+def asks(rules: Forming, now: float, settings: Settings, in_flight: int, *, flush: bool = False) -> tuple[int, float]:
+    """How many go, and when to ask again if none."""
+    items, at = rules.next(now, settings, in_flight, settings.max_concurrent_batches, None, flush)
+    return len(items), at if not items else now
+
+
+def test_with_nothing_in_flight_what_there_is_goes_at_once() -> None:
+    assert asks(forming(3), 5.0, SETTINGS, 0) == (3, 5.0)
+    assert asks(forming(30), 5.0, SETTINGS, 0) == (10, 5.0)
+    assert asks(forming(0), 5.0, SETTINGS, 0) == (0, inf)
+
+
+def test_with_several_slots_a_batch_that_is_not_full_is_paced() -> None:
+    settings = Settings(max_concurrent_batches=4)
+    rules = forming(3)
+    rules.done(2.0)
+    rules.sent(10.0)
+    assert asks(rules, 10.1, settings, 1) == (0, 10.5)  # a batch takes 2 s, four slots: one every half second
+    assert asks(rules, 10.5, settings, 1) == (3, 10.5)
+    full = forming(12)
+    full.done(2.0)
+    full.sent(10.0)
+    assert asks(full, 10.0, settings, 3) == (10, 10.0)
+    assert asks(full, 10.0, settings, 3, flush=True) == (2, 10.0)
+
+
+def test_the_pace_follows_how_long_batches_take() -> None:
+    rules = forming(0)
+    for _ in range(40):
+        rules.done(1.0)
+    assert rules.seconds == pytest.approx(1.0)
+    rules.done(2.0)
+    assert rules.seconds == pytest.approx(1.2)
+
+
+def test_an_explicit_wait_counts_from_the_first_item_and_nothing_else_is_asked() -> None:
+    settings = Settings(batch_wait_timeout_s=5, max_concurrent_batches=2)
+    for in_flight in (0, 1):
+        assert asks(forming(3), 2.0, settings, in_flight) == (0, 5.0)
+        assert asks(forming(3), 5.0, settings, in_flight) == (3, 5.0)
+        assert asks(forming(10), 2.0, settings, in_flight) == (10, 2.0)
+        assert asks(forming(3), 2.0, settings, in_flight, flush=True) == (3, 2.0)
+
+
+def limits(cap: SizeCap, seconds: Any, groups: int) -> list[int]:
+    """The limits that a cap goes through with full batches that take ``seconds(size)``."""
+    seen = []
+    for _ in range(groups):
+        for _ in range(GROUP):
+            cap.done(cap.limit, cap.limit, seconds(cap.limit))
+        seen.append(cap.limit)
+    return seen
+
+
+def test_the_cap_grows_while_that_brings_more_items_a_second() -> None:
+    flat = limits(SizeCap(), lambda size: 0.1, 30)
+    assert flat == sorted(flat)
+    assert flat[-1] > 1000
+
+
+def test_the_cap_stays_where_larger_batches_bring_nothing() -> None:
+    seen = limits(SizeCap(), lambda size: 0.02 + 0.001 * size, 30)
+    assert 80 <= seen[-1] <= 300  # at 200 items, 91 % of the most there is
+    linear = limits(SizeCap(), lambda size: 0.01 * size, REST)
+    assert max(linear) == START + START // 4
+    assert linear[-1] == START
+
+
+def test_the_cap_tries_again_after_a_rest() -> None:
+    cap = SizeCap()
+    limits(cap, lambda size: 0.01 * size, 10)
+    assert limits(cap, lambda size: 0.1, REST + 20)[-1] > 2 * START
+
+
+def test_a_failure_takes_a_tenth_off_and_the_cap_rests() -> None:
+    cap = SizeCap()
+    limits(cap, lambda size: 0.1, 12)
+    before = cap.limit
+    cap.failed(before)
+    assert cap.limit == int(before * BACKOFF)
+    assert set(limits(cap, lambda size: 0.1, REST)) == {cap.limit}
+    assert limits(cap, lambda size: 0.1, 2)[-1] > cap.limit - 1
+    for _ in range(100):
+        cap.failed(cap.limit)
+    assert cap.limit == 1
+
+
+def test_batches_that_were_not_full_under_this_cap_do_not_move_it() -> None:
+    cap = SizeCap()
+    for more in range(1, 20):
+        cap.done(START + 1, more * START, 0.1)
+        cap.done(START, START, 0.0)
+    assert cap.limit == START
+
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "size"),
+    [
+        (MemoryError(), True),
+        (TimeoutError(), True),
+        (RequestTimeout("x"), True),
+        (BadRequest("x", status_code=413), True),
+        (OutOfMemoryError(), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (BadRequest("x", status_code=400), False),
+        (RuntimeError("x"), False),
+    ],
+)
+def test_which_failures_are_of_the_size(error: Exception, size: bool) -> None:
+    assert says_too_large(error) is size
+
+
+class WantsOther(Exception):
+    """Keeps another argument than it is made with."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"failed with {code}")
+        self.code = code
+
+
+class KeywordOnly(Exception):
+    def __init__(self, message: str, *, response: object) -> None:
+        super().__init__(message)
+        self.response = response
+
+
+class Uncopyable(Exception):
+    def __new__(cls, *args: object) -> Uncopyable:
+        if args == ("again",):
+            raise TypeError
+        return super().__new__(cls, "again")
+
+    def __init__(self, *args: object) -> None:
+        super().__init__("again")
+
+    def __copy__(self) -> Uncopyable:
+        raise TypeError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError(),
+        ValueError("a", 2),
+        KeyError("k"),
+        FileNotFoundError(2, "No such file", "x.txt"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+        WantsOther(3),
+        KeywordOnly("m", response=object()),
+        ServerError("m", endpoint="a", status_code=500),
+        ExceptionGroup("several", [ValueError(1)]),
+    ],
+)
+def test_an_exception_is_copied_with_all_it_holds(error: Exception) -> None:
+    copied = own_error(error)
+    assert copied is not error
+    assert (type(copied), str(copied), copied.args, copied.__dict__) == (type(error), str(error), error.args, error.__dict__)
+    assert copied.__cause__ is error
+
+
+def test_an_exception_that_cannot_be_copied_is_given_as_it_is() -> None:
+    error = Uncopyable()
+    assert own_error(error) is error
+
+
+def test_the_stats_of_several_loops_are_added_up() -> None:
+    tallies = [Tally(), Tally(), Tally()]
+    for tally, waits in zip(tallies, ([1.0, 2.0], [3.0], []), strict=True):
+        tally.batches, tally.items, tally.rejected = len(waits), 3 * len(waits), 1
+        tally.waits.extend(waits)
+    stats = snapshot(tallies, 4, 2, 32)
+    assert (stats.waiting, stats.in_flight, stats.limit) == (4, 2, 32)
+    assert (stats.batches, stats.items, stats.mean_size, stats.rejected) == (3, 9, 3.0, 3)
+    assert (stats.wait_p50, stats.wait_p95, stats.run_p50) == (2.0, 3.0, 0.0)
+
+
+@given(
+    st.lists(st.integers(1, 12), max_size=40), st.integers(12, 40), st.sampled_from([sum, lambda c: max(c) * len(c), lambda c: len(set(c))])
+)
+def test_whatever_the_measure_a_batch_never_exceeds_the_limit_and_no_item_fits_in_addition(costs: list[int], limit: int, size: Any) -> None:
+    rules = Forming()
+    settings = Settings(max_batch_size=limit)
+    for cost in costs:
+        rules.backlog.put(Item(cost, cost=size([cost])))
+    while costs:
+        items, _ = rules.next(0.0, settings, 0, 1, lambda items: size([item.value for item in items]), False)
+        taken = [item.value for item in items]
+        assert taken == costs[: len(taken)]
+        assert len(taken) == 1 or size(taken) <= limit
+        del costs[: len(taken)]
+        assert not costs or size([*taken, costs[0]]) > limit

@@ -1,0 +1,308 @@
+"""BatchQueue beyond what Ray has: budgets of time, threads, a size that is found out, several loops, the pace of several slots."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import threading
+import time
+from dataclasses import fields
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from batching_tools import Noted, kinds, now, outcomes, start, turns, virtually
+
+from qreward.batching import BatchQueue, Settings, batch
+from qreward.batching.forming import Forming
+from qreward.batching.settings import Options
+from qreward.errors import ClientClosed, ConfigError, RequestTimeout
+
+
+def test_a_timeout_counts_the_running_batch_too_and_leaves_the_others_alone() -> None:
+    async def test() -> None:
+        noted = Noted(seconds=10)
+        queue = BatchQueue(noted)
+        callers = [*start(queue.submit, 1, timeout=3), *start(queue.submit, 2)]
+        with pytest.raises(RequestTimeout, match="its batch was under way"):
+            await callers[0]
+        assert now() == 3
+        assert await callers[1] == 2
+        assert (now(), noted.cancelled) == (10, 0)
+
+    virtually(test)
+
+
+def test_a_batch_whose_callers_have_all_run_out_of_time_is_cancelled() -> None:
+    async def test() -> None:
+        noted = Noted(seconds=1000)
+        queue = BatchQueue(noted, timeout=5)
+        assert kinds(await outcomes(start(queue.submit, 1, 2))) == [RequestTimeout] * 2
+        await turns()
+        assert (now(), noted.cancelled, queue.stats().in_flight) == (5, 1, 0)
+
+    virtually(test)
+
+
+def test_a_request_timeout_is_a_timeout_error() -> None:
+    async def test() -> None:
+        with pytest.raises(TimeoutError):
+            await BatchQueue(Noted(seconds=9)).submit(1, timeout=0.5)
+
+    virtually(test)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"priority": 10}, {"priority": -1}, {"priority": True}, {"priority": 1.0}, {"timeout": 0}, {"timeout": "1"}]
+)
+def test_a_wrong_priority_or_timeout_is_refused(wrong: Any) -> None:
+    async def test() -> None:
+        with pytest.raises((ConfigError, TypeError), match=next(iter(wrong))):
+            await BatchQueue(Noted()).submit(1, **wrong)
+
+    virtually(test)
+
+
+def test_a_function_in_threads_blocks_no_loop_and_runs_in_as_many_as_there_are_slots() -> None:
+    free = threading.Event()
+    running = threading.Semaphore(0)
+    idents = set()
+
+    def function(items: list[int]) -> list[int]:
+        idents.add(threading.get_ident())
+        running.release()
+        assert free.wait(10)
+        return items
+
+    async def test() -> None:
+        queue = BatchQueue(function, max_batch_size=1, max_concurrent_batches=3)
+        callers = start(queue.submit, *range(9))
+        for _ in range(3):
+            assert await asyncio.to_thread(running.acquire, timeout=10)
+        assert queue.stats().in_flight == 3
+        assert not running.acquire(blocking=False)
+        free.set()
+        assert await asyncio.gather(*callers) == list(range(9))
+        await queue.close()
+
+    asyncio.run(test())
+    assert len(idents) == 3
+
+
+def test_a_thread_that_nobody_waits_for_keeps_its_slot_until_it_is_done() -> None:
+    free, began = threading.Event(), threading.Event()
+
+    def function(items: list[int]) -> list[int]:
+        began.set()
+        assert free.wait(10)
+        return items
+
+    async def test() -> None:
+        queue = BatchQueue(function)
+        callers = start(queue.submit, 1)
+        await asyncio.to_thread(began.wait, 10)
+        callers[0].cancel()
+        assert kinds(await outcomes(callers)) == [asyncio.CancelledError]
+        assert queue.stats().in_flight == 1
+        free.set()
+        assert await queue.submit(2) == 2
+
+    asyncio.run(test())
+
+
+def test_closing_without_drain_does_not_wait_for_a_thread() -> None:
+    free, began = threading.Event(), threading.Event()
+
+    def function(items: list[int]) -> list[int]:
+        began.set()
+        free.wait(10)
+        return items
+
+    async def test() -> None:
+        queue = BatchQueue(function)
+        callers = start(queue.submit, 1)
+        await asyncio.to_thread(began.wait, 10)
+        await queue.close(drain=False)
+        assert not free.is_set()
+        assert kinds(await outcomes(callers)) == [ClientClosed]
+
+    try:
+        asyncio.run(test())
+    finally:
+        free.set()
+
+
+def test_a_function_in_a_thread_that_raises_fails_its_callers() -> None:
+    @batch()
+    def function(items: list[int]) -> list[int]:
+        raise KeyError(items[0])
+
+    async def test() -> None:
+        assert kinds(await outcomes(start(function, 1, 2))) == [KeyError, KeyError]
+
+    asyncio.run(test())
+
+
+def test_close_reaches_the_loops_of_other_threads() -> None:
+    noted = Noted(seconds=0.02)
+    queue = BatchQueue(noted, max_batch_size=1)
+    submitted, found = threading.Event(), []
+
+    async def elsewhere() -> None:
+        callers = start(queue.submit, 1, 2, 3)
+        await turns()
+        submitted.set()
+        found.extend(await outcomes(callers))
+
+    async def test() -> None:
+        thread = threading.Thread(target=asyncio.run, args=(elsewhere(),))
+        thread.start()
+        await asyncio.to_thread(submitted.wait, 10)
+        await queue.close()
+        assert noted.running == 0
+        await asyncio.to_thread(thread.join)
+
+    asyncio.run(test())
+    assert found == [1, 2, 3]
+
+
+def test_the_largest_batch_can_be_found_out() -> None:
+    async def test() -> None:
+        async def function(items: list[int]) -> list[int]:
+            await asyncio.sleep(0.02 + 0.001 * len(items))
+            return items
+
+        queue = BatchQueue(function, max_batch_size=10_000, adaptive_batch_size=True)
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + 60
+
+        async def caller() -> None:
+            while loop.time() < ends:
+                await queue.submit(1)
+
+        assert queue.stats().limit == 8
+        await asyncio.gather(*(caller() for _ in range(600)))
+        assert 80 <= queue.stats().limit <= 300
+
+    virtually(test)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), TimeoutError(), RuntimeError("CUDA out of memory")])
+def test_a_batch_that_fails_for_its_size_makes_the_next_ones_smaller(error: Exception) -> None:
+    async def test() -> None:
+        async def function(items: list[int]) -> list[int]:
+            await asyncio.sleep(0.1)
+            if len(items) > 30:
+                raise error
+            return items
+
+        queue = BatchQueue(function, max_batch_size=200, adaptive_batch_size=True)
+        found: list[Any] = []
+
+        async def caller() -> None:
+            for _ in range(100):
+                found.extend(await outcomes([queue.submit(1)]))
+
+        await asyncio.gather(*(caller() for _ in range(100)))
+        failed = sum(isinstance(one, type(error)) for one in found)
+        assert 0 < failed < len(found) / 20
+        assert queue.stats().limit <= 36
+
+    virtually(test)
+
+
+def test_without_the_setting_a_failure_changes_no_limit() -> None:
+    async def test() -> None:
+        async def function(items: list[int]) -> list[int]:
+            raise MemoryError
+
+        queue: BatchQueue[int, int] = BatchQueue(function, max_batch_size=20)
+        await outcomes(start(queue.submit, *range(20)))
+        assert queue.stats().limit == 20
+
+    virtually(test)
+
+
+def test_several_slots_are_paced_and_a_call_waits_less_than_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 ms and 5 ms an item, eight slots, Poisson arrivals at a fifth of the capacity."""
+
+    async def test() -> float:
+        noted = Noted(seconds=0.3, each=0.005)
+        queue = BatchQueue(noted, max_batch_size=32, max_concurrent_batches=8)
+        random, loop, took = Random(7), asyncio.get_running_loop(), []
+
+        async def call(number: int) -> None:
+            began = loop.time()
+            await queue.submit(number)
+            took.append(loop.time() - began)
+
+        calls = []
+        for number in range(2000):
+            calls.append(asyncio.ensure_future(call(number)))
+            await asyncio.sleep(random.expovariate(0.2 * 8 * 32 / 0.46))
+        await asyncio.gather(*calls)
+        return statistics.median(took)
+
+    paced = virtually(test)
+    with monkeypatch.context() as patch:
+        patch.setattr(Forming, "done", lambda self, seconds: None)  # natural batching alone
+        natural = virtually(test)
+    assert paced < 0.9 * natural
+
+
+def test_a_function_that_submits_to_its_own_queue_gets_its_answer() -> None:
+    async def test() -> None:
+        async def function(items: list[int]) -> list[int]:
+            return [await queue.submit(item - 1) + 1 if item else 0 for item in items]
+
+        queue: BatchQueue[int, int] = BatchQueue(function, max_concurrent_batches=9)
+        assert await queue.submit(5) == 5
+
+    virtually(test)
+
+
+def test_ten_thousand_items_cancelled_in_the_queue_leave_nothing_behind() -> None:
+    async def test() -> None:
+        noted = Noted(seconds=1)
+        queue = BatchQueue(noted, timeout=3600)
+        first = start(queue.submit, "first")
+        await turns()
+        callers = start(queue.submit, *range(10_000))
+        await turns()
+        for caller in callers:
+            caller.cancel()
+        await outcomes(callers)
+        (desk,) = queue.desks()
+        assert (desk.backlog.waiting, len(desk.backlog.items())) == (0, 0)
+        await asyncio.gather(*first)
+        assert queue.stats().cancelled == 10_000
+        assert noted.batches == [["first"]]
+
+    virtually(test)
+
+
+@pytest.mark.parametrize("callers", [1, 64])
+def test_a_call_costs_little(callers: int) -> None:
+    """A loose bound, so that a mistake of an order of magnitude is seen on any machine; the benchmark has the figures."""
+
+    async def test() -> float:
+        queue = BatchQueue(Noted(), max_batch_size=32)
+
+        async def caller(times: int) -> None:
+            for _ in range(times):
+                await queue.submit(1)
+
+        began = time.process_time()
+        await asyncio.gather(*(caller(3200 // callers) for _ in range(callers)))
+        return (time.process_time() - began) / 3200
+
+    assert asyncio.run(test()) < 500e-6
+
+
+def test_the_settings_are_the_same_in_code_for_type_checkers_and_on_the_page() -> None:
+    names = {field.name: field.default for field in fields(Settings)}
+    assert set(Options.__annotations__) == set(names)
+    page = (Path(__file__).parents[2] / "docs" / "batching.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `") and line.count(" | ") == 3]
+    assert {row[0].strip("`"): row[1].strip("`") for row in rows} == {name: repr(default) for name, default in names.items()}

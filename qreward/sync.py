@@ -19,20 +19,20 @@ from qreward.engine.portal import portal
 from qreward.errors import ClientClosed
 from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
 from qreward.results import BatchResult, FleetStats
+from qreward.rewards.blocking import SyncRewardCalls
 from qreward.streams.batch import OnStreamError
 from qreward.streams.blocking import SyncBatchStream, SyncStream
 from qreward.streams.calls import OnInterrupt
 from qreward.wire.sender import Wire as HttpWire
 
 if TYPE_CHECKING:
-    from openai.types import CreateEmbeddingResponse
     from openai.types.chat import ChatCompletion
 
     from qreward.client import OnProgress, OnResult
     from qreward.telemetry import Telemetry
 
 
-class SyncQRewardClient:
+class SyncQRewardClient(SyncRewardCalls):
     """One client over many endpoints, whose methods block.
 
     Arguments, results and errors are those of :class:`QRewardClient`. The work is done in one background thread, which all
@@ -93,7 +93,7 @@ class SyncQRewardClient:
         self._client = client
         return self
 
-    # requests
+    # requests, but for those of SyncRewardCalls
 
     def chat_completion(
         self,
@@ -112,33 +112,6 @@ class SyncQRewardClient:
         return portal().call(
             self._client.chat_completion,
             messages,
-            model,
-            timeout=timeout,
-            priority=priority,
-            hedge=hedge,
-            tenant=tenant,
-            extra_headers=extra_headers,
-            extra_body=extra_body,
-            **params,
-        )
-
-    def embeddings(
-        self,
-        input: str | Iterable[Any],  # noqa: A002 - the API's name
-        model: str,
-        *,
-        timeout: float | None = DEFAULT,
-        priority: Priority | int = Priority.NORMAL,
-        hedge: bool = True,
-        tenant: str | None = None,
-        extra_headers: Mapping[str, str] | None = None,
-        extra_body: Mapping[str, Any] | None = None,
-        **params: Any,
-    ) -> CreateEmbeddingResponse:
-        """Embeddings of one input. See :meth:`QRewardClient.embeddings`."""
-        return portal().call(
-            self._client.embeddings,
-            input,
             model,
             timeout=timeout,
             priority=priority,
@@ -173,41 +146,6 @@ class SyncQRewardClient:
         return portal().call(
             self._client.batch_chat_completion,
             batch_messages,
-            model,
-            timeout=timeout,
-            deadline=deadline,
-            priority=priority,
-            hedge=hedge,
-            tenant=tenant,
-            on_result=on_result,
-            progress=progress,
-            keep_results=keep_results,
-            extra_headers=extra_headers,
-            extra_body=extra_body,
-            **params,
-        )
-
-    def batch_embeddings(
-        self,
-        batch_input: Iterable[Any] | AsyncIterable[Any],
-        model: str,
-        *,
-        timeout: float | None = DEFAULT,
-        deadline: float | None = None,
-        priority: Priority | int = Priority.NORMAL,
-        hedge: bool = True,
-        tenant: str | None = None,
-        on_result: OnResult = None,
-        progress: OnProgress = None,
-        keep_results: bool = True,
-        extra_headers: Mapping[str, str] | None = None,
-        extra_body: Mapping[str, Any] | None = None,
-        **params: Any,
-    ) -> BatchResult[CreateEmbeddingResponse]:
-        """Many embedding requests. See :meth:`QRewardClient.batch_embeddings`, and for the input :meth:`batch_chat_completion`."""
-        return portal().call(
-            self._client.batch_embeddings,
-            batch_input,
             model,
             timeout=timeout,
             deadline=deadline,

@@ -54,7 +54,7 @@ def test_a_batch_of_streams_tells_it_too() -> None:
 
 def test_embeddings_cost_what_their_prompts_cost() -> None:
     batch = use(QRewardClient([endpoint(Recorder(), price=PRICE)]), lambda client: client.batch_embeddings(["a", "b"], MODEL))
-    assert batch.cost == pytest.approx(2 * 2.0 * 4 / 1e6)
+    assert batch.cost == pytest.approx(2.0 * 4 / 1e6), "two items of one request, which took 4 tokens"
 
 
 def test_only_endpoints_of_the_route_that_have_a_price_count() -> None:

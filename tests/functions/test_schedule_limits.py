@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from schedule_stage import SLACK, STAGES, Told, at_times, most_in_any_window, stage_name
+from schedule_stage import STAGES, Told, at_times, most_in_any_window, stage_name
 
 from qreward import Priority
 
@@ -172,7 +172,7 @@ def test_settings_that_change_hold_at_once_for_what_waits(stage: Any) -> None:
 
 def test_a_reset_closes_breakers_and_forgets_what_was_counted(stage: Any) -> None:
     told = stage.play(
-        lambda n, *_: (0.0, n if n else ConnectionError()), at_times([0, 1, 3]), [(2, lambda f: f.reset())], circuit_breaker_threshold=1
+        lambda n, *_: (0.0, n or ConnectionError()), at_times([0, 1, 3]), [(2, lambda f: f.reset())], circuit_breaker_threshold=1
     )
     assert told.errors == ["ConnectionError", "CircuitOpen", "-"]
     assert (told.stats.calls, told.stats.failed, told.stats.open_circuits) == (1, 0, 0)

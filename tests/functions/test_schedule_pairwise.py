@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from schedule_stage import SLACK, STAGES, Told, most_in_any_window, stage_name
+from schedule_stage import SLACK, STAGES, End, Told, most_in_any_window, stage_name
 
 from qreward import ScheduleMetrics
 from qreward.functions.config import UNSET, ScheduleConfig
@@ -136,16 +136,11 @@ def test_the_promises_hold_together(stage: Any, row: int) -> None:
 def broken(told: Told, calls: list[tuple[float, str, int]], settings: dict[str, Any], *, cancels: bool) -> Iterator[str]:
     """What did not hold."""
     stats = told.settled
-    ended, default = told.calls, settings["default_result"]
+    ended = told.calls
     if len(ended) != CALLS or stats.calls != CALLS or stats.ok + stats.failed != CALLS:
         yield f"{len(ended)} ends, {stats} for {CALLS} calls"
-    for (at, key, place), end in zip(calls, ended, strict=True):
-        if end.error is None and end.value != (key, place) and not (default is None and end.value is None):
-            yield f"call {place} got {end.value}"
-        if end.error is not None and default is not UNSET and isinstance(end.error, ConnectionError):
-            yield f"call {place} raised {end.error!r} despite its default"
-        if settings["timeout"] is not None and end.at > at + settings["timeout"] + SLACK:
-            yield f"call {place} took {end.at - at:.3f} s"
+    for call, end in zip(calls, ended, strict=True):
+        yield from wrong_end(call, end, settings)
     most_tries = CALLS * (1 + settings["retry_times"] + (settings["hedged_request_max_times"] if settings["hedged_request_time"] else 0))
     if not len(told.starts) == stats.tries <= most_tries or (not settings["hedged_request_time"] and stats.hedges):
         yield f"{len(told.starts)} tries, {stats}"
@@ -158,6 +153,16 @@ def broken(told: Told, calls: list[tuple[float, str, int]], settings: dict[str, 
         yield f"{told.now} tries go on, {stats}"
     if cancels and settings["timeout"] is None and any(time > max(end.at for end in ended) + SLACK for time in told.ended.values()):
         yield "a loser went on when all calls had ended"
+
+
+def wrong_end(call: tuple[float, str, int], end: End, settings: dict[str, Any]) -> Iterator[str]:
+    (at, key, place), default = call, settings["default_result"]
+    if end.error is None and end.value != (key, place) and not (default is None and end.value is None):
+        yield f"call {place} got {end.value}"
+    if end.error is not None and default is not UNSET and isinstance(end.error, ConnectionError):
+        yield f"call {place} raised {end.error!r} despite its default"
+    if settings["timeout"] is not None and end.at > at + settings["timeout"] + SLACK:
+        yield f"call {place} took {end.at - at:.3f} s"
 
 
 def over_the_rate(told: Told, settings: dict[str, Any]) -> Iterator[str]:

@@ -183,7 +183,7 @@ def test_nothing_of_others_is_patched() -> None:
 def test_retry_after_is_used() -> None:
     request = httpx.Request("POST", "http://judge.example")
     busy = httpx.HTTPStatusError("busy", request=request, response=httpx.Response(429, headers={"retry-after": "1"}, request=request))
-    told = Async().play(lambda number, *_: (0.0, number if number else busy), at_times([0]), retry_times=1, retry_interval=0.001)
+    told = Async().play(lambda number, *_: (0.0, number or busy), at_times([0]), retry_times=1, retry_interval=0.001)
     assert told.times == [pytest.approx(0.0, abs=1e-3), pytest.approx(1.0, abs=SLACK)]
 
 

@@ -155,7 +155,8 @@ def test_several_tries_are_abreast_while_a_call_is_retried(stage: Any) -> None:
     assert alone.most == 1
     assert abreast.most == 3
     assert abreast.values == ["done"]
-    assert abreast.calls[0].at < 5 < 200 < alone.calls[0].at
+    assert abreast.calls[0].at < 5
+    assert alone.calls[0].at > 200
 
 
 def test_overload_is_never_answered_by_more_tries_at_once(stage: Any) -> None:

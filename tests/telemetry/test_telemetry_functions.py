@@ -37,10 +37,6 @@ def test_each_call_is_one_point_with_its_function_and_why_it_failed() -> None:
     name = f"{__name__}.test_each_call_is_one_point_with_its_function_and_why_it_failed.<locals>.score"
     counts = {(name, None): 2, (name, "ZeroDivisionError"): 2, (name, "circuit_open"): 1}
     assert {key: point.count for key, point in found.items()} == counts
-        (name, None): 2,
-        (name, "ZeroDivisionError"): 2,
-        (name, "circuit_open"): 1,
-    }
     assert "sk-secret" not in repr(reader.get_metrics_data())
 
 

@@ -26,6 +26,12 @@ TIMEOUT = 300.0  # seconds that one process may take
 RETRIES = ("tenacity==9.2.1", "stamina==26.1.0")
 CASES = ("async", "async, timeout", "sync", "sync, timeout")
 KEYS = "keys"
+MEMORY = {
+    "mb_held": "objects right after",
+    "mb_after_idling": "after idling",
+    "rss_first": "growth of the process",
+    "rss_second": "of it in a second pass",
+}
 
 
 class Peer(NamedTuple):
@@ -82,10 +88,10 @@ def report(records: Sequence[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(record["decorator"] for record in records))
     times = [[name, *(_middle(records, name, case, "us", "{:.1f}") for case in CASES)] for name in names]
     keyed = [name for name in names if KEYS in PEERS[name].cases]
-    memory = [[name, *(_middle(records, name, KEYS, what, "{:.1f}") for what in ("mb_held", "mb_after_idling"))] for name in keyed]
+    memory = [[name, *(_middle(records, name, KEYS, what, "{:.1f}") for what in MEMORY)] for name in keyed]
     calls = max((record["calls"] for record in records if record["case"] == KEYS), default=0)
     first = table(["CPU us a call", *CASES], times)
-    return f"{first}\n\n{table([f'MB for {calls:,} keys', 'right after', 'after idling'], memory)}"
+    return f"{first}\n\n{table([f'MB for {calls:,} keys', *MEMORY.values()], memory)}"
 
 
 def _middle(records: Sequence[dict[str, Any]], name: str, case: str, what: str, shape: str) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import json
 import time
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -54,18 +55,32 @@ def one_after_another_blocking(function: Callable[[int], int], calls: int) -> fl
 
 
 async def by_keys(function: Callable[[int], Awaitable[int]], keys: int) -> dict[str, float]:
-    """MB that are held right after a call of each key, and once their windows are over and one more call was made."""
+    """MB of objects right after a call of each key, and once their windows are over and a thousandth as many calls were made.
+
+    And by how much the process has grown: in the first pass, which the allocator may keep for itself, and in a second one.
+    """
     await function(-1)
     gc.collect()
-    before = _megabytes()
+    resident = [_megabytes()]
+    for _ in range(2):
+        for number in range(keys):
+            await function(number)
+        await asyncio.sleep(2 * KEY_WINDOW)
+        await function(-1)
+        gc.collect()
+        resident.append(_megabytes())
+    tracemalloc.start()
     for number in range(keys):
         await function(number)
     gc.collect()
-    held = _megabytes() - before
+    held, _ = tracemalloc.get_traced_memory()
     await asyncio.sleep(2 * KEY_WINDOW)
-    await function(-1)
+    for _ in range(keys // 1000):
+        await function(-1)
     gc.collect()
-    return {"mb_held": held, "mb_after_idling": _megabytes() - before}
+    idle, _ = tracemalloc.get_traced_memory()
+    growth = {"rss_first": resident[1] - resident[0], "rss_second": resident[2] - resident[1]}
+    return {"mb_held": held / 1e6, "mb_after_idling": idle / 1e6, **growth}
 
 
 def main(cases: dict[str, Callable[[int], Any]]) -> None:

@@ -105,12 +105,15 @@ class AdaptiveWindow:
     Args:
         rng: for rounding.
         most: an operator's limit; always holds.
+
+    Attributes:
+        crowded_until: until then the source is known to let requests wait inside, and the window does not grow.
     """
 
     __slots__ = (
         "_away", "_base", "_blame_until", "_capped", "_clean", "_elasticity", "_floor", "_good", "_held", "_mark", "_no_try_before",
         "_reject_after", "_rng", "_round", "_rounds", "_side", "_start", "_starting",
-        "_step", "changes", "limit", "most", "reason",
+        "_step", "changes", "crowded_until", "limit", "most", "reason",
     )  # fmt: skip
 
     def __init__(self, rng: Random, most: int | None = None) -> None:
@@ -122,6 +125,7 @@ class AdaptiveWindow:
         self._rounds = 1
         self.reason = "start"
         self.changes: Changes = {}
+        self.crowded_until = -inf
         self._elasticity = Elasticity()
         self._side = 1.0
         self._good = self.most  # answers since the last reject
@@ -199,7 +203,8 @@ class AdaptiveWindow:
     def _try_more(self, now: float) -> None:
         waited = now - self._mark
         due = self._step or self._clean >= TUNING.patience or waited >= TUNING.hold
-        if not due or now < self._no_try_before or waited < self._settle() or self.limit >= min(self.most, 1.5 * self._round.limit):
+        barred = now < max(self._no_try_before, self.crowded_until) or waited < self._settle()
+        if not due or barred or self.limit >= min(self.most, 1.5 * self._round.limit):
             return
         if self._elasticity.value < TUNING.high:  # more would bring nothing: it is not rejects that limit us
             self._capped = False
@@ -218,10 +223,12 @@ class AdaptiveWindow:
             self._elasticity.break_off()
         else:
             change = self._elasticity.add(self.limit, current.seconds / current.tokens)
+            factor = 1.0
             if self._starting:
-                base *= self._start_factor(inf if change is None else change)
+                factor = self._start_factor(inf if change is None else change)
             elif change is not None and self._side < 0:  # every second round, after a full swing
-                base *= self._seek_factor()
+                factor = self._seek_factor()
+            base *= factor if now >= self.crowded_until else min(1.0, factor)
         self._side = -self._side
         self._rounds += 1
         self._set(base, now, inflight)

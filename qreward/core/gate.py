@@ -23,13 +23,14 @@ class Gate:
         closed: how often it closed without a probe that held; 0 while it is open.
     """
 
-    __slots__ = ("_closed_at", "_probe_at", "_reject_after", "_rng", "closed", "opens_at")
+    __slots__ = ("_asked", "_closed_at", "_probe_at", "_reject_after", "_rng", "closed", "opens_at")
 
     def __init__(self, rng: Random) -> None:
         self.opens_at = -inf
         self._rng = rng
         self.closed = 0
         self._closed_at = -inf
+        self._asked = -inf  # until when a hint holds
         self._probe_at: float | None = None
         self._reject_after = 0.0  # seconds a reject takes, moving average
 
@@ -56,8 +57,16 @@ class Gate:
             pause = min(LONGEST, FIRST * 2.0 ** (self.closed - 1)) * self._rng.uniform(0.5, 1.5)
             self.opens_at = max(self.opens_at, now + pause)  # a longer hint may hold already
         if hint is not None:
-            self.opens_at = max(self.opens_at, now + hint)
+            self.opens_at, self._asked = max(self.opens_at, now + hint), max(self._asked, now + hint)
             self.closed, self._probe_at = max(1, self.closed), None  # a probe under way was sent before this was said
 
+    def ease(self, now: float) -> bool:
+        """It is said to have room again: only what the source itself asked us to wait is still waited for. True if that is less."""
+        at = max(now, self._asked)
+        if not self.closed or self._probe_at is not None or at >= self.opens_at:
+            return False
+        self.opens_at = at
+        return True
+
     def _open(self) -> None:
-        self.closed, self._probe_at, self.opens_at = 0, None, -inf
+        self.closed, self._probe_at, self.opens_at, self._asked = 0, None, -inf, -inf

@@ -117,6 +117,10 @@ class Health:
         self.eject(now, FIRST_OPEN)
         self._stalled = True
 
+    def try_now(self, now: float) -> None:
+        """It is said to be back: what is left of its time out of service is not waited for."""
+        self.open_until = min(self.open_until, now)
+
     def restore(self) -> None:
         """An operator says it is well."""
         self.down, self._openings = False, 0

@@ -71,6 +71,29 @@ class Advertised:
         return f"Advertised(requests={self.requests}, tokens={self.tokens})"
 
 
+class Look:
+    """What a server says of itself when it is asked from outside; None is not said.
+
+    Attributes:
+        ready: it serves. False: it says that it does not, or nobody is there.
+        running, waiting: elements of requests that it works on, and that wait for it.
+        most: elements that it works on at once at most.
+    """
+
+    __slots__ = ("most", "ready", "running", "waiting")
+
+    def __init__(
+        self, ready: bool | None = None, running: float | None = None, waiting: float | None = None, most: float | None = None
+    ) -> None:
+        self.ready = ready
+        self.running = running
+        self.waiting = waiting
+        self.most = most
+
+    def __repr__(self) -> str:
+        return f"Look(ready={self.ready}, running={self.running}, waiting={self.waiting}, most={self.most})"
+
+
 class Answer:
     """An attempt that succeeded.
 

@@ -47,8 +47,9 @@ class Member:
 
     def attach(self) -> None:
         """Begin anew in the pool's engine."""
-        scheduler, terms = self.pool.engine.scheduler, self.settings.terms
-        self.function = Function(self.name, scheduler.group, terms, keyed=self.settings.key_func is not None)
+        engine = self.pool.engine
+        with engine.lock:  # others of the pool may be in use
+            self.function = Function(self.name, engine.scheduler.group, self.settings.terms, keyed=self.settings.key_func is not None)
 
     def _follow(self, config: ScheduleConfig, _changed: frozenset[str]) -> None:
         settings = Settings(config)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 HEDGE_LATER = 0.25
 """Seconds after which a hedge is tried again that found no room."""
-FORGETS = 8
-"""Keys that a call looks at to forget them: more than it can add, and few, for it waits meanwhile."""
+FORGETS = 1000
+"""Keys that a call looks at to forget them: about a millisecond, for which it waits."""
 
 
 class CallScheduler:
@@ -272,7 +272,7 @@ class CallScheduler:
             return
         if function.hedges_left < 1:
             call.note(now, "no hedge: as many were made as may be")
-        elif not self._may_start(now, call):
+        elif call.lane.line or not self._may_start(now, call):
             call.hedge_at = now + HEDGE_LATER
         else:
             function.hedges_left -= 1

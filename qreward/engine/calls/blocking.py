@@ -160,6 +160,9 @@ class Blocked:
             self._mine = attempt
             self.wake()
         elif not self.shell.time.run(partial(self._in_worker, self._context.copy(), attempt)):
+            if len(attempt.task.tried) > 1:  # type: ignore[attr-defined]  # a second try that cannot be made ends nothing
+                self._ended(attempt, CANCELLED)
+                return
             error = QueueFull(
                 "every worker thread is busy, perhaps with calls that hang; set max_concurrency, or let the function end by itself"
             )

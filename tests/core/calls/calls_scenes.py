@@ -67,7 +67,7 @@ class Scene:
         rng = self.rng = Random(seed)
         self.desk = Desk(Random(seed))
         self.bodies: dict[Function, Body] = {}
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._agenda: list[tuple[float, int, Callable[[], object]]] = []
         self._number = count()
         self._seen = 0  # sends that functions know of
         self._stopping: set[Attempt] = set()
@@ -79,7 +79,7 @@ class Scene:
         if rng.random() < 0.5:
             self._users()
 
-    def plan(self, when: float, what: Callable[[], None]) -> None:
+    def plan(self, when: float, what: Callable[[], object]) -> None:
         """Let something happen at a time."""
         heappush(self._agenda, (when, next(self._number), what))
 
@@ -147,7 +147,7 @@ class Scene:
         self._stopping.discard(attempt)
 
     def _body(self, attempt: Attempt) -> Body:
-        return self.bodies[attempt.task.function]  # type: ignore[attr-defined, no-any-return]
+        return self.bodies[attempt.task.function]  # type: ignore[attr-defined]
 
 
 def _terms(rng: Random) -> dict[str, Any]:

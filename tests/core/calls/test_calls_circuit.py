@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from calls_desk import AT_ONCE, Breaking, Desk, Pause, Rate
 
@@ -10,12 +12,12 @@ from qreward.errors import CircuitOpen, RequestTimeout
 
 
 def state(function: Function, key: object = None) -> str:
-    breaker = function.lanes[key].breaker  # type: ignore[index]
+    breaker = function.lanes[key].breaker
     assert breaker is not None
     return breaker.state
 
 
-def opened(threshold: int = 1, recovery: float = 10.0, **terms: object) -> tuple[Desk, Function]:
+def opened(threshold: int = 1, recovery: float = 10.0, **terms: Any) -> tuple[Desk, Function]:
     """A breaker that has just opened."""
     desk = Desk()
     f = desk.function(breaking=Breaking(threshold, recovery), **terms)
@@ -83,7 +85,7 @@ def test_success_between_failures_keeps_it_closed() -> None:
 
 
 @pytest.mark.parametrize("how", [{"overloaded": True}, {"again": False}, {"overloaded": True, "again": False}])
-def test_overload_and_errors_that_are_none_of_its_own_do_not_count(how: dict[str, bool]) -> None:
+def test_overload_and_errors_that_are_none_of_its_own_do_not_count(how: dict[str, Any]) -> None:
     desk = Desk()
     f = desk.function(breaking=Breaking(1, 10.0))
     desk.fail(desk.call(f), **how)

@@ -162,12 +162,12 @@ def test_after_a_reset_keys_are_forgotten_as_before() -> None:
 def test_few_are_forgotten_at_a_time_and_all_of_them_in_the_end() -> None:
     desk = Desk()
     f = desk.function(rate=Rate(1, 10.0), keyed=True)
-    for key in range(200):
+    for key in range(3 * FORGETS):
         desk.ok(desk.call(f, key))
     desk.wait(20.0)
     desk.ok(desk.call(f, 0))
-    assert len(f.lanes) == 200 - FORGETS + 1
-    for _ in range(200 // FORGETS):
+    assert len(f.lanes) == 2 * FORGETS + 1
+    for _ in range(3):
         desk.wait(20.0)
         desk.ok(desk.call(f, 0))
     assert len(f.lanes) == 1

@@ -7,6 +7,8 @@ from random import Random
 import pytest
 from calls_desk import Adapting, Desk, Hedging, Longest, Rate, Shortest
 
+from qreward.core.calls.function import Function
+
 
 @pytest.mark.parametrize("rng", [Shortest(), Longest()])
 @pytest.mark.parametrize("hint", [0.05, 0.3, 20.0])
@@ -62,16 +64,16 @@ def test_without_a_hint_only_the_call_itself_waits() -> None:
 # the limit that moves
 
 
-def run(desk: Desk, f: object, count: int, **how: object) -> None:
+def run(desk: Desk, f: Function, count: int, *, ok: bool = False) -> None:
     """So many calls, as many at once as may be, each ending after a second."""
-    calls = desk.calls(count, f)  # type: ignore[arg-type]
+    calls = desk.calls(count, f)
     while any(not call.done for call in calls):
         desk.wait(1.0)
         for call in desk.under_way():
-            if how.get("ok"):
+            if ok:
                 desk.ok(call)
             else:
-                desk.fail(call, **{name: value for name, value in how.items() if name != "ok"})
+                desk.fail(call)
 
 
 def test_the_limit_of_the_group_falls_under_failures_and_is_what_is_enforced() -> None:

@@ -110,6 +110,18 @@ def test_whoever_comes_while_a_tick_is_overdue_overtakes_nobody() -> None:
     assert not desk.begun(low)
 
 
+def test_one_that_is_not_paced_is_hedged_after_those_that_are_have_gone() -> None:
+    desk = Desk()
+    f = desk.function(rate=Rate(1, 10.0), hedging=Hedging(0.5, 0.0, 1, 1.0))
+    hasty = desk.call(f, paced=False)
+    waits = desk.call(f)
+    desk.wait(9.9)
+    assert len(desk.begun(hasty)) == 1
+    desk.wait(1.0)
+    assert desk.begun(waits)[0] == 10.0
+    assert len(desk.begun(hasty)) == 2
+
+
 def test_one_that_is_not_paced_waits_for_no_rate_and_counts() -> None:
     desk = Desk()
     f = desk.function(rate=Rate(1, 1.0), most=2)

@@ -16,7 +16,8 @@ gaps = st.lists(st.one_of(st.just(0.0), st.floats(0.0, 3.0)), max_size=60)
 def test_in_no_half_open_window_are_more_than_size_and_nobody_waits_longer_than_for_that(
     size: int, window: float, start: float, waits: list[float]
 ) -> None:
-    ration, starts, now = Ration(size, window), [], start
+    ration, now = Ration(size, window), start
+    starts: list[float] = []
     for wait in waits:
         now += wait
         now = max(now, ration.ready_at)

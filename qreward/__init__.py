@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "qreward.batching": ("BatchQueue", "QueueStats", "batch"),
+    "qreward.batching.buffer": ("RewardBuffer",),
     "qreward.client": ("QRewardClient",),
     "qreward.functions.config": ("ScheduleConfig",),
     "qreward.functions.decorator": ("schedule",),
@@ -27,6 +28,7 @@ _HOMES = {
     "qreward.sync": ("SyncQRewardClient",),
     "qreward.telemetry": ("Telemetry", "TelemetryExporter"),
     "qreward.tuning": ("tune_gc",),
+    "qreward.wire.rewards.answers": ("Score",),
     "qreward.errors": (
         "AuthenticationFailed",
         "BadRequest",
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from qreward.batching import BatchQueue as BatchQueue
     from qreward.batching import QueueStats as QueueStats
     from qreward.batching import batch as batch
+    from qreward.batching.buffer import RewardBuffer as RewardBuffer
     from qreward.client import QRewardClient as QRewardClient
     from qreward.engine.outlet import StreamRestarted as StreamRestarted
     from qreward.errors import AuthenticationFailed as AuthenticationFailed
@@ -109,6 +112,7 @@ if TYPE_CHECKING:
     from qreward.telemetry import Telemetry as Telemetry
     from qreward.telemetry import TelemetryExporter as TelemetryExporter
     from qreward.tuning import tune_gc as tune_gc
+    from qreward.wire.rewards.answers import Score as Score
 
     __version__: str
 

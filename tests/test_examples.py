@@ -224,3 +224,10 @@ def test_the_batch_decorator_merges_calls() -> None:
     assert bad.startswith("a bad neighbour: 1.0 and ValueError(")
     assert streams.count("read") == 2
     assert stats == "103 items in 6 batches"
+
+
+def test_the_reward_server_scores_in_batches_and_a_completion_that_cannot_be_scored_fails_alone() -> None:
+    rewards, fewer, alone = run_python("reward_server.py", cwd=EXAMPLES).splitlines()
+    assert rewards == "rewards: [0.6, 1.0, 1.0, 0.6, 1.0, 1.0, 0.6, 1.0, 1.0, 0.6, 1.0, 1.0, 0.0]"
+    assert fewer == "13 completions, fewer calls of the scorer: True"
+    assert alone == "one that has none: [1.0, None] 'one half' is no number"

@@ -1,0 +1,100 @@
+"""How many completions may wait, and when there will be room again. Counts over all event loops; knows no queue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from qreward.errors import BadRequest, QueueFull
+
+_SMOOTHING = 0.2
+_UNKNOWN = 1.0
+"""Seconds that are guessed while nothing was scored yet."""
+
+
+class Entry:
+    """A completion on its way to the scorer. ``waits`` until a batch takes it, or its caller has left."""
+
+    __slots__ = ("completion", "metadata", "waits")
+
+    def __init__(self, completion: str, metadata: Mapping[str, Any]) -> None:
+        self.completion = completion
+        self.metadata = dict(metadata)
+        self.waits = False
+
+
+class Places:
+    """The places of those that wait.
+
+    Args:
+        most: how many there are.
+        soon: from how many batches are under way to how many more places are free in a moment, because slots of the scorer are:
+            nobody is refused while it is idle.
+
+    Attributes:
+        waiting: how many are taken.
+        refused: completions that found no room.
+    """
+
+    def __init__(self, most: int, soon: Callable[[int], int] = lambda _: 0) -> None:
+        self.most = most
+        self._soon = soon
+        self.waiting = 0
+        self.refused = 0
+        self._running = 0
+        self._seconds_each: float | None = None
+        self._lock = threading.Lock()
+
+    def take(self, entries: Sequence[Entry]) -> None:
+        """Give all of them a place or none.
+
+        Raises:
+            BadRequest: there are more than there are places.
+            QueueFull: there is no room now.
+        """
+        count = len(entries)
+        if count > self.most:
+            raise BadRequest(f"{count} completions can never wait together; {self.most} may; send fewer at once, or raise max_queue_size")
+        with self._lock:
+            if self.waiting + count > self.most + self._soon(self._running):
+                self.refused += count
+                raise QueueFull(
+                    f"{self.waiting} completions wait to be scored, and {self.most} may; there is no room for {count} more; try again later"
+                )
+            self.waiting += count
+            for entry in entries:
+                entry.waits = True
+
+    def leave(self, entry: Entry) -> None:
+        """It waits no more; a second time does nothing."""
+        with self._lock:
+            self.waiting -= entry.waits
+            entry.waits = False
+
+    @contextmanager
+    def batch(self, entries: Sequence[Entry]) -> Iterator[None]:
+        """While a batch is under way, whose entries wait no more."""
+        with self._lock:
+            self._running += 1
+        for entry in entries:
+            self.leave(entry)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    def scored(self, count: int, seconds: float, slots: int) -> None:
+        """Note that a batch took so long while so many could be under way."""
+        each = seconds / count / slots
+        known = self._seconds_each
+        self._seconds_each = each if known is None else known + _SMOOTHING * (each - known)
+
+    def room_in(self, count: int) -> float:
+        """Seconds until there is room for ``count`` completions if nobody else comes: those that are in the way, at the present pace."""
+        in_the_way = self.waiting + min(count, self.most) - self.most - self._soon(self._running)
+        if in_the_way <= 0:
+            return 0.0
+        return _UNKNOWN if self._seconds_each is None else in_the_way * self._seconds_each

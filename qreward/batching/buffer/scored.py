@@ -1,0 +1,157 @@
+"""What a scorer gave, as one outcome for each completion: a finite reward, or an error that says why there is none.
+
+Pure. A reward that is missing, NaN or infinite is an error of its completion, never 0; and a list is never cut or filled up to fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from qreward.errors import InvalidResponse
+from qreward.wire.complaints import one_line
+
+SHOWN = 500
+"""Characters of an error's own words that are told."""
+_OWN = ("error", "errors", "meta", "metas", "next_turn_feedback", "extra_logs")
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The outcome of one completion.
+
+    Args:
+        reward: a finite number, or None if there is an error.
+        error: why there is no reward, on one line.
+        meta: whatever else the scorer said of it.
+        feedback: ``next_turn_feedback``: what the model may be told in its next turn.
+        cause: the exception behind the error, if there was one.
+    """
+
+    reward: float | None
+    error: str | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    feedback: Any = None
+    cause: BaseException | None = None
+
+
+def failed(error: BaseException) -> Scored:
+    """The outcome of a completion for which an exception was raised."""
+    return Scored(None, described(error), cause=error)
+
+
+def described(error: BaseException) -> str:
+    """An exception on one line, such as ``ValueError: no answer in the completion``.
+
+    Of one that an actor raised, Ray tells the whole trace of another process; what is told here is its ``cause``.
+
+    Example:
+        >>> described(ValueError("no answer"))
+        'ValueError: no answer'
+    """
+    cause = getattr(error, "cause", None)
+    error = cause if isinstance(cause, BaseException) else error
+    said = one_line(str(error))[:SHOWN]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def read_scores(given: Any, count: int) -> list[Scored]:
+    """What a scorer returned for ``count`` completions.
+
+    Args:
+        given: a list (tuple, array, tensor) with, for each completion, a number, a mapping with ``reward`` or ``score``, or an
+            exception; or a mapping of such lists: ``rewards`` (or ``scores``), and, where there are any, ``errors``, ``metas``,
+            ``next_turn_feedback``, ``extra_logs``, or columns of its own, which go into ``meta``.
+        count: how many completions there were.
+
+    Raises:
+        TypeError: it is none of that.
+        InvalidResponse: it holds more or fewer.
+
+    Example:
+        >>> [scored.reward for scored in read_scores({"rewards": [1, 0.5], "parsed": ["4", "5"]}, 2)]
+        [1.0, 0.5]
+    """
+    rows = _rows_of_columns(given, count) if isinstance(given, Mapping) else _listed(given, "rewards", count)
+    return [_scored(row) for row in rows]
+
+
+def _scored(row: Any) -> Scored:
+    if isinstance(row, BaseException):
+        return failed(row)
+    if not isinstance(row, Mapping):
+        reward, error = _number(row)
+        return Scored(reward, error)
+    name = "reward" if "reward" in row else "score"
+    reward, error = _number(row.get(name))
+    if said := row.get("error"):
+        reward, error = None, described(said) if isinstance(said, BaseException) else one_line(str(said))[:SHOWN]
+    rest = {str(key): value for key, value in row.items() if key not in (name, "error", "meta", "next_turn_feedback")}
+    meta = row.get("meta")
+    rest |= meta if isinstance(meta, Mapping) else {} if meta is None else {"meta": meta}
+    cause = said if isinstance(said, BaseException) else None
+    return Scored(reward, error, rest, row.get("next_turn_feedback"), cause)
+
+
+def _number(raw: Any) -> tuple[float | None, str | None]:
+    """A reward, or why it is none."""
+    if isinstance(raw, list | tuple) and len(raw) == 1:  # a column of a matrix
+        (raw,) = raw
+    if raw is None or isinstance(raw, str | bytes):
+        return None, f"the scorer gave {'no reward' if raw is None else 'a text instead of a reward'}"
+    try:
+        value = float(raw)
+    except OverflowError:
+        value = math.inf
+    except Exception:
+        return None, f"the scorer gave a {type(raw).__name__} instead of a reward"
+    return (value, None) if math.isfinite(value) else (None, f"the scorer gave {value}, which is no reward")
+
+
+def _rows_of_columns(given: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Columns as rows. What is no list holds for each completion."""
+    name = next((name for name in ("rewards", "scores", "reward", "score") if name in given), None)
+    errors = given.get("errors", given.get("error"))
+    if name is None and not errors:
+        raise TypeError(f"the scorer returned a mapping without rewards; it has {', '.join(map(str, given)) or 'nothing'}")
+    metas = _column(given.get("metas", given.get("meta")), "metas", count)
+    logs = given.get("extra_logs")
+    own = {str(key): value for key, value in given.items() if key not in (name, *_OWN)}
+    columns = {key: _column(value, key, count) for key, value in {**own, **(logs if isinstance(logs, Mapping) else {})}.items()}
+    rewards = [None] * count if name is None else _listed(given[name], name, count)
+    told, feedback = _column(errors, "errors", count), _column(given.get("next_turn_feedback"), "next_turn_feedback", count)
+    return [
+        _row(rewards[at], told[at], feedback[at], metas[at], {key: column[at] for key, column in columns.items()}) for at in range(count)
+    ]
+
+
+def _row(reward: Any, error: Any, feedback: Any, meta: Any, columns: dict[str, Any]) -> dict[str, Any]:
+    """A row of its own or of columns: a reward that is a mapping brings its own members with it."""
+    if isinstance(reward, BaseException):
+        reward, error = None, error or reward
+    row = dict(reward) if isinstance(reward, Mapping) else {"reward": reward}
+    own = row.pop("meta", None)
+    for each in (own, meta):
+        columns |= each if isinstance(each, Mapping) else {} if each is None else {"meta": each}
+    given = {"error": error or row.get("error"), "next_turn_feedback": feedback or row.get("next_turn_feedback")}
+    return {**row, **given, "meta": columns}
+
+
+def _column(value: Any, name: str, count: int) -> Sequence[Any]:
+    return _listed(value, name, count) if isinstance(value, list | tuple) or hasattr(value, "tolist") else [value] * count
+
+
+def _listed(given: Any, what: str, count: int) -> Sequence[Any]:
+    """A list of the right length. Arrays and tensors are made lists, so that their numbers are Python's."""
+    rows = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(rows, list | tuple):
+        raise TypeError(f"the scorer must return a list with a reward for each completion, or a mapping with rewards, not a {_kind(given)}")
+    if len(rows) != count:
+        raise InvalidResponse(f"the scorer gave {len(rows)} {what} for {count} completion{'s'[: count != 1]}; it must be one for each")
+    return rows
+
+
+def _kind(thing: Any) -> str:
+    return "None" if thing is None else type(thing).__name__

@@ -1,0 +1,51 @@
+"""``qreward serve MODULE:FUNCTION``: a reward server around a scoring function, until SIGTERM or Ctrl-C.
+
+Every setting is one of ``ServerConfig``, whose words are the help. A token is never given on the command line, where others see it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+
+from qreward.errors import ConfigError
+
+_NEEDS = ("fastapi", "uvicorn")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what ``qreward serve`` can be told."""
+    from qreward.server.config import PREFIX, ServerConfig, helps  # noqa: PLC0415
+
+    parser.epilog = f"Each setting may also be given in the environment: --max-queue is {PREFIX}MAX_QUEUE."
+    parser.add_argument("scorer", metavar="MODULE:FUNCTION", help="called with lists of completions and of metadata; gives the rewards")
+    parser.add_argument("--token-env", metavar="NAME", help="the environment variable that holds the token which callers must send")
+    parser.add_argument("--token-file", metavar="PATH", help="the file that holds it")
+    for name, words in helps().items():
+        default = ServerConfig.model_fields[name].default
+        if name != "token":
+            shown = "none" if default is None else default
+            parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=f"{words.rstrip('.')} (default: {shown})")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve; 0 if all that was under way was finished at the end, else 1. Raises ``ConfigError``."""
+    if missing := [name for name in _NEEDS if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f"the reward server needs {' and '.join(missing)}: pip install 'qreward[server]'")
+    from qreward.server import running  # noqa: PLC0415 - an extra
+    from qreward.server.config import ServerConfig, helps, token_of  # noqa: PLC0415
+    from qreward.server.loading import load_scorer  # noqa: PLC0415
+
+    texts = {name: getattr(args, name) for name in helps() if name != "token"}
+    config = ServerConfig.from_texts(**texts, token=token_of(args.token_env, args.token_file))
+    scorer = load_scorer(args.scorer)
+    try:
+        done = running.run(scorer, config, lambda address: _announce(args.scorer, address, config.token is not None))
+    except TypeError as error:
+        raise ConfigError(f"{args.scorer}: {error}") from error
+    return 0 if done else 1
+
+
+def _announce(scorer: str, address: str, guarded: bool) -> None:
+    print(f"{scorer} is served at {address}{', with a token' if guarded else ''}; Ctrl-C ends it.", file=sys.stderr, flush=True)

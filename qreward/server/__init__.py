@@ -1,0 +1,30 @@
+"""The reward server: any scoring function behind HTTP, in batches, in the dialects that trainers and our own client speak.
+
+``forms`` and ``answers`` know the bodies, ``service`` what is behind the routes, ``app`` FastAPI, ``running`` uvicorn. Needs the extra
+``qreward[server]``; what scores is ``qreward.batching.buffer``, which knows nothing of this. The names are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qreward.server.app import create_app as create_app
+    from qreward.server.config import ServerConfig as ServerConfig
+    from qreward.server.running import RewardServer as RewardServer
+    from qreward.server.running import run as run
+    from qreward.server.running import serve as serve
+
+_HOMES = {"create_app": "app", "ServerConfig": "config", "RewardServer": "running", "run": "running", "serve": "running"}
+
+__all__ = ["RewardServer", "ServerConfig", "create_app", "run", "serve"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error}; the reward server needs it: pip install 'qreward[server]'", name=error.name) from error

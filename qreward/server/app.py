@@ -1,0 +1,129 @@
+"""The app: routes, and nothing but what FastAPI has to be told. What is behind them is the service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from qreward import __version__
+from qreward.errors import ConfigError
+from qreward.server import forms
+from qreward.server.answers import write
+from qreward.server.config import ServerConfig
+from qreward.server.gate import JSON, Gate, refused
+from qreward.server.incoming import Gone
+from qreward.server.metrics import CONTENT_TYPE
+from qreward.server.refusals import Refusal
+from qreward.server.service import Read, Service
+
+_LEFT = 499
+"""Status that is noted for a caller who closed the connection, as nginx does; nobody is sent it."""
+SCORING: dict[str, tuple[Read, tuple[type[msgspec.Struct], ...]]] = {
+    "/get_reward": (forms.read_get_reward, (forms.OpenRlhfBody, forms.BufferBody)),
+    "/classify": (forms.read_classify, (forms.ClassifyBody,)),
+    "/score": (forms.read_score, (forms.ScoreBody,)),
+    "/v1/score": (forms.read_score, (forms.ScoreBody,)),
+}
+"""Path -> how its body is read, and what it may look like."""
+LOOKING = ("/health", "/liveness", "/v1/models", "/metrics")
+
+
+def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any) -> FastAPI:
+    """An ASGI app that scores with a function, in batches, in the dialects of OpenRLHF, MolGenDocking and vLLM.
+
+    Args:
+        scorer: ``scorer(completions: list[str], metadata: list[dict]) -> rewards``; see :class:`~qreward.batching.buffer.RewardBuffer`.
+        config: the settings; or
+        settings: the same by name; see :class:`ServerConfig`.
+
+    Raises:
+        ConfigError: a setting is wrong, or both are given.
+        TypeError: the scorer cannot be called so.
+
+    Example:
+        app = create_app(scorer, max_batch_size=32)    # then: uvicorn module:app
+    """
+    if config is not None and settings:
+        raise ConfigError("give the settings as a config or by name, not both")
+    service = Service(scorer, config or ServerConfig(**settings))
+    app = FastAPI(title="qreward", version=__version__, docs_url=None, redoc_url=None, lifespan=_lifespan)
+    app.state.qreward = service
+    app.add_middleware(Gate, service=service, routes=frozenset((*SCORING, *LOOKING)))
+    app.add_exception_handler(Refusal, _refuse)
+    app.add_exception_handler(Gone, _left)
+    app.add_exception_handler(HTTPException, _no_such)
+    app.add_exception_handler(Exception, _failed)
+    for path, (read, bodies) in SCORING.items():
+        app.add_api_route(path, _scoring(service, read), methods=["POST"], openapi_extra=_described(bodies), name=path.strip("/"))
+    _add_looks(app, service)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        if not app.state.qreward.draining:
+            await app.state.qreward.drain()
+
+
+def _scoring(service: Service, read: Read) -> Callable[[Request], Any]:
+    async def rewards(request: Request) -> Response:
+        return Response(await service.rewards(request, read), media_type=JSON)
+
+    return rewards
+
+
+def _add_looks(app: FastAPI, service: Service) -> None:
+    """The routes that only tell."""
+
+    async def health() -> Response:
+        if service.draining:
+            return Response(write({"status": "draining"}), 503, media_type=JSON)
+        return Response(write({"status": "ok"}), media_type=JSON)
+
+    async def models() -> Response:
+        model = {"id": service.config.model, "object": "model", "created": 0, "owned_by": "qreward"}
+        return Response(write({"object": "list", "data": [model]}), media_type=JSON)
+
+    async def metrics() -> Response:
+        return Response(service.metrics(), media_type=CONTENT_TYPE)
+
+    for path, look in zip(LOOKING, (health, health, models, metrics), strict=True):
+        app.add_api_route(path, look, methods=["GET"], response_class=Response, name=path.strip("/"))
+
+
+def _described(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
+    """What the body may look like, for the app's OpenAPI document."""
+    schemas = [msgspec.json.schema(body)["$defs"][body.__name__] for body in bodies]
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}}}
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    request.app.state.qreward.rejections.add(error.kind)
+    return refused(error)
+
+
+async def _left(request: Request, error: Exception) -> Response:  # noqa: ARG001 - as all handlers have it
+    return Response(status_code=_LEFT)
+
+
+async def _no_such(request: Request, error: Exception) -> Response:
+    """An unknown path, or another method."""
+    assert isinstance(error, HTTPException)
+    kind = "method_not_allowed" if error.status_code == 405 else "not_found"
+    return refused(Refusal(error.status_code, kind, f"there is no {request.method} {request.url.path} here", dict(error.headers or {})))
+
+
+async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    """What nobody thought of; the error goes on to the log."""
+    return refused(Refusal(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))

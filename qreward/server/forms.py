@@ -1,0 +1,217 @@
+"""The bodies that are taken, by form: OpenRLHF's and the buffer's ``/get_reward``, vLLM's ``/classify`` and ``/score``.
+
+A form reads a body into completions with metadata, and says what is wrong with it and where. Members that a form does not know are
+ignored, as those servers do. Knows no HTTP beyond that a body is JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from qreward.batching.buffer.queries import Query, check_mode, with_prompts
+from qreward.errors import BadRequest
+from qreward.server.config import ServerConfig
+from qreward.server.refusals import Refusal, invalid
+from qreward.wire.jsonio import REFUSED
+
+T = TypeVar("T")
+_PLACE = re.compile(r"(?P<words>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
+_STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+|\.\.\.)\]")
+
+
+class OpenRlhfBody(msgspec.Struct):
+    """``POST /get_reward`` as OpenRLHF sends it."""
+
+    query: str | list[str]
+    prompts: str | list[str] | None = None
+    labels: str | list[Any] | None = None
+
+
+class BufferBody(msgspec.Struct):
+    """``POST /get_reward`` as MolGenDocking sends it: it has ``metadata``."""
+
+    query: str | list[str]
+    metadata: dict[str, Any] | list[dict[str, Any]]
+    prompts: str | list[str] | None = None
+
+
+class ClassifyBody(msgspec.Struct):
+    """``POST /classify`` as vLLM takes it: texts, or one conversation whose last message is judged."""
+
+    input: str | list[str] | None = None
+    messages: list[dict[str, Any]] | None = None
+    use_activation: bool | None = None
+    activation: bool | None = None
+    softmax: bool | None = None
+
+
+class ScoreBody(msgspec.Struct):
+    """``POST /score`` as vLLM takes it: 1 by N or N by N, under any of its names."""
+
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
+    items: str | list[str] | None = None
+    use_activation: bool | None = None
+    activation: bool | None = None
+
+
+BODIES: tuple[type[msgspec.Struct], ...] = (OpenRlhfBody, BufferBody, ClassifyBody, ScoreBody)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a body asks.
+
+    Args:
+        form: ``openrlhf``, ``buffer``, ``classify`` or ``score``: the answer has the same.
+        query: what is to be scored.
+        activation: rewards are wanted through a sigmoid.
+    """
+
+    form: str
+    query: Query
+    activation: bool = False
+
+
+def read_get_reward(body: bytes, config: ServerConfig) -> Asked:
+    """``/get_reward``, whose forms are told apart by ``metadata``. Raises ``Refusal``."""
+    document = _decode(body, dict[str, Any])
+    if "metadata" not in document:
+        return _openrlhf(document, config)
+    if "labels" in document:
+        raise invalid(["labels"], "labels and metadata are members of different forms; put the label into the metadata")
+    return _buffer(document, config)
+
+
+def read_classify(body: bytes, config: ServerConfig) -> Asked:
+    """``/classify``. Raises ``Refusal``."""
+    asked = _decode(body, ClassifyBody)
+    if (asked.input is None) == (asked.messages is None):
+        raise invalid(["input"], "send input, a text or a list of texts, or messages, one conversation")
+    activation = bool(asked.use_activation or asked.activation or asked.softmax)
+    if asked.messages is not None:
+        return Asked("classify", _conversation(asked.messages, config), activation)
+    texts = _texts(asked.input, "input", config)
+    return Asked("classify", Query(texts, [{} for _ in texts]), activation)
+
+
+def read_score(body: bytes, config: ServerConfig) -> Asked:
+    """``/score``. Raises ``Refusal``."""
+    asked = _decode(body, ScoreBody)
+    left_name, left = _either(asked, ("text_1", "queries", "data_1"))
+    right_name, right = _either(asked, ("text_2", "documents", "data_2", "items"))
+    prompts, responses = _texts(left, left_name, config), _texts(right, right_name, config)
+    if len(prompts) == 1:
+        prompts = prompts * len(responses)
+    _same_length(responses, right_name, prompts, left_name)
+    return Asked("score", Query(responses, [{"prompt": prompt} for prompt in prompts]), bool(asked.use_activation or asked.activation))
+
+
+def _openrlhf(document: dict[str, Any], config: ServerConfig) -> Asked:
+    asked = _converted(document, OpenRlhfBody)
+    queries = _texts(asked.query, "query", config)
+    prompts = None if asked.prompts is None else _texts(asked.prompts, "prompts", config)
+    labels = [asked.labels] if isinstance(asked.labels, str) else asked.labels
+    for name, listed in (("prompts", prompts), ("labels", labels)):
+        if listed is not None:
+            _same_length(listed, name, queries, "query")
+    metadata: list[dict[str, Any]] = with_prompts([{}] * len(queries), prompts)
+    if labels is not None:
+        metadata = [{**meta, "label": label} for meta, label in zip(metadata, labels, strict=True)]
+    return Asked("openrlhf", Query(queries, metadata, isinstance(asked.query, str)))
+
+
+def _buffer(document: dict[str, Any], config: ServerConfig) -> Asked:
+    asked = _converted(document, BufferBody)
+    queries = _texts(asked.query, "query", config)
+    metadata = [asked.metadata] if isinstance(asked.metadata, dict) else asked.metadata
+    prompts = None if asked.prompts is None else _texts(asked.prompts, "prompts", config)
+    for name, listed in (("metadata", metadata), ("prompts", prompts)):
+        if listed is not None:
+            _same_length(listed, name, queries, "query")
+    query = Query(queries, with_prompts(metadata, prompts), isinstance(asked.query, str))
+    try:
+        check_mode(query, config.mode)
+    except BadRequest as error:
+        raise invalid(["query"], str(error)) from None
+    return Asked("buffer", query)
+
+
+def _conversation(messages: list[dict[str, Any]], config: ServerConfig) -> Query:
+    """One conversation: its last message is the completion, the latest of the user before it the prompt."""
+    if not messages:
+        raise invalid(["messages"], "is empty; its last message is what is judged")
+    said = [_words(message, at) for at, message in enumerate(messages)]
+    _texts(said, "messages", config)
+    asked = [text for text, message in zip(said[:-1], messages[:-1], strict=True) if message.get("role") == "user"]
+    return Query([said[-1]], [{"prompt": asked[-1] if asked else "", "messages": messages[:-1]}], single=True)
+
+
+def _words(message: dict[str, Any], at: int) -> str:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise invalid(["messages", at, "content"], "must be a text, or a list of parts that are texts")
+    return "".join(texts)  # type: ignore[arg-type] # they are all texts
+
+
+def _texts(value: str | list[str] | None, name: str, config: ServerConfig) -> list[str]:
+    """One or several texts as a list, none of them too long, and not too many."""
+    assert value is not None
+    texts = [value] if isinstance(value, str) else value
+    if len(texts) > config.max_items:
+        raise invalid([name], f"holds {len(texts)} texts, and {config.max_items} are taken in one request; send it in parts")
+    for at, text in enumerate(texts):
+        if len(text) > config.max_text_chars:
+            raise invalid(
+                [name] if isinstance(value, str) else [name, at],
+                f"has {len(text)} characters, and {config.max_text_chars} are taken in one text",
+            )
+    return texts
+
+
+def _either(asked: ScoreBody, names: Sequence[str]) -> tuple[str, str | list[str]]:
+    given = [(name, value) for name in names if (value := getattr(asked, name)) is not None]
+    if len(given) != 1:
+        raise invalid([names[0]], f"send one of {', '.join(names)}, and not {len(given)} of them")
+    return given[0]
+
+
+def _same_length(listed: Sequence[Any], name: str, others: Sequence[Any], whose: str) -> None:
+    if len(listed) != len(others):
+        raise invalid([name], f"holds {len(listed)}, but {whose} holds {len(others)}; there must be one for each")
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _misfit(error) from None
+    except REFUSED as error:
+        message = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise Refusal(400, "bad_json", f"the body is no JSON: {message}") from None
+
+
+def _converted(document: dict[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        raise _misfit(error) from None
+
+
+def _misfit(error: Exception) -> Refusal:
+    """The place and the words of a message such as ``Expected `str`, got `int` - at `$.query[3]```."""
+    match = _PLACE.fullmatch(str(error))
+    assert match is not None  # it matches anything
+    where: list[str | int] = [name or (int(at) if at.isdigit() else at) for name, at in _STEP.findall(match["path"] or "")]
+    return invalid(where, match["words"])

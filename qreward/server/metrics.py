@@ -1,0 +1,106 @@
+"""What a server counts, written as Prometheus reads it (text format 0.0.4). Knows numbers and names only.
+
+The names of batches are those of Ray Serve, with ``qreward_`` before them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Counter:
+    """Numbers that only rise, one for each set of labels."""
+
+    kind = "counter"
+
+    def __init__(self, *labels: str) -> None:
+        self._names = labels
+        self._values: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
+
+    def add(self, *values: str, amount: float = 1.0) -> None:
+        """Count; the values are those of the labels."""
+        self._values[values] = self._values.get(values, 0.0) + amount
+
+    def samples(self, name: str) -> Iterator[str]:
+        for values, count in self._values.items():
+            yield f"{name}{_braces(zip(self._names, values, strict=True))} {_number(count)}"
+
+
+class Histogram:
+    """How values are spread over buckets, for each value of a label."""
+
+    kind = "histogram"
+
+    def __init__(self, bounds: tuple[float, ...], label: str | None = None) -> None:
+        self._bounds = bounds
+        self._label = label
+        self._series: dict[str, list[float]] = {}
+        if label is None:
+            self._of("")
+
+    def observe(self, value: float, of: str = "") -> None:
+        """Note one value."""
+        series = self._of(of)
+        series[bisect_left(self._bounds, value)] += 1
+        series[-1] += value
+
+    def samples(self, name: str) -> Iterator[str]:
+        for of, series in self._series.items():
+            label = [] if self._label is None else [(self._label, of)]
+            total = 0.0
+            for bound, count in zip((*map(_number, self._bounds), "+Inf"), series[:-1], strict=True):
+                total += count
+                yield f"{name}_bucket{_braces([*label, ('le', bound)])} {_number(total)}"
+            yield f"{name}_sum{_braces(label)} {_number(series[-1])}"
+            yield f"{name}_count{_braces(label)} {_number(total)}"
+
+    def _of(self, of: str) -> list[float]:
+        return self._series.setdefault(of, [0.0] * (len(self._bounds) + 2))  # one bucket above all bounds, and the sum
+
+
+class Gauge:
+    """A number as it is now."""
+
+    kind = "gauge"
+
+    def __init__(self, value: float) -> None:
+        self._value = value
+
+    def samples(self, name: str) -> Iterator[str]:
+        yield f"{name} {_number(self._value)}"
+
+
+Metric = Counter | Histogram | Gauge
+
+
+def exposition(metrics: Mapping[str, tuple[str, Metric]]) -> str:
+    """Name -> what it says, and the metric, as one text.
+
+    Example:
+        >>> print(exposition({"qreward_queue_length": ("Completions that wait.", Gauge(3))}), end="")
+        # HELP qreward_queue_length Completions that wait.
+        # TYPE qreward_queue_length gauge
+        qreward_queue_length 3
+    """
+    lines: list[str] = []
+    for name, (says, metric) in metrics.items():
+        lines += [f"# HELP {name} {says}", f"# TYPE {name} {metric.kind}", *metric.samples(name)]
+    return "\n".join(lines) + "\n"
+
+
+def _braces(labels: Iterable[tuple[str, str]]) -> str:
+    pairs = [f'{name}="{_escaped(value)}"' for name, value in labels]
+    return f"{{{','.join(pairs)}}}" if pairs else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else repr(float(value))

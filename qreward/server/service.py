@@ -1,0 +1,143 @@
+"""A reward server without HTTP routes: the buffer, who is let in, what is counted, and the end. One for each app."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from starlette.requests import Request
+
+from qreward.batching import BatchRecord
+from qreward.batching.buffer import RewardBuffer, Scored
+from qreward.errors import BadRequest, ClientClosed, QueueFull
+from qreward.server.admission import Admission
+from qreward.server.answers import answer
+from qreward.server.config import ServerConfig
+from qreward.server.forms import Asked
+from qreward.server.incoming import read_body, unless_gone
+from qreward.server.metrics import SECONDS, SIZES, Counter, Gauge, Histogram, exposition
+from qreward.server.refusals import busy, draining, invalid
+
+Read = Callable[[bytes, ServerConfig], Asked]
+_LAST_WORDS = 1.0
+"""Seconds in which what was broken off may say so to its callers."""
+
+
+class Service:
+    """What the routes of an app share.
+
+    Args:
+        scorer: see :class:`~qreward.batching.buffer.RewardBuffer`.
+        config: the settings.
+
+    Attributes:
+        active: requests under way.
+        draining: nothing new is taken.
+    """
+
+    def __init__(self, scorer: Any, config: ServerConfig) -> None:
+        self.config = config
+        self.buffer = RewardBuffer(
+            scorer,
+            server_mode=config.mode,
+            max_batch_size=config.max_batch_size,
+            batch_wait_timeout_s=config.batch_wait_timeout_s,
+            max_concurrent_batches=config.max_concurrent_batches,
+            max_queue_size=config.max_queue,
+            timeout=config.timeout,
+            isolate_errors=config.isolate_errors,
+            on_batch=self._count_batch,
+        )
+        self.admission = Admission(config, self.buffer)
+        self.active = 0
+        self.draining = False
+        self._idle = asyncio.Event()
+        self.requests, self.rejections, self.completions = Counter("route", "status"), Counter("reason"), Counter("outcome")
+        self.seconds, self.batch_seconds = Histogram(SECONDS, "route"), Histogram(SECONDS)
+        self.waits, self.sizes = Histogram(SECONDS), Histogram(SIZES)
+
+    async def rewards(self, request: Request, read: Read) -> bytes:
+        """The body that answers a scoring request. Raises ``Refusal``, or ``Gone`` if the caller left."""
+        await self.admission.enter()
+        with self.admission.hold() as held:
+            asked = read(await read_body(request.receive, request.headers, held, self.config), self.config)
+            scored = await unless_gone(request.receive, self._score(asked))
+            return answer(asked, scored, self.config.model, self.config.mode)
+
+    async def _score(self, asked: Asked) -> list[Scored]:
+        query = asked.query
+        try:
+            scored = await self.buffer.score(query.completions, query.metadata)
+        except QueueFull as error:
+            raise busy("queue_full", str(error), self.buffer.room_in(len(query.completions))) from None
+        except ClientClosed:
+            raise draining() from None
+        except BadRequest as error:
+            raise invalid([], str(error)) from None
+        missing = sum(one.reward is None for one in scored)
+        self.completions.add("failed", amount=missing)
+        self.completions.add("scored", amount=len(scored) - missing)
+        return scored
+
+    # the end
+
+    def begin(self) -> None:
+        """A request came."""
+        self.active += 1
+        self._idle.clear()
+
+    def end(self) -> None:
+        """A request was answered."""
+        self.active -= 1
+        if not self.active:
+            self._idle.set()
+
+    async def drain(self) -> bool:
+        """Take nothing new, finish what is under way, and break off what is not done in time; whether all was done. Does not raise."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(self.config.drain_timeout):
+                if self.active:
+                    await self._idle.wait()
+                await self.buffer.close()
+        except TimeoutError:
+            await self.break_off()
+            return False
+        return True
+
+    async def break_off(self) -> None:
+        """Fail what waits and what is under way; a scorer in a thread is left alone."""
+        self.draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS):
+                await self.buffer.close(drain=False)
+
+    # what is counted
+
+    def _count_batch(self, record: BatchRecord) -> None:
+        self.batch_seconds.observe(record.seconds)
+        self.sizes.observe(record.items)
+        for wait in record.waits:
+            self.waits.observe(wait)
+
+    def metrics(self) -> str:
+        """All of it, as Prometheus reads it."""
+        stats = self.buffer.stats()
+        return exposition(
+            {
+                "qreward_server_requests_total": ("Answers, by route and status.", self.requests),
+                "qreward_server_request_seconds": ("Seconds from request to answer, by route.", self.seconds),
+                "qreward_server_rejections_total": ("Requests that got no rewards, by reason.", self.rejections),
+                "qreward_server_completions_total": ("Completions that were scored, and that failed.", self.completions),
+                "qreward_server_active_requests": ("Requests under way.", Gauge(self.active)),
+                "qreward_server_pending_bytes": ("Bytes of requests that wait for their answer.", Gauge(self.admission.pending)),
+                "qreward_server_draining": ("1 while the server is about to end.", Gauge(self.draining)),
+                "qreward_serve_batch_queue_length": ("Completions that wait for a batch.", Gauge(self.buffer.waiting)),
+                "qreward_serve_batch_in_flight": ("Batches under way.", Gauge(stats.in_flight)),
+                "qreward_serve_batch_wait_time_seconds": ("Seconds that a completion waited for its batch.", self.waits),
+                "qreward_serve_batch_execution_time_seconds": ("Seconds that the scorer took for a batch.", self.batch_seconds),
+                "qreward_serve_actual_batch_size": ("Completions in a batch.", self.sizes),
+            }
+        )

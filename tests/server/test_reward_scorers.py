@@ -1,0 +1,310 @@
+"""Scorers of every kind: how they are called, what they may return, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import math
+import threading
+from collections.abc import Generator
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from server_tools import Lengths, run, until
+
+from qreward.batching.buffer import RewardBuffer, Scored
+from qreward.batching.buffer.isolating import score_each
+from qreward.batching.buffer.scored import read_scores
+from qreward.errors import InvalidResponse
+
+
+async def scores(scorer: Any, *completions: str, **settings: Any) -> list[Scored]:
+    async with RewardBuffer(scorer, **settings) as buffer:
+        return await buffer.score(completions, [{"n": at} for at in range(len(completions))])
+
+
+def rewards(scored: list[Scored]) -> list[float | None]:
+    return [one.reward for one in scored]
+
+
+# what may be called
+
+
+def plain(completions: list[str], metadata: list[dict[str, Any]]) -> list[float]:
+    return [len(text) + meta["n"] for text, meta in zip(completions, metadata, strict=True)]
+
+
+async def awaited(completions: list[str], metadata: list[dict[str, Any]]) -> list[float]:
+    await asyncio.sleep(0)
+    return plain(completions, metadata)
+
+
+class Callable_:  # noqa: N801 - called as what it is
+    def __call__(self, completions: list[str], metadata: list[dict[str, Any]]) -> list[float]:
+        return plain(completions, metadata)
+
+    async def method(self, completions: list[str], metadata: list[dict[str, Any]]) -> list[float]:
+        return plain(completions, metadata)
+
+
+class ObjectRef:
+    """Awaitable, and nothing else, as Ray's."""
+
+    def __init__(self, future: asyncio.Future[Any]) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._future.__await__()
+
+
+class ActorMethod:
+    """A handle as of a Ray actor: it may not be called, only its ``remote``; the work is done elsewhere, one after the other."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[str], list[dict[str, Any]]]] = []
+        self.pending: list[asyncio.Future[Any]] = []
+
+    def __call__(self, *args: Any) -> None:
+        raise TypeError("Actor methods cannot be called directly. Instead of running 'object.score()', try 'object.score.remote()'.")
+
+    def remote(self, completions: list[str], metadata: list[dict[str, Any]]) -> ObjectRef:
+        self.calls.append((completions, metadata))
+        future = asyncio.get_running_loop().create_future()
+        self.pending.append(future)
+        return ObjectRef(future)
+
+    def answer(self) -> None:
+        completions, metadata = self.calls[-1]
+        self.pending[-1].set_result({"rewards": plain(completions, metadata), "parsed_answers": completions})
+
+
+@pytest.mark.parametrize(
+    "scorer",
+    [
+        plain,
+        awaited,
+        Callable_(),
+        Callable_().method,
+        functools.partial(awaited),
+        functools.partial(plain),
+        lambda completions, metadata: awaited(completions, metadata),  # noqa: PLW0108 - a plain function that gives a coroutine
+    ],
+)
+def test_a_scorer_may_be_any_function(scorer: Any) -> None:
+    assert rewards(run(scores(scorer, "a", "bb"))) == [1.0, 3.0]
+
+
+def test_a_scorer_may_take_completions_alone() -> None:
+    assert rewards(run(scores(lambda completions: [1.0] * len(completions), "a", "bb"))) == [1.0, 1.0]
+    assert rewards(run(scores(lambda completions, **others: [2.0] * len(completions), "a"))) == [2.0]
+
+
+@pytest.mark.parametrize("wrong", [None, "module:function", Callable_, list, lambda a, b, c: [], 3])
+def test_what_cannot_be_called_so_is_refused_when_the_buffer_is_made(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="a scorer "):
+        RewardBuffer(wrong)
+
+
+def test_a_generator_is_no_scorer() -> None:
+    def yields(completions: list[str]) -> Any:
+        yield 1.0
+
+    async def streams(completions: list[str]) -> Any:
+        yield 1.0
+
+    for wrong in (yields, streams):
+        with pytest.raises(TypeError, match="not yield"):
+            RewardBuffer(wrong)
+
+
+def test_a_plain_scorer_runs_in_another_thread_and_sees_the_neutral_context_only() -> None:
+    variable = contextvars.ContextVar("variable", default="neutral")
+
+    def scorer(completions: list[str]) -> list[Any]:
+        return [{"reward": 1, "thread": threading.get_ident(), "saw": variable.get()} for _ in completions]
+
+    async def main() -> None:
+        async with RewardBuffer(scorer) as buffer:
+            variable.set("the first caller's")
+            (one,) = await buffer.score(["a"])
+            assert one.meta["thread"] != threading.get_ident()
+            assert one.meta["saw"] == "neutral"
+
+    run(main())
+
+
+def test_the_method_of_an_actor_is_awaited_while_the_loop_goes_on() -> None:
+    async def main() -> None:
+        method = ActorMethod()
+        async with RewardBuffer(method) as buffer:
+            caller = asyncio.ensure_future(buffer.add_query({"query": ["a", "bb"], "metadata": [{"n": 0}, {"n": 5}]}))
+            await until(lambda: method.pending)
+            assert not caller.done()
+            method.answer()
+            answer = await caller
+            assert answer.rewards == [1.0, 7.0]
+            assert answer.metas == [{"parsed_answers": "a"}, {"parsed_answers": "bb"}]
+
+    run(main())
+
+
+def test_a_batch_that_cannot_be_stopped_keeps_its_slot_when_all_callers_leave() -> None:
+    async def main() -> None:
+        method = ActorMethod()
+        async with RewardBuffer(method, max_batch_size=1) as buffer:
+            caller = asyncio.ensure_future(buffer.score(["a"], [{"n": 0}]))
+            await until(lambda: method.pending)
+            caller.cancel()
+            other = asyncio.ensure_future(buffer.score(["b"], [{"n": 0}]))
+            await asyncio.sleep(0.02)
+            assert len(method.calls) == 1  # the actor is still at work on the first
+            method.answer()
+            await until(lambda: len(method.calls) == 2)
+            method.answer()
+            assert rewards(await other) == [1.0]
+
+    run(main())
+
+
+def test_an_error_that_came_from_an_actor_is_told_without_the_trace_of_its_process() -> None:
+    class RayTaskError(Exception):
+        cause = ValueError("no parse")
+
+    (one,) = read_scores([RayTaskError("ray::V.score() (pid=1, ip=10.0.0.1) Traceback ...")], 1)
+    assert one.error == "ValueError: no parse"
+
+
+def test_a_remote_that_gives_nothing_to_await_is_an_error_that_says_so() -> None:
+    (one,) = run(scores(SimpleNamespace(remote=lambda completions, metadata: [1.0]), "a"))
+    assert one.error
+    assert "remote() of the scorer gave a list" in one.error
+
+
+# what may be returned
+
+
+class Tensor:
+    """As of numpy or torch: no list, but it gives one."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    def tolist(self) -> Any:
+        return self._values
+
+
+@pytest.mark.parametrize(
+    "given_",
+    [
+        [1, 0.5],
+        (True, Decimal("0.5")),
+        Tensor([1.0, 0.5]),
+        Tensor([[1.0], [0.5]]),
+        [{"reward": 1.0}, {"score": 0.5}],
+        {"rewards": [1.0, 0.5]},
+        {"scores": Tensor([1.0, 0.5])},
+        {"rewards": [{"reward": 1.0}, {"score": 0.5}]},
+    ],
+)
+def test_rewards_are_read_in_each_form(given_: Any) -> None:
+    assert rewards(read_scores(given_, 2)) == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("nothing", [None, math.nan, math.inf, -math.inf, "1.0", [], {}, 10**400, object()])
+def test_what_is_no_finite_number_is_an_error_of_its_completion_and_never_0(nothing: Any) -> None:
+    for given_ in ([nothing, 2.0], {"rewards": [nothing, 2.0]}, [{"reward": nothing}, 2.0]):
+        bad, good = read_scores(given_, 2)
+        assert bad.reward is None
+        assert bad.error
+        assert bad.error.startswith("the scorer gave")
+        assert (good.reward, good.error) == (2.0, None)
+
+
+def test_an_error_of_the_scorers_own_outweighs_a_number_beside_it() -> None:
+    rows = read_scores([{"reward": 0.0, "error": "docking failed\nbadly"}, ValueError("no parse")], 2)
+    columns = read_scores({"rewards": [0.0, 1.0], "errors": ["docking failed\nbadly", None]}, 2)
+    assert [(one.reward, one.error) for one in rows] == [(None, "docking failed badly"), (None, "ValueError: no parse")]
+    assert [(one.reward, one.error) for one in columns] == [(None, "docking failed badly"), (1.0, None)]
+    assert [one.error for one in read_scores({"error": "no GPU"}, 2)] == ["no GPU", "no GPU"]
+
+
+def test_everything_else_goes_into_the_meta_of_its_completion() -> None:
+    rows = [{"reward": 1, "parsed": "4", "meta": {"k": 1}, "next_turn_feedback": "well done"}]
+    columns = {
+        "rewards": [1],
+        "parsed": ["4"],
+        "metas": [{"k": 1}],
+        "next_turn_feedback": ["well done"],
+        "extra_logs": {"len": [9]},
+        "v": 2,
+    }
+    assert read_scores(rows, 1) == [Scored(1.0, None, {"parsed": "4", "k": 1}, "well done")]
+    assert read_scores(columns, 1) == [Scored(1.0, None, {"parsed": "4", "k": 1, "len": 9, "v": 2}, "well done")]
+
+
+@pytest.mark.parametrize("wrong", [None, 1.0, "ab", {"a", "b"}, {}, {"values": [1, 2]}, iter([1, 2])])
+def test_what_is_no_list_of_rewards_is_an_error_that_says_what_is_wanted(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"the scorer (must return|returned)"):
+        read_scores(wrong, 2)
+
+
+@pytest.mark.parametrize("wrong", [[], [1.0], [1.0] * 3, {"rewards": [1.0]}, {"rewards": [1.0, 2.0], "parsed": ["4"]}])
+def test_a_list_of_another_length_is_never_cut_or_filled_up(wrong: Any) -> None:
+    with pytest.raises(InvalidResponse, match="for 2 completions"):
+        read_scores(wrong, 2)
+
+
+# what becomes of those that fail
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40))
+def test_exactly_the_poisonous_completions_fail(poisonous: list[bool]) -> None:
+    calls = 0
+
+    async def call(pairs: Any) -> list[float]:
+        nonlocal calls
+        calls += 1
+        if any(meta["poison"] for _, meta in pairs):
+            raise KeyError("poison")
+        return [float(text) for text, _ in pairs]
+
+    pairs = [(str(at), {"poison": bad}) for at, bad in enumerate(poisonous)]
+    scored = asyncio.run(score_each(call, pairs, isolate=True))
+    assert rewards(scored) == [None if bad else float(at) for at, bad in enumerate(poisonous)]
+    assert all((one.error is not None) == bad for one, bad in zip(scored, poisonous, strict=True))
+    assert calls <= 2 * len(pairs) - 1
+
+
+def test_without_isolation_a_batch_fails_as_a_whole_after_one_call() -> None:
+    scorer = Lengths()
+    scored = run(scores(scorer, "a", "poison", isolate_errors=False))
+    assert rewards(scored) == [None, None]
+    assert len(scorer.batches) == 1
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError, TimeoutError])
+def test_what_can_be_no_completions_fault_is_not_tried_in_halves(error: type[Exception]) -> None:
+    calls: list[int] = []
+
+    async def scorer(completions: list[str]) -> list[float]:
+        calls.append(len(completions))
+        raise error("the judge is gone")
+
+    scored = run(scores(scorer, *"abcd"))
+    assert [one.error for one in scored] == [f"{error.__name__}: the judge is gone"] * 4
+    assert calls == [4]
+
+
+def test_a_scorer_that_changes_its_metadata_and_fails_is_given_it_anew() -> None:
+    async def scorer(completions: list[str], metadata: list[dict[str, Any]]) -> list[float]:
+        numbers = [meta.pop("n") for meta in metadata]
+        if 1 in numbers:
+            raise ValueError("one")
+        return [float(number) for number in numbers]
+
+    assert rewards(run(scores(scorer, *"abcd"))) == [0.0, None, 2.0, 3.0]

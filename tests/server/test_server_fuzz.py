@@ -1,0 +1,115 @@
+"""Whatever is sent, the answer is rewards or a refusal: 2xx or 4xx with words, never a 500, and the server lives on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server_tools import Lengths, served
+
+PATHS = st.sampled_from(["/get_reward", "/classify", "/score", "/v1/score"])
+NAMES = st.sampled_from(
+    [
+        "query",
+        "prompts",
+        "labels",
+        "metadata",
+        "input",
+        "messages",
+        "text_1",
+        "text_2",
+        "queries",
+        "documents",
+        "use_activation",
+        "model",
+        "role",
+    ]
+)
+ATOMS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+VALUES = st.recursive(
+    ATOMS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4) | NAMES, inner, max_size=4), max_leaves=12
+)
+BODIES = st.dictionaries(NAMES, st.lists(st.text(max_size=4), max_size=4) | st.text(max_size=4) | VALUES, max_size=5)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server in a thread of its own, so that hypothesis may ask it from this one."""
+    found: Future[str] = Future()
+    stop = threading.Event()
+
+    async def serve() -> None:
+        async with served(Lengths(), max_items=3, max_text_chars=6, max_body_bytes=2000) as server:
+            found.set_result(server.url)
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        yield found.result(20)
+    finally:
+        stop.set()
+        thread.join(20)
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
+        yield client
+
+
+def check(answer: httpx.Response) -> None:
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500, (answer.status_code, answer.text)
+    document = answer.json()
+    if answer.status_code == 200:
+        assert {"rewards", "reward", "data"} & set(document)
+    else:
+        assert document["error"]["message"]
+        assert document["error"]["code"] == answer.status_code
+
+
+@settings(max_examples=80)
+@given(path=PATHS, body=BODIES | VALUES)
+def test_any_json_is_answered(client: httpx.Client, path: str, body: Any) -> None:
+    check(client.post(path, content=json.dumps(body).encode()))
+
+
+@settings(max_examples=60)
+@given(path=PATHS, body=st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
+def test_any_bytes_are_answered(client: httpx.Client, path: str, body: bytes) -> None:
+    check(client.post(path, content=body))
+
+
+@settings(max_examples=40)
+@given(path=PATHS, body=BODIES, at=st.integers(0, 200), junk=st.binary(min_size=1, max_size=3))
+def test_a_body_that_was_damaged_on_its_way_is_answered(client: httpx.Client, path: str, body: Any, at: int, junk: bytes) -> None:
+    whole = json.dumps(body).encode()
+    check(client.post(path, content=whole[:at] + junk + whole[at + 1 :]))
+
+
+@settings(max_examples=40)
+@given(
+    path=st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=12),
+    method=st.sampled_from(["GET", "POST", "PUT", "DELETE"]),
+)
+def test_any_path_is_answered(client: httpx.Client, path: bytes, method: str) -> None:
+    answer = client.request(method, f"/x{quote(path)}")
+    assert 400 <= answer.status_code < 500
+    assert answer.json()["error"]["message"]
+
+
+def test_the_server_is_as_it_was(client: httpx.Client) -> None:
+    assert client.post("/get_reward", json={"query": ["abc"]}).json()["rewards"] == [3.0]
+    samples = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if not line.startswith("#"))
+    assert samples["qreward_server_pending_bytes"] == samples["qreward_server_active_requests"] == "0"
+    assert samples["qreward_serve_batch_queue_length"] == "0"
+    assert not any('status="5' in name for name in samples)

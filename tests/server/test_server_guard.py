@@ -1,0 +1,191 @@
+"""Who may come in, and what is never shown: tokens, hosts, settings from the environment and the command line."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_tools import Lengths, run, served
+
+from qreward.cli import main
+from qreward.errors import ConfigError
+from qreward.server import ServerConfig, create_app
+from qreward.server.config import helps, token_of
+from qreward.server.incoming import check_caller
+from qreward.server.loading import load_scorer
+from qreward.server.refusals import Refusal
+
+TOKEN = "tok-hidden-1"
+BODY = {"query": ["a"]}
+
+
+@pytest.mark.parametrize("given", ["", "Bearer", "Bearer tok-hidden-2", "Bearer tok-hidden-1x", "Basic tok-hidden-1", "tok-hidden-1"])
+def test_without_the_token_nobody_is_served(given: str) -> None:
+    async def check() -> None:
+        scorer = Lengths()
+        async with served(scorer, token=TOKEN) as server:
+            for path in ("/get_reward", "/classify", "/metrics", "/v1/models", "/openapi.json", "/nowhere"):
+                answer = await server.client.get(path, headers={"authorization": given})
+                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), path
+                assert TOKEN not in answer.text
+            assert (await server.post("/get_reward", BODY, authorization=given)).status_code == 401
+            assert (await server.client.get("/health")).status_code == 200
+            assert scorer.batches == []
+
+    run(check())
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_with_the_token_everything_is(scheme: str) -> None:
+    async def check() -> None:
+        async with served(Lengths(), token=TOKEN) as server:
+            assert (await server.post("/get_reward", BODY, authorization=f"{scheme} {TOKEN}")).status_code == 200
+            assert (await server.client.get("/metrics", headers={"authorization": f"{scheme} {TOKEN}"})).status_code == 200
+
+    run(check())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "gpu-0", ""])
+def test_a_host_that_others_reach_needs_a_token(host: str) -> None:
+    with pytest.raises(ConfigError, match="can be reached from other machines: set a token"):
+        ServerConfig(host=host)
+    assert ServerConfig(host=host, token=TOKEN).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_a_host_of_this_machine_alone_needs_none(host: str) -> None:
+    assert ServerConfig(host=host).token is None
+
+
+def test_an_app_without_a_token_that_somebody_serves_to_all_refuses_all() -> None:
+    for server in (("10.0.0.5", 80), ("fd00::1", 80)):
+        with pytest.raises(Refusal) as refused:
+            check_caller({"server": server, "headers": []}, ServerConfig())
+        assert refused.value.status == 403
+    for server in (("127.0.0.1", 80), ("::1", 80), ("/run/reward.sock", None), None):
+        check_caller({"server": server, "headers": []}, ServerConfig())
+
+
+@pytest.mark.parametrize("token", ["", " ", "a b", "tok\n", "tök", "tok\x00"])
+def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(token: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        ServerConfig(token=token)
+    assert not token.strip() or token not in str(error.value)
+
+
+def test_no_secret_is_shown_or_logged(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    async def check() -> None:
+        async with served(Lengths(), token=TOKEN) as server:
+            await server.post("/get_reward", {"query": ["poison"]}, authorization=f"Bearer {TOKEN}")
+            await server.post("/get_reward", BODY, authorization="Bearer other-secret")
+
+    caplog.set_level(logging.DEBUG)
+    run(check())
+    config = ServerConfig(token=TOKEN)
+    shown = [repr(config), str(config), config.model_dump_json(), caplog.text, *capsys.readouterr()]
+    ours = [record.getMessage() for record in caplog.records if not record.name.startswith(("httpcore", "httpx"))]
+    assert "the scorer failed on a batch of 1: ValueError: poison was found" in ours
+    assert not any(TOKEN in text for text in shown[:3])
+    assert not any(TOKEN in text or "other-secret" in text for text in ours)
+
+
+def test_the_token_comes_from_a_variable_or_a_file_and_never_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, empty = tmp_path / "token", tmp_path / "empty"
+    file.write_text(f"{TOKEN}\n")
+    empty.write_text("\n")
+    monkeypatch.setenv("MY_TOKEN", TOKEN)
+    assert token_of("MY_TOKEN", None) == token_of(None, str(file)) == TOKEN
+    assert token_of(None, None) is None
+    wrong = [("MY_TOKEN", str(file)), ("NOT_SET", None), (None, str(empty)), (None, str(tmp_path / "none")), (None, str(tmp_path))]
+    for variable, path in wrong:
+        with pytest.raises(ConfigError) as error:
+            token_of(variable, path)
+        assert TOKEN not in str(error.value)
+    with pytest.raises(SystemExit):
+        main(["serve", "m:f", "--token", TOKEN])
+    capsys.readouterr()
+
+
+def test_each_setting_comes_from_the_environment_and_the_command_line_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"PORT": "8080", "MODE": "batch", "ISOLATE_ERRORS": "false", "TIMEOUT": "none", "TOKEN": TOKEN, "RATE": ""}.items():
+        monkeypatch.setenv(f"QREWARD_SERVE_{name}", text)
+    config = ServerConfig.from_env()
+    assert (config.port, config.mode, config.isolate_errors, config.timeout, config.rate) == (8080, "batch", False, None, None)
+    assert config.token is not None
+    assert config.token.get_secret_value() == TOKEN
+    assert ServerConfig.from_texts(port="9090", host="0.0.0.0").port == 9090
+    monkeypatch.setenv("QREWARD_SERVE_PROT", "1")
+    with pytest.raises(ConfigError, match="unknown setting 'prot'; did you mean 'port'"):
+        ServerConfig.from_env()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": 65536},
+        {"max_queue": 0},
+        {"rate": 0},
+        {"mode": "both"},
+        {"max_items": 9, "max_queue": 8},
+        {"max_pending_bytes": 1},
+        {"prot": 1},
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        create_app(Lengths(), **wrong)
+
+
+def test_the_help_has_words_for_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(helps()) == set(ServerConfig.model_fields)
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    said = capsys.readouterr().out
+    assert all(f"--{name.replace('_', '-')}" in said for name in ServerConfig.model_fields if name != "token")
+
+
+def test_a_scorer_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_scorers.py").write_text("class Holder:\n    score = staticmethod(len)\n")
+    (tmp_path / "needs_more.py").write_text("import no_such_package\n")
+    (tmp_path / "broken_scorer.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load_scorer("my_scorers:Holder.score") is len
+    for name, words in {
+        "my_scorers": "write module:function",
+        "my_scorers:": "write module:function",
+        "my_scorers:nothing": "has no 'nothing'",
+        "no_such_module:f": "there is no module 'no_such_module'",
+        "needs_more:f": "needs the module 'no_such_package'",
+        "broken_scorer:f": "ZeroDivisionError",
+    }.items():
+        with pytest.raises(ConfigError, match=words):
+            load_scorer(name)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["json:nothing"], "has no 'nothing'"),
+        (["json:JSONDecoder"], "give an instance"),
+        (["json:dumps", "--host", "0.0.0.0"], "set a token"),
+        (["json:dumps", "--port", "many"], "port: "),
+        (["json:dumps", "--token-env", "NOT_SET"], "NOT_SET"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_told(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *args]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["serve", "json:dumps", "--port", str(taken.getsockname()[1])]) == 2
+    assert "choose another port" in capsys.readouterr().err

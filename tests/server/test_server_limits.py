@@ -1,0 +1,226 @@
+"""Overload, long bodies, slow bodies, callers that leave: always an answer that says what to do, never a 500, and bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from server_tools import Lengths, Served, run, served, until
+
+from qreward.batching.buffer import RewardBuffer
+from qreward.server import ServerConfig
+from qreward.server.admission import Admission
+from qreward.server.refusals import Refusal
+from qreward.testing.virtual_time import run_in_virtual_time
+
+BODY = {"query": ["a"]}
+
+
+def hint_of(answer: httpx.Response) -> float:
+    """Seconds until one may come again; both headers must agree."""
+    exact = int(answer.headers["retry-after-ms"]) / 1000
+    assert int(answer.headers["retry-after"]) - 1 < exact <= int(answer.headers["retry-after"])
+    return exact
+
+
+def test_a_full_queue_is_answered_429_with_when_to_come_again_and_nothing_is_lost() -> None:
+    async def main() -> None:
+        scorer = Lengths(gated=True)
+        async with served(scorer, max_batch_size=2, max_queue=8, max_items=4) as server:
+            callers = [asyncio.ensure_future(server.post("/get_reward", {"query": ["a", "b"]})) for _ in range(60)]
+            await until(lambda: sum(caller.done() for caller in callers) == 55)  # 1 batch of 2, 8 waiting
+            assert server.service.buffer.waiting == 8
+            assert scorer.gate is not None
+            scorer.gate.set()
+            answers = await asyncio.gather(*callers)
+            assert Counter(answer.status_code for answer in answers) == {200: 5, 429: 55}
+            assert all(hint_of(answer) > 0 for answer in answers if answer.status_code == 429)
+            assert len(scorer.seen) == 10
+            assert server.service.admission.pending == 0
+            assert (await server.post("/get_reward", BODY)).status_code == 200
+
+    run(main())
+
+
+def test_the_hint_follows_the_pace_of_the_scorer() -> None:
+    async def main() -> None:
+        async with served(Lengths(0.1), max_batch_size=1, max_queue=4, max_items=4) as server:
+            await server.post("/get_reward", BODY)  # 0.1 s each, as is known now
+            callers = [asyncio.ensure_future(server.post("/get_reward", BODY)) for _ in range(5)]
+            await until(lambda: server.service.buffer.waiting == 4)
+            refused = await server.post("/get_reward", {"query": ["a"] * 3})
+            assert refused.status_code == 429
+            assert 0.05 < hint_of(refused) < 20.0  # up to 3 places at 0.1 s each, on a machine that may be busy
+            assert refused.json()["error"]["type"] == "queue_full"
+            await asyncio.gather(*callers)
+
+    run(main())
+
+
+def test_a_list_that_never_had_room_is_refused_for_good() -> None:
+    async def main() -> None:
+        async with served(Lengths(), max_queue=4, max_items=4) as server:
+            assert (await server.post("/get_reward", {"query": ["a"] * 5})).status_code == 422
+
+    run(main())
+
+
+def test_a_rate_is_held_by_429_with_when_the_next_may_come_and_nobody_waits() -> None:
+    async def main() -> None:
+        async with served(Lengths(), rate=5) as server:
+            answers = [await server.post("/get_reward", BODY) for _ in range(8)]
+            assert [answer.status_code for answer in answers[:5]] == [200] * 5
+            refused = [answer for answer in answers if answer.status_code == 429]
+            assert refused
+            assert all(0 < hint_of(answer) <= 0.2 for answer in refused)
+            assert refused[0].json()["error"]["type"] == "rate_limited"
+            await asyncio.sleep(hint_of(refused[-1]) + 0.01)
+            assert (await server.post("/get_reward", BODY)).status_code == 200
+            assert (await server.client.get("/health")).status_code == 200
+
+    run(main())
+
+
+def test_a_long_body_is_refused_whether_its_length_is_told_or_not() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(40):
+            yield b" " * 1000
+
+    async def main() -> None:
+        scorer = Lengths()
+        async with served(scorer, max_body_bytes=10_000) as server:
+            told = await server.client.post("/get_reward", content=b" " * 10_001)
+            untold = await server.client.post("/get_reward", content=chunks())
+            assert [answer.status_code for answer in (told, untold)] == [413, 413]
+            assert (await server.post("/get_reward", BODY)).status_code == 200
+            await until(lambda: server.service.admission.pending == 0)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"\xff\xfe", 400),
+        (b'{"query": "\\ud800"}', 400),
+        (b'{"a":' * 100_000, 400),
+        (b'{"query": NaN}', 400),
+        (b"3", 422),
+    ],
+)
+def test_a_body_that_is_no_json_is_refused(content: bytes, status: int) -> None:
+    async def main() -> None:
+        async with served(Lengths()) as server:
+            answer = await server.client.post("/get_reward", content=content)
+            assert answer.status_code == status
+            assert answer.json()["error"]["message"]
+
+    run(main())
+
+
+def test_a_packed_body_is_refused() -> None:
+    async def main() -> None:
+        async with served(Lengths()) as server:
+            answer = await server.post("/get_reward", BODY, **{"content-encoding": "gzip"})
+            assert answer.status_code == 415
+
+    run(main())
+
+
+async def open_request(server: Served, length: int, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request whose body has not come whole."""
+    parts = urlsplit(server.url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.write(f"POST /get_reward HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode() + body)
+    await writer.drain()
+    return reader, writer
+
+
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    async def main() -> None:
+        async with served(Lengths(), body_timeout=0.05) as server:
+            reader, writer = await open_request(server, 100, b"{")
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 408")
+            assert b"connection: close" in answer
+            writer.close()
+            await writer.wait_closed()
+            assert server.service.admission.pending == 0
+
+    run(main())
+
+
+def test_bodies_that_are_being_read_share_a_bounded_memory() -> None:
+    async def main() -> None:
+        async with served(Lengths(), max_body_bytes=10_000, max_pending_bytes=10_000) as server:
+            _, writer = await open_request(server, 9_000, b" " * 8_000)
+            await until(lambda: server.service.admission.pending == 8_000)
+            refused = await server.client.post("/get_reward", content=b" " * 3_000)
+            assert refused.status_code == 429
+            assert hint_of(refused) > 0
+            assert refused.json()["error"]["type"] == "memory_full"
+            writer.close()
+            await writer.wait_closed()
+            await until(lambda: server.service.admission.pending == 0)
+            assert (await server.post("/get_reward", BODY)).status_code == 200
+
+    run(main())
+
+
+def test_a_caller_that_hangs_up_is_not_scored() -> None:
+    async def main() -> None:
+        scorer = Lengths(gated=True)
+        async with served(scorer) as server:
+            busy = asyncio.ensure_future(server.post("/get_reward", BODY))
+            await until(lambda: scorer.batches)
+            content = json.dumps({"query": ["left"]}).encode()
+            _, writer = await open_request(server, len(content), content)
+            await until(lambda: server.service.buffer.waiting == 1)
+            writer.close()
+            await writer.wait_closed()
+            await until(lambda: server.service.buffer.waiting == 0)
+            assert scorer.gate is not None
+            scorer.gate.set()
+            assert (await busy).status_code == 200
+            assert scorer.seen == ["a"]
+            await until(lambda: server.service.active == 0)
+
+    run(main())
+
+
+def test_many_callers_at_once_are_all_answered_with_their_own_rewards() -> None:
+    async def main() -> None:
+        scorer = Lengths(0.001)
+        async with served(scorer, max_batch_size=32, max_concurrent_batches=2) as server:
+            bodies: list[Any] = [{"query": ["x" * (at + extra) for extra in range(3)]} for at in range(100)]
+            answers = await asyncio.gather(*(server.post("/get_reward", body) for body in bodies))
+            assert [answer.json()["rewards"] for answer in answers] == [[float(at + extra) for extra in range(3)] for at in range(100)]
+            assert scorer.peak <= 2
+            assert max(map(len, scorer.batches)) <= 32
+
+    run(main())
+
+
+def test_the_hint_of_a_rate_is_what_is_missing_of_one_request() -> None:
+    async def main() -> None:
+        config = ServerConfig(rate=0.5)
+        async with RewardBuffer(Lengths()) as buffer:
+            admission = Admission(config, buffer)
+            await admission.enter()
+            await asyncio.sleep(0.5)  # of the 2 s for one
+            with pytest.raises(Refusal) as refused:
+                await admission.enter()
+            assert refused.value.headers["retry-after"] == "2"
+            assert int(refused.value.headers["retry-after-ms"]) in {1500, 1501}  # rounded up
+            await asyncio.sleep(1.501)
+            await admission.enter()
+
+    run_in_virtual_time(main())

@@ -1,0 +1,112 @@
+"""Our own codecs reach our own server: what the client's wire sends as openrlhf and vllm comes back as each item's own reward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from server_tools import Lengths, run, served
+
+from qreward.core.outcome import Answer, Failure, FailureKind
+from qreward.errors import InvalidResponse
+from qreward.policies import Endpoint
+from qreward.reward_policies import RewardModel
+from qreward.wire.base import Call
+from qreward.wire.rewards.dialects import CLASSIFY, SCORE
+from qreward.wire.rewards.merging import splits
+from qreward.wire.sender import Wire
+
+TEXTS = ["a", "bb", "großer 😀 \u2028"]
+PAIRS = [("2 + 2?", "4"), ("why?", "because")]
+
+
+def send(scorer: Any, items: list[Any], *, kind: Any, operation: Any = SCORE, token: str = "", given: str = "", **settings: Any) -> Any:
+    """The outcome of one call, by the client's wire."""
+
+    async def main() -> Answer | Failure:
+        reward = RewardModel(**{name: settings.pop(name) for name in ("route", "template") if name in settings})
+        async with served(scorer, token=token or None, **settings) as server:
+            endpoint = Endpoint(f"{server.url}/v1", kind=kind, proxy="", api_key=(given or token) or None, reward=reward)
+            wire = Wire()
+            try:
+                return await wire.send(endpoint, Call(operation, "rm-7b", operation.validate(items), {}, None))
+            finally:
+                await wire.aclose()
+
+    return run(main())
+
+
+@pytest.mark.parametrize(("kind", "route"), [("openrlhf", None), ("vllm", None), ("vllm", "classify")])
+def test_texts_come_back_as_rewards(kind: str, route: Any) -> None:
+    outcome = send(Lengths(), TEXTS, kind=kind, route=route)
+    assert isinstance(outcome, Answer), outcome
+    assert outcome.value.items == [float(len(text)) for text in TEXTS]
+
+
+def test_pairs_come_to_openrlhf_as_query_prompt_and_label() -> None:
+    scorer = Lengths()
+    outcome = send(scorer, [*PAIRS, {"prompt": "p", "response": "r", "label": "l"}], kind="openrlhf")
+    assert outcome.value.items == [7.0, 11.0, 2.0]
+    assert [meta["prompt"] for meta in scorer.metadata] == ["2 + 2?", "why?", "p"]
+
+
+def test_pairs_come_to_the_score_route_apart() -> None:
+    scorer = Lengths()
+    outcome = send(scorer, PAIRS, kind="vllm", route="score")
+    assert outcome.value.items == [1.0, 7.0]
+    assert [meta["prompt"] for meta in scorer.metadata] == ["2 + 2?", "why?"]
+
+
+def test_a_conversation_comes_as_completion_and_prompt() -> None:
+    scorer = Lengths()
+    outcome = send(scorer, PAIRS[:1], kind="vllm")
+    assert outcome.value.items == [1.0]
+    assert scorer.metadata[0]["prompt"] == "2 + 2?"
+
+
+def test_classes_are_wanted_as_probabilities_and_come_so() -> None:
+    outcome = send(Lengths(), ["aaa"], kind="vllm", operation=CLASSIFY)
+    assert outcome.value.items == [{"LABEL_0": pytest.approx(0.9525741)}]
+
+
+@pytest.mark.parametrize("settings", [{}, {"route": "score"}], ids=str)
+def test_a_completion_without_a_reward_is_an_error_of_its_item_for_vllm(settings: dict[str, Any]) -> None:
+    outcome = send(Lengths(), [("q", "good"), ("q", "poison")], kind="vllm", template="{prompt}{response}", **settings)
+    good, bad = outcome.value.items
+    assert good > 0
+    assert isinstance(bad, InvalidResponse)
+
+
+def test_a_list_with_one_for_openrlhf_is_one_that_the_client_splits() -> None:
+    outcome = send(Lengths(), ["good", "poison"], kind="openrlhf")
+    assert isinstance(outcome, Failure)
+    assert splits(outcome, 2)
+    assert "poison was found" in str(outcome.error)
+
+
+@pytest.mark.parametrize("kind", ["openrlhf", "vllm"])
+def test_an_overload_is_understood_with_its_hint(kind: str) -> None:
+    async def main() -> None:
+        async with served(Lengths(), rate=0.25) as server:
+            await server.post("/get_reward", {"query": ["a"]})
+            endpoint, wire = Endpoint(f"{server.url}/v1", kind=kind, proxy=""), Wire()
+            outcome = await wire.send(endpoint, Call(SCORE, "rm", ["a"], {}, None))
+            await wire.aclose()
+            assert isinstance(outcome, Failure)
+            assert outcome.kind is FailureKind.OVERLOADED
+            assert outcome.retry_after == pytest.approx(4.0, abs=1.0)
+
+    run(main())
+
+
+def test_the_key_of_the_endpoint_is_the_token_of_the_server() -> None:
+    assert isinstance(send(Lengths(), TEXTS, kind="vllm", token="tok-1"), Answer)
+    refused = send(Lengths(), TEXTS, kind="vllm", token="tok-1", given="tok-2")
+    assert refused.error.status_code == 401
+    assert "tok-" not in str(refused.error)
+
+
+def test_a_list_longer_than_the_server_takes_is_one_that_the_client_splits() -> None:
+    outcome = send(Lengths(), TEXTS, kind="vllm", max_items=2)
+    assert isinstance(outcome, Failure)
+    assert splits(outcome, 3)

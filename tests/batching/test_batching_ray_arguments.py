@@ -340,7 +340,7 @@ def test_16_each_instance_has_its_own_batches(kind: Any) -> None:
 def test_16_an_instance_is_not_kept_alive_by_its_queue(kind: Any) -> None:
     async def test() -> list[str]:
         names = []
-        for _ in range(50):
+        for _ in range(10):
             instance = kind("x")
             names.append(await instance.method(1))
             if kind is Held:
@@ -351,7 +351,7 @@ def test_16_an_instance_is_not_kept_alive_by_its_queue(kind: Any) -> None:
                 assert dead() is None
         return names
 
-    assert virtually(test) == ["x1 of 1"] * 50
+    assert virtually(test) == ["x1 of 1"] * 10
 
 
 def test_17_the_queue_is_made_when_it_is_first_used_and_a_batched_function_can_be_pickled() -> None:

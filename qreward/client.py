@@ -20,9 +20,9 @@ from qreward.engine import forks
 from qreward.engine.bulk import Bulk
 from qreward.engine.faces import Wire
 from qreward.engine.herald import watch_for
+from qreward.engine.probing import ProbingEngine
 from qreward.engine.reload import LiveFleet
 from qreward.engine.report import State, state_of, stats_of
-from qreward.engine.shell import Engine
 from qreward.engine.single import Single
 from qreward.errors import ConfigError
 from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
@@ -124,9 +124,10 @@ class QRewardClient(StreamCalls, RewardCalls):
         self._changing = threading.Lock()
         rng = Random()  # noqa: S311 - jitter, not secrets
         scheduler = Scheduler(config.retry, rng, arguments.tokens_of, config.hedge, config.max_queued)
-        self._engine = Engine(scheduler, wire_factory, clock=clock, watch=watch_for(watcher, observers, clock))
+        self._engine: ProbingEngine = ProbingEngine(scheduler, wire_factory, clock=clock, watch=watch_for(watcher, observers, clock))
         self._collectors: dict[Hashable, Collector] = {}
         self._fleet: LiveFleet = LiveFleet(self._engine, config.endpoints, config.routes)
+        self._engine.watch_over(self._fleet.sources)
         self._prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
         if self._telemetry is not None:
             self._telemetry.observe(self, QRewardClient._state)
@@ -261,6 +262,7 @@ class QRewardClient(StreamCalls, RewardCalls):
             self._prices.pop(added.name, None)  # of one that was removed; until then it is kept, for batches it had a part in
             if added.price is not None:
                 self._prices[added.name] = added.price
+        self._engine.look_around()
 
     def remove_endpoint(self, name: str) -> None:
         """Remove an endpoint; what it has in flight is finished, what waits goes elsewhere or fails with ``NoEndpoint``."""
@@ -272,6 +274,7 @@ class QRewardClient(StreamCalls, RewardCalls):
         wanted = config if isinstance(config, ClientConfig) else load_config(config)
         with self._changing:
             changed, self._config = self._fleet.reload(self.config, wanted, self._prices), wanted
+        self._engine.look_around()
         return changed
 
     def mark_unhealthy(self, name: str) -> None:

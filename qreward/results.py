@@ -109,6 +109,11 @@ class Result(Generic[T]):
         return self._answer.usage if self._answer is not None else None
 
     @property
+    def usage_is_estimated(self) -> bool:
+        """True if the item was sent with others, and the server told only what they used together: then ``usage`` is a share by size."""
+        return bool(getattr(self._answer, "estimated", False))
+
+    @property
     def attempts(self) -> tuple[AttemptRecord, ...]:
         if self._answer is None or self.endpoint is None:
             return self._trail

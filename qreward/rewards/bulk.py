@@ -1,0 +1,118 @@
+"""A batch whose items are merged. A ``Bulk`` in all but this: what it reads goes to collectors, one for each shape of item."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from math import inf
+from typing import Any, cast
+
+from qreward.batching.backlog import WAITING
+from qreward.core.outcome import Answer
+from qreward.core.pool import Pool
+from qreward.core.source import Source
+from qreward.core.task import Feed, Task, Terms
+from qreward.engine.bulk import Bulk
+from qreward.engine.shell import Shell
+from qreward.errors import QRewardError
+from qreward.results import BatchResult
+from qreward.rewards.asking import Asking
+from qreward.rewards.collector import AHEAD, Collector
+from qreward.rewards.member import Member
+
+
+class ItemTerms(Terms):
+    """Terms of items that are merged."""
+
+    __slots__ = ()
+
+    def task(self, payload: Any, pool: Pool, sink: Any, index: int) -> Member:
+        return Member(payload, pool, self, sink, index)
+
+
+class MergedBulk(Bulk):
+    """See :class:`Bulk`. Its feed is never given to the scheduler: what is read ahead is in the collectors.
+
+    Args:
+        asking: what is asked of each item.
+        find: gives the collector of a key.
+    """
+
+    def __init__(
+        self, shell: Shell, *args: Any, terms: Terms, asking: Asking, find: Callable[[Hashable], Collector], **kwargs: Any
+    ) -> None:
+        super().__init__(shell, *args, terms=ItemTerms(*terms), **kwargs)
+        self._asking, self._find = asking, find
+        self._collectors: dict[Hashable, Collector] = {}
+
+    async def run(self) -> BatchResult[Any]:
+        try:
+            return await super().run()
+        finally:
+            for collector in self._collectors.values():
+                collector.detach(self)
+
+    # the collectors' side
+
+    def more(self) -> None:
+        self.read(self._feed)
+
+    def unread(self) -> float:
+        if self._feed.ended:
+            return 0
+        return inf if self._size is None else max(0, self._size - self._read)
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        if task in self._live:  # else it was given up while others were told
+            super().finish(task, outcome, source, seconds)
+
+    def abandon(self) -> list[Task]:
+        left = super().abandon()
+        self._drop(left)
+        return left
+
+    # reading
+
+    def read(self, feed: Feed) -> bool:
+        if not feed.ended and self._room(feed) > 0:
+            super().read(feed)
+            self._hand_over(feed)
+        return False
+
+    def _room(self, feed: Feed) -> int:
+        waiting = sum(collector.waiting for collector in self._collectors.values())
+        return AHEAD - waiting - len(feed.buffer)
+
+    def _add(self, feed: Feed, item: Any) -> None:
+        super()._add(feed, item)
+        if isinstance(self._items, AsyncIterator):
+            self._hand_over(feed)
+
+    def _hand_over(self, feed: Feed) -> None:
+        """What was read goes where it waits."""
+        fresh: dict[Hashable, list[Member]] = {}
+        for task in feed.buffer:
+            fresh.setdefault(self._asking.key(task.payload), []).append(cast("Member", task))
+        feed.buffer.clear()
+        for key, members in fresh.items():
+            collector = self._collectors.get(key)
+            if collector is None:
+                collector = self._collectors[key] = self._find(key)
+                collector.attach(self)
+            collector.put(members, bulk=True)
+
+    # ending early
+
+    def _drop_unstarted(self) -> None:
+        super()._drop_unstarted()
+        unsent = [task for task in self._live if cast("Member", task).place is WAITING]
+        for task in unsent:
+            del self._live[task]
+        self._drop(unsent)
+
+    def _drop(self, tasks: Iterable[Task]) -> None:
+        groups: dict[Hashable, list[Member]] = {}
+        for task in tasks:
+            groups.setdefault(self._asking.key(task.payload), []).append(cast("Member", task))
+        for key, members in groups.items():
+            if key in self._collectors:
+                self._collectors[key].drop(members)

@@ -1,0 +1,296 @@
+"""The calls of the client for rewards, labels, rankings and vectors. Validates, finds the route, hands the items to be merged."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from qreward import arguments
+from qreward.arguments import DEFAULT
+from qreward.config import ClientConfig
+from qreward.core.pool import Pool
+from qreward.core.scheduler import Scheduler
+from qreward.core.task import Terms
+from qreward.engine.fleet import Fleet
+from qreward.engine.shell import Engine, Shell
+from qreward.errors import ConfigError
+from qreward.policies import Priority
+from qreward.results import BatchResult, Result
+from qreward.rewards.asking import Asking, asking, asking_embeddings
+from qreward.rewards.bulk import MergedBulk
+from qreward.rewards.collector import Collector
+from qreward.rewards.member import Caller, Member
+from qreward.wire.base import Call
+from qreward.wire.rewards.answers import Score
+from qreward.wire.rewards.dialects import CLASSIFY, RERANK, SCORE
+
+if TYPE_CHECKING:
+    from openai.types import CreateEmbeddingResponse
+
+    from qreward.progress import Progress
+
+    OnResult = Callable[[Result[Any]], object] | None
+    OnProgress = bool | Callable[[Progress], object] | None
+
+
+class RewardCalls:
+    """The part of ``QRewardClient`` whose items are merged on the wire."""
+
+    _config: ClientConfig
+    _engine: Engine[Scheduler]
+    _fleet: Fleet
+    _terms: Callable[..., Terms]
+    _reporting: Callable[..., dict[str, Any]]
+    _collectors: dict[Hashable, Collector]
+
+    async def score(
+        self,
+        prompt: Any,
+        response: str | None = None,
+        *,
+        model: str,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> Score:
+        """The reward of one response, from a reward model.
+
+        Scores that wait for the same route and model at the same time share a request, as far as the server takes lists.
+
+        Args:
+            prompt: with ``response`` the prompt, a text or messages; without it a conversation whose last message is judged, a text that
+                is ready for the model, or a dict with ``prompt``, ``response`` and perhaps ``label``.
+            response: what is judged.
+            model: chooses the route.
+            timeout, priority, hedge, tenant, extra_headers: as in :meth:`chat_completion`.
+            extra_body, params: go into the JSON body.
+
+        Returns:
+            A float, with the server's other numbers in ``attributes``.
+
+        Raises:
+            RequestError: see its subclasses. A score that is missing or no number is ``InvalidResponse``, never 0.0.
+            NoEndpoint: no route matches the model.
+            ConfigError: an argument is wrong; nothing was sent.
+
+        Example:
+            >>> async def reward(client, prompt, response):
+            ...     return await client.score(prompt, response, model="rm-7b")
+        """
+        asked = asking(SCORE, model, params, extra_headers, extra_body)
+        item = prompt if response is None else (prompt, response)
+        return cast("Score", await self._merged_one(asked, item, model, self._terms(timeout, priority, hedge, tenant)))
+
+    async def batch_score(
+        self,
+        pairs: Iterable[Any] | AsyncIterable[Any],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        deadline: float | None = None,
+        priority: Priority | int = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        on_result: OnResult = None,
+        progress: OnProgress = None,
+        keep_results: bool = True,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> BatchResult[Score]:
+        """The rewards of many responses, merged into requests as long as the servers take and the fleet can share.
+
+        Args:
+            pairs: ``(prompt, response)``, conversations, texts that are ready, or dicts, as in :meth:`score`: a list, an iterator or an
+                async iterator; read no faster than they are sent.
+            model: chooses the route.
+            timeout, deadline, priority, hedge, tenant, on_result, progress, keep_results: as in :meth:`batch_chat_completion`.
+            extra_headers, extra_body, params: as in :meth:`score`.
+
+        Returns:
+            Results in the order of the input; an item that fails is a ``Result`` with an error, and sinks none of those it was sent with.
+
+        Raises:
+            NoEndpoint, ConfigError: before anything is sent.
+            BatchInterrupted: the input or ``on_result`` raised; it holds the results that are done.
+
+        Example:
+            >>> async def rewards(client, prompts, responses):
+            ...     batch = await client.batch_score(zip(prompts, responses), model="rm-7b")
+            ...     return batch.values(default=None)
+        """
+        asked = asking(SCORE, model, params, extra_headers, extra_body)
+        items, terms = arguments.items("pairs", pairs), self._terms(timeout, priority, hedge, tenant)
+        return await self._merged_many(asked, items, model, terms, deadline, on_result, progress, keep_results)
+
+    async def classify(
+        self,
+        prompt: Any,
+        response: str | None = None,
+        *,
+        model: str,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> dict[str, float]:
+        """Probabilities by label of one item. Arguments and errors as in :meth:`score`."""
+        asked = asking(CLASSIFY, model, params, extra_headers, extra_body)
+        item = prompt if response is None else (prompt, response)
+        return cast("dict[str, float]", await self._merged_one(asked, item, model, self._terms(timeout, priority, hedge, tenant)))
+
+    async def batch_classify(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        deadline: float | None = None,
+        priority: Priority | int = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        on_result: OnResult = None,
+        progress: OnProgress = None,
+        keep_results: bool = True,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> BatchResult[dict[str, float]]:
+        """Probabilities by label of many items. Arguments and errors as in :meth:`batch_score`."""
+        asked = asking(CLASSIFY, model, params, extra_headers, extra_body)
+        given, terms = arguments.items("items", items), self._terms(timeout, priority, hedge, tenant)
+        return await self._merged_many(asked, given, model, terms, deadline, on_result, progress, keep_results)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> list[float]:
+        """How well each document answers the query, in the order of the documents.
+
+        They go in one request, or in as many as the server's limits make of them. Other arguments and errors as in :meth:`score`.
+        """
+        if isinstance(documents, str | Mapping) or not isinstance(documents, Sequence):
+            raise ConfigError(f"documents must be a list of texts, not a {type(documents).__name__}")
+        asked = asking(RERANK, model, {**params, "query": query}, extra_headers, extra_body)
+        terms = self._terms(timeout, priority, hedge, tenant)
+        results = await self._merged(asked, [asked.call(document) for document in documents], model, terms)
+        return [result.value for result in results]
+
+    async def embeddings(
+        self,
+        input: str | Iterable[Any],  # noqa: A002 - the API's name
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> CreateEmbeddingResponse:
+        """Embeddings of one input: a text, a list of texts, or tokens. Arguments and errors as in :meth:`chat_completion`.
+
+        Calls with the same parameters that wait at the same time share a request; each gets its own answer, as if it had gone alone.
+        """
+        asked = asking_embeddings(model, params, extra_headers, extra_body)
+        return cast("CreateEmbeddingResponse", await self._merged_one(asked, input, model, self._terms(timeout, priority, hedge, tenant)))
+
+    async def batch_embeddings(
+        self,
+        batch_input: Iterable[Any] | AsyncIterable[Any],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        deadline: float | None = None,
+        priority: Priority | int = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        on_result: OnResult = None,
+        progress: OnProgress = None,
+        keep_results: bool = True,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> BatchResult[CreateEmbeddingResponse]:
+        """An answer for each item of ``batch_input``, merged on the wire. Arguments and errors as in :meth:`batch_chat_completion`."""
+        asked = asking_embeddings(model, params, extra_headers, extra_body)
+        items, terms = arguments.items("batch_input", batch_input), self._terms(timeout, priority, hedge, tenant)
+        return await self._merged_many(asked, items, model, terms, deadline, on_result, progress, keep_results)
+
+    # between the two
+
+    async def _merged_one(self, asked: Asking, item: Any, model: str, terms: Terms) -> Any:
+        (result,) = await self._merged(asked, [asked.call(item)], model, terms)
+        return result.value
+
+    async def _merged(self, asked: Asking, calls: list[Call], model: str, terms: Terms) -> list[Result[Any]]:
+        """The results of a few items, which have one shape."""
+        pool = self._fleet.pool(model)
+        if not calls:
+            return []
+        shell = self._engine.shell()
+        caller = Caller(shell)
+        members = [Member(call, pool, terms, caller, index) for index, call in enumerate(calls)]
+        return await caller.results(self._collector(shell, pool, asked, terms.tenant, asked.key(calls[0])), members)
+
+    async def _merged_many(
+        self,
+        asked: Asking,
+        items: Iterable[Any] | AsyncIterable[Any],
+        model: str,
+        terms: Terms,
+        deadline: float | None,
+        on_result: OnResult,
+        progress: OnProgress,
+        keep: bool,
+    ) -> BatchResult[Any]:
+        pool, shell = self._fleet.pool(model), self._engine.shell()
+        bulk = MergedBulk(
+            shell,
+            pool,
+            items,
+            asked.call,
+            asking=asked,
+            find=lambda key: self._collector(shell, pool, asked, terms.tenant, key),
+            terms=terms,
+            deadline=arguments.seconds("deadline", deadline),
+            on_result=arguments.callback("on_result", on_result),
+            **self._reporting(pool, model, items, progress),
+            keep=keep,
+        )
+        return await bulk.run()
+
+    def _collector(self, shell: Shell, pool: Pool, asked: Asking, tenant: str | None, key: Hashable) -> Collector:
+        """Where items wait that may share a request; made when the first comes, gone when the last has its answer."""
+        collectors = self._collectors
+        place = (shell, pool, tenant, key)
+        found = collectors.get(place)
+        if found is None:
+            found = collectors[place] = Collector(
+                shell,
+                pool,
+                asked.listing,
+                asked.blank,
+                attempts=self._config.retry.attempts,
+                most_waiting=self._config.max_queued,
+                idle=lambda: collectors.pop(place, None),
+            )
+        return found

@@ -1,0 +1,185 @@
+"""The small parts by themselves: how long a list should be, when items are too late, how a refused list teaches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qreward import Endpoint, Limits, Priority
+from qreward.batching.backlog import OVER, WAITING
+from qreward.core.balance import make_balancer
+from qreward.core.pool import Pool
+from qreward.core.source import Source, make_source
+from qreward.core.task import Attempt, Task, Terms
+from qreward.policies import LoadBalanceStrategy
+from qreward.rewards import spread
+from qreward.rewards.carrier import Carrier, Cut
+from qreward.rewards.deadlines import Deadlines
+from qreward.rewards.lists import Embeddings, Items
+from qreward.rewards.member import Member
+from qreward.rewards.stock import Stock
+from qreward.wire.base import Call
+from qreward.wire.embeddings import EMBEDDINGS
+from qreward.wire.rewards.dialects import SCORE
+from qreward.wire.rewards.merging import MergeLimits
+
+
+def pool_of(*limits: Limits) -> Pool:
+    sources = [make_source(f"s{number}", Random(1), each) for number, each in enumerate(limits)]
+    return Pool("'*'", sources, make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}, Random(1)))
+
+
+def send(source: Source, pool: Pool, now: float = 0.0) -> None:
+    source.sent(now, Attempt(Task(None, pool, 5, None, None, 0), source, now))
+
+
+def fixed(slots: int, **settings: Any) -> Limits:
+    return Limits(max_concurrency=slots, adaptive=False, **settings)
+
+
+LINES: dict[str, tuple[Callable[[int], float], int]] = {
+    "20 ms + 1.5 ms": (lambda n: 0.02 + 0.0015 * n, 14),
+    "flat": (lambda n: 0.1, spread.MOST),
+    "in proportion": (lambda n: 0.01 * n, 1),
+    "shorter when longer": (lambda n: 1 / n, spread.MOST),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_the_least_length_is_where_a_list_takes_twice_its_fixed_part(name: str) -> None:
+    seconds, least = LINES[name]
+    service = spread.Service()
+    for items in (3, 80, 20, 200, 50, 120):
+        service.add(items, seconds(items))
+    assert service.least() == pytest.approx(least, abs=1)
+
+
+def test_lists_of_one_length_teach_nothing_of_what_a_list_costs() -> None:
+    service = spread.Service()
+    assert service.least() == spread.LEAST
+    for _ in range(50):
+        service.add(32, 1.0)
+    assert service.least() == spread.LEAST
+
+
+@given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(0, 1e6)), max_size=60))
+def test_whatever_lists_take_the_least_length_is_within_its_bounds(lists: list[tuple[int, float]]) -> None:
+    service = spread.Service()
+    for items, seconds in lists:
+        service.add(items, seconds)
+    assert 1 <= service.least() <= spread.MOST
+
+
+def test_what_is_left_is_cut_into_somewhat_more_lists_than_there_are_places() -> None:
+    pool, service = pool_of(fixed(4), fixed(6)), spread.Service()
+    assert spread.places(0.0, pool) == 10
+    assert spread.length(0.0, pool, 1000, service) == 67
+    assert spread.length(0.0, pool, 30, service) == spread.LEAST
+    assert spread.length(0.0, pool, float("inf"), service) == spread.MOST
+    assert spread.length(0.0, pool, 10**7, service) == spread.MOST
+    assert spread.length(0.0, pool_of(fixed(1)), 100, service) == 100, "one place gets all"
+
+
+def test_only_places_that_can_be_used_now_count() -> None:
+    pool = pool_of(fixed(4), fixed(6))
+    first, second = pool.sources
+    second.health.down = True
+    assert spread.places(0.0, pool) == 4
+    for _ in range(4):
+        send(first, pool)
+    assert spread.places(0.0, pool) == 4, "those under way"
+    first.health.down = True
+    assert spread.places(0.0, pool_of()) == 1
+
+
+def test_an_endpoint_of_few_requests_a_minute_has_few_places_however_many_slots() -> None:
+    pool = pool_of(fixed(64, rpm=60))
+    assert spread.places(0.0, pool) == 1
+    pool.sources[0].latency.add(5.0)
+    assert spread.places(0.0, pool) == 6
+
+
+def test_the_pause_grows_with_how_full_the_pool_is_and_is_none_when_it_is_idle() -> None:
+    pool = pool_of(fixed(8))
+    source = pool.sources[0]
+    source.latency.add(0.8)
+    assert spread.pause(pool) == 0.0
+    send(source, pool)
+    assert spread.pause(pool) == pytest.approx(0.8 / 64)
+    for _ in range(7):
+        send(source, pool)
+    assert spread.pause(pool) == pytest.approx(0.1), "then a slot is free every tenth of a second"
+    assert spread.pause(pool_of()) == 0.0
+
+
+def members(count: int) -> list[Member]:
+    made = [Member(None, pool_of(), Terms(Priority.NORMAL, 5.0), None, index) for index in range(count)]
+    for member in made:
+        member.place = WAITING
+    return made
+
+
+def test_items_are_due_once_in_the_order_of_their_times_and_not_if_they_are_over() -> None:
+    deadlines = Deadlines()
+    first, second, third, fourth = members(4)
+    deadlines.add([third], 3.0)
+    deadlines.add([first, second], 1.0)
+    deadlines.add([fourth], 0.5)
+    fourth.place = OVER
+    assert deadlines.next() == 1.0
+    second.place = OVER
+    assert deadlines.due(1.0) == [first]
+    assert deadlines.due(2.0) == []
+    assert deadlines.next() == 3.0
+    third.place = OVER
+    assert deadlines.next() is None
+
+
+def test_the_deadlines_of_what_is_over_are_forgotten_long_before_their_time() -> None:
+    deadlines = Deadlines()
+    for _ in range(10_000):
+        (member,) = members(1)
+        deadlines.add([member], 600.0)
+        member.place = OVER
+    assert len(deadlines._entries) <= 130
+
+
+def test_a_list_was_too_long_if_both_its_parts_are_taken() -> None:
+    cut = Cut(pool_of(fixed(1)).sources[0], 16)
+    assert [cut.taken(), cut.taken()] == [False, True]
+
+
+def test_calls_for_embeddings_count_by_their_inputs() -> None:
+    listing = Embeddings()
+    calls = [Call(EMBEDDINGS, "m", inputs, {}, None) for inputs in (["a", "b"], "c", [1, 2, 3], [[1], [2], [3]])]
+    assert [listing.fitting(MergeLimits(items=most), calls) for most in (1, 2, 3, 4, 6, 7)] == [1, 1, 2, 3, 3, 4]
+    assert listing.merged(calls[2:]).inputs == [[1, 2, 3], [1], [2], [3]]
+    assert listing.merged(calls[:1]) is calls[0]
+
+
+def test_items_fit_by_number_tokens_or_bytes() -> None:
+    listing = Items(SCORE)
+    calls = [Call(SCORE, "m", ["x" * 38], {}, None) for _ in range(10)]
+    assert listing.fitting(MergeLimits(), calls) == 10
+    assert listing.fitting(MergeLimits(items=4), calls) == 4
+    assert listing.fitting(MergeLimits(items=4, tokens=25.0), calls) == 2
+    assert listing.fitting(MergeLimits(bytes=700), calls) == 3
+
+
+def test_an_item_whose_time_has_passed_is_not_taken_though_the_timer_was_not_there_yet() -> None:
+    pool = pool_of(fixed(1))
+    source = pool.sources[0]
+    source.handle = Endpoint("http://a.example/v1", name="a", kind="vllm")
+    stock = Stock(pool, Items(SCORE))
+    made = [Member(Call(SCORE, "m", [f"x {index}"], {}, None), pool, Terms(5, 1.0 + index), None, index) for index in range(3)]
+    stock.put(0.0, made, None, bulk=False)
+    carrier = Carrier(None, pool, made[0].lane, None)  # type: ignore[arg-type]
+    assert stock.fill(2.5, carrier, source)
+    assert [member.index for member in carrier.members] == [2]
+    assert stock.deadlines.due(2.5) == made[:2], "who then says so"
+    assert not stock.fill(9.0, Carrier(None, pool, made[0].lane, None), source)  # type: ignore[arg-type]

@@ -1,0 +1,99 @@
+"""Queues that merge single calls into batches: ours beside Ray Serve's, async-batcher, batched, and fixed waits tuned by hand.
+
+Three parts: ``cpu``, microseconds a call of a function that does nothing; ``busy``, latencies of 100 calls a second to a function
+that takes 100 ms, in real time; ``loads``, latencies at several loads in virtual time, with the real queues of all libraries. Each
+measurement is a fresh process; in each round all queues are measured in turn.
+
+    python benchmarks/batching.py --json batching.json               # half an hour; makes the peers' environments the first time
+    python benchmarks/batching.py --json batching.json --parts cpu   # measures one part anew and keeps the others in the file
+    python benchmarks/batching.py --json batching.json --markdown    # nothing is measured: docs/benchmarks.md from that file
+    python benchmarks/batching.py --quick                            # ours only, few calls
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from _pages import PAGE, describe, machine, rewrite_section
+from _processes import ClientFailed, run_client
+from batching_queues import PARTS, Sizes, Task, plan
+from batching_report import TABLES
+
+TIMEOUT = 900.0  # seconds that one process may take
+QUICK = Sizes(rounds=1, seeds=1, calls=1_280, flood=500, busy=20, requests=100, quick=True)
+HEADINGS = {
+    "cpu": "CPU time of a call, medians of {rounds} rounds (least-most).",
+    "busy": "Latencies in real time, medians of {rounds} rounds.",
+    "loads": "Latencies in virtual time: {requests:,} Poisson arrivals, medians of {seeds} seeds.",
+}
+
+
+def measure(part: str, sizes: Sizes) -> dict[str, Any]:
+    """The records of one part, and how much others used the machine meanwhile."""
+    load = [os.getloadavg()[0]]
+    records = []
+    for task in plan(part, sizes):
+        records.append(run(task))
+        load.append(os.getloadavg()[0])
+        shown = {key: value for key, value in records[-1].items() if key != "runs"}
+        print(f"{part}: {shown}", file=sys.stderr, flush=True)
+    return {"sizes": sizes._asdict(), "load_average": [min(load), max(load)], "records": records}
+
+
+def run(task: Task) -> dict[str, Any]:
+    """One measurement; one that failed says why."""
+    try:
+        found = run_client(task.peer.python(), task.peer.script, [json.dumps(task.job)], TIMEOUT)
+    except ClientFailed as error:
+        found = {"error": str(error)}
+    return {"round": task.round, "queue": task.queue, "cell": task.cell, **found}
+
+
+def report(run: dict[str, Any]) -> str:
+    """A heading and the tables of each part that was measured."""
+    shown = []
+    for part, its in run["parts"].items():
+        heading = HEADINGS[part].format(**its["sizes"])
+        if part != "loads":
+            heading += " Load average of the machine {:.1f} to {:.1f}.".format(*its["load_average"])
+        shown.append(f"{heading}\n\n{TABLES[part](its['records'])}")
+    return "\n\n".join(shown)
+
+
+def main() -> None:
+    args = arguments()
+    saved = json.loads(args.json.read_text(encoding="utf-8")) if args.json and args.json.exists() else {"parts": {}}
+    if args.markdown:
+        rewrite_section(PAGE, "batching", f"Measured on {describe(saved['machine'])}\n\n{report(saved)}")
+        return
+    parts = dict(saved["parts"])
+    for part in args.parts:
+        parts[part] = measure(part, args.sizes)
+        found = {"machine": machine(), "parts": {name: parts[name] for name in PARTS if name in parts}}
+        if args.json:
+            args.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    print(report({"parts": {part: parts[part] for part in args.parts}}))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of cpu and busy (default %(default)s)")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="of loads (default %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there; parts that are not measured are kept")
+    parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
+    parser.add_argument("--quick", action="store_true", help="one small round of ours and of no peer")
+    args = parser.parse_args()
+    if args.markdown and not (args.json and args.json.exists()):
+        parser.error("--markdown needs --json PATH, the file to read")
+    args.sizes = QUICK if args.quick else Sizes(args.rounds, args.seeds)
+    return args
+
+
+if __name__ == "__main__":
+    main()

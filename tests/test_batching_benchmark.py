@@ -1,0 +1,268 @@
+"""The batching benchmark runs, its streams of calls are what it says, and its report says what the records say. No time is judged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qreward.testing import run_in_virtual_time
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+SERVED = {"base": 0.1, "each": 0.0, "slots": 1, "max_batch": 32, "wait": None, "face": "queue"}
+
+
+@pytest.fixture
+def client(module: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Imports what runs in the processes of the queues."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "clients"))
+    return module  # type: ignore[no-any-return]
+
+
+def load_record(queue: str, cell: str, figures: dict[tuple[float, int], tuple[float, float]]) -> dict[str, Any]:
+    """A record of loads from (rate, seed) -> (p50, p99)."""
+    runs = [{"rate": rate, "seed": seed, "p50": p50, "p99": p99, "p99_later": 1 / p99} for (rate, seed), (p50, p99) in figures.items()]
+    return {"round": 0, "queue": queue, "cell": cell, "runs": runs}
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+# running
+
+
+def test_the_quick_run_measures_ours_in_all_parts(module: Any, tmp_path: Path) -> None:
+    path, queues = tmp_path / "batching.json", module("batching_queues")
+    command = [sys.executable, str(BENCHMARKS / "batching.py"), "--quick", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    parts = json.loads(path.read_text(encoding="utf-8"))["parts"]
+    assert list(parts) == ["cpu", "busy", "loads"]
+    for part, its in parts.items():
+        assert not [record for record in its["records"] if "error" in record]
+        wanted = list(queues.plan(part, module("batching").QUICK))
+        assert [(record["queue"], record["cell"]) for record in its["records"]] == [(task.queue, task.cell) for task in wanted]
+    assert all(record["us"] > 0 for record in parts["cpu"]["records"])
+    assert all(1 <= record["batch"] <= 20 and record["p50"] >= 0.1 for record in parts["busy"]["records"])
+    assert all(len(record["runs"]) == len(queues.LOADS) for record in parts["loads"]["records"])
+    for shown in (queues.BARE, queues.OURS, queues.SUBMIT, *queues.SERVICES):
+        assert f"{shown} " in done.stdout or f"{shown}\n" in done.stdout
+
+
+@pytest.mark.parametrize("case", ["closed_loop", "flood"])
+def test_a_queue_that_gives_a_wrong_result_fails_the_run(client: Callable[[str], Any], case: str) -> None:
+    shared = client("_batching")
+
+    async def wrong(number: int) -> int:
+        return number
+
+    with pytest.raises(SystemExit, match="a wrong result"):
+        asyncio.run(getattr(shared, case)(lambda *_: shared.Queue(wrong), {"callers": 1, "calls": 10}))
+
+
+@pytest.mark.parametrize("name", ["batching_bare", "batching_qreward"])
+def test_latencies_count_from_when_the_calls_came(client: Callable[[str], Any], name: str) -> None:
+    shared, opens = client("_batching"), client(name).opens
+    found = client("batching_virtual_time").run(shared.open_loop(opens, SERVED, [1.0, 1.05, 1.06]))
+    assert found == pytest.approx({"p50": 0.14, "p99": 0.15, "p99_later": 0.15, "makespan": 0.2, "batch": 1.5}, abs=1e-5)
+
+
+def test_a_call_that_is_made_late_because_the_loop_was_blocked_counts_from_when_it_was_due(client: Callable[[str], Any]) -> None:
+    shared = client("_batching")
+
+    def opens(body: Any, _: Any) -> Any:
+        async def call(number: int) -> Any:
+            if number == 0:
+                asyncio.get_running_loop()._clock.now += 0.5  # type: ignore[attr-defined]
+            return (await body([number]))[0]
+
+        return shared.Queue(call)
+
+    found = client("batching_virtual_time").run(shared.open_loop(opens, SERVED, [0.0, 0.1]))
+    assert found == pytest.approx({"p50": 0.5, "p99": 0.6, "p99_later": 0.6, "makespan": 0.6, "batch": 1.0}, abs=1e-5)
+
+
+def test_both_virtual_clocks_give_the_same_figures(client: Callable[[str], Any]) -> None:
+    shared, opens = client("_batching"), client("batching_qreward").opens
+    job = SERVED | {"base": 0.3, "each": 0.005, "slots": 8, "rates": [50.0, 400.0], "seeds": [1, 2], "calls": 300}
+    ours, plain = (shared.loads(opens, job, run)["runs"] for run in (run_in_virtual_time, client("batching_virtual_time").run))
+    assert len(ours) == 4
+    for one, other in zip(ours, plain, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_what_came_in_the_first_second_can_be_left_out(client: Callable[[str], Any]) -> None:
+    shared, opens = client("_batching"), client("batching_bare").opens
+    found = client("batching_virtual_time").run(shared.open_loop(opens, SERVED, [5.0, 5.05, 6.01, 6.02]))
+    assert (found["p99"], found["p99_later"]) == pytest.approx((0.19, 0.19), abs=1e-5)
+    found = client("batching_virtual_time").run(shared.open_loop(opens, SERVED, [5.0, 5.05, 6.2]))
+    assert (found["p99"], found["p99_later"]) == pytest.approx((0.15, 0.1), abs=1e-5)
+
+
+def test_a_fixed_wait_is_waited_and_no_wait_is_not(client: Callable[[str], Any]) -> None:
+    shared, opens = client("_batching"), client("batching_qreward").opens
+    runs = [client("batching_virtual_time").run(shared.open_loop(opens, SERVED | {"wait": wait}, [0.0])) for wait in (None, 0.05)]
+    assert [found["p50"] for found in runs] == pytest.approx([0.1, 0.15], abs=1e-4)
+
+
+def test_a_virtual_loop_in_which_nothing_can_happen_any_more_ends(client: Callable[[str], Any]) -> None:
+    async def forever() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(RuntimeError, match="nothing will ever happen"):
+        client("batching_virtual_time").run(forever())
+
+
+# streams of calls
+
+
+def test_arrivals_are_even_or_poisson_and_the_same_for_the_same_seed(client: Callable[[str], Any]) -> None:
+    arrivals = client("_batching").arrivals_of
+    assert arrivals("even", 100.0, 4, 0) == pytest.approx([0.0, 0.01, 0.02, 0.03])
+    drawn = arrivals("poisson", 100.0, 10_000, 7)
+    assert drawn == arrivals("poisson", 100.0, 10_000, 7) != arrivals("poisson", 100.0, 10_000, 8)
+    assert drawn == sorted(drawn)
+    assert drawn[-1] == pytest.approx(100.0, rel=0.05), "seed 7"
+
+
+def test_a_percentile_is_a_value_that_was_seen(client: Callable[[str], Any]) -> None:
+    share = client("_batching").share
+    values = [float(number) for number in range(100, 0, -1)]
+    assert [share(values, part) for part in (0.5, 0.99, 1.0)] == [50.0, 99.0, 100.0]
+    assert share([3.0], 0.5) == 3.0
+
+
+# planning
+
+
+def test_in_each_round_all_queues_take_turns_in_each_cell(module: Any) -> None:
+    queues = module("batching_queues")
+    tasks = list(queues.plan("cpu", queues.Sizes(rounds=2, seeds=1)))
+    names, wanted = list(queues.PARTS["cpu"]), ["64 callers", "512 callers", "lone caller", "all at once"]
+    assert [(task.round, task.cell, task.queue) for task in tasks] == [(n, cell, name) for n in (0, 1) for cell in wanted for name in names]
+
+
+def test_each_round_of_the_busy_test_has_arrivals_of_its_own_that_all_queues_share(module: Any) -> None:
+    queues = module("batching_queues")
+    poisson = [task for task in queues.plan("busy", queues.Sizes(rounds=3, seeds=1)) if task.cell == "poisson"]
+    assert {(task.round, task.job["seed"]) for task in poisson} == {(0, 0), (1, 1), (2, 2)}
+    assert len(poisson) == 3 * len(queues.PARTS["busy"])
+
+
+def test_a_load_is_a_part_of_what_full_batches_can_do(module: Any) -> None:
+    queues = module("batching_queues")
+    assert queues.FLAT.capacity() == pytest.approx(320.0)
+    rates = {task.cell: task.job["rates"] for task in queues.plan("loads", queues.Sizes(rounds=9, seeds=2))}
+    for name, service in queues.SERVICES.items():
+        assert rates[name] == pytest.approx([load * service.capacity() for load in (0.02, 0.2, 0.5, 0.8)])
+
+
+def test_loads_are_played_once_and_nobody_is_asked_for_more_slots_than_it_has(module: Any) -> None:
+    queues = module("batching_queues")
+    tasks = list(queues.plan("loads", queues.Sizes(rounds=9, seeds=2)))
+    assert len({(task.queue, task.cell) for task in tasks}) == len(tasks)
+    assert {task.job["slots"] for task in tasks if task.queue.startswith("batched")} == {1}
+    assert {task.job["slots"] for task in tasks if task.queue == queues.OURS} == {1, 8}
+
+
+def test_a_lone_caller_that_waits_for_a_timer_makes_fewer_calls(module: Any) -> None:
+    queues = module("batching_queues")
+    tasks = queues.plan("cpu", queues.Sizes(rounds=1, seeds=1))
+    calls = {task.queue: task.job["calls"] for task in tasks if task.cell == "lone caller"}
+    assert calls["Ray Serve, 0 ms"] == calls[queues.OURS] == queues.LONE
+    assert calls["Ray Serve, 10 ms (default)"] == 200
+
+
+def test_every_queue_has_its_file_and_its_pinned_environment(module: Any) -> None:
+    queues = module("batching_queues")
+    for peer in (peer for part in queues.PARTS.values() for peer in part.values()):
+        assert (BENCHMARKS / "clients" / peer.script).is_file()
+        assert peer.environment is None or all("==" in pin for pin in queues.ENVIRONMENTS[peer.environment])
+
+
+# reporting
+
+
+def test_cpu_cells_are_medians_with_their_range_and_say_what_failed(module: Any) -> None:
+    records = [{"round": n, "queue": "ours", "cell": "64 callers", "us": us} for n, us in enumerate([4.0, 9.0, 5.0])]
+    records.append({"round": 0, "queue": "peer", "cell": "64 callers", "error": "status 1"})
+    records.append({"round": 0, "queue": "ours", "cell": "lone caller", "us": 14.0})
+    shown = [cells(line) for line in module("batching_report").cpu_table(records).splitlines()]
+    assert shown[0] == ["CPU us a call", "64 callers", "lone caller"]
+    assert shown[2:] == [["ours", "5.0 (4.0-9.0)", "14.0 (14.0-14.0)"], ["peer", "failed", ""]]
+
+
+def test_busy_figures_are_medians_in_milliseconds(module: Any) -> None:
+    usual = {"queue": "ours", "cell": "even", "p99": 0.2, "makespan": 2.1234, "batch": 9.52}
+    records = [{"round": n, "p50": p50, **usual} for n, p50 in enumerate([0.15, 0.151, 0.19])]
+    shown = [cells(line) for line in module("batching_report").busy_table(records).splitlines()]
+    assert shown[0][1:] == ["even: p50 ms", "even: p99 ms", "even: all, s", "even: batch"]
+    assert shown[2] == ["ours", "151", "200", "2.12", "9.5"]
+
+
+def test_a_single_wait_is_compared_with_ours_load_by_load_and_seed_by_seed(module: Any) -> None:
+    queues, report = module("batching_queues"), module("batching_report")
+    name, service = next(iter(queues.SERVICES.items()))
+    rates = [load * service.capacity() for load in queues.LOADS]
+    wait = next(iter(queues.FIXED))
+    ours = load_record(queues.OURS, name, {(rate, seed): (1.0 + 9 * seed, 2.0) for rate in rates for seed in (0, 1, 2)})
+    p50 = dict(zip(rates, (2.0, 1.0, 0.995, 0.5), strict=True))
+    theirs = load_record(wait, name, {(rate, seed): (p50[rate] * (1.0 + 9 * seed), 3.0) for rate in rates for seed in (0, 1, 2)})
+    every = "2% (0.67), 20% (0.67), 50% (0.67), 80% (0.67)"
+    lines = [cells(line) for line in report.waits_table([ours, theirs]).splitlines()]
+    assert lines[2:] == [["GPU reward model", wait, "80% (0.50)", "-", every, "2.00", "1.50"]]
+
+
+def test_load_tables_show_the_median_of_the_seeds_for_each_load(module: Any) -> None:
+    queues, report = module("batching_queues"), module("batching_report")
+    name = "100 ms whatever the size, 1 slot"
+    figures = {(load * 320.0, seed): (load + seed, 2 * load + seed) for load in queues.LOADS for seed in (0, 1, 5)}
+    failed = {"round": 0, "queue": "peer", "cell": name, "error": "status 1"}
+    shown = report.load_tables([load_record(queues.OURS, name, figures), failed])
+    assert shown.startswith(f"#### {name}\n")
+    rows = {line[0]: line[1:] for line in map(cells, shown.splitlines())}
+    assert rows[queues.OURS] == ["1020 / 1040", "1200 / 1400", "1500 / 2000", "1800 / 2600"]
+    assert rows["peer"] == ["failed"] * 4
+
+
+def test_a_part_that_is_measured_anew_leaves_the_others_in_the_file(module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    batching, saved = module("batching"), tmp_path / "batching.json"
+    old = {"sizes": {"rounds": 1}, "load_average": [0, 0], "records": ["old"]}
+    saved.write_text(json.dumps({"machine": {}, "parts": {"loads": old, "cpu": old}}), encoding="utf-8")
+    found = {"round": 0, "queue": "ours", "cell": "64 callers", "us": 4.0}
+    monkeypatch.setattr(batching, "run", lambda task: found | {"cell": task.cell, "queue": task.queue})
+    monkeypatch.setattr(sys, "argv", ["batching.py", "--quick", "--parts", "cpu", "--json", str(saved)])
+    batching.main()
+    parts = json.loads(saved.read_text(encoding="utf-8"))["parts"]
+    assert list(parts) == ["cpu", "loads"]
+    assert parts["loads"] == old
+    assert parts["cpu"]["records"][0]["us"] == 4.0
+
+
+def test_the_markdown_command_measures_nothing_and_writes_the_page_from_the_file(
+    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    batching, page, saved = module("batching"), tmp_path / "page.md", tmp_path / "batching.json"
+    page.write_text("<!-- batching:begin --><!-- batching:end -->", encoding="utf-8")
+    records = [{"round": 0, "queue": "ours", "cell": "64 callers", "us": 4.0}]
+    part = {"sizes": module("batching_queues").Sizes(rounds=7, seeds=1)._asdict(), "load_average": [0.5, 1.5], "records": records}
+    machine = {"cpu": "some CPU", "cores": "2", "system": "Linux", "python": "CPython 3.11"}
+    saved.write_text(json.dumps({"machine": machine, "parts": {"cpu": part}}), encoding="utf-8")
+    monkeypatch.setattr(batching, "PAGE", page)
+    monkeypatch.setattr(sys, "argv", ["batching.py", "--json", str(saved), "--markdown"])
+    batching.main()
+    text = page.read_text(encoding="utf-8")
+    for expected in ("some CPU, 2 cores", "medians of 7 rounds", "0.5 to 1.5", "| ours ", "4.0 (4.0-4.0)"):
+        assert expected in text
+
+
+def test_the_page_has_the_section_that_the_command_writes(module: Any) -> None:
+    page = module("_pages").PAGE.read_text(encoding="utf-8")
+    assert page.count("<!-- batching:begin -->") == page.count("<!-- batching:end -->") == 1

@@ -30,12 +30,13 @@ class Forming:
         seconds: how long a batch takes, moving average.
     """
 
-    __slots__ = ("_last_sent", "backlog", "cap", "seconds")
+    __slots__ = ("_first_sent", "_last_sent", "backlog", "cap", "seconds")
 
     def __init__(self) -> None:
         self.backlog = Backlog()
         self.cap = SizeCap()
         self.seconds: float | None = None
+        self._first_sent: float | None = None
         self._last_sent = -inf
 
     def limit(self, terms: Settings) -> int:
@@ -69,17 +70,25 @@ class Forming:
     def sent(self, now: float) -> None:
         """A batch was sent."""
         self._last_sent = now
+        if self._first_sent is None:
+            self._first_sent = now
 
     def done(self, seconds: float) -> None:
         """A batch took so long."""
         self.seconds = seconds if self.seconds is None else self.seconds + WEIGHT * (seconds - self.seconds)
+
+    def _pause(self, slots: int) -> float:
+        """Seconds between two batches. Before any has ended, as long as all went on so far: else the first slots go to single items."""
+        if self.seconds is not None:
+            return self.seconds / slots
+        return 0.0 if self._first_sent is None or slots == 1 else self._last_sent - self._first_sent
 
     def _ready(
         self, now: float, limit: int, linger: float, in_flight: int, slots: int, flush: bool, counted: bool
     ) -> tuple[Line | None, float]:
         """The line that goes first of those that may go now; None, and the time when one may, if there is none."""
         lines, ready, soonest = self.backlog.lines(), [], inf
-        paced = self._last_sent + (self.seconds or 0.0) / slots if in_flight else -inf
+        paced = self._last_sent + self._pause(slots) if in_flight else -inf
         for line in lines:
             at = line.oldest() + linger if linger else paced
             if at <= now or flush or line.full(limit if counted else ALL, limit):

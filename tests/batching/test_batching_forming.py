@@ -52,6 +52,19 @@ def test_with_several_slots_a_batch_that_is_not_full_is_paced() -> None:
     assert asks(full, 10.0, settings, 3, flush=True) == (2, 10.0)
 
 
+def test_before_any_batch_has_ended_the_pause_doubles_so_that_single_items_do_not_take_all_slots() -> None:
+    settings = Settings(max_concurrent_batches=8)
+    rules, gone = forming(1), []
+    for now in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0):
+        if now:
+            rules.backlog.put(Item(now, now))
+        count, _ = asks(rules, now, settings, len(gone))
+        if count:
+            rules.sent(now)
+            gone.append((now, count))
+    assert gone == [(0.0, 1), (1.0, 1), (2.0, 1), (4.0, 2), (8.0, 4)]
+
+
 def test_the_pace_follows_how_long_batches_take() -> None:
     rules = forming(0)
     for _ in range(40):

@@ -156,6 +156,7 @@ class Endpoint(Policy):
         proxy: proxy URL; by default the environment's (``HTTPS_PROXY``, ``NO_PROXY``, ...). ``""`` is none.
         max_response_bytes: longest answer that is read.
         keepalive: seconds an idle connection is kept; vLLM and uvicorn close theirs after 5.
+        probe: seconds between two looks at how the server stands; None never looks.
 
     Example:
         >>> Endpoint("http://gpu-0:8000/v1", models=["judge-*"], limits=Limits(max_concurrency=64)).name
@@ -179,6 +180,7 @@ class Endpoint(Policy):
     proxy: SecretStr | None = None
     max_response_bytes: Count = 16 * 1024 * 1024
     keepalive: Seconds = 4.0
+    probe: Seconds | None = None
 
     def __init__(self, base_url: str | None = None, **data: Any) -> None:
         if base_url is not None:

@@ -63,6 +63,7 @@ OUTSIDE = {
     "httpx2": {"wire.httpx_transport"},
     "IPython": {"integrations"},
     "opentelemetry": {"telemetry"},
+    "ray": {"integrations.ray.crews", "integrations.ray.host", "integrations.ray.serving"},
     "fastapi": {"server"},
     "starlette": {"server"},
     "uvicorn": {"server"},
@@ -341,6 +342,7 @@ def test_nothing_but_the_command_line_uses_the_command_line_or_the_fakes() -> No
         ("client", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    pass\nelse:\n    import openai"),
         ("results", "def f():\n    from IPython.display import HTML"),
         ("engine.watching", "from opentelemetry import trace"),
+        ("integrations.ray.pool", "def f():\n    import ray"),
     ],
 )
 def test_a_package_outside_its_rooms_is_caught(name: str, source: str) -> None:

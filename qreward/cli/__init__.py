@@ -16,6 +16,7 @@ from qreward.errors import QRewardError
 
 VERBS = {
     "demo": ("qreward.cli.demo", "judge a bulk on fake judges, one of which dies on the way"),
+    "check": ("qreward.cli.check", "reach each endpoint of a configuration, and say what to change where it cannot serve"),
     "route": ("qreward.cli.route", "say which endpoints serve a model, and why"),
     "serve": ("qreward.cli.serve", "serve a scoring function as a reward server, until SIGTERM or Ctrl-C"),
     "fleet": ("qreward.cli.fleet", "run fake LLM judges on this machine, until Ctrl-C"),

@@ -186,6 +186,12 @@ class AdaptiveWindow:
     def ended(self) -> None:
         """A request ended in any other way, which says nothing about room."""
 
+    def returned(self, now: float, inflight: int) -> None:
+        """The source is back after it took nothing at all (W5): what it still served while it went away says nothing of its room."""
+        if self.limit < max(self._start, self._held / 2):
+            self.reason = "back: starting again"
+            self._begin(now, inflight)
+
     def _yield_to(self, now: float, others: int, survivors: int) -> None:
         base = float(min(self.limit, survivors))
         if self._step or self._clean:  # about once in a burst of rejects

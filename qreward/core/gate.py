@@ -60,6 +60,11 @@ class Gate:
             self.opens_at, self._asked = max(self.opens_at, now + hint), max(self._asked, now + hint)
             self.closed, self._probe_at = max(1, self.closed), None  # a probe under way was sent before this was said
 
+    def hold(self, now: float, seconds: float) -> None:
+        """It is said to take nothing for now. Who comes first afterwards is the probe."""
+        self.opens_at = max(self.opens_at, now + seconds)
+        self.closed, self._probe_at = max(1, self.closed), None
+
     def ease(self, now: float) -> bool:
         """It is said to have room again: only what the source itself asked us to wait is still waited for. True if that is less."""
         at = max(now, self._asked)

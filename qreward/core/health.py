@@ -117,9 +117,15 @@ class Health:
         self.eject(now, FIRST_OPEN)
         self._stalled = True
 
-    def try_now(self, now: float) -> None:
-        """It is said to be back: what is left of its time out of service is not waited for."""
-        self.open_until = min(self.open_until, now)
+    def try_now(self, now: float, away_at: float) -> bool:
+        """It is said to be back, and to have been away at ``away_at``: it is tried at once, unless that has been done since.
+
+        What was sent before tells nothing of it. True if it was not in service, or on its way back by a request sent before.
+        """
+        if self.open_until == -inf and (self.allowed != 1 or self.since > away_at):
+            return False
+        self.open_until, self.allowed, self.since = now, 1, now
+        return True
 
     def restore(self) -> None:
         """An operator says it is well."""

@@ -5,7 +5,9 @@ while it fails, or "not ready" while it serves, changes nothing:
 
 L1  Not ready, then ready: it has returned. It is tried at once, not when its time out of service, or its gate's, is over. A source
     that failed while it said "ready" all along waits as ever.
-L2  Ready once, then not ready, and no answer since the last look: it is not asked until it says otherwise, for a minute at most.
+L2  Ready once, then not ready, and no answer since the last look: it is not asked until it says otherwise, but for one request in
+    half a minute. That is its gate's matter, not its health's, for it comes back with the window that it had. One that answers
+    what it was sent after it had said "not ready" is not believed until it says "ready".
 L3  No room, then room: its gate opens. What it asked us to wait (``Retry-After``) is still waited for.
 L4  Requests wait inside, twice in a row and more than a few: its window does not grow. The elasticity of throughput shows the
     same, but only after a window too many.
@@ -23,10 +25,10 @@ from qreward.core.health import LONGEST_OPEN
 from qreward.core.outcome import Look
 from qreward.core.source import Source
 
-LONGEST_AWAY = 60.0
-"""Seconds for which a source is not asked on its own word alone: then a request shows whether that is true."""
-VALID = 2.0
-"""Intervals for which a look holds, for the next one may be late."""
+LONGEST_AWAY = 30.0
+"""Seconds for which a source is not asked on its own word alone; then a request shows whether that is true."""
+VALID, LEAST_VALID = 2.0, 2.0
+"""Intervals for which a look holds, for the next one may be late, and seconds."""
 CROWD = 0.1
 """Waiting elements, as a share of those that are worked on, from which there is a queue: a few always wait for the next step."""
 
@@ -36,7 +38,7 @@ class Change(IntEnum):
 
     NONE = 0
     LOST = 1
-    """It is out of service."""
+    """It is not worth waiting for."""
     BETTER = 2
     """It may take work sooner."""
 
@@ -52,55 +54,65 @@ class Sight:
         (<Change.NONE: 0>, <Change.BETTER: 2>, 2.0)
     """
 
-    __slots__ = ("_answers", "_away_since", "_believed", "_crowded", "_full", "_held_until", "_ready")
+    __slots__ = (
+        "_answers", "_asked_at", "_away_since", "_believed", "_crowded", "_full", "_held_until", "_ready", "_requests", "_unready_at",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._ready: bool | None = None
         self._full: bool | None = None
         self._crowded = False
-        self._answers = 0
-        self._believed = False  # it has said "ready", and served
-        self._away_since = inf
-        self._held_until = -inf  # out of service by L2
+        self._answers = self._requests = 0
+        self._believed = False  # it has said "ready", and done as it said
+        self._away_since = inf  # says that it is not ready
+        self._asked_at = -inf  # when it was last seen to have been sent something while it said so
+        self._held_until = -inf  # not asked, by L2
+        self._unready_at = -inf  # when it last did not say "ready"
 
     def take(self, now: float, source: Source, look: Look, interval: float) -> Change:
         """One more look, ``interval`` seconds before the next: its source is changed; what follows for its tasks is returned."""
-        answered, self._answers = source.tally.ok > self._answers, source.tally.ok
+        tally, holds = source.tally, max(LEAST_VALID, VALID * interval)
+        answered, self._answers = tally.ok > self._answers, tally.ok
+        asked, self._requests = tally.sent > self._requests, tally.sent
         was_ready, self._ready = self._ready, look.ready
         was_full, self._full = self._full, _is_full(look)
-        self._see_crowd(now, source, look, VALID * interval)
+        self._see_crowd(now, source, look, holds)
         if look.ready is False:
-            return self._keep_away(now, source, VALID * interval, answered)
-        back = False
+            self._asked_at = now if asked else self._asked_at
+            return self._is_away(now, source, holds, answered=answered)
+        better = False
         if look.ready:
+            better = was_ready is not True and self._is_back(now, source)
             self._believed, self._away_since = True, inf
-            back = was_ready is not True
-        better = back and self._bring_back(now, source)
-        if back or (was_full and self._full is False):
+        else:
+            self._unready_at = now
+        if was_full and self._full is False:
             better |= source.gate.ease(now)
         return Change.BETTER if better else Change.NONE
 
-    def _bring_back(self, now: float, source: Source) -> bool:
-        health = source.health
-        until = health.open_until
-        of_another_kind = until > max(self._held_until, now + 1.5 * LONGEST_OPEN)  # an account that is used up
-        if until <= now or of_another_kind:
-            return False
-        health.try_now(now)
-        return True
+    def _is_back(self, now: float, source: Source) -> bool:
+        health, window = source.health, source.window
+        if self._held_until > self._away_since and isinstance(window, AdaptiveWindow):
+            window.returned(now, source.inflight)
+        of_another_kind = health.open_until > max(self._held_until, now + 1.5 * LONGEST_OPEN)  # an account that is used up
+        tried = not of_another_kind and health.try_now(now, self._unready_at)
+        return source.gate.ease(now) or tried
 
-    def _keep_away(self, now: float, source: Source, seconds: float, answered: bool) -> Change:
-        health = source.health
-        if answered or now - self._away_since > LONGEST_AWAY:
+    def _is_away(self, now: float, source: Source, seconds: float, *, answered: bool) -> Change:
+        health, self._unready_at = source.health, now
+        self._away_since = min(self._away_since, now)
+        if source.proven > self._away_since:
             self._believed = False
-        if not self._believed or health.down:
+        patient = now - max(self._away_since, self._asked_at) <= LONGEST_AWAY
+        if answered or health.down or not (self._believed and patient):
             return Change.NONE
-        self._away_since, self._held_until = min(self._away_since, now), now + seconds
+        self._held_until = now + seconds
         if not health.in_service:
             health.open_until = max(health.open_until, self._held_until)
             return Change.NONE
-        health.eject(now, seconds)
-        return Change.LOST
+        promising = source.worth_waiting_for(now)
+        source.gate.hold(now, seconds)
+        return Change.LOST if promising else Change.NONE
 
     def _see_crowd(self, now: float, source: Source, look: Look, seconds: float) -> None:
         was, self._crowded = self._crowded, (look.waiting or 0.0) >= max(1.0, CROWD * (look.running or 0.0))

@@ -60,13 +60,14 @@ class Source:
         look_after: seconds after which an attempt may be worth a look.
         check_at: when to look for attempts that take too long; inf while nothing is under way.
         tempo: of its streams, or None before the first.
+        proven: when the latest request was sent that was answered.
         learned: a pace learned from rejects, or None if only what the operator set counts.
         attempt_timeout: seconds one attempt may take, set by an operator, or None if it is learned.
     """
 
     __slots__ = (
         "attempt_timeout", "attempts", "check_at", "due", "gate", "handle", "health", "inflight", "latency", "learned", "look_after",
-        "name", "pools", "removed", "requests", "reserved", "silence", "singles", "tally", "tempo", "tokens", "weight", "window",
+        "name", "pools", "proven", "removed", "requests", "reserved", "silence", "singles", "tally", "tempo", "tokens", "weight", "window",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +97,7 @@ class Source:
         self.tempo: Tempo | None = None
         self.attempts: dict[Attempt, None] = {}
         self.inflight = self.singles = 0
+        self.proven = -inf
         self.look_after = ATTEMPT_LEAST
         self.check_at = inf
         self.pools: list[Pool] = []
@@ -145,6 +147,7 @@ class Source:
 
     def answered(self, now: float, sent_at: float, answer: Answer, held: float = 0.0) -> None:
         """An answer came, ``held`` seconds later than it could have; ``inflight`` is already without it."""
+        self.proven = max(self.proven, sent_at)
         self.latency.add(now - sent_at - held, answer.output_tokens)
         self.silence.broken(now, self.inflight, self.latency.mean)
         if held > HELD * (now - sent_at):

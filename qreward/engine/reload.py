@@ -33,7 +33,7 @@ from qreward.engine.shell import Engine
 from qreward.policies import Endpoint, LoadBalanceStrategy, Route
 
 SETTINGS = ("retry", "hedge", "max_queued", "timeout")
-ADJUSTABLE = frozenset({"limits", "weight", "price", "models", "timeouts", "max_response_bytes", "keepalive"})
+ADJUSTABLE = frozenset({"limits", "weight", "price", "models", "timeouts", "max_response_bytes", "keepalive", "probe"})
 """Settings of an endpoint with which it stays the same server."""
 MOST_MODELS = 1000
 """Models of a pool that are remembered: their names come from callers."""

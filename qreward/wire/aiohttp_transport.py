@@ -21,6 +21,7 @@ from yarl import URL
 from qreward.policies import Endpoint
 from qreward.wire import address, troubles
 from qreward.wire.base import Reply, TransportError
+from qreward.wire.whole import read_whole
 
 CONNECTS_AT_ONCE = 64
 """Connections of an endpoint being opened at a time. 2048 TLS handshakes at once stall the loop for seconds and time out themselves;
@@ -70,6 +71,18 @@ class AiohttpTransport:
         except _EXPECTED as error:
             failure = translate(error)
         raise failure  # out here, so that aiohttp's error, which holds our headers, is not its context
+
+    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
+        """GET, with the endpoint's headers. Raises ``TransportError``; on cancellation the connection is closed."""
+        session = self._session or self._open()
+        url = self._urls.get(path) or self._url(path)
+        try:
+            stream = AiohttpStream(await session.get(url, headers=headers, allow_redirects=False), self._arriving)
+        except _EXPECTED as error:
+            failure = translate(error)
+        else:
+            return await read_whole(stream, self._cap)
+        raise failure
 
     async def stream(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> AiohttpStream:
         """As ``post``, but returns as soon as status and headers are there."""

@@ -114,6 +114,9 @@ class Transport(Protocol):
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
         """POST once, never silently twice. Raises ``TransportError``; on cancellation the connection is closed."""
 
+    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
+        """GET, with the endpoint's headers. Raises ``TransportError``; on cancellation the connection is closed."""
+
     async def stream(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> ByteStream:
         """As ``post``, but returns as soon as status and headers are there."""
 

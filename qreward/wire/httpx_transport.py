@@ -17,6 +17,7 @@ from qreward.errors import ConfigError
 from qreward.policies import Endpoint
 from qreward.wire import address, troubles
 from qreward.wire.base import Reply, TransportError
+from qreward.wire.whole import read_whole
 
 _PACKAGES = ("httpx", "httpx2")
 
@@ -37,19 +38,22 @@ class HttpxTransport:
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
         """POST once. Raises ``TransportError``; on cancellation the connection is closed."""
-        stream = await self.stream(path, body, headers)
-        try:
-            return Reply(stream.status, stream.headers, await self._read(stream))
-        finally:
-            await stream.aclose()
+        return await read_whole(await self._begin("POST", path, body, headers), self._cap)
+
+    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
+        """GET, with the endpoint's headers. Raises ``TransportError``; on cancellation the connection is closed."""
+        return await read_whole(await self._begin("GET", path, None, headers), self._cap)
 
     async def stream(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> HttpxStream:
         """As ``post``, but returns as soon as status and headers are there."""
+        return await self._begin("POST", path, body, headers)
+
+    async def _begin(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> HttpxStream:
         if self._closed:
             raise troubles.closed()
         package = self._package
         try:
-            return HttpxStream(package, await self._send(path, body, headers))
+            return HttpxStream(package, await self._send(method, path, body, headers))
         except package.HTTPStatusError as error:  # a hook of the user's that calls raise_for_status
             return HttpxStream(package, error.response, _given(_body_if_read(package, error.response)))
         except _expected(package) as error:
@@ -60,20 +64,11 @@ class HttpxTransport:
         """Take no more requests. The user's client stays open."""
         self._closed = True
 
-    async def _send(self, path: str, body: bytes, headers: Mapping[str, str] | None) -> Any:
+    async def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> Any:
         merged = self._package.Headers(self._headers)
         merged.update(headers or {})
-        request = self._client.build_request("POST", self._base_url + path, content=body, headers=merged, timeout=self._timeout)
+        request = self._client.build_request(method, self._base_url + path, content=body, headers=merged, timeout=self._timeout)
         return await self._client.send(request, stream=True, follow_redirects=False)
-
-    async def _read(self, stream: HttpxStream) -> bytes:
-        pieces, size = [], 0
-        while piece := await stream.read():
-            pieces.append(piece)
-            size += len(piece)
-            if size > self._cap:
-                raise troubles.too_long(self._cap)
-        return b"".join(pieces)
 
 
 class HttpxStream:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from qreward.core.outcome import Answer, Failure, FailureKind
+from qreward.core.outcome import Answer, Failure, FailureKind, Look
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
 from qreward.observe import with_carried
 from qreward.policies import Endpoint
-from qreward.wire import address, ratelimits
+from qreward.wire import address, probes, ratelimits
 from qreward.wire.aiohttp_transport import AiohttpTransport
 from qreward.wire.base import Call, EmbeddedError, Malformed, Reply, Transport, TransportError
 from qreward.wire.failures import failure_from_embedded, failure_from_malformed, failure_from_reply, failure_from_transport, shorten
@@ -95,6 +95,13 @@ class Wire:
             return await open_stream(line, call, partial(_concluded, line, endpoint, call))
         except Exception as error:
             return _failure_of(error, line, endpoint, call)
+
+    async def look(self, endpoint: Endpoint) -> Look:
+        """What the server says of itself. Raises nothing but ``CancelledError``; a look that fails says nothing."""
+        try:
+            return await probes.look(self._lines.get(id(endpoint)) or self._open(endpoint))
+        except Exception:
+            return Look()
 
     async def drop(self, endpoint: Endpoint) -> None:
         """Close the connections of one endpoint; it may be used again."""

@@ -1,0 +1,165 @@
+"""``qreward check CONFIG``: reaches each endpoint of a configuration, says how it stands, and what to change where it cannot serve.
+
+No model is called, unless ``--call`` asks for one tiny request an endpoint. Keys are sent as calls send them, and never shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from qreward.cli import findings
+from qreward.config import ClientConfig, load_config
+from qreward.errors import ConfigError
+from qreward.policies import Endpoint
+from qreward.wire.examining import Examined, call, examine
+
+MODELS_SHOWN = 3
+CALL_AT_LEAST = 30.0
+"""Seconds that a call may take, if ``--timeout`` does not give it more: a model answers slower than a server."""
+
+
+class Checked(msgspec.Struct):
+    """One endpoint, as ``--json`` tells it. Durations are seconds; None is not known."""
+
+    name: str
+    url: str
+    kind: str
+    seems: str | None
+    reachable: bool
+    ready: bool | None
+    latency: float | None
+    models: list[str]
+    patterns: list[str]
+    limits: dict[str, int]
+    running: float | None
+    waiting: float | None
+    tls: str | None
+    certificate_days: float | None
+    verify: bool | str
+    auth: str
+    called: str | None
+    problems: list[str]
+    notes: list[str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what ``qreward check`` can be told."""
+    parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .toml file: see docs/configuration.md")
+    parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for each endpoint (default: %(default)g)")
+    parser.add_argument("--call", action="store_true", help="also send one tiny request to each endpoint")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check; 0 if all is well, else 1. Raises ``ConfigError`` for a bad file."""
+    if not 0 < args.timeout < float("inf"):
+        raise ConfigError(f"--timeout must be more than 0 seconds, not {args.timeout:g}")
+    config = load_config(args.config)
+    checked = asyncio.run(check_all(config, args.timeout, calls=args.call))
+    print(json.dumps({"endpoints": msgspec.to_builtins(checked)}, indent=2) if args.json else report(checked))
+    return 1 if any(each.problems for each in checked) else 0
+
+
+async def check_all(config: ClientConfig, seconds: float, *, calls: bool = False) -> list[Checked]:
+    """Check all endpoints at once, each in ``seconds``."""
+    return await asyncio.gather(*(check(endpoint, config, seconds, calls=calls) for endpoint in config.endpoints))
+
+
+async def check(endpoint: Endpoint, config: ClientConfig, seconds: float, *, calls: bool = False) -> Checked:
+    """Check one endpoint."""
+    found = await examine(endpoint, seconds)
+    model = findings.model_to_ask(endpoint, config, found.load.models)
+    if not (calls and found.reachable and model is not None):
+        checked = _summed_up(endpoint, config, found)
+        if calls and found.reachable:
+            checked.notes.append("it was not called, as no name of a model is known; name one in models, without a wildcard")
+        return checked
+    failed = await call(endpoint, model, max(seconds, CALL_AT_LEAST))
+    return _summed_up(endpoint, config, found, "answered" if failed is None else "failed", failed)
+
+
+def _summed_up(endpoint: Endpoint, config: ClientConfig, found: Examined, called: str | None = None, failed: str | None = None) -> Checked:
+    load, days = found.load, None if found.tls is None else found.tls.days(datetime.now(UTC))
+    limits = {name: value for name, value in msgspec.structs.asdict(load.limits).items() if value is not None}
+    return Checked(
+        name=endpoint.name,
+        url=endpoint.base_url,
+        kind=endpoint.kind,
+        seems=found.seems if found.seems != endpoint.kind else None,
+        reachable=found.reachable,
+        ready=load.ready,
+        latency=None if found.seconds is None else round(found.seconds, 4),
+        models=list(load.models),
+        patterns=findings.patterns_of(endpoint, config),
+        limits=limits,
+        running=load.running,
+        waiting=load.waiting,
+        tls=None if found.tls is None else found.tls.version,
+        certificate_days=None if days is None else round(days, 1),
+        verify=endpoint.verify,
+        auth=findings.auth_of(endpoint, found),
+        called=called,
+        problems=list(findings.problems(endpoint, config, found, failed, answered=called == "answered")),
+        notes=list(findings.notes(endpoint, found)),
+    )
+
+
+def report(checked: Sequence[Checked]) -> str:
+    """The table, and beneath it what is wrong and what is worth knowing."""
+    lines = _table([_HEAD, *map(_row, checked)])
+    said = [f"{each.name}: {word}{text}" for each in checked for word, texts in _kinds(each) for text in texts]
+    wrong = sum(bool(each.problems) for each in checked)
+    verdict = "all is well" if not wrong else f"{wrong} of {len(checked)} cannot serve as configured"
+    return "\n".join([*lines, "", *said, *([""] if said else []), verdict])
+
+
+_HEAD = ("endpoint", "url", "kind", "state", "latency", "models", "limits", "queue", "TLS", "key")
+
+
+def _kinds(each: Checked) -> tuple[tuple[str, list[str]], ...]:
+    return ("", each.problems), ("(note) ", each.notes)
+
+
+def _row(each: Checked) -> tuple[str, ...]:
+    state = "unreachable" if not each.reachable else "not ready" if each.ready is False else "ready" if each.ready else "reachable"
+    return (
+        each.name,
+        each.url,
+        each.kind + (f" (seems {each.seems})" if each.seems else ""),
+        state + (f", {each.called}" if each.called else ""),
+        "-" if each.latency is None else f"{each.latency * 1000:.0f} ms",
+        _models(each.models),
+        " ".join(f"{name}={value}" for name, value in each.limits.items()) or "-",
+        _queue(each),
+        _tls(each),
+        each.auth,
+    )
+
+
+def _models(names: Sequence[str]) -> str:
+    more = f" +{len(names) - MODELS_SHOWN}" if len(names) > MODELS_SHOWN else ""
+    return ", ".join(names[:MODELS_SHOWN]) + more if names else "-"
+
+
+def _queue(each: Checked) -> str:
+    told = [f"{value:g} {word}" for value, word in ((each.running, "running"), (each.waiting, "waiting")) if value is not None]
+    return ", ".join(told) or "-"
+
+
+def _tls(each: Checked) -> str:
+    if not each.url.startswith("https"):
+        return "none"
+    verify = "not verified" if each.verify is False else "verified" if each.verify is True else "own CAs"
+    days = [] if each.certificate_days is None else [f"{each.certificate_days:.0f} days"]
+    return ", ".join([*([each.tls] if each.tls else []), *days, verify])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

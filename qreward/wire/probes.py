@@ -1,0 +1,59 @@
+"""A look at a server: what it is asked by GET, and what its answers come to. What each of them means is in ``rewards.load``.
+
+A look is short: readiness and load. ``asked`` takes one answer, for those that want to know more. Raises nothing but
+``TransportError`` and cancellation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qreward.core.outcome import Look
+from qreward.wire.base import Reply, TransportError
+from qreward.wire.rewards.load import Load, read_load
+
+if TYPE_CHECKING:
+    from qreward.wire.sender import Line
+
+MODELS = "/v1/models"
+LOOKS: dict[str, tuple[str, ...]] = {
+    "openai": (MODELS,),
+    "vllm": ("/health", "/metrics"),
+    "sglang": ("/health", "/v1/loads"),
+    "tei": ("/health", "/metrics"),
+    "openrlhf": (),
+    "nim": ("/v1/health/ready",),
+}
+"""Kind -> what a look asks for: of ``PROBES`` what changes. OpenRLHF's server has nothing to ask for."""
+_TOLD = (b"vllm:num_requests_", b"vllm:kv_cache", b"vllm:gpu_cache", b"sglang:num_", b"sglang:token_usage", b"te_queue_size")
+
+
+async def look(line: Line) -> Look:
+    """How a server stands. Nobody there is not ready; silence, or a line that breaks, says nothing."""
+    load = Load()
+    for path in LOOKS[line.endpoint.kind]:
+        try:
+            reply = await asked(line, path)
+        except TransportError as error:
+            nobody = not (error.sent or error.timeout or error.local)
+            return Look(ready=False if nobody else None)
+        load = load.joined(told(path, reply))
+        if load.ready is False:
+            break
+    return Look(load.ready, load.running, load.waiting, load.limits.concurrency)
+
+
+async def asked(line: Line, path: str) -> Reply:
+    """The answer to a GET, under the server's root; the list of models is the API's, wherever that is."""
+    if path == MODELS and line.endpoint.kind == "openai":
+        return await line.transport.get("/models")
+    return await line.beside().get(path)
+
+
+def told(path: str, reply: Reply) -> Load:
+    """What an answer tells. Of the metrics only what is of use is read: a server's are some hundred kilobytes, read once a look."""
+    body = b"\n".join(row for row in reply.body.split(b"\n") if row.startswith(_TOLD)) if path == "/metrics" else reply.body
+    load = read_load(path, reply.status, body)
+    if path == MODELS and (reply.status >= 500 or 200 <= reply.status < 300):  # of a server that has no route for it
+        load = load.joined(Load(ready=reply.status < 300))
+    return load

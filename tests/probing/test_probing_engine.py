@@ -1,0 +1,316 @@
+"""An engine that looks at its endpoints, on virtual time: when, by whom, until when, and what its callers notice of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+
+from qreward import Endpoint, Limits, QRewardClient
+from qreward.core.outcome import Answer, Failure, FailureKind, Look
+from qreward.core.scheduler import Scheduler
+from qreward.core.source import make_source
+from qreward.engine.probing import LATE, LONGEST_LOOK, ProbingEngine
+from qreward.errors import ConnectionFailed
+from qreward.policies import Retry
+from qreward.results import Usage
+from qreward.testing.virtual_time import run_in_virtual_time
+
+MODEL = "judge"
+
+
+class Words:
+    """An answer."""
+
+    usage: Usage | None = None
+
+    def build(self) -> str:
+        return "yes"
+
+    def text(self) -> str:
+        return "yes"
+
+
+class Wire:
+    """Servers that are there or not, and can be looked at; notes when."""
+
+    def __init__(self, look: Callable[[str], Awaitable[Look]] | None = None) -> None:
+        self.gone: set[str] = set()
+        self.sent: list[tuple[str, float]] = []
+        self.looks: list[tuple[str, float]] = []
+        self.closed = False
+        self._look = look
+
+    async def send(self, endpoint: Any, _call: Any) -> Answer | Failure:
+        name = endpoint.name
+        self.sent.append((name, clock()))
+        if name in self.gone:
+            return Failure(FailureKind.UNREACHABLE, ConnectionFailed("nobody is there"))
+        await asyncio.sleep(0.1)
+        return Answer(Words())
+
+    async def look(self, endpoint: Any) -> Look:
+        assert not self.closed
+        self.looks.append((endpoint.name, round(clock(), 2)))
+        if self._look is not None:
+            return await self._look(endpoint.name)
+        return Look(ready=endpoint.name not in self.gone)
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+def clock() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def endpoint(name: str, probe: float | None = None, **settings: Any) -> Endpoint:
+    limits = Limits(max_concurrency=8, adaptive=False)
+    return Endpoint(f"http://{name}.example/v1", name=name, probe=probe, limits=limits, **settings)
+
+
+def client_of(wire: Any, *endpoints: Endpoint) -> QRewardClient:
+    return QRewardClient(endpoints, wire_factory=lambda: wire, clock=asyncio.get_running_loop().time, timeout=60)
+
+
+async def ask(client: QRewardClient) -> Any:
+    return await client.chat_completion([{"role": "user", "content": "?"}], MODEL)
+
+
+def on_virtual_time(test: Callable[[], Any]) -> Any:
+    return run_in_virtual_time(test())
+
+
+def test_an_endpoint_is_looked_at_every_so_many_seconds_from_the_first_call_until_the_client_is_closed() -> None:
+    async def test() -> None:
+        wire = Wire()
+        client = client_of(wire, endpoint("a", 2.0), endpoint("b", 5.0), endpoint("c"))
+        await asyncio.sleep(1.0)
+        assert wire.looks == []
+        await ask(client)
+        await asyncio.sleep(10.5)
+        assert [at for name, at in wire.looks if name == "a"] == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]
+        assert [at for name, at in wire.looks if name == "b"] == [1.0, 6.0, 11.0]
+        assert {name for name, _ in wire.looks} == {"a", "b"}
+        await client.aclose()
+        count = len(wire.looks)
+        await asyncio.sleep(60)
+        assert len(wire.looks) == count
+
+    on_virtual_time(test)
+
+
+def test_where_nobody_wants_looks_there_is_no_task_and_no_timer() -> None:
+    async def test() -> None:
+        wire = Wire()
+        client = client_of(wire, endpoint("a"))
+        await ask(client)
+        loop: Any = asyncio.get_running_loop()
+        assert len(asyncio.all_tasks()) == 1
+        assert not [timer for timer in loop.timers() if "Round" in repr(timer)]
+        await client.aclose()
+        assert wire.looks == []
+
+    on_virtual_time(test)
+
+
+def test_a_wire_that_cannot_look_is_not_asked() -> None:
+    class Blind:
+        send, aclose = Wire.send, Wire.aclose
+
+        def __init__(self) -> None:
+            self.gone: set[str] = set()
+            self.sent: list[Any] = []
+
+    async def test() -> None:
+        async with client_of(Blind(), endpoint("a", 1.0)) as client:
+            assert await ask(client) == "yes"
+
+    on_virtual_time(test)
+
+
+async def fails(_: str) -> Look:
+    raise RuntimeError("a look that breaks")
+
+
+async def hangs(_: str) -> Look:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("trouble", [fails, hangs])
+def test_looks_that_fail_or_hang_hurt_no_call_and_go_on(trouble: Callable[[str], Awaitable[Look]]) -> None:
+    async def test() -> None:
+        wire = Wire(trouble)
+        async with client_of(wire, endpoint("a", 1.0)) as client:
+            for _ in range(30):
+                assert await ask(client) == "yes"
+                await asyncio.sleep(1.0)
+        times = [at for _, at in wire.looks]
+        apart = [after - before for before, after in pairwise(times)]
+        least, most = (1.0, 1.0) if trouble is fails else (LONGEST_LOOK, LONGEST_LOOK + 1.0)
+        assert least - 0.1 <= min(apart) <= max(apart) <= most + 0.1
+
+    on_virtual_time(test)
+
+
+def test_a_look_under_way_ends_with_the_client() -> None:
+    async def test() -> None:
+        client = client_of(Wire(hangs), endpoint("a", 1.0))
+        await ask(client)
+        await client.aclose()
+        await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == 1
+
+    on_virtual_time(test)
+
+
+def returned_after(probe: float | None) -> tuple[float, int, int]:
+    """Seconds from a return until the first request, requests to the dead, and failed calls."""
+
+    async def test() -> tuple[float, int, int]:
+        wire = Wire()
+        client = client_of(wire, endpoint("a", probe), endpoint("b"))
+        client._engine.scheduler.rng.seed(1)
+        failed = 0
+
+        async def call() -> None:
+            nonlocal failed
+            try:
+                await ask(client)
+            except ConnectionFailed:
+                failed += 1
+
+        async def load() -> None:
+            while True:
+                await asyncio.gather(*(call() for _ in range(12)))
+
+        async with client:
+            task = asyncio.create_task(load())
+            await asyncio.sleep(10.0)
+            wire.gone.add("a")
+            await asyncio.sleep(40.05)
+            to_the_dead = sum(name == "a" and at >= 10.0 for name, at in wire.sent)
+            wire.gone.clear()
+            back = clock()
+            await asyncio.sleep(20.0)
+            task.cancel()
+            await asyncio.wait([task])
+        return min(at for name, at in wire.sent if name == "a" and at >= back) - back, to_the_dead, failed
+
+    result: tuple[float, int, int] = on_virtual_time(test)
+    return result
+
+
+def test_a_return_is_noticed_within_one_look_and_the_dead_is_not_asked_meanwhile() -> None:
+    late, tries, _ = returned_after(None)
+    soon, fewer, failed = returned_after(0.5)
+    assert soon <= 0.5 + 0.01
+    assert fewer < tries
+    assert failed == 0
+    assert late > 0.5, "without looks it takes longer: else this shows nothing"
+
+
+def test_a_look_is_claimed_by_one_shell_the_same_one_until_it_is_late() -> None:
+    now = [0.0]
+    engine = ProbingEngine(Scheduler(Retry(), Random(0)), Wire, clock=lambda: now[0])
+    source = make_source("a", Random(0), Limits())
+    source.handle = endpoint("a", 1.0)
+    engine.watch_over(lambda: [source])
+    first: Any = "a round"
+    second: Any = "another"
+
+    def claimed(by: Any, at: float) -> bool:
+        now[0] = at
+        sources, wake = engine.claim(by)
+        assert at < wake <= at + 1.0 + LATE
+        if sources:
+            engine.seen(source, Look())
+        return bool(sources)
+
+    assert [claimed(by, 10.0) for by in (first, second)] == [True, False]
+    assert [claimed(by, 11.0) for by in (second, first, second)] == [False, True, False]
+    assert [claimed(by, 12.0 + LATE) for by in (second, first)] == [True, False], "the first was late"
+    assert claimed(first, 13.0 + LATE) is False
+
+
+def test_when_a_loop_ends_another_takes_its_looks_over() -> None:
+    looks: list[int] = []
+    begun, ended = threading.Barrier(2), threading.Event()
+
+    class Counted(Wire):
+        async def look(self, endpoint: Any) -> Look:
+            looks.append(threading.get_ident())
+            return Look(ready=True)
+
+    client = QRewardClient([endpoint("a", 0.02)], wire_factory=Counted)
+
+    async def first() -> None:
+        await ask(client)
+        while not looks:  # noqa: ASYNC110 - it is looks that are waited for
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(begun.wait)
+        await client._engine.leave()
+        looks.clear()
+        ended.set()
+
+    async def second() -> None:
+        await asyncio.to_thread(begun.wait)
+        await ask(client)
+        await asyncio.to_thread(ended.wait)
+        async with asyncio.timeout(60):
+            while len(looks) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await client.aclose()
+
+    thread = threading.Thread(target=lambda: asyncio.run(first()))
+    thread.start()
+    asyncio.run(second())
+    thread.join()
+    assert set(looks) == {threading.get_ident()}
+
+
+def test_an_endpoint_added_or_changed_live_is_looked_at_from_then_on() -> None:
+    async def test() -> None:
+        wire = Wire()
+        async with client_of(wire, endpoint("a")) as client:
+            await ask(client)
+            client.add_endpoint(endpoint("b", 1.0))
+            await asyncio.sleep(2.5)
+            assert [name for name, _ in wire.looks] == ["b"] * 3
+            learned = client._fleet.source("a")
+            client.reload(client.config.model_copy(update={"endpoints": (endpoint("a", 1.0),)}))
+            assert client._fleet.source("a") is learned, "nothing that was learned is lost by it"
+            wire.looks.clear()
+            await asyncio.sleep(2.5)
+            assert {name for name, _ in wire.looks} == {"a"}
+            client.reload(client.config.model_copy(update={"endpoints": (endpoint("a"),)}))
+            wire.looks.clear()
+            await asyncio.sleep(5.0)
+            assert wire.looks == []
+
+    on_virtual_time(test)
+
+
+def test_a_look_keeps_nothing_of_the_caller_who_came_first() -> None:
+    mark: ContextVar[str] = ContextVar("mark", default="nobody's")
+    seen: list[str] = []
+
+    async def note(_: str) -> Look:
+        seen.append(mark.get())
+        return Look()
+
+    async def test() -> None:
+        async with client_of(Wire(note), endpoint("a", 1.0)) as client:
+            mark.set("the caller's")
+            await ask(client)
+            await asyncio.sleep(3.5)
+
+    on_virtual_time(test)
+    assert seen == ["nobody's"] * 4

@@ -1,0 +1,198 @@
+"""Looks over real sockets: what each kind of server is asked, what that comes to, and a client that looks while it works."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from qreward import Endpoint, QRewardClient
+from qreward.core.outcome import Look
+from qreward.testing import FakeEndpoint, FakeFleet
+from qreward.testing.spec import Latency
+from qreward.wire.base import Call
+from qreward.wire.chat import CHAT
+from qreward.wire.probes import LOOKS
+from qreward.wire.rewards.dialects import SCORE
+from qreward.wire.rewards.load import PROBES
+from qreward.wire.sender import Wire
+
+SCORES = ("tei", "openrlhf")
+KEY = "sk-for-the-judge"
+
+
+async def looked(endpoint: Endpoint) -> Look:
+    wire = Wire()
+    try:
+        return await wire.look(endpoint)
+    finally:
+        await wire.aclose()
+
+
+def told(look: Look) -> tuple[bool | None, float | None, float | None, float | None]:
+    return look.ready, look.running, look.waiting, look.most
+
+
+Answers = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def server(answers: Answers) -> AsyncIterator[str]:
+    """A server on loopback; its address."""
+    runner = web.ServerRunner(web.Server(answers))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def a_call(kind: str) -> Call:
+    if kind in SCORES:
+        return Call(SCORE, "m", [SCORE.item(("q", "a"))], {}, None)
+    return Call(CHAT, "m", [{"role": "user", "content": "?"}], {}, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "idle", "busy"),
+    [
+        ("openai", (True, None, None, None), (True, None, None, None)),
+        ("vllm", (True, 0, 0, None), (True, 2, 3, None)),
+        ("sglang", (True, 0, 0, 2), (True, 2, 3, 2)),
+        ("tei", (True, None, 0, None), (True, None, 3, None)),
+        ("openrlhf", (None, None, None, None), (None, None, None, None)),
+        ("nim", (True, None, None, None), (True, None, None, None)),
+    ],
+)
+def test_each_kind_says_whether_it_is_ready_and_what_it_has_to_do(kind: Any, idle: Any, busy: Any) -> None:
+    async def test() -> None:
+        slow = FakeEndpoint("a", kind=kind, max_concurrency=2, over_cap="queue", latency=Latency(base=30.0))
+        async with FakeFleet([slow]) as fleet:
+            (endpoint,) = fleet.endpoints
+            wire = Wire()
+            assert told(await wire.look(endpoint)) == idle
+            calls = [asyncio.create_task(wire.send(endpoint, a_call(kind))) for _ in range(5)]
+            while fleet.seen("a").requests < 5:  # noqa: ASYNC110 - what a fake has seen can only be asked
+                await asyncio.sleep(0.005)
+            assert told(await wire.look(endpoint)) == busy
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            await wire.aclose()
+
+    asyncio.run(test())
+
+
+def test_a_look_asks_for_what_its_kind_is_known_to_tell() -> None:
+    assert LOOKS.keys() == PROBES.keys()
+    assert all(set(paths) <= set(PROBES[kind]) for kind, paths in LOOKS.items())
+
+
+def test_nobody_there_is_not_ready_and_a_broken_setup_says_nothing() -> None:
+    async def test() -> None:
+        async with FakeFleet([FakeEndpoint("a", kind="vllm")]) as fleet:
+            (endpoint,) = fleet.endpoints
+            fleet.kill("a")
+            assert told(await looked(endpoint)) == (False, None, None, None)
+        bad = Endpoint("http://127.0.0.1:9/v1", proxy="socks5://127.0.0.1:1")
+        assert told(await looked(bad)) == (None, None, None, None)
+        wire = Wire()
+        await wire.aclose()
+        assert told(await wire.look(endpoint)) == (None, None, None, None)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "ready"),
+    [
+        *(("vllm", status, ready) for status, ready in ((200, True), (503, False), (500, False), (404, None), (401, None))),
+        *(("openai", status, ready) for status, ready in ((200, True), (502, False), (404, None), (401, None), (429, None))),
+    ],
+)
+def test_what_a_status_says_of_readiness(kind: Any, status: int, *, ready: bool | None) -> None:
+    async def test() -> None:
+        async def answers(_: web.BaseRequest) -> web.Response:
+            return web.Response(status=status, text="{}", content_type="application/json")
+
+        async with server(answers) as url:
+            assert (await looked(Endpoint(f"{url}/v1", kind=kind, proxy=""))).ready is ready
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("base", "kind", "path"), [("/proxy/api", "openai", "/proxy/api/models"), ("/gpu/v1", "vllm", "/gpu/health")])
+def test_the_models_are_the_apis_and_the_rest_lies_beside_it_and_the_key_goes_along(base: str, kind: Any, path: str) -> None:
+    async def test() -> None:
+        asked = []
+
+        async def answers(request: web.BaseRequest) -> web.Response:
+            asked.append((request.method, request.path, request.headers.get("Authorization")))
+            return web.Response(status=404)
+
+        async with server(answers) as url:
+            await looked(Endpoint(url + base, kind=kind, api_key=KEY, proxy=""))
+        assert asked[0] == ("GET", path, f"Bearer {KEY}")
+
+    asyncio.run(test())
+
+
+def test_the_metrics_of_a_large_server_are_read_without_the_rest_of_them() -> None:
+    async def test() -> None:
+        histogram = "".join(f'vllm:time_to_first_token_seconds_bucket{{le="{number}"}} {number}\n' for number in range(5000))
+        load = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0"} 7\nvllm:num_requests_waiting{engine="0"} 2\n'
+
+        async def answers(_: web.BaseRequest) -> web.Response:
+            return web.Response(text=histogram + load + histogram)
+
+        async with server(answers) as url:
+            assert told(await looked(Endpoint(f"{url}/v1", kind="vllm", proxy=""))) == (True, 7, 2, None)
+
+    asyncio.run(test())
+
+
+def test_a_client_that_looks_uses_a_server_again_when_it_is_back_and_loses_nothing() -> None:
+    async def test() -> None:
+        judges = [FakeEndpoint(name, kind="vllm", api_key=KEY, latency=Latency(base=0.005)) for name in ("a", "b")]
+        async with FakeFleet(judges) as fleet:
+            probed = [each.model_copy(update={"probe": 0.05}) for each in fleet.endpoints]
+            async with QRewardClient(probed) as client:
+
+                async def serves(name: str) -> None:
+                    before = fleet.seen(name).requests
+                    while fleet.seen(name).requests == before:
+                        batch = await client.batch_chat_completion([[{"role": "user", "content": "?"}]] * 20, "m")
+                        assert not batch.errors
+
+                await serves("a")
+                fleet.kill("a")
+                while client.stats()["a"].state.obstacle != "out of service after failures":  # type: ignore[union-attr]
+                    await serves("b")
+                fleet.revive("a")
+                async with asyncio.timeout(60):
+                    await serves("a")
+
+    asyncio.run(test())
+
+
+def test_looks_that_are_refused_fail_no_call() -> None:
+    async def test() -> None:
+        async def answers(request: web.BaseRequest) -> web.Response:
+            if request.method == "GET":
+                return web.Response(status=401, text="no")
+            return web.json_response(
+                {"choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}]}
+            )
+
+        async with server(answers) as url, QRewardClient([Endpoint(f"{url}/v1", kind="vllm", probe=0.01, proxy="")]) as client:
+            for _ in range(20):
+                await client.chat_completion([{"role": "user", "content": "?"}], "m")
+                await asyncio.sleep(0.005)
+
+    asyncio.run(test())

@@ -1,0 +1,286 @@
+"""``qreward check``: what it finds at servers of each kind and at those that are set up wrongly, and that it shows no key."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from qreward.cli import findings, main
+from qreward.config import load_config
+from qreward.testing import FakeEndpoint, FakeFleet
+from qreward.wire.certificates import Tls, expiry
+from qreward.wire.examining import Examined
+
+KINDS = ("openai", "vllm", "sglang", "tei", "openrlhf", "nim")
+KEY, WRONG = "sk-right-key-1234567", "sk-wrong-key-7654321"
+CERTIFICATE = Path(__file__).parent / "wire" / "data" / "loopback.pem"
+
+
+class Check:
+    """Runs the command on endpoints, and reads what it says."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._file, self._capsys = folder / "fleet.json", capsys
+
+    def __call__(self, *endpoints: dict[str, Any], more: tuple[str, ...] = (), routes: Any = ()) -> tuple[int, str]:
+        described = [{"name": "a", "proxy": "", **endpoint} for endpoint in endpoints]
+        self._file.write_text(json.dumps({"endpoints": described, "routes": routes}))
+        status = main(["check", str(self._file), "--timeout", "20", *more])
+        said = self._capsys.readouterr()
+        assert said.err == ""
+        assert KEY not in said.out
+        assert WRONG not in said.out
+        return status, said.out
+
+    def json(self, *endpoints: dict[str, Any], more: tuple[str, ...] = (), routes: Any = ()) -> tuple[int, list[dict[str, Any]]]:
+        status, said = self(*endpoints, more=("--json", *more), routes=routes)
+        return status, json.loads(said)["endpoints"]
+
+
+@pytest.fixture
+def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    return Check(tmp_path, capsys)
+
+
+@contextmanager
+def fake(kind: Any = "openai", **settings: Any) -> Iterator[dict[str, Any]]:
+    """A fake server, as an endpoint that fits it."""
+    with FakeFleet([FakeEndpoint("a", kind=kind, **settings)]) as fleet:
+        yield {"base_url": fleet.urls["a"], "kind": kind}
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """The address of a server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_of_each_kind_that_is_set_up_well_is_found_well(kind: str, check: Check) -> None:
+    with fake(kind, models=["judge-*"], api_key=KEY) as endpoint:
+        status, (found,) = check.json({**endpoint, "models": ["judge-*"], "api_key": KEY}, more=("--call",))
+    assert (status, found["problems"]) == (0, [])
+    assert (found["reachable"], found["seems"], found["called"]) == (True, None, "answered")
+    assert found["ready"] is (None if kind == "openrlhf" else True)
+    assert 0 < found["latency"] < 20
+    assert found["auth"] == ("?" if kind == "openrlhf" else "accepted")
+    if kind not in ("tei", "openrlhf"):
+        assert found["models"] == ["judge-fake"]
+
+
+def test_it_tells_limits_and_queue_as_servers_do(check: Check) -> None:
+    with fake("tei") as tei, fake("sglang", max_concurrency=8) as sglang, fake("vllm") as vllm:
+        named = [{**endpoint, "name": name} for name, endpoint in (("tei", tei), ("sglang", sglang), ("vllm", vllm))]
+        status, found = check.json(*named)
+        assert status == 0
+        assert found[0]["limits"] == {"items": 32, "concurrency": 512, "input_tokens": 8192, "batch_tokens": 16384}
+        assert found[1]["limits"] == {"concurrency": 8}
+        assert [(each["running"], each["waiting"]) for each in found] == [(None, 0), (0, 0), (0, 0)]
+        _, said = check(*named)
+    assert "items=32 concurrency=512" in said
+    assert "0 running, 0 waiting" in said
+    assert said.splitlines()[0].split() == ["endpoint", "url", "kind", "state", "latency", "models", "limits", "queue", "TLS", "key"]
+    assert said.splitlines()[-1] == "all is well"
+
+
+def test_no_model_is_called_unless_that_is_wanted(check: Check) -> None:
+    with FakeFleet([FakeEndpoint("a", models=["judge-7b"])]) as fleet:
+        endpoint = {"base_url": fleet.urls["a"], "models": ["judge-7b"]}
+        _, (found,) = check.json(endpoint)
+        assert (found["called"], fleet.seen("a").requests) == (None, 0)
+        status, said = check(endpoint, more=("--call",))
+        assert (status, fleet.seen("a").requests) == (0, 1)
+    assert "ready, answered" in said
+
+
+def test_where_nobody_listens_and_who_never_answers_do_not_keep_the_others(check: Check) -> None:
+    with FakeFleet([FakeEndpoint("dead"), FakeEndpoint("well")]) as fleet, silent() as silence:
+        urls = {**fleet.urls, "hangs": silence}
+        fleet.kill("dead")
+        given = [{"base_url": urls[name], "name": name} for name in ("dead", "hangs", "well")]
+        status, (dead, hanging, well) = check.json(*given, more=("--timeout", "0.5"))
+        _, said = check(*given, more=("--timeout", "0.5"))
+    assert status == 1
+    assert dead["problems"][0].startswith("no connection (Connect call failed ")
+    assert dead["problems"][0].endswith("; check base_url, and that the server is up")
+    assert hanging["problems"] == ["no answer within 0.5 s; check base_url, and that the server is up and not overloaded"]
+    assert (dead["reachable"], hanging["reachable"], well["reachable"], well["problems"]) == (False, False, True, [])
+    assert said.splitlines()[-1] == "2 of 3 cannot serve as configured"
+
+
+def test_a_wrong_key_and_a_missing_one(check: Check) -> None:
+    with fake("vllm", api_key=KEY) as endpoint:
+        status, (wrong, missing, headers) = check.json(
+            {**endpoint, "api_key": WRONG},
+            {**endpoint, "name": "b"},
+            {**endpoint, "name": "c", "headers": {"Authorization": f"Bearer {KEY}"}},
+            more=("--call",),
+        )
+    assert status == 1
+    assert wrong["problems"] == ["it does not take the key (401); check api_key, or headers if it is sent there"]
+    assert missing["problems"] == ["it wants a key (401); set api_key, such as api_key: ${JUDGE_KEY}"]
+    assert headers["problems"] == []
+    assert [each["auth"] for each in (wrong, missing, headers)] == ["refused (401)", "wanted (401)", "accepted"]
+
+
+@pytest.mark.parametrize(("said", "really", "problem"), [("vllm", "sglang", True), ("sglang", "tei", True), ("openai", "vllm", False)])
+def test_a_server_of_another_kind(said: str, really: str, *, problem: bool, check: Check) -> None:
+    with fake(really) as endpoint:
+        status, (found,) = check.json({**endpoint, "kind": said})
+    assert found["seems"] == really
+    assert status == (1 if problem else 0)
+    words = f"it seems to be a server of kind {really!r}"
+    assert any(text.startswith(words) for text in found["problems" if problem else "notes"])
+
+
+def test_an_address_one_level_too_high_and_one_that_leads_nowhere(check: Check) -> None:
+    with fake("openai") as endpoint:
+        root = endpoint["base_url"].removesuffix("/v1")
+        status, (high, stray) = check.json({"base_url": root}, {"base_url": f"{root}/elsewhere", "name": "b"})
+    assert status == 1
+    assert high["problems"] == [f"its API is one level below base_url; set base_url: {root}/v1"]
+    assert stray["problems"] == [
+        "it is there, but has none of the routes that were asked for (404); check the host, the port and the path of base_url"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "routes", "problems"),
+    [
+        ({"models": ["judge-7b"]}, [], []),
+        ({"models": ["judge-*"]}, [], []),
+        ({"models": ["mine"], "model_names": {"mine": "judge-7b"}}, [], []),
+        ({"models": ["m*"], "model_names": {"mine": "judge-7b"}}, [], []),
+        ({"models": ["judge-7"]}, [], ["it does not serve 'judge-7', but 'judge-7b', 'embed-1'"]),
+        ({"models": ["gpt-*"]}, [], ["it serves 'embed-1', 'judge-7b', none of which matches 'gpt-*'"]),
+        ({"model_names": {"mine": "judge-8b"}}, [], ["model_names maps 'mine' to 'judge-8b', but it serves 'judge-7b', 'embed-1'"]),
+        ({}, [{"pattern": "gpt-4", "endpoints": ["a"]}], ["it does not serve 'gpt-4', but 'embed-1', 'judge-7b'"]),
+    ],
+)
+def test_models_that_are_not_there(settings: Any, routes: Any, problems: list[str], check: Check) -> None:
+    with fake("vllm", models=["embed-1", "judge-7b"]) as endpoint:
+        status, (found,) = check.json({**endpoint, **settings}, routes=routes)
+    assert status == (1 if problems else 0)
+    assert [text.partition(";")[0] for text in found["problems"]] == problems
+
+
+def test_a_server_that_serves_one_model_under_any_name_is_not_asked_for_its_names(check: Check) -> None:
+    with fake("sglang", models=["judge-7b"]) as endpoint:
+        status, _ = check.json({**endpoint, "models": ["mine"]})
+    assert status == 0
+
+
+def test_a_server_that_is_loading_and_one_that_fails_a_call(check: Check) -> None:
+    with fake("vllm", phases=[{"behaviour": "error_503"}]) as loading, fake("vllm", faults={"error_500": 1.0}) as broken:
+        status, found = check.json(loading, {**broken, "name": "b"}, more=("--call",))
+    assert status == 1
+    assert found[0]["ready"] is False
+    assert found[0]["problems"][0].startswith("it is there, but says that it is not ready; wait until it has loaded its model")
+    assert found[1]["called"] == "failed"
+    assert found[1]["problems"][0].startswith("a call failed: endpoint 'b' answered 500 for model 'fake'")
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "inf", "nan"])
+def test_a_timeout_that_is_none_is_a_mistake(given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "fleet.json"
+    path.write_text('{"endpoints": [{"base_url": "http://127.0.0.1:9/v1"}]}')
+    assert main(["check", str(path), "--timeout", given]) == 2
+    assert "--timeout must be more than 0 seconds" in capsys.readouterr().err
+
+
+# TLS
+
+
+class Models(BaseHTTPRequestHandler):
+    """One model, whoever asks."""
+
+    def do_GET(self) -> None:
+        body = b'{"object": "list", "data": [{"id": "judge-7b"}]}' if self.path == "/v1/models" else b"{}"
+        self.send_response(200 if self.path in ("/v1/models", "/health") else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def tls_server(certificate: Path, key: Path) -> Iterator[str]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Models)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that refuses the certificate
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    thread = Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"https://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def self_signed(folder: Path, days: int) -> tuple[Path, Path]:
+    """A certificate that nobody vouches for, which ends after so many days."""
+    tool = shutil.which("openssl")
+    if tool is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    what = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=test"]
+    where = ["-addext", "subjectAltName=IP:127.0.0.1", "-days", str(days), "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([tool, *what, *where], check=True, capture_output=True)
+    return certificate, key
+
+
+def test_a_self_signed_certificate_is_refused_said_and_trusted_if_verify_says_so(check: Check, tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path, 10)
+    with tls_server(certificate, key) as url:
+        given = [{"base_url": url, "name": name, "verify": verify} for name, verify in (("a", True), ("b", False), ("c", str(certificate)))]
+        status, (refused, unverified, trusted) = check.json(*given)
+        _, said = check(*given)
+    assert status == 1
+    (problem,) = refused["problems"]
+    assert re.fullmatch(r"no connection \(TLS certificate: self.signed certificate\); set verify to the server's CA bundle", problem)
+    assert unverified["problems"] == trusted["problems"] == []
+    assert unverified["notes"][0] == "its certificate is not verified; give verify the path of its CA bundle instead of false"
+    for each in (refused, unverified, trusted):
+        assert each["tls"].startswith("TLSv1.")
+        assert 9.5 < each["certificate_days"] <= 10
+        assert "its certificate ends in 10 days; renew it" in each["notes"]
+    assert "10 days, own CAs" in said
+
+
+def test_the_end_of_a_certificate_is_read_from_it() -> None:
+    der = ssl.PEM_cert_to_DER_cert(CERTIFICATE.read_text())
+    assert expiry(der) == datetime(2120, 1, 1, tzinfo=UTC)
+    for cut in range(0, len(der) - 1, 7):
+        with pytest.raises((ValueError, IndexError)):
+            expiry(der[:cut])
+
+
+def test_an_end_in_two_digits_is_of_this_century_or_the_last(tmp_path: Path) -> None:
+    certificate, _ = self_signed(tmp_path, 100)
+    left = expiry(ssl.PEM_cert_to_DER_cert(certificate.read_text())) - datetime.now(UTC)
+    assert timedelta(days=99) < left <= timedelta(days=100)
+
+
+def test_a_certificate_that_has_expired_is_a_problem() -> None:
+    config = load_config({"endpoints": [{"base_url": "https://127.0.0.1:9/v1", "verify": False}]})
+    found = Examined(statuses={"/v1/models": 200}, tls=Tls("TLSv1.3", datetime.now(UTC) - timedelta(days=3.1)))
+    assert list(findings.problems(config.endpoints[0], config, found)) == ["its certificate has expired 3 days ago; renew it"]

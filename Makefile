@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SUITES := $(notdir $(patsubst %/,%,$(dir $(wildcard tests/slow/*/requirements.txt))))
 SOURCES := qreward tests benchmarks examples setup.py
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak bench docs clean
+.PHONY: help demo test slow $(SUITES:%=slow-%) check soak bench docs clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +19,11 @@ demo: $(READY) ## watch a fleet of fake endpoints limit, slow down and die while
 
 test: $(READY) ## run all tests
 	$(BIN)/python -m pytest
+
+slow: $(SUITES:%=slow-%) ## test on real frameworks (Ray, ...), each in an environment of its own; minutes
+
+$(SUITES:%=slow-%): slow-%: tests/slow/.envs/%/.ready
+	tests/slow/.envs/$*/bin/python -m pytest tests/slow/$*
 
 check: $(READY) ## lint, format and types
 	$(BIN)/ruff check $(SOURCES)
@@ -38,8 +44,15 @@ docs: $(READY) ## check links, code and tables of the documentation
 	$(BIN)/python -m pytest tests/test_docs.py
 
 clean: ## remove the environment and all caches
-	rm -rf .venv .ci/.venv benchmarks/.envs .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .ci/.venv benchmarks/.envs tests/slow/.envs .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+tests/slow/.envs/%/.ready: tests/slow/%/requirements.txt pyproject.toml
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+.PRECIOUS: tests/slow/.envs/%/.ready
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qreward needs Python 3.11 or newer; say make PYTHON=python3.11")'

@@ -1,0 +1,185 @@
+"""What stands in an actor: how a scorer is made and called there, and that what it gives or raises can travel."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ray_fakes import FakeRay, installed
+
+from qreward.errors import InvalidResponse
+from qreward.integrations.ray.host import AsyncHost, Host, portable
+from qreward.integrations.ray.recipe import Recipe, accepted
+from qreward.integrations.ray.splitting import parts_of, rows_of
+
+
+@pytest.fixture(autouse=True)
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
+    yield from installed(monkeypatch)
+
+
+class Unpicklable(Exception):
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+class Model:
+    def __call__(self, items: list[Any]) -> list[Any]:
+        return items
+
+    async def later(self, items: list[Any]) -> list[Any]:
+        return items
+
+    def pieces(self, items: list[Any]) -> Iterator[Any]:
+        yield from items
+
+
+def plain(items: list[Any]) -> list[Any]:
+    return items
+
+
+class Silent:
+    """Has no ``__call__``; its class has, as every class."""
+
+
+def test_whether_a_scorer_blocks_is_known_before_it_is_made_unless_a_factory_makes_it() -> None:
+    assert Recipe(Model).blocks
+    assert Recipe(plain).blocks
+    assert Recipe(Model()).blocks
+    assert not Recipe(Model, method="later").blocks
+    assert not Recipe(Model().later).blocks
+    assert not Recipe(Model, factory=True).blocks
+
+
+@pytest.mark.parametrize(
+    ("scorer", "more", "says"),
+    [
+        (Silent, {}, "Silent cannot be called"),
+        (Silent(), {}, "Silent cannot be called"),
+        (Model, {"method": "pieces"}, r"Model.pieces must return its results, not yield"),
+        (7, {"factory": True}, "a factory must be a function"),
+    ],
+)
+def test_what_cannot_score_is_refused(scorer: Any, more: dict[str, Any], says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        Recipe(scorer, **more)
+
+
+def test_what_a_factory_makes_is_looked_at_when_it_is_made() -> None:
+    with pytest.raises(TypeError, match="Silent cannot be called"):
+        Host(Recipe(Silent, factory=True))
+
+
+def test_a_scorer_is_given_as_many_lists_as_it_takes() -> None:
+    columns = (["a"], [{}])
+    assert accepted(plain, columns) == (["a"],)
+    assert accepted(lambda texts, metas: None, columns) == columns
+    assert accepted(lambda texts, metas=None: None, columns) == columns
+    assert accepted(lambda *lists: None, columns) == columns
+
+
+def test_a_host_gives_what_the_scorer_gives_and_what_it_raises_as_a_value() -> None:
+    host = Host(Recipe(lambda items: items or 1 / 0, (), {}))
+    assert host.ready()
+    assert host.run((["a"],)) == (True, ["a"])
+    well, error = host.run(([],))
+    assert not well
+    assert isinstance(error, ZeroDivisionError)
+    assert "In the actor:\nTraceback" in error.__notes__[0]
+    assert "in <lambda>" in error.__notes__[0]
+
+
+def test_a_scorer_that_exits_does_not_take_the_actor_with_it() -> None:
+    def leave(_: list[Any]) -> list[Any]:
+        raise SystemExit(1)
+
+    well, error = Host(Recipe(leave)).run((["a"],))
+    assert not well
+    assert isinstance(error, RuntimeError)
+    assert str(error) == "the scorer raised SystemExit: 1"
+
+
+def test_exceptions_that_cannot_travel_say_the_same_in_another_type() -> None:
+    class Local(Exception):
+        pass
+
+    held = ValueError(threading.Lock())
+    results = [1, ValueError("fine"), Unpicklable("a", "b"), Local("here"), held]
+    well, given = Host(Recipe(lambda items: results)).run((["a"],))
+    assert well
+    assert [type(one) for one in given] == [int, ValueError, RuntimeError, RuntimeError, RuntimeError]
+    assert str(given[2]) == "Unpicklable: a and b"
+    assert str(pickle.loads(pickle.dumps(given))[3]) == "Local: here"
+    assert portable(results[1]) is results[1]
+
+
+def test_an_async_host_awaits_the_scorer_or_runs_it_in_a_thread() -> None:
+    async def main() -> None:
+        threads = set()
+
+        def blocking(items: list[Any]) -> list[Any]:
+            threads.add(threading.current_thread())
+            return items
+
+        assert await AsyncHost(Recipe(Model, method="later"), 2).run((["a"],)) == (True, ["a"])
+        assert await AsyncHost(Recipe(lambda: blocking, factory=True), 2).run((["b"],)) == (True, ["b"])
+        assert threads
+        assert threading.main_thread() not in threads
+
+    asyncio.run(main())
+
+
+def test_a_batch_in_a_thread_of_an_async_host_ends_with_the_thread() -> None:
+    gate = threading.Event()
+
+    async def main() -> None:
+        def blocking(items: list[Any]) -> list[Any]:
+            gate.wait(10)
+            return items
+
+        call = asyncio.ensure_future(AsyncHost(Recipe(lambda: blocking, factory=True), 1).run((["a"],)))
+        await asyncio.sleep(0.01)
+        call.cancel()
+        await asyncio.sleep(0.01)
+        assert not call.done()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(main())
+
+
+def test_a_scorer_is_asked_to_put_away_what_it_has() -> None:
+    closed = []
+
+    class Tidy(Model):
+        async def close(self) -> None:
+            closed.append(self)
+
+    async def main() -> None:
+        await AsyncHost(Recipe(Tidy, method="later"), 1).end()
+        await AsyncHost(Recipe(Model, method="later"), 1).end()
+        Host(Recipe(Model)).end()
+
+    asyncio.run(main())
+    assert len(closed) == 1
+
+
+def test_a_batch_is_halved_in_all_its_lists() -> None:
+    assert parts_of((["a", "b", "c"], [1, 2, 3])) == ((["a", "b"], [1, 2]), (["c"], [3]))
+
+
+def test_parts_are_rows_whatever_shape_they_came_in() -> None:
+    assert rows_of((1, 2), 2) == [1, 2]
+    first, second = rows_of({"rewards": [1.0, None], "errors": [None, "odd"], "length": [3, 4]}, 2)
+    assert (first["reward"], first["meta"]) == (1.0, {"length": 3})
+    assert (second["reward"], second["error"]) == (None, "odd")
+    with pytest.raises(InvalidResponse, match="3 results for 2 items"):
+        rows_of([1, 2, 3], 2)
+    for odd in (None, "ab", iter([1, 2])):
+        with pytest.raises(TypeError, match="must return a list"):
+            rows_of(odd, 2)

@@ -1,0 +1,196 @@
+"""The same pool without Ray: in this process, with the same settings; and what is said where Ray is asked for and missing."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from qreward.errors import ConfigError, RequestTimeout
+from qreward.integrations.ray import ActorDied, PoolStats, ScorerPool, deployment
+
+
+class Model:
+    """Rewards by a scale; takes the completions alone."""
+
+    made = 0
+
+    def __init__(self, scale: float = 1.0, *, bias: float = 0.0) -> None:
+        Model.made += 1
+        self.scale, self.bias = scale, bias
+
+    def score(self, completions: list[str]) -> list[float]:
+        return [len(text) * self.scale + self.bias for text in completions]
+
+    async def columns(self, completions: list[str], metadata: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"rewards": [meta["reward"] for meta in metadata], "length": [len(text) for text in completions]}
+
+
+def echo(items: list[Any]) -> list[Any]:
+    return items
+
+
+def test_without_ray_the_scorer_is_in_this_process() -> None:
+    async def main() -> None:
+        async with ScorerPool(Model, actors=2, num_gpus=1, init_args=(2.0,), init_kwargs={"bias": 1.0}, method="score") as pool:
+            assert await pool(["a", "bb"]) == [3.0, 5.0]
+            assert pool.stats().backend == "local"
+
+    asyncio.run(main())
+
+
+def test_a_factory_makes_the_scorer() -> None:
+    async def main() -> None:
+        async with ScorerPool(lambda scale: Model(scale).score, factory=True, init_args=(3.0,)) as pool:
+            assert await pool(["a"]) == [3.0]
+
+    asyncio.run(main())
+
+
+def test_a_buffer_gives_completions_and_metadata_and_takes_columns_back() -> None:
+    async def main() -> None:
+        async with ScorerPool(Model, method="columns", actors=3) as pool, pool.buffer(max_batch_size=2) as buffer:
+            answer = await buffer.add_query({"query": ["a", "bb", "ccc"], "metadata": [{"reward": at} for at in (5, 6, 7)]})
+            assert answer.rewards == [5.0, 6.0, 7.0]
+            assert answer.metas == [{"length": 1}, {"length": 2}, {"length": 3}]
+
+    asyncio.run(main())
+
+
+def test_a_scorer_of_completions_alone_is_not_given_the_metadata() -> None:
+    async def main() -> None:
+        async with ScorerPool(Model, method="score") as pool, pool.buffer() as buffer:
+            assert (await buffer.add_query({"query": "abc", "metadata": {"x": 1}})).reward == 3.0
+
+    asyncio.run(main())
+
+
+def test_errors_reach_whom_they_concern_as_they_were_raised() -> None:
+    bad = KeyError("one")
+
+    def scorer(items: list[str]) -> list[Any]:
+        if "all" in items:
+            raise SystemExit(3)
+        return [bad if item == "one" else item for item in items]
+
+    async def main() -> None:
+        async with ScorerPool(scorer) as pool, pool.queue() as queue:
+            outcomes = await asyncio.gather(*map(queue.submit, ["a", "one", "b"]), return_exceptions=True)
+            assert outcomes == ["a", bad, "b"]
+            with pytest.raises(RuntimeError, match="the scorer raised SystemExit: 3"):
+                await queue.submit("all")
+
+    asyncio.run(main())
+
+
+def test_an_awaited_scorer_runs_in_the_loop_of_its_caller_and_is_cancelled_with_it() -> None:
+    seen: list[Any] = []
+
+    async def scorer(items: list[str]) -> list[str]:
+        seen.append(asyncio.get_running_loop())
+        try:
+            await asyncio.sleep(3600 if "wait" in items else 0)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+        return items
+
+    async def main() -> None:
+        async with ScorerPool(scorer, batch_timeout=0.05) as pool:
+            assert await pool(["a"]) == ["a"]
+            with pytest.raises(RequestTimeout):
+                await pool(["wait"])
+            assert await pool(["b"]) == ["b"]
+        assert seen == [asyncio.get_running_loop()] * 2 + ["cancelled", asyncio.get_running_loop()]
+
+    asyncio.run(main())
+
+
+def test_a_constructor_that_raises_is_told_to_the_caller() -> None:
+    class Broken(Model):
+        def __init__(self) -> None:
+            raise OSError("no weights")
+
+    async def main() -> None:
+        async with ScorerPool(Broken, method="score") as pool:
+            with pytest.raises(ActorDied, match="OSError: no weights"):
+                await pool(["a"])
+
+    asyncio.run(main())
+
+
+def test_close_asks_the_scorers_to_put_away_what_they_have() -> None:
+    closed: list[int] = []
+
+    class Tidy(Model):
+        def close(self) -> None:
+            closed.append(1)
+
+    async def main() -> None:
+        async with ScorerPool(Tidy, method="score", actors=2) as pool:
+            await pool(["a"])
+
+    asyncio.run(main())
+    assert closed == [1, 1]
+
+
+def test_a_pool_is_pickled_by_what_it_is_made_of() -> None:
+    pool = ScorerPool(Model, actors=3, method="score", init_args=(2.0,), num_gpus=1)
+    again = pickle.loads(pickle.dumps(pool))
+    assert again.slots == 3
+    assert again._recipe == pool._recipe
+    assert again._terms == pool._terms
+    assert again.stats() == PoolStats()
+
+
+def test_a_pool_says_what_it_is() -> None:
+    assert repr(ScorerPool(Model, actors=3, method="score")) == "ScorerPool(Model.score: 0 of 3 actors ready, 0 batches in flight)"
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"actors": 0}, ConfigError, "actors must be an integer >= 1, got 0"),
+        ({"actors": True}, TypeError, "actors must be an integer"),
+        ({"max_concurrent_batches": 1.5}, TypeError, "max_concurrent_batches must be an integer"),
+        ({"batch_timeout": 0}, ConfigError, "batch_timeout must be a positive number of seconds or None"),
+        ({"start_timeout": "1"}, TypeError, "start_timeout must be a number of seconds"),
+        ({"max_restarts": -1}, ConfigError, "max_restarts must be an integer >= 0"),
+        ({"backend": "dask"}, ConfigError, "backend must be one of 'auto', 'ray', 'local', not 'dask'"),
+        ({"ray_options": {"max_concurrency": 3}}, ConfigError, "max_concurrency is not for ray_options"),
+        ({"init_args": (1,)}, TypeError, "init_args and init_kwargs are for a class"),
+        ({"method": "scores"}, TypeError, "echo.scores cannot be called"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_said_so_at_once(given: dict[str, Any], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        ScorerPool(echo, **given)
+
+
+def test_lists_of_different_lengths_are_refused() -> None:
+    async def main() -> None:
+        async with ScorerPool(echo) as pool:
+            with pytest.raises(ConfigError, match=r"of equal length; got lengths \[1, 2\]"):
+                await pool(["a"], [{}, {}])
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
+def test_ray_that_is_missing_is_named_with_the_command_that_installs_it() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'qreward\[ray\]'"):
+        ScorerPool(echo, backend="ray")
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'qreward\[ray\]'"):
+        deployment(echo)
+
+
+def test_a_pool_does_not_import_ray_or_a_server() -> None:
+    says = "import sys, qreward.integrations.ray as r; r.ScorerPool(len)"
+    says += "; print([m for m in ('ray', 'fastapi', 'uvicorn', 'qreward.server') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", says], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,221 @@
+"""Which actor takes which batch: the rules, and the invariants under any sequence of events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from qreward.integrations.ray.roster import STARTS, Actor, Command, Hire, Refuse, Roster, Seat, State, Ticket, delay_of
+
+
+def opened(count: int = 2, concurrency: int = 1, max_restarts: int = 3) -> Roster:
+    """A roster of which all actors are ready."""
+    roster = Roster(count, concurrency, max_restarts)
+    for command in roster.begin():
+        assert isinstance(command, Hire)
+        roster.ready(command.actor, command.life)
+    return roster
+
+
+def seated(commands: list[Command]) -> list[Ticket]:
+    return [command.ticket for command in commands if isinstance(command, Seat)]
+
+
+def places(tickets: list[Ticket]) -> list[int]:
+    return [ticket.actor.number for ticket in tickets if ticket.actor is not None]
+
+
+def asked(roster: Roster, count: int) -> list[Ticket]:
+    tickets = [Ticket() for _ in range(count)]
+    for ticket in tickets:
+        roster.ask(ticket)
+    return tickets
+
+
+def test_nothing_is_bound_to_an_actor_that_is_not_ready() -> None:
+    roster = Roster(2, 1, 3)
+    first, second = roster.begin()
+    assert isinstance(first, Hire)
+    assert isinstance(second, Hire)
+    tickets = asked(roster, 3)
+    assert places(tickets) == []
+    assert seated(roster.ready(second.actor, 0)) == [tickets[0]]
+    assert places(tickets) == [1]
+    assert seated(roster.ready(first.actor, 0)) == [tickets[1]]
+
+
+def test_a_batch_goes_to_the_actor_with_the_fewest() -> None:
+    roster = opened(count=3, concurrency=2)
+    tickets = asked(roster, 7)
+    assert places(tickets[:6]) == [0, 1, 2, 0, 1, 2]
+    assert tickets[6].actor is None
+    assert seated(roster.leave(tickets[1], well=True)) == [tickets[6]]
+    assert places(tickets[6:]) == [1]
+
+
+def test_a_batch_that_must_be_alone_goes_first_and_holds_an_actor_free_for_itself() -> None:
+    roster = opened(count=1, concurrency=2)
+    one, two = asked(roster, 2)
+    (late,) = asked(roster, 1)
+    suspect = Ticket(alone=True)
+    assert roster.ask(suspect) == []
+    assert roster.leave(one, well=True) == []  # there is room, but not for company
+    assert seated(roster.leave(two, well=True)) == [suspect]
+    assert late.actor is None
+    assert seated(roster.leave(suspect, well=True)) == [late]
+
+
+def test_others_use_the_other_actors_while_one_is_held_free() -> None:
+    roster = opened(count=2, concurrency=3)
+    asked(roster, 3)
+    suspect = Ticket(alone=True)
+    roster.ask(suspect)
+    (late,) = asked(roster, 1)
+    assert suspect.actor is None
+    assert places([late]) == [0]
+
+
+def test_the_first_death_is_made_good_at_once_and_later_ones_ever_slower() -> None:
+    roster = opened(count=1, max_restarts=100)
+    delays = []
+    for life in range(12):
+        (hire,) = roster.died(roster.actors[0], life)
+        assert isinstance(hire, Hire)
+        delays.append(hire.delay)
+    assert delays == [delay_of(deaths) for deaths in range(1, 13)]
+    assert delays[:4] == [0.0, 0.1, 0.2, 0.4]
+    assert max(delays) == 30.0
+    assert roster.deaths == 12
+
+
+def test_a_batch_that_is_done_ends_the_succession_of_deaths() -> None:
+    roster = opened(count=1, max_restarts=1)
+    actor = roster.actors[0]
+    for _ in range(5):
+        (hire,) = roster.died(actor, actor.life)
+        roster.ready(actor, actor.life)
+        (ticket,) = asked(roster, 1)
+        roster.leave(ticket, well=True)
+        assert isinstance(hire, Hire)
+        assert hire.delay == 0.0
+
+
+def test_an_actor_that_dies_too_often_is_given_up_and_with_the_last_all_that_waits() -> None:
+    roster = opened(count=2, max_restarts=1)
+    tickets = asked(roster, 4)
+    for actor in roster.actors:
+        roster.died(actor, 0)
+    first, second = roster.actors
+    assert roster.died(first, 1) == []
+    assert roster.count_of(State.LOST) == 1
+    assert [type(command) for command in roster.died(second, 1)] == [Refuse, Refuse]  # those that had no seat
+    assert isinstance(roster.ask(Ticket())[0], Refuse)
+    assert places(tickets) == [0, 1]
+
+
+def test_an_actor_that_cannot_be_made_is_given_up_sooner() -> None:
+    roster = Roster(1, 1, 100)
+    roster.begin()
+    actor = roster.actors[0]
+    for life in range(STARTS - 1):
+        assert roster.died(actor, life, in_making=True)
+    assert roster.died(actor, STARTS - 1, in_making=True) == []
+    assert actor.state is State.LOST
+
+
+def test_a_death_that_is_told_twice_counts_once() -> None:
+    roster = opened(count=1, concurrency=2)
+    actor = roster.actors[0]
+    assert len(roster.died(actor, 0)) == 1
+    assert roster.died(actor, 0) == []
+    assert roster.deaths == 1
+    assert roster.ready(actor, 0) == []  # of the actor before
+    assert actor.state is State.STARTING
+
+
+def test_what_leaves_an_actor_that_is_gone_leaves_the_new_one_alone() -> None:
+    roster = opened(count=1)
+    (old,) = asked(roster, 1)
+    actor = roster.actors[0]
+    roster.died(actor, 0)
+    roster.ready(actor, 1)
+    (new,) = asked(roster, 1)
+    roster.leave(old)
+    assert new.actor is actor
+    assert actor.load == 1
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Actors start, die and are given up, batches come, leave, and come back, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.roster = Roster(3, 2, 4)
+        self.coming: list[tuple[Actor, int]] = []
+        self.waiting: list[Ticket] = []
+        self.sitting: list[Ticket] = []
+        self.refused: list[Ticket] = []
+        self.carry(self.roster.begin())
+
+    def carry(self, commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Hire):
+                assert command.delay >= 0
+                self.coming.append((command.actor, command.life))
+            else:
+                self.waiting.remove(command.ticket)
+                (self.sitting if isinstance(command, Seat) else self.refused).append(command.ticket)
+
+    @rule(alone=st.booleans())
+    def ask(self, alone: bool) -> None:
+        ticket = Ticket(alone)
+        self.waiting.append(ticket)
+        self.carry(self.roster.ask(ticket))
+
+    @precondition(lambda self: self.coming)
+    @rule(which=st.integers(0, 99), comes=st.booleans())
+    def start(self, which: int, comes: bool) -> None:
+        actor, life = self.coming.pop(which % len(self.coming))
+        self.carry(self.roster.ready(actor, life) if comes else self.roster.died(actor, life, in_making=True))
+
+    @rule(which=st.integers(0, 2))
+    def die(self, which: int) -> None:
+        actor = self.roster.actors[which]
+        if actor.state is State.READY:
+            self.carry(self.roster.died(actor, actor.life))
+
+    @precondition(lambda self: self.sitting)
+    @rule(which=st.integers(0, 99), well=st.booleans())
+    def done(self, which: int, well: bool) -> None:
+        ticket = self.sitting.pop(which % len(self.sitting))
+        self.carry(self.roster.leave(ticket, well))
+
+    @precondition(lambda self: self.waiting)
+    @rule(which=st.integers(0, 99))
+    def give_up(self, which: int) -> None:
+        ticket = self.waiting.pop(which % len(self.waiting))
+        self.carry(self.roster.leave(ticket))
+
+    @invariant()
+    def nothing_is_lost_and_nobody_has_too_much(self) -> None:
+        roster = self.roster
+        assert sorted(map(id, roster.line)) == sorted(map(id, self.waiting))
+        for actor in roster.actors:
+            on_it = [ticket for ticket in self.sitting if ticket.actor is actor and ticket.life == actor.life]
+            assert actor.load == len(on_it) <= roster.concurrency
+            assert not any(ticket.alone for ticket in on_it) or len(on_it) == 1
+            assert actor.state is State.READY or not on_it
+
+    @invariant()
+    def nobody_waits_without_a_reason(self) -> None:
+        states = {actor.state for actor in self.roster.actors}
+        if states == {State.LOST}:
+            assert not self.waiting
+        elif self.waiting:
+            idle = [actor for actor in self.roster.actors if actor.state is State.READY and not actor.load]
+            assert not idle
+
+
+TestAnyOrder: Any = AnyOrder.TestCase

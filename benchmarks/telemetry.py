@@ -6,6 +6,7 @@ is the difference to ``off`` in the same round. Both are CPU time of the process
 
     python benchmarks/telemetry.py                         # the table, about two minutes
     python benchmarks/telemetry.py --json telemetry.json
+    python benchmarks/telemetry.py --json telemetry.json --markdown    # nothing is measured: docs/benchmarks.md from that file
     python benchmarks/telemetry.py --quick                 # seconds
 """
 
@@ -23,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from _pages import machine
+from _pages import PAGE, describe, machine, rewrite_section
 from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -222,13 +223,25 @@ def table(found: list[Row]) -> str:
     return "\n".join(head + [line.format(*asdict(row).values()) for row in found])
 
 
+def section(run: dict[str, Any]) -> str:
+    """What the page says of a run."""
+    measured = f"Microseconds of CPU that a call costs more than with telemetry off, over {run['rounds']} rounds"
+    return f"{measured}, measured on {describe(run['machine'])}\n\n{table([Row(**row) for row in run['rows']])}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21, help="how often all ways are measured (default %(default)s)")
     parser.add_argument("--calls", type=int, default=2000, help="calls in one measurement (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the raw records there")
+    parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
     parser.add_argument("--quick", action="store_true", help="two short rounds")
     args = parser.parse_args()
+    if args.markdown:
+        if not args.json:
+            parser.error("--markdown needs --json PATH, the file to read")
+        rewrite_section(PAGE, "telemetry", section(json.loads(args.json.read_text(encoding="utf-8"))))
+        return
     rounds, calls = (2, 100) if args.quick else (args.rounds, args.calls)
     records = asyncio.run(measure(rounds, calls))
     found = rows(records)

@@ -29,6 +29,7 @@ from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Ret
 from qreward.results import BatchResult, FleetStats, Result
 from qreward.rewards.calls import RewardCalls
 from qreward.rewards.collector import Collector
+from qreward.rewards.texts import TextCalls
 from qreward.streams.calls import StreamCalls
 from qreward.wire.base import Call
 from qreward.wire.chat import CHAT
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     OnProgress = bool | Callable[[Progress], object] | None
 
 
-class QRewardClient(StreamCalls, RewardCalls):
+class QRewardClient(StreamCalls, RewardCalls, TextCalls):
     """One client over many endpoints.
 
     Needs no running loop to be made. May be used from several event loops and threads at once: limits hold over all of

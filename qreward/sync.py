@@ -20,6 +20,7 @@ from qreward.errors import ClientClosed
 from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
 from qreward.results import BatchResult, FleetStats
 from qreward.rewards.blocking import SyncRewardCalls
+from qreward.rewards.blocking_texts import SyncTextCalls
 from qreward.streams.batch import OnStreamError
 from qreward.streams.blocking import SyncBatchStream, SyncStream
 from qreward.streams.calls import OnInterrupt
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from qreward.telemetry import Telemetry
 
 
-class SyncQRewardClient(SyncRewardCalls):
+class SyncQRewardClient(SyncRewardCalls, SyncTextCalls):
     """One client over many endpoints, whose methods block.
 
     Arguments, results and errors are those of :class:`QRewardClient`. The work is done in one background thread, which all

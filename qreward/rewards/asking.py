@@ -10,7 +10,8 @@ from qreward.rewards.lists import Embeddings, Items, Listing
 from qreward.wire.base import Call
 from qreward.wire.embeddings import EMBEDDINGS
 from qreward.wire.rewards.base import Operation
-from qreward.wire.rewards.dialects import CLASSIFY, EMBED, RERANK, SCORE
+from qreward.wire.rewards.built import Choices, Moderated
+from qreward.wire.rewards.dialects import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 
 
 class Asking:
@@ -37,6 +38,7 @@ class Asking:
 
 
 _LISTS = {operation: Items(operation, spreads=operation is not RERANK) for operation in (SCORE, CLASSIFY, RERANK)}
+_LISTS |= {COMPLETE: Items(COMPLETE, built=Choices), MODERATE: Items(MODERATE, built=Moderated)}
 """A ranking is not cut up without need: there are models that look at all documents together."""
 _EMBEDDINGS = Embeddings()
 

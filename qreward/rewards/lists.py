@@ -11,6 +11,7 @@ from qreward.policies import Endpoint
 from qreward.results import Answered
 from qreward.rewards.embedded import parts_of
 from qreward.wire.base import Call
+from qreward.wire.rewards.answers import ItemAnswer
 from qreward.wire.rewards.base import Operation
 from qreward.wire.rewards.dialects import EMBED, codec_of, settings_of
 from qreward.wire.rewards.items import TEXT, TOKENS, shape_of, tokens_in
@@ -44,10 +45,15 @@ class Listing(Protocol):
 
 
 class Items:
-    """Lists of single items, each of which gets a value of its own: scores, labels, rankings."""
+    """Lists of single items, each of which gets a value of its own: scores, labels, rankings.
 
-    def __init__(self, operation: Operation, *, spreads: bool = True) -> None:
+    Args:
+        built: what an item's answer is given out as, if not as it came.
+    """
+
+    def __init__(self, operation: Operation, *, spreads: bool = True, built: type[ItemAnswer] | None = None) -> None:
         self._operation = operation
+        self._built = built
         self.spreads = spreads
 
     def shape(self, call: Call) -> Hashable:
@@ -70,8 +76,11 @@ class Items:
         return first if len(calls) == 1 else Call(first.codec, first.model, [call.inputs[0] for call in calls], first.params, first.headers)
 
     def shares(self, answer: Any, calls: Sequence[Call]) -> Sequence[Answered | InvalidResponse]:  # noqa: ARG002 - as all have it
-        found: Sequence[Answered | InvalidResponse] = answer.shares()
-        return found
+        found: Sequence[ItemAnswer | InvalidResponse] = answer.shares()
+        built = self._built
+        if built is None:
+            return found
+        return [built(each.value, each.usage, each.estimated) if isinstance(each, ItemAnswer) else each for each in found]
 
 
 class Embeddings:

@@ -35,24 +35,27 @@ class Lane:
 
 
 class Cut:
-    """A list that was refused, and cut in two. If both parts are taken, it was no item's fault: it was too long.
+    """A list that failed, and was sent again in parts. If all are taken and it was refused, it was no item's fault: it was too long.
 
     Attributes:
-        source: who refused it.
-        length: of the longer part.
+        source: who refused it, if anybody did.
+        length: of the longest part.
+        others_served: others of the list were answered, so what still fails has itself to blame, and not the server.
     """
 
-    __slots__ = ("_open", "length", "source")
+    __slots__ = ("_open", "length", "others_served", "source")
 
-    def __init__(self, source: Source, length: int) -> None:
+    def __init__(self, source: Source | None, length: int, others_served: bool = False) -> None:
         self.source = source
         self.length = length
+        self.others_served = others_served
         self._open = 2
 
     def taken(self) -> bool:
-        """A part was taken; True if it was the second."""
+        """A part was taken; True if it was the second of a list that was refused."""
+        self.others_served = True
         self._open -= 1
-        return not self._open
+        return not self._open and self.source is not None
 
 
 class Carrier(Task):
@@ -64,7 +67,7 @@ class Carrier(Task):
         members: what it carries, those that are over included.
         alive: how many of them are not over.
         closed: nothing is added to it: it is a part of a list that failed.
-        cut: by what it came to be such a part, if the list was refused.
+        cut: by what it came to be such a part.
         refused_by: who refused it.
     """
 
@@ -87,6 +90,10 @@ class Carrier(Task):
     def left(self) -> list[Member]:
         """What it carries that is still wanted."""
         return [member for member in self.members if member.place is not OVER]
+
+    def is_suspect(self) -> bool:
+        """Others that were sent with these items were answered, but not they."""
+        return self.cut is not None and self.cut.others_served
 
     def lost_one(self) -> bool:
         """One of its items is over; True if it was the last."""

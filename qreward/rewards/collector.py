@@ -20,7 +20,16 @@ from qreward.core.pool import Pool
 from qreward.core.source import Source
 from qreward.core.task import Attempt, Feed, State, Task
 from qreward.engine.shell import Shell
-from qreward.errors import BadRequest, ClientClosed, ConnectionFailed, InvalidResponse, QRewardError, RequestTimeout, ServerError
+from qreward.errors import (
+    BadRequest,
+    ClientClosed,
+    ConnectionFailed,
+    InvalidResponse,
+    QRewardError,
+    RequestError,
+    RequestTimeout,
+    ServerError,
+)
 from qreward.results import AttemptRecord
 from qreward.rewards import spread
 from qreward.rewards.carrier import Carrier, Cut
@@ -200,6 +209,11 @@ class Collector:
         if splits(outcome, count):
             carrier.refused_by = attempt.source
             return Failure(FailureKind.REFUSED, outcome.error, limits=outcome.limits)
+        if outcome.kind is FailureKind.TRANSIENT and _was_answered(outcome):
+            if self._stock.broke(carrier) and count > 1:
+                return Failure(FailureKind.REFUSED, outcome.error, limits=outcome.limits)
+            if carrier.is_suspect():  # tried again, and nobody's health suffers
+                return Failure(FailureKind.LOCAL, outcome.error, limits=outcome.limits)
         return outcome
 
     def read(self, feed: Feed) -> bool:  # noqa: ARG002 - its carriers come with the items
@@ -243,6 +257,7 @@ class Collector:
     def _share(self, carrier: Carrier, answer: Answer, source: Source, seconds: float) -> None:
         members = carrier.members
         self._stock.took(source, len(members), seconds)
+        self._stock.held(carrier)
         shares = self._listing.shares(answer.value, [member.payload for member in members])
         again: list[Member] = []
         for member, share in zip(members, shares, strict=True):
@@ -255,22 +270,22 @@ class Collector:
                 again.append(member)
             else:
                 self._settle(member, share, source, seconds)
-        if carrier.cut is not None and carrier.cut.taken():
+        if carrier.cut is not None and carrier.cut.taken() and carrier.cut.source is not None:
             self._stock.shorten(carrier.cut.source, carrier.cut.length)
         for member in again:  # alone: then its answer is what any request would get
-            self._send_again([member], 1)
+            self._send_again([member], 1, Cut(None, 1, True))
 
     def _split(self, carrier: Carrier) -> None:
         """Halves, until the bad item is alone. Those of a list that failed again and again have fewer tries: it may be all of them."""
         members, source = carrier.left(), carrier.refused_by
         tries = max(0, self._attempts - 2) if carrier.tries >= self._attempts else 0
         parts = halves(members) if len(members) > 1 else [members]
-        cut = None if source is None or len(parts) < 2 else Cut(source, len(parts[0]))
+        cut = Cut(source if len(parts) > 1 else None, len(parts[0]), carrier.is_suspect())
         for part in parts:
             if part:
                 self._send_again(list(part), tries, cut)
 
-    def _send_again(self, members: list[Member], tries: int, cut: Cut | None = None) -> None:
+    def _send_again(self, members: list[Member], tries: int, cut: Cut) -> None:
         carrier = Carrier(self._blank, self._pool, members[0].lane, self, members)
         carrier.tries, carrier.cut = tries, cut
         for member in members:
@@ -375,3 +390,8 @@ class Collector:
             self._tell(member, error, None, 0.0)
         self._go_on_soon()
         self._rest_if_idle()
+
+
+def _was_answered(failure: Failure) -> bool:
+    """Whether the endpoint is there and said something, rather than that a connection was lost."""
+    return isinstance(failure.error, RequestError) and failure.error.status_code is not None

@@ -22,6 +22,10 @@ from qreward.wire.rewards.merging import MergeLimits
 
 LONE_REJECTS = 2
 """Lists that a source turns away one after another, while it has nothing else of ours, before shorter ones are tried there."""
+BREAKS = 3
+"""What each list counts that fails at a server, against 1 for each that is answered: more than a quarter is not by chance."""
+BY_CHANCE = 6
+"""Count up to which such a list is tried again whole; beyond it, up to twice as much, it is cut in two at once."""
 MOST_PATIENCE = 64
 """Most lists that such a source takes before a longer one is tried again."""
 
@@ -87,6 +91,7 @@ class Stock:
         deadlines: of items whose time has begun.
         unread: items that bulks are still to put in; inf if nobody knows.
         sent_at: when a list was last sent.
+        broken: how many lists have failed at a server of late; parts of others do not count.
     """
 
     def __init__(self, pool: Pool, listing: Listing) -> None:
@@ -99,6 +104,7 @@ class Stock:
         self.deadlines = Deadlines()
         self.unread = 0.0
         self.sent_at = -inf
+        self.broken = 0
 
     @property
     def waiting(self) -> int:
@@ -175,6 +181,19 @@ class Stock:
         known = self._limits.get(id(source.handle))
         if known is not None:
             known.refused(most)
+
+    def broke(self, carrier: Carrier) -> bool:
+        """A list failed at a server, which is there. Whether that looks like something in it: it is part of one, or too many did."""
+        if carrier.closed:
+            return True
+        if not carrier.tries:
+            self.broken = min(2 * BY_CHANCE, self.broken + BREAKS)
+        return self.broken > BY_CHANCE
+
+    def held(self, carrier: Carrier) -> None:
+        """A list was answered."""
+        if not carrier.closed:
+            self.broken = max(0, self.broken - 1)
 
     # the filling
 

@@ -40,12 +40,14 @@ def answer(asked: Asked, scored: Sequence[Scored], model: str, mode: Mode) -> by
 
 
 def nothing(scored: Sequence[Scored]) -> Refusal:
-    """Why there is no reward at all: 504 if time was over, 503 if the server ends, else 500."""
+    """Why there is no reward at all: 504 if time was over, 503 if the server ends, 422 if it is the completions' own fault, else 500."""
     kinds = {type(one.cause) for one in scored}
     if kinds == {RequestTimeout}:
         return Refusal(504, "timeout", _summary(scored), errors=_errors(scored))
     if kinds == {ClientClosed}:
         return draining()
+    if all(one.own for one in scored):
+        return Refusal(422, "unscorable", _summary(scored), errors=_errors(scored))
     return Refusal(500, "scorer_failed", _summary(scored), errors=_errors(scored))
 
 

@@ -230,6 +230,21 @@ def test_defect_i_the_queue_is_bounded_and_a_query_gets_in_whole_or_not_at_all()
     virtually(main)
 
 
+@pytest.mark.parametrize("turns", range(10))
+def test_who_was_let_in_is_not_refused_when_a_batch_that_is_not_full_takes_the_slot(turns: int) -> None:
+    async def main() -> None:
+        async with RewardBuffer(Lengths(1.0), max_batch_size=4, max_queue_size=4) as buffer:
+            lone = asyncio.ensure_future(buffer.score(["a"]))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            others = await asyncio.gather(buffer.score(["a"] * 4), buffer.score(["a"] * 3), return_exceptions=True)
+            scored = [one for each in others if not isinstance(each, QueueFull) for one in each]
+            assert scored
+            assert [one.error for one in [*scored, *await lone]] == [None] * (len(scored) + 1)
+
+    virtually(main)
+
+
 def test_defect_i_the_wait_that_is_told_follows_the_pace_of_the_scorer() -> None:
     async def main() -> None:
         async with RewardBuffer(Lengths(2.0), max_batch_size=4, max_queue_size=8) as buffer:

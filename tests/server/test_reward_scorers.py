@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from server_tools import Lengths, run, until
 
 from qreward.batching.buffer import RewardBuffer, Scored
-from qreward.batching.buffer.isolating import score_each
+from qreward.batching.buffer.isolating import Isolation
 from qreward.batching.buffer.scored import read_scores
 from qreward.errors import InvalidResponse
 
@@ -274,10 +274,35 @@ def test_exactly_the_poisonous_completions_fail(poisonous: list[bool]) -> None:
         return [float(text) for text, _ in pairs]
 
     pairs = [(str(at), {"poison": bad}) for at, bad in enumerate(poisonous)]
-    scored = asyncio.run(score_each(call, pairs, isolate=True))
+    scored = asyncio.run(Isolation(call, isolate=True).score_each(pairs))
     assert rewards(scored) == [None if bad else float(at) for at, bad in enumerate(poisonous)]
     assert all((one.error is not None) == bad for one, bad in zip(scored, poisonous, strict=True))
     assert calls <= 2 * len(pairs) - 1
+
+
+def test_what_fails_is_to_blame_itself_if_the_scorer_still_scores_what_it_could_score_before() -> None:
+    broken: list[bool] = []
+
+    def scorer(completions: list[str]) -> list[Any]:
+        if broken or "poison" in completions:
+            raise RuntimeError("out of order" if broken else "poison")
+        return [None if text == "none" else 1.0 for text in completions]
+
+    async def main() -> None:
+        async with RewardBuffer(scorer) as buffer:
+
+            async def own(*completions: str) -> list[bool]:
+                return [one.own for one in await buffer.score(completions)]
+
+            assert await own("poison") == await own("none") == [False]  # nothing was ever scored: who knows
+            assert await own("a", "poison", "none") == [False, True, True]
+            assert await own("poison", "none") == [True, True]
+            broken.append(True)
+            assert await own("poison", "a") == [False, False]
+            broken.clear()
+            assert await own("poison") == [True]
+
+    run(main())
 
 
 def test_without_isolation_a_batch_fails_as_a_whole_after_one_call() -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Self, get_args
 
 from qreward.batching.buffer.calling import caller_of, name_of
-from qreward.batching.buffer.isolating import score_each
+from qreward.batching.buffer.isolating import Isolation
 from qreward.batching.buffer.places import Entry, Places
 from qreward.batching.buffer.queries import BatchAnswer, Mode, SingletonAnswer, answer_of, check_mode, read_query
 from qreward.batching.buffer.scored import Scored, failed
@@ -70,9 +70,8 @@ class RewardBuffer:
     ) -> None:
         if server_mode not in get_args(Mode):
             raise ConfigError(f"server_mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {server_mode!r}")
-        self._call = caller_of(scorer)
+        self._isolation = Isolation(caller_of(scorer), isolate_errors)
         self.server_mode = server_mode
-        self._isolate = isolate_errors
         self._told = on_batch
         self._closed = False
         self._queue: BatchQueue[Entry, Scored] = BatchQueue(
@@ -84,6 +83,7 @@ class RewardBuffer:
             timeout=timeout,
             on_batch=self._batch_ended,
         )
+        self._queue.change(max_queue_size=None)  # the places are the limit: who has one is not to be refused again
         self._places = Places(max_queue_size, self._soon)
 
     # use
@@ -174,7 +174,7 @@ class RewardBuffer:
 
         async def score(entries: list[Entry]) -> list[Scored]:
             with self._places.batch(entries):
-                return await score_each(self._call, [(entry.completion, entry.metadata) for entry in entries], self._isolate)
+                return await self._isolation.score_each([(entry.completion, entry.metadata) for entry in entries])
 
         score.__qualname__ = f"the scorer {name}"  # so it is called in errors
         return score

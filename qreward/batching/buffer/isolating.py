@@ -1,12 +1,13 @@
 """A batch that fails is split in halves until only what fails alone is left, so that one poisonous completion spoils no other's reward.
 
-Knows neither queues nor threads.
+Then it is found out whose fault that was: a scorer that scores another completion meanwhile is in order. Knows neither queues nor threads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from qreward.batching.backlog import halves
 from qreward.batching.buffer.calling import Called, Pairs
@@ -18,20 +19,51 @@ _NOBODYS_FAULT = (ConnectionError, TimeoutError, QueueFull)
 _DEAD_ACTOR = "RayActorError"
 
 
-async def score_each(call: Called, pairs: Pairs, isolate: bool) -> list[Scored]:
-    """An outcome for each completion; raises only what ends the task.
+class Isolation:
+    """How the batches of one scorer are scored.
 
     Args:
         call: scores a list, all or nothing.
-        pairs: completions with their metadata, at least one.
-        isolate: whether a list that fails is split: at most ``2 n - 1`` calls, one after the other, and about ``2 k log2(n)`` for
-            ``k`` bad ones. Not done where the fault can be no completion's: a broken connection, a timeout, a dead actor.
+        isolate: whether a list that fails is split.
     """
-    outcomes = await _attempt(call, pairs)
-    if isinstance(outcomes, list):
-        return outcomes
-    _log.warning("the scorer failed on a batch of %d: %s", len(pairs), described(outcomes), exc_info=outcomes)
-    return await _apart(call, pairs, outcomes) if isolate else [failed(outcomes) for _ in pairs]
+
+    def __init__(self, call: Called, isolate: bool) -> None:
+        self._call = call
+        self._isolate = isolate
+        self._witness: Pairs = ()  # the latest completion that was scored
+
+    async def score_each(self, pairs: Pairs) -> list[Scored]:
+        """An outcome for each completion, of which there is at least one; raises only what ends the task.
+
+        A list that fails is split: at most ``2 n - 1`` calls, one after the other, and about ``2 k log2(n)`` for ``k`` bad ones. Not
+        done where the fault can be no completion's: a broken connection, a timeout, a dead actor.
+
+        If none has a reward, the latest completion that had one is scored again, to tell bad completions from a scorer that is out of
+        order: one call more.
+        """
+        outcomes = await _attempt(self._call, pairs)
+        if isinstance(outcomes, list):
+            return await self._judged(pairs, outcomes)
+        _log.warning("the scorer failed on a batch of %d: %s", len(pairs), described(outcomes), exc_info=outcomes)
+        if self._isolate:
+            return await self._judged(pairs, await _apart(self._call, pairs, outcomes))
+        return [failed(outcomes) for _ in pairs]
+
+    async def _judged(self, pairs: Pairs, scored: list[Scored]) -> list[Scored]:
+        """The same, knowing whose fault the errors are."""
+        good = next((at for at, one in enumerate(scored) if one.reward is not None), None)
+        if good is not None:
+            self._witness = [pairs[good]]
+        if all(one.reward is not None or _is_nobodys_fault(one.cause) for one in scored):
+            return scored
+        if good is None and not await self._is_in_order():
+            return scored
+        return [one if one.reward is not None or _is_nobodys_fault(one.cause) else replace(one, own=True) for one in scored]
+
+    async def _is_in_order(self) -> bool:
+        """Whether what could be scored still can be."""
+        again = await _attempt(self._call, self._witness) if self._witness else None
+        return isinstance(again, list) and again[0].reward is not None
 
 
 async def _apart(call: Called, pairs: Pairs, error: BaseException) -> list[Scored]:
@@ -58,5 +90,5 @@ async def _attempt(call: Called, pairs: Pairs) -> list[Scored] | BaseException:
         return error
 
 
-def _is_nobodys_fault(error: BaseException) -> bool:
+def _is_nobodys_fault(error: BaseException | None) -> bool:
     return isinstance(error, _NOBODYS_FAULT) or any(kind.__name__ == _DEAD_ACTOR for kind in type(error).__mro__)

@@ -28,6 +28,7 @@ class Scored:
         meta: whatever else the scorer said of it.
         feedback: ``next_turn_feedback``: what the model may be told in its next turn.
         cause: the exception behind the error, if there was one.
+        own: the error is the completion's own fault, for the scorer has scored another at the same time.
     """
 
     reward: float | None
@@ -35,6 +36,7 @@ class Scored:
     meta: Mapping[str, Any] = field(default_factory=dict)
     feedback: Any = None
     cause: BaseException | None = None
+    own: bool = False
 
 
 def failed(error: BaseException) -> Scored:

@@ -118,6 +118,24 @@ def chosen(values: Sequence[float], label: int | str | None, names: Sequence[str
     return values[label]
 
 
+def labelled(row: Any) -> dict[str, float]:
+    """The scores of a row that lists its labels, by name: they come sorted by score, so their order means nothing. Raises ``Unusable``.
+
+    Example:
+        >>> labelled([{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}])
+        {'good': 0.75, 'bad': 0.25}
+    """
+    if not isinstance(row, list) or not row:
+        raise Unusable(f"its result is {shown(row)}, not a list of labels")
+    found: dict[str, float] = {}
+    for entry in map(row_of, row):
+        label = entry.get("label")
+        if not isinstance(label, str) or label in found:
+            raise Unusable("its labels are not names that differ")
+        found[label] = number(entry.get("score"))
+    return found
+
+
 def picked(attributes: dict[str, float], label: int | str | None, usual: str) -> float:
     """One of several named numbers: the one asked for, else the usual one, else the only one. Raises ``Unusable``."""
     if isinstance(label, int):

@@ -58,15 +58,7 @@ class TeiPredict(ListCodec):
 
     def scores(self, row: Any) -> dict[str, float]:
         """Label -> score. They are sorted by score, so a label is known by its name alone."""
-        if not isinstance(row, list) or not row:
-            raise Unusable(f"its result is {reading.shown(row)}, not a list of labels")
-        found: dict[str, float] = {}
-        for entry in map(reading.row_of, row):
-            label = entry.get("label")
-            if not isinstance(label, str) or label in found:
-                raise Unusable("its labels are not names that differ")
-            found[label] = reading.number(entry.get("score"))
-        return found
+        return reading.labelled(row)
 
     def _label(self) -> str | None:
         """A position means the class of that place in the model, whose names are those of the settings, or ``LABEL_0``, ..."""

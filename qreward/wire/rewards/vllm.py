@@ -35,13 +35,16 @@ class VllmClassify(TextCodec):
 class VllmLabels(VllmClassify):
     """``POST /classify`` for probabilities by label.
 
-    The server names the most likely label only; the others have the names of the settings, or ``LABEL_0``, ``LABEL_1``, ...
+    The server names the most likely label only; the others have the names of the settings, or ``LABEL_0``, ``LABEL_1``, ... Infinity,
+    which is asked in the same way, names them all.
     """
 
     def defaults(self) -> dict[str, Any]:
         return {self.settings.activation_field: True}
 
     def value(self, row: Any) -> Any:
+        if isinstance(row, list):
+            return reading.labelled(row)
         row = reading.row_of(row)
         probs = reading.numbers(row.get("probs"), "probs")
         names = list(self.settings.labels) or [f"LABEL_{position}" for position in range(len(probs))]

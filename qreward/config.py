@@ -1,17 +1,10 @@
-"""The configuration of a client: its model, and how it is read from a file or the environment.
-
-This room knows files and texts. It must not know how anything is sent or scheduled, and it imports no YAML unless asked.
-"""
+"""The configuration of a client: its model, and where it comes from. Knows not how anything is sent or scheduled."""
 
 from __future__ import annotations
 
 import difflib
-import json
 import os
-import re
-import tomllib
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +12,8 @@ from pydantic import field_validator, model_validator
 
 from qreward.errors import ConfigError
 from qreward.policies import Endpoint, Hedge, Retry, Route
-from qreward.policy import Many, Policy, Seconds, expand_variables
+from qreward.policy import Many, Policy, Seconds
+from qreward.reading import read_settings, repeated
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 
@@ -63,13 +57,13 @@ class ClientConfig(Policy):
     def _distinct_names(cls, value: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
         if not value:
             raise ValueError("must hold at least one endpoint")
-        if double := _repeated(endpoint.name for endpoint in value):
+        if double := repeated(endpoint.name for endpoint in value):
             raise ValueError(f"more than one is called {double!r}; give each a name of its own, such as name: {double + '-b'!r}")
         return value
 
     @model_validator(mode="after")
     def _routes_fit(self) -> ClientConfig:
-        if double := _repeated(route.pattern for route in self.routes):
+        if double := repeated(route.pattern for route in self.routes):
             raise ValueError(f"routes: the pattern {double!r} is there more than once; put its endpoints into one route")
         names = [endpoint.name for endpoint in self.endpoints]
         for route in self.routes:
@@ -95,14 +89,14 @@ def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
         >>> load_config({"endpoints": [{"base_url": "http://gpu-0:8000/v1"}]}).endpoints[0].name
         'gpu-0:8000'
     """
-    if isinstance(source, Mapping):
-        return _build(source, "configuration")
-    path = Path(source).expanduser()
+    least = "'endpoints'"
+    content, place = read_settings(source, empty=f"it must hold at least {least}", known=f"with {least}")
+    if not content:
+        raise ConfigError(f"{place}: is empty; it must hold at least {least}")
     try:
-        content = _parse(path)
-    except _NotReadable as problem:
-        raise ConfigError(f"{path}: {problem}") from None
-    return _build(content, str(path))
+        return ClientConfig(**content)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {str(error).removeprefix('ClientConfig: ')}") from None
 
 
 def config_from_env(environ: Mapping[str, str] = os.environ) -> ClientConfig:
@@ -132,10 +126,6 @@ def config_from_env(environ: Mapping[str, str] = os.environ) -> ClientConfig:
         raise ConfigError(f"environment: {said}") from None
 
 
-class _NotReadable(Exception):
-    """What is wrong with a file, without its name, which the caller adds. Never quotes a value: it may be a key."""
-
-
 def _route(pattern: object, body: object) -> Route:
     if not isinstance(body, Mapping) or "pattern" in body:
         raise ValueError(f"{pattern!r} must be a mapping of endpoints, strategy and weights")
@@ -144,101 +134,3 @@ def _route(pattern: object, body: object) -> Route:
         return Route(**settings)
     except ConfigError as error:
         raise ValueError(f"{pattern!r}: {str(error).removeprefix('Route: ')}") from None
-
-
-def _repeated(names: Iterable[str]) -> str | None:
-    return next((name for name, times in Counter(names).items() if times > 1), None)
-
-
-def _build(content: object, place: str) -> ClientConfig:
-    if content is None or content == {}:
-        raise ConfigError(f"{place}: is empty; it must hold at least 'endpoints'")
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{place}: must be a mapping with 'endpoints', not a {type(content).__name__}")
-    try:
-        return ClientConfig(**_expanded(content, ()))
-    except RecursionError:
-        raise ConfigError(f"{place}: is nested without end; an alias must not hold itself") from None
-    except _NotReadable as problem:
-        raise ConfigError(f"{place}: {problem}") from None
-    except ConfigError as error:
-        raise ConfigError(f"{place}: {str(error).removeprefix('ClientConfig: ')}") from None
-
-
-def _expanded(value: Any, path: tuple[str, ...]) -> Any:
-    if isinstance(value, Mapping):
-        if stray := [key for key in value if not isinstance(key, str)]:
-            raise _NotReadable(f"{'.'.join((*path, repr(stray[0])))}: this name is not a text; write it in quotes")
-        return {key: _expanded(inner, (*path, key)) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_expanded(inner, (*path, str(index))) for index, inner in enumerate(value)]
-    try:
-        return expand_variables(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise _NotReadable(f"{'.'.join(path)}: {error}") from None
-
-
-def _parse(path: Path) -> object:
-    parse = _PARSERS.get(path.suffix.lower())
-    if parse is None:
-        raise _NotReadable(f"is not a kind of file that can be read; its name must end in {', '.join(_PARSERS)}")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise _NotReadable(f"cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise _NotReadable("is not UTF-8 text") from None
-    try:
-        return parse(text) if text.strip() else None
-    except (ValueError, RecursionError):
-        raise _NotReadable("holds a number, a date or a nesting that cannot be read") from None
-
-
-def _parse_json(text: str) -> object:
-    try:
-        return json.loads(text, object_pairs_hook=_without_repeats)
-    except json.JSONDecodeError as error:
-        raise _NotReadable(f"is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if double := _repeated(name for name, _ in pairs):
-        raise _NotReadable(f"the name {double!r} is there twice in one mapping; keep one")
-    return dict(pairs)
-
-
-def _parse_toml(text: str) -> object:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _NotReadable(f"is not valid TOML: {error}") from None
-
-
-def _parse_yaml(text: str) -> object:
-    try:
-        import yaml  # noqa: PLC0415 - an extra, and slow to import
-    except ImportError:
-        raise _NotReadable("PyYAML is needed to read YAML; install qreward[yaml], or write the file as JSON or TOML") from None
-
-    class Loader(yaml.SafeLoader):
-        """Refuses a name that is there twice, of which YAML would silently keep the last."""
-
-        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-            node = super().compose_mapping_node(anchor)
-            double = _repeated(str(key.value) for key, _ in node.value)
-            if double is not None:
-                raise _NotReadable(f"the name {double!r} is there twice in the mapping of line {node.start_mark.line + 1}; keep one")
-            return node
-
-    try:
-        return yaml.load(text, Loader)  # noqa: S506 - Loader is a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        problem = re.sub(r"'[^'<]{4,}'", "'...'", error.problem or error.context or "broken")
-        raise _NotReadable(f"is not valid YAML: {problem}{line}") from None
-    except yaml.YAMLError:
-        raise _NotReadable("is not valid YAML: it holds a character that YAML does not allow") from None
-
-
-_PARSERS: dict[str, Callable[[str], object]] = {".yaml": _parse_yaml, ".yml": _parse_yaml, ".json": _parse_json, ".toml": _parse_toml}

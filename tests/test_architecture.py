@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ LONGEST = {"qreward": 400, "benchmarks": 400, "examples": 400, "tests": 500}
 LONGEST_FUNCTION = 60
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Module:
     """One file: its name inside ``qreward`` (``""`` is the package itself) and its tree."""
 
@@ -100,13 +101,16 @@ class Import:
     for_types: bool
 
 
-def imports_of(module: Module) -> Iterator[Import]:
+@cache
+def imports_of(module: Module) -> list[Import]:
     """Every import: at the top, inside functions, for types only, and by ``importlib.import_module("literal")``."""
+    found = []
     guards = [node for node in ast.walk(module.tree) if isinstance(node, ast.If) and _is_type_checking(node.test)]
     guarded = {id(inner) for guard in guards for node in guard.body for inner in ast.walk(node)}
     for node in ast.walk(module.tree):
         for target in _targets(node, module):
-            yield Import(target, getattr(node, "lineno", 0), id(node) in guarded)
+            found.append(Import(target, getattr(node, "lineno", 0), id(node) in guarded))
+    return found
 
 
 def _is_type_checking(test: ast.expr) -> bool:
@@ -214,13 +218,18 @@ def _lines(node: ast.stmt) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def library() -> list[Module]:
     paths = sorted((ROOT / "qreward").rglob("*.py"))
     names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths}
+    known = frozenset(names.values())
     return [
-        Module(
-            name.removeprefix("qreward").removeprefix("."), ast.parse(path.read_text()), frozenset(names.values()), path.stem == "__init__"
-        )
+        Module(name.removeprefix("qreward").removeprefix("."), tree_of(path), known, path.stem == "__init__")
         for path, name in names.items()
     ]
 
@@ -242,7 +251,7 @@ def test_the_library_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) -> 
 
 @pytest.mark.parametrize("rule", [missing_docstring, long_functions], ids=lambda rule: rule.__name__)
 def test_every_source_file_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) -> None:
-    faults = [f"{path.relative_to(ROOT)}: {fault}" for path in sources() for fault in rule(Module("", ast.parse(path.read_text())))]
+    faults = [f"{path.relative_to(ROOT)}: {fault}" for path in sources() for fault in rule(Module("", tree_of(path)))]
     assert not faults, "\n".join(faults)
 
 

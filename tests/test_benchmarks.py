@@ -77,7 +77,7 @@ def test_the_profile_counts_a_collection_once_and_to_nobody_else(module: Any, mo
     many: list[list[int]] = [[] for _ in range(200_000)]
     sampler = module("_sampler").Sampler()
     try:
-        for _ in range(20):
+        for _ in range(8):
             gc.collect()
     finally:
         shares = sampler.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from calls_desk import Adapting, Breaking, CallTerms, Desk, Pause, Rate
 
 from qreward.core.calls.call import Call
@@ -159,14 +160,16 @@ def test_after_a_reset_keys_are_forgotten_as_before() -> None:
     assert keys(desk, f) == set()
 
 
-def test_few_are_forgotten_at_a_time_and_all_of_them_in_the_end() -> None:
+def test_few_are_forgotten_at_a_time_and_all_of_them_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = 32  # the desk looks at all keys after each input
+    monkeypatch.setattr("qreward.core.calls.scheduler.FORGETS", at_once)
     desk = Desk()
     f = desk.function(rate=Rate(1, 10.0), keyed=True)
-    for key in range(3 * FORGETS):
+    for key in range(3 * at_once):
         desk.ok(desk.call(f, key))
     desk.wait(20.0)
     desk.ok(desk.call(f, 0))
-    assert len(f.lanes) == 2 * FORGETS + 1
+    assert len(f.lanes) == 2 * at_once + 1
     for _ in range(3):
         desk.wait(20.0)
         desk.ok(desk.call(f, 0))

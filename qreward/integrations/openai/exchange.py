@@ -1,0 +1,129 @@
+"""Puts what an SDK asks to a client, and makes replies of what comes of it. Knows clients; knows no HTTP library and no SDK.
+
+A chat goes as it came, and its answer comes back as the bytes that the endpoint sent. So do legacy completions, moderations and rankings.
+Inputs to embed are merged on the wire with those of other calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from qreward.arguments import DEFAULT
+from qreward.core.task import Terms
+from qreward.engine.single import Single
+from qreward.errors import QRewardError
+from qreward.integrations.openai import replies
+from qreward.integrations.openai.asked import Asked, read, route_of
+from qreward.integrations.openai.events import Events, event, silence
+from qreward.integrations.openai.plain import PlainCodec
+from qreward.integrations.openai.replies import Reply
+from qreward.results import Result
+from qreward.rewards.asking import asking_embeddings
+from qreward.wire.base import Call
+from qreward.wire.chat import CHAT
+
+if TYPE_CHECKING:
+    from qreward.client import QRewardClient
+
+_CODECS = {"/chat/completions": CHAT} | {path: PlainCodec(path) for path in ("/completions", "/moderations", "/rerank")}
+
+
+class Exchange:
+    """Answers requests by a client, in any event loop.
+
+    Args:
+        client: who does the work; it stays open, and its owner's.
+        priority, hedge, tenant: of all the requests, as in ``QRewardClient.chat_completion``.
+    """
+
+    def __init__(self, client: QRewardClient, priority: int, hedge: bool, tenant: str | None) -> None:
+        self.client = client
+        self._terms = partial(client._terms, DEFAULT, priority, hedge, tenant)
+        self._terms()  # what is wrong with them is said now
+
+    async def answer(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes, seconds: float | None) -> Reply:
+        """The reply to a request. Raises nothing but ``CancelledError``.
+
+        Args:
+            path: of its URL; the end says what is asked.
+            seconds: which the request gives itself: for the whole of an answer that is not streamed, queueing and retries included;
+                for the first token, and for each pause, of one that is. None leaves it to the client.
+        """
+        path = path.rstrip("/")
+        try:
+            if method == "GET" and (path.endswith("/models") or "/models/" in path):
+                return self._models(path.partition("/models")[2].removeprefix("/"))
+            route = route_of(path)
+            if method != "POST" or route is None:
+                return replies.not_offered(method, path)
+            return await self._asked(read(route, headers, body), seconds)
+        except QRewardError as error:
+            return replies.refused(error)
+
+    def _models(self, name: str) -> Reply:
+        if not name:
+            return replies.models(route.pattern for route in self.client.list_routes())
+        self.client._fleet.pool(name)
+        return replies.model(name)
+
+    async def _asked(self, asked: Asked, seconds: float | None) -> Reply:
+        if asked.params.get("stream"):
+            return await self._stream(asked, seconds)
+        ask = self._embeddings if asked.route == "/embeddings" else self._one
+        result = await ask(asked, self._within(seconds))
+        return replies.answered(_body(result), result.endpoint)
+
+    def _within(self, seconds: float | None) -> Terms:
+        terms = self._terms()
+        return terms if seconds is None else terms._replace(timeout=min(seconds, inf if terms.timeout is None else terms.timeout))
+
+    async def _one(self, asked: Asked, terms: Terms) -> Result[Any]:
+        codec, client = _CODECS[asked.route], self.client
+        call = Call(codec, asked.model, codec.validate(asked.inputs), asked.params, asked.headers)
+        pool, sink = client._fleet.pool(asked.model), Single(client._engine.shell())
+        return await sink.result(terms.task(call, pool, sink, 0))
+
+    async def _embeddings(self, asked: Asked, terms: Terms) -> Result[Any]:
+        asking = asking_embeddings(asked.model, {}, asked.headers, asked.params)
+        (result,) = await self.client._merged(asking, [asking.call(asked.inputs)], asked.model, terms)
+        return result
+
+    async def _stream(self, asked: Asked, seconds: float | None) -> Reply:
+        """The reply once the first token is there: until then a failure is an HTTP error, if it is the last."""
+        if asked.route != "/chat/completions":
+            return replies.not_offered("streamed", asked.route)
+        terms, params = self._terms(), {name: value for name, value in asked.params.items() if name != "stream"}
+        stream = self.client.stream_chat_completion(
+            asked.inputs,
+            asked.model,
+            priority=terms.level,
+            hedge=terms.hedge,
+            tenant=terms.tenant,
+            extra_headers=asked.headers,
+            extra_body=params,
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                await stream
+        except QRewardError:
+            raise
+        except TimeoutError:
+            await stream.aclose()
+            raise silence(seconds, "before the first token") from None
+        return replies.streamed(Events(stream, seconds, told_usage="stream_options" in params, as_event=_as_event))
+
+
+def _body(result: Result[Any]) -> bytes:
+    """The answer's JSON as it came. Raises the error."""
+    body: bytes = result._answered().body  # type: ignore[attr-defined]
+    return body
+
+
+def _as_event(error: QRewardError) -> bytes:
+    return event(msgspec.json.encode({"error": replies.described(error)}))

@@ -1,0 +1,168 @@
+"""Where httpx and httpx2 plug in: their requests become plain values, replies become their responses. The only file here that knows them.
+
+One class serves both libraries, awaited and blocking: each request is answered in the words of the library that sends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from qreward.client import QRewardClient
+from qreward.engine.portal import portal
+from qreward.errors import ClientClosed, ConfigError, QRewardError
+from qreward.integrations.openai import replies
+from qreward.integrations.openai.events import Broken, Events
+from qreward.integrations.openai.exchange import Exchange
+from qreward.integrations.openai.replies import Reply
+from qreward.policies import Priority
+from qreward.sync import SyncQRewardClient
+
+if TYPE_CHECKING:
+    import httpx2
+
+    class _Transports(  # type: ignore[misc]  # their requests differ by name only
+        httpx.AsyncBaseTransport, httpx.BaseTransport, httpx2.AsyncBaseTransport, httpx2.BaseTransport
+    ):
+        pass
+
+    class _AsyncBody(httpx.AsyncByteStream):
+        pass
+
+    class _SyncBody(httpx.SyncByteStream):
+        pass
+else:
+    try:
+        import httpx2
+    except ImportError:  # openai 2 does without it
+        httpx2 = httpx
+
+    def _joined(*names: str) -> type:
+        packages = dict.fromkeys((httpx, httpx2))
+        return type(names[0], tuple(getattr(package, name) for name in names for package in packages), {})
+
+    _Transports = _joined("AsyncBaseTransport", "BaseTransport")
+    _AsyncBody = _joined("AsyncByteStream")
+    _SyncBody = _joined("SyncByteStream")
+
+
+def transport(
+    client: QRewardClient | SyncQRewardClient,
+    *,
+    priority: Priority | int = Priority.NORMAL,
+    hedge: bool = True,
+    tenant: str | None = None,
+) -> Transport:
+    """A transport for ``httpx.AsyncClient`` and ``httpx.Client``, and for those of ``httpx2``, that sends nothing by itself: the model
+    in the body chooses a route of ``client``, whose scheduler does the rest.
+
+    Args:
+        client: either kind, for either kind of transport. It is not closed with the SDK.
+        priority: 0 (most urgent) to 9, of all requests.
+        hedge: False for requests that must not be sent to two endpoints at once.
+        tenant: on whose behalf; tenants that wait at the same priority get equal shares of the fleet.
+
+    Raises:
+        ConfigError: an argument is wrong.
+
+    Example:
+        >>> import httpx
+        >>> from openai import AsyncOpenAI
+        >>> from qreward import Endpoint, QRewardClient
+        >>> client = QRewardClient([Endpoint("http://gpu-0:8000/v1", models=["judge-*"])])
+        >>> sdk = AsyncOpenAI(base_url="http://qreward/v1", api_key="-", http_client=httpx.AsyncClient(transport=transport(client)))
+    """
+    inner = client._client if isinstance(client, SyncQRewardClient) else client
+    if not isinstance(inner, QRewardClient):
+        raise ConfigError(f"transport() takes a QRewardClient or a SyncQRewardClient, not a {type(client).__name__}")
+    return Transport(Exchange(inner, priority, hedge, tenant))
+
+
+class Transport(_Transports):
+    """What :func:`transport` gives. May be used in several event loops and threads at once."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """A response. Raises nothing but ``CancelledError``, which stops the request upstream; failures are responses."""
+        body = await request.aread()
+        reply = await self._exchange.answer(*_asked(request), body, _read_timeout(request))
+        return _response(request, reply, _AsyncEvents)
+
+    def handle_request(self, request: Any) -> Any:
+        """The same in blocking code. The work is done in the thread of all blocking clients."""
+        body = request.read()
+        try:
+            reply = portal().call(self._exchange.answer, *_asked(request), body, _read_timeout(request))
+        except QRewardError as error:  # of the portal itself, at the end of the process
+            reply = replies.refused(error)
+        return _response(request, reply, _SyncEvents)
+
+    async def aclose(self) -> None:
+        """Nothing is open here."""
+
+    def close(self) -> None:
+        """Nothing is open here."""
+
+    def __repr__(self) -> str:
+        return f"<Transport of {self._exchange.client!r}>"
+
+
+class _AsyncEvents(_AsyncBody):
+    """The body of a streamed answer."""
+
+    def __init__(self, events: Events, package: Any) -> None:
+        self._events, self._package = events, package
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for each in self._events:
+                yield each
+        except Broken as error:
+            raise self._package.RemoteProtocolError(str(error)) from None
+
+    async def aclose(self) -> None:
+        await self._events.aclose()
+
+
+class _SyncEvents(_SyncBody):
+    """The same in blocking code."""
+
+    def __init__(self, events: Events, package: Any) -> None:
+        self._events, self._package = events, package
+        self._pieces = portal().iterate(events)
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._pieces
+        except Broken as error:
+            raise self._package.RemoteProtocolError(str(error)) from None
+
+    def close(self) -> None:
+        with contextlib.suppress(Broken, ClientClosed):  # what broke it off was told, if anybody read so far
+            self._pieces.close()
+        with contextlib.suppress(ClientClosed):  # the process ends, and the portal closed it
+            portal().call(self._events.aclose)
+
+
+def _asked(request: Any) -> tuple[str, str, list[tuple[str, str]]]:
+    """Method, path and headers."""
+    return request.method, request.url.path, list(request.headers.items())
+
+
+def _read_timeout(request: Any) -> float | None:
+    """Seconds of silence that the request bears. Those for a connection and for a place in a pool mean nothing here."""
+    seconds: float | None = (request.extensions.get("timeout") or {}).get("read")
+    return seconds
+
+
+def _response(request: Any, reply: Reply, events: Any) -> Any:
+    package: Any = httpx if isinstance(request, httpx.Request) else httpx2
+    status, headers, body = reply
+    if isinstance(body, bytes):
+        return package.Response(status, headers=headers, content=body, request=request)
+    return package.Response(status, headers=headers, stream=events(body, package), request=request)

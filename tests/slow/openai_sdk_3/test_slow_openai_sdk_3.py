@@ -1,0 +1,10 @@
+"""The drop-in under openai 3."""
+
+from __future__ import annotations
+
+import openai
+from suite import *  # noqa: F403
+
+
+def test_this_is_openai_3() -> None:
+    assert openai.__version__.startswith("3.")

@@ -23,13 +23,16 @@ from qreward.engine.herald import watch_for
 from qreward.engine.probing import ProbingEngine
 from qreward.engine.reload import LiveFleet
 from qreward.engine.report import State, state_of, stats_of
+from qreward.engine.sharing import Sharing
 from qreward.engine.single import Single
 from qreward.errors import ConfigError
+from qreward.integrations.openai.facade import OpenAIFace
 from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
 from qreward.results import BatchResult, FleetStats, Result
 from qreward.rewards.calls import RewardCalls
 from qreward.rewards.collector import Collector
 from qreward.rewards.texts import TextCalls
+from qreward.sharing import Carriers
 from qreward.streams.calls import StreamCalls
 from qreward.wire.base import Call
 from qreward.wire.chat import CHAT
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
     OnProgress = bool | Callable[[Progress], object] | None
 
 
-class QRewardClient(StreamCalls, RewardCalls, TextCalls):
+class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
     """One client over many endpoints.
 
     Needs no running loop to be made. May be used from several event loops and threads at once: limits hold over all of
@@ -129,6 +132,8 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls):
         self._collectors: dict[Hashable, Collector] = {}
         self._fleet: LiveFleet = LiveFleet(self._engine, config.endpoints, config.routes)
         self._engine.watch_over(self._fleet.sources)
+        self._carriers = Carriers()
+        self._sharing = Sharing(self._engine, self._fleet.sources, self._carriers, self._carriers.__iter__)
         self._prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
         if self._telemetry is not None:
             self._telemetry.observe(self, QRewardClient._state)
@@ -136,7 +141,9 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls):
 
     def _begin_again(self) -> object:
         """In a forked child: the parent's connections and tasks are not ours."""
-        inherited = self._engine, self._fleet
+        inherited = self._engine, self._fleet, self._sharing
+        for carrier in self._carriers:  # its open files are copies of the parent's
+            carrier.close()
         self._begin(self.config, *self._given)
         return inherited
 
@@ -263,7 +270,7 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls):
             self._prices.pop(added.name, None)  # of one that was removed; until then it is kept, for batches it had a part in
             if added.price is not None:
                 self._prices[added.name] = added.price
-        self._engine.look_around()
+        self._look_around()
 
     def remove_endpoint(self, name: str) -> None:
         """Remove an endpoint; what it has in flight is finished, what waits goes elsewhere or fails with ``NoEndpoint``."""
@@ -275,7 +282,7 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls):
         wanted = config if isinstance(config, ClientConfig) else load_config(config)
         with self._changing:
             changed, self._config = self._fleet.reload(self.config, wanted, self._prices), wanted
-        self._engine.look_around()
+        self._look_around()
         return changed
 
     def mark_unhealthy(self, name: str) -> None:
@@ -301,6 +308,7 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls):
     async def aclose(self) -> None:
         """End what is under way with ``ClientClosed`` and close all connections. The client cannot be used afterwards."""
         await self._engine.aclose()
+        await self._sharing.aclose()
 
     if not TYPE_CHECKING:  # type checkers are to see that it cannot be used so
 
@@ -355,6 +363,10 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls):
 
     def _reporting(self, pool: Pool, model: str, items: object, progress: OnProgress) -> dict[str, Any]:
         return arguments.reporting(progress, pool, items, model, self._prices, self._clock)
+
+    def _look_around(self) -> None:
+        self._engine.look_around()
+        self._sharing.look_around()
 
     def _state(self) -> State:
         return state_of(self._engine, self._fleet.sources(), self._config.max_queued)

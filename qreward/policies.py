@@ -58,6 +58,8 @@ class Limits(Policy):
         tpm: tokens per minute.
         tpm_counts: whether the provider charges the tokens ``used`` (default) or ``reserved`` (``max_tokens``).
         connects_per_second: rate of new connections.
+        shared: who shares ``rpm``, ``tpm`` and ``max_concurrency`` with this client: nobody (``none``), the processes of this user
+            on this machine that use the same address and key (``local``), or those of the whole Ray cluster (``ray``).
 
     Example:
         >>> Limits(max_concurrency=64, rpm=600).rpm
@@ -70,6 +72,13 @@ class Limits(Policy):
     tpm: Rate | None = None
     tpm_counts: Literal["used", "reserved"] = "used"
     connects_per_second: Rate | None = None
+    shared: Literal["none", "local", "ray"] = "none"
+
+    @model_validator(mode="after")
+    def _something_to_share(self) -> Limits:
+        if self.shared != "none" and self.rpm is None and self.tpm is None and self.max_concurrency is None:
+            raise ValueError(f"shared={self.shared!r} has nothing to share; set rpm, tpm or max_concurrency")
+        return self
 
 
 class Timeouts(Policy):

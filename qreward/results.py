@@ -145,6 +145,7 @@ class EndpointState:
         window: how many may be; ``why_window`` says why it last changed.
         obstacle: what keeps it from being asked now, ``ready`` if nothing does.
         ready_in: seconds until it may be asked; 0.0 is now, None if that depends on an event, such as an answer.
+        sharing: where limits are shared with other processes, this one's part of them, and whether it is on its own; else None.
     """
 
     in_flight: int
@@ -152,6 +153,7 @@ class EndpointState:
     why_window: str
     obstacle: str
     ready_in: float | None
+    sharing: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

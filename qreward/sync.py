@@ -17,6 +17,7 @@ from qreward.config import ClientConfig
 from qreward.engine.faces import Wire
 from qreward.engine.portal import portal
 from qreward.errors import ClientClosed
+from qreward.integrations.openai.facade import SyncOpenAIFace
 from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
 from qreward.results import BatchResult, FleetStats
 from qreward.rewards.blocking import SyncRewardCalls
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from qreward.telemetry import Telemetry
 
 
-class SyncQRewardClient(SyncRewardCalls, SyncTextCalls):
+class SyncQRewardClient(SyncRewardCalls, SyncTextCalls, SyncOpenAIFace):
     """One client over many endpoints, whose methods block.
 
     Arguments, results and errors are those of :class:`QRewardClient`. The work is done in one background thread, which all

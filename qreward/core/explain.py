@@ -44,7 +44,8 @@ def _times(source: Source) -> list[tuple[float, str]]:
         times.append((source.learned.ready_at, f"paced at {source.learned.rate:.3g} requests/s, learned from rejects"))
     for pace, unit in ((source.requests, "requests"), (source.tokens, "tokens")):
         if pace is not None:
-            times.append((pace.ready_at, f"limit of {pace.rate:.3g} {unit}/s"))
+            at = pace.ready_at
+            times.append((at, "waiting for its share" if at == inf else f"limit of {pace.rate:.3g} {unit}/s"))
     return times
 
 

@@ -23,6 +23,7 @@ from math import inf
 from qreward.core.adaptive import AdaptiveWindow
 from qreward.core.health import LONGEST_OPEN
 from qreward.core.outcome import Look
+from qreward.core.sharing.tenure import inner_of
 from qreward.core.source import Source
 
 LONGEST_AWAY = 30.0
@@ -91,7 +92,7 @@ class Sight:
         return Change.BETTER if better else Change.NONE
 
     def _is_back(self, now: float, source: Source) -> bool:
-        health, window = source.health, source.window
+        health, window = source.health, inner_of(source.window)
         if self._held_until > self._away_since and isinstance(window, AdaptiveWindow):
             window.returned(now, source.inflight)
         of_another_kind = health.open_until > max(self._held_until, now + 1.5 * LONGEST_OPEN)  # an account that is used up
@@ -116,8 +117,9 @@ class Sight:
 
     def _see_crowd(self, now: float, source: Source, look: Look, seconds: float) -> None:
         was, self._crowded = self._crowded, (look.waiting or 0.0) >= max(1.0, CROWD * (look.running or 0.0))
-        if isinstance(source.window, AdaptiveWindow):
-            source.window.crowded_until = now + seconds if was and self._crowded else -inf
+        window = inner_of(source.window)
+        if isinstance(window, AdaptiveWindow):
+            window.crowded_until = now + seconds if was and self._crowded else -inf
 
 
 def _is_full(look: Look) -> bool | None:

@@ -17,6 +17,7 @@ from qreward.core.latency import Latency
 from qreward.core.learned import LearnedPace
 from qreward.core.outcome import Advertised, Answer
 from qreward.core.pace import Pace
+from qreward.core.sharing.tenure import Tenure
 from qreward.core.silence import Silence
 from qreward.core.tempo import Tempo
 from qreward.core.window import FixedWindow, Window
@@ -63,11 +64,13 @@ class Source:
         proven: when the latest request was sent that was answered.
         learned: a pace learned from rejects, or None if only what the operator set counts.
         attempt_timeout: seconds one attempt may take, set by an operator, or None if it is learned.
+        share: what other processes leave of its limits, which are then kept by it; None if they are its own.
     """
 
     __slots__ = (
         "attempt_timeout", "attempts", "check_at", "due", "gate", "handle", "health", "inflight", "latency", "learned", "look_after",
-        "name", "pools", "proven", "removed", "requests", "reserved", "silence", "singles", "tally", "tempo", "tokens", "weight", "window",
+        "name", "pools", "proven", "removed", "requests", "reserved", "share", "silence", "singles", "tally", "tempo", "tokens", "weight",
+        "window",
     )  # fmt: skip
 
     def __init__(
@@ -90,6 +93,7 @@ class Source:
         self.requests: Pace | Meter | None = Pace(limits.rpm / 60) if limits.rpm else None
         self.tokens: Pace | Meter | None = Pace(limits.tpm / 60) if limits.tpm else None
         self.reserved = limits.tpm_counts == "reserved"
+        self.share: Tenure | None = None
         self.gate = Gate(rng)
         self.health = Health(rng)
         self.latency = Latency()
@@ -232,7 +236,11 @@ class Source:
 
 
 def make_source(name: str, rng: Random, limits: Limits, *, weight: float = 1.0, attempt_timeout: float | None = None) -> Source:
-    """A source that finds out what it can take within ``limits``, unless they say that it should not."""
+    """A source that finds out what it can take within ``limits``, or its share of them, unless they say that it should not."""
     window = AdaptiveWindow(rng, limits.max_concurrency) if limits.adaptive else None
     learned = LearnedPace() if limits.adaptive else None
-    return Source(name, rng, limits, weight=weight, attempt_timeout=attempt_timeout, window=window, learned=learned)
+    source = Source(name, rng, limits, weight=weight, attempt_timeout=attempt_timeout, window=window, learned=learned)
+    if limits.shared != "none":
+        share = source.share = Tenure(limits, source.window)
+        source.requests, source.tokens, source.window = share.requests, share.tokens, share.window
+    return source

@@ -30,7 +30,7 @@ from qreward.core.source import Source, make_source
 from qreward.core.window import FixedWindow, Window
 from qreward.engine.fleet import Fleet
 from qreward.engine.shell import Engine
-from qreward.policies import Endpoint, LoadBalanceStrategy, Route
+from qreward.policies import Endpoint, Limits, LoadBalanceStrategy, Route
 
 SETTINGS = ("retry", "hedge", "max_queued", "timeout")
 ADJUSTABLE = frozenset({"limits", "weight", "price", "models", "timeouts", "max_response_bytes", "keepalive", "probe"})
@@ -173,7 +173,9 @@ def differences(before: ClientConfig, after: ClientConfig) -> frozenset[str]:
 
 def is_same_server(old: Endpoint, new: Endpoint) -> bool:
     """Whether what was learned of the one is true of the other."""
-    if old.limits.adaptive != new.limits.adaptive:
+    if old.limits.adaptive != new.limits.adaptive or old.limits.shared != new.limits.shared:
+        return False
+    if new.limits.shared != "none" and _kinds(old.limits) != _kinds(new.limits):
         return False
     return all(getattr(old, name) == getattr(new, name) for name in Endpoint.model_fields if name not in ADJUSTABLE)
 
@@ -181,12 +183,20 @@ def is_same_server(old: Endpoint, new: Endpoint) -> bool:
 def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
     """Give a source other limits; it keeps its latencies, health, counts, and what was found out of its window and rates."""
     old, limits = cast("Endpoint", source.handle).limits, endpoint.limits
-    if old.max_concurrency != limits.max_concurrency:
-        source.window = _resized(source.window, limits.max_concurrency, rng)
-    source.requests = _paced(source.requests, limits.rpm)
-    source.tokens = _paced(source.tokens, limits.tpm)
+    if source.share is not None:  # which tells the others of the new limits
+        if old.max_concurrency != limits.max_concurrency:
+            source.share.window.inner = _resized(source.share.window.inner, limits.max_concurrency, rng)
+    else:
+        if old.max_concurrency != limits.max_concurrency:
+            source.window = _resized(source.window, limits.max_concurrency, rng)
+        source.requests = _paced(source.requests, limits.rpm)
+        source.tokens = _paced(source.tokens, limits.tpm)
     source.reserved = limits.tpm_counts == "reserved"
     source.weight, source.attempt_timeout, source.handle = endpoint.weight, endpoint.timeouts.attempt, endpoint
+
+
+def _kinds(limits: Limits) -> tuple[bool, ...]:
+    return tuple(limit is not None for limit in (limits.rpm, limits.tpm, limits.max_concurrency))
 
 
 def _resized(window: Window, most: int | None, rng: Random) -> Window:

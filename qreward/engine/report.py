@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from qreward.core.explain import standing, why_window
 from qreward.core.latency import Quantiles
@@ -18,6 +18,7 @@ from qreward.results import AttemptRecord, EndpointState, EndpointStats, Result,
 if TYPE_CHECKING:
     from qreward.core.scheduler import Scheduler
     from qreward.engine.shell import Engine
+    from qreward.policies import Endpoint
 
 
 def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Result[object]:
@@ -44,7 +45,7 @@ def stats_of(source: Source, now: float) -> EndpointStats:
     seconds = None if obstacle.seconds == inf else obstacle.seconds
     return _stats(
         source.latency.at,
-        EndpointState(source.inflight, source.window.limit, why_window(source), obstacle.reason, seconds),
+        EndpointState(source.inflight, source.window.limit, why_window(source), obstacle.reason, seconds, sharing_of(source)),
         sent=tally.sent,
         won=tally.ok,
         rejected=tally.rejected,
@@ -55,6 +56,11 @@ def stats_of(source: Source, now: float) -> EndpointStats:
         prompt_tokens=tally.prompt_tokens,
         completion_tokens=tally.output_tokens,
     )
+
+
+def sharing_of(source: Source) -> str | None:
+    """What part of its limits is this process's, in words; None if they are all its own."""
+    return None if source.share is None else source.share.words(cast("Endpoint", source.handle).limits)
 
 
 def _stats(at: Callable[[float], float | None], state: EndpointState | None = None, **counts: int) -> EndpointStats:

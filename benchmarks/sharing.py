@@ -1,0 +1,71 @@
+"""What sharing limits costs a process: CPU time of a renewal of each part, by members, and what it comes to a second.
+
+``python benchmarks/sharing.py`` (``--quick`` for a glance). A process that works renews twice a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+
+from qreward.core.sharing.ledger import Ledger
+from qreward.core.sharing.words import RENEW, Ask, Need
+from qreward.sharing.local import LocalCarrier
+
+MEMBERS = (1, 8, 64)
+
+
+def asked(number: int) -> Ask:
+    """All three limits, and much to do."""
+    used = float(number)
+    return Ask(
+        Need(6000, want=20, hold=70, rate=inf, spent=used),
+        Need(6e6, want=2e4, hold=1e5, rate=inf, least=900.0, spent=900 * used),
+        Need(64, hold=8, rate=64),
+    )
+
+
+def cost(work: Callable[[int], object], times: int) -> float:
+    """Microseconds of CPU time for each."""
+    began = time.process_time()
+    for number in range(times):
+        work(number)
+    return (time.process_time() - began) / times * 1e6
+
+
+def measure(members: int, rounds: int) -> dict[str, float]:
+    now = [0.0]
+
+    def tick() -> float:
+        now[0] += RENEW / members
+        return now[0]
+
+    ledger = Ledger()
+    pure = cost(lambda number: ledger.renew(tick(), f"m{number % members}", asked(number // members)), rounds * members)
+    with tempfile.TemporaryDirectory() as folder:
+        carrier = LocalCarrier(Path(folder) / "shares", tick)
+        carried = cost(lambda number: carrier.renew("k", f"m{number % members}", asked(number // members)), rounds * members)
+        carrier.close()
+    return {"members": members, "ledger_us": pure, "file_us": carried, "core_percent": carried / 1e6 / RENEW * 100}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few rounds")
+    parser.add_argument("--json", type=Path, help="write the numbers there as well")
+    chosen = parser.parse_args()
+    found = [measure(members, 20 if chosen.quick else 200) for members in MEMBERS]
+    print(f"{'members':>8} {'ledger us':>10} {'with its file us':>17} {'% of a core':>12}")
+    for row in found:
+        print(f"{row['members']:8.0f} {row['ledger_us']:10.0f} {row['file_us']:17.0f} {row['core_percent']:12.3f}")
+    if chosen.json:
+        chosen.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Members of one ledger in virtual time: each sends as its rations allow, and holds what it has in flight for some seconds."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from math import inf
+from random import Random
+
+from qreward.core.sharing.ledger import Ledger
+from qreward.core.sharing.tenure import Tenure
+from qreward.core.sharing.words import MINUTE, RENEW, Ask, Need, Share
+from qreward.core.window import FixedWindow
+from qreward.policies import Limits
+
+MANY = 1000.0
+
+
+class Member:
+    """One process: hungry all the time, or as much as it is given to do."""
+
+    def __init__(self, name: str, room: Room, backlog: float = inf, seconds: float = 0.0, cost: float = 100.0) -> None:
+        self.name, self.room, self.backlog, self.seconds, self.cost = name, room, backlog, seconds, cost
+        self.tenure = Tenure(room.limits, FixedWindow(room.limits.max_concurrency))
+        self.tenure.clock = lambda: room.now
+        self.sent: list[float] = []
+        self.flying: deque[float] = deque()
+        self.alive, self.answered, self.asleep_until = True, True, -inf
+        self.look_at = inf
+        self.shares: list[Share] = []
+
+    @property
+    def in_flight(self) -> int:
+        while self.flying and self.flying[0] <= self.room.now:
+            self.flying.popleft()
+        return len(self.flying)
+
+    def ask(self) -> Ask:
+        """As a demand does, without a source."""
+        limits, tenure, lapsed = self.room.limits, self.tenure, self.tenure.lapse(self.room.now)
+        want, rate = min(self.backlog, MANY), inf if self.backlog else 0.0
+        ask = Ask()
+        if limits.rpm is not None:
+            ask.requests = tenure.requests.need(limits.rpm, lapsed=lapsed, want=want, rate=rate)
+        if tenure.tokens is not None and limits.tpm is not None:
+            ask.tokens = tenure.tokens.need(limits.tpm, lapsed=lapsed, want=want * self.cost, rate=rate)
+        if limits.max_concurrency is not None:
+            hold = 0.0 if lapsed else tenure.permits
+            ask.permits = Need(limits.max_concurrency, hold=hold, rate=min(MANY, self.backlog + self.in_flight), using=self.in_flight)
+        return ask
+
+    def renew(self) -> None:
+        """Ask, and keep to what is said."""
+        now = self.room.now
+        if not self.answered:
+            self.tenure.go_alone(now, self.ask(), "nobody answers")
+            return
+        share = self.room.ledger.renew(now, self.name, self.ask())
+        self.shares.append(share)
+        self.tenure.take_over(now, now, share)
+        self.room.check()
+
+    def alone(self) -> None:
+        """Nobody answers any more."""
+        self.answered = False
+        self.renew()
+
+    def next_at(self) -> float:
+        """When it may send next, as far as it knows."""
+        tenure = self.tenure
+        ready = max(tenure.requests.ready_at, -inf if tenure.tokens is None else tenure.tokens.ready_at)
+        return max(ready, self.flying[0]) if self.in_flight >= tenure.window.limit else ready
+
+    def may_send(self) -> bool:
+        return self.backlog > 0 and self.next_at() <= self.room.now
+
+    def send(self) -> None:
+        """All that it may now."""
+        while self.may_send():
+            self.tenure.requests.take(self.room.now)
+            if self.tenure.tokens is not None:
+                self.tenure.tokens.take(self.room.now, self.cost)
+            self.backlog -= 1
+            self.sent.append(self.room.now)
+            if self.seconds:
+                self.flying.append(self.room.now + self.seconds)
+
+
+class Room:
+    """A ledger, its members, and a clock."""
+
+    def __init__(self, limits: Limits, seed: int = 0, ledger: Ledger | None = None) -> None:
+        self.limits, self.rng = limits, Random(seed)
+        self.ledger = Ledger() if ledger is None else ledger
+        self.now = 0.0
+        self.members: list[Member] = []
+        self.peak = 0
+        self.late = 0.0  # seconds by which renewals may come later than they should
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = 0
+
+    def join(self, backlog: float = inf, seconds: float = 0.0, cost: float = 100.0) -> Member:
+        """A process begins, and renews from now on twice a second, more or less."""
+        member = Member(f"m{len(self.members):03}", self, backlog, seconds, cost)
+        self.members.append(member)
+        self.at(self.now + self.rng.uniform(0, RENEW), lambda: self._beat(member))
+        return member
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        self._number += 1
+        heappush(self._due, (when, self._number, what))
+
+    def run(self, seconds: float) -> None:
+        """Let time pass; everybody sends as soon as it may."""
+        end = self.now + seconds
+        for member in self.members:
+            self.wake(member)
+        while self._due and self._due[0][0] <= end:
+            self.now, _, what = heappop(self._due)
+            what()
+        self.now = end
+
+    def wake(self, member: Member) -> None:
+        """Let a member send what it may, and look again when it may send more."""
+        if not member.alive or self.now < member.asleep_until:
+            return
+        member.send()
+        self.peak = max(self.peak, sum(each.in_flight for each in self.members if each.alive))
+        if member.backlog > 0 and (at := member.next_at()) > self.now and at < member.look_at:
+            member.look_at = at
+            self.at(at, lambda: self._look(member, at))
+
+    def _look(self, member: Member, at: float) -> None:
+        if member.look_at == at:
+            member.look_at = inf
+            self.wake(member)
+
+    def kill(self, member: Member, *, noticed: bool) -> None:
+        """A process dies; its connections with it."""
+        member.alive = False
+        member.flying.clear()
+        if noticed:
+            self.ledger.bury(self.now, member.name)
+
+    def check(self) -> None:
+        """What all may believe to hold is never more than there is."""
+        ledger = self.ledger
+        if self.limits.max_concurrency is not None:
+            assert ledger.permits.held(self.now) <= ledger.permits.total
+        for minute, shares in ((ledger.requests, ledger.request_shares), (ledger.tokens, ledger.token_shares)):
+            if minute.limit < inf:
+                assert shares.held(self.now) <= shares.total * (1 + 1e-9)
+
+    def _beat(self, member: Member) -> None:
+        if not member.alive:
+            return
+        if self.now >= member.asleep_until:
+            member.renew()
+            self.wake(member)
+        self.at(self.now + RENEW * self.rng.uniform(0.95, 1.2) + self.rng.uniform(0, self.late), lambda: self._beat(member))
+
+
+def busiest(times: list[float], window: float = MINUTE) -> int:
+    """Most events in any window of so many seconds."""
+    times = sorted(times)
+    return max((bisect_right(times, time + window) - place for place, time in enumerate(times)), default=0)

@@ -1,0 +1,215 @@
+"""Who gets how much of a shared limit, and when; the words of the ledger, one case each."""
+
+from __future__ import annotations
+
+from math import inf
+
+import msgspec
+import pytest
+
+from qreward.core.sharing.filling import level
+from qreward.core.sharing.ledger import Ledger
+from qreward.core.sharing.pot import TURN
+from qreward.core.sharing.words import LEASE, LINGER, MINUTE, PERIOD, Ask, Need, Part, Share
+
+
+def slots(limit: int = 8, want: float = inf, hold: float = 0, using: int = 0) -> Ask:
+    return Ask(permits=Need(limit, hold=hold, rate=want, using=using))
+
+
+def rate(limit: float = 600, want: float = 1000, **more: float) -> Ask:
+    return Ask(requests=Need(limit, want=want, rate=inf if want else 0.0, **more))  # type: ignore[arg-type]
+
+
+class Slots:
+    """Members that keep to what they are told, and hold as much in flight."""
+
+    def __init__(self, limit: int, wants: dict[str, float]) -> None:
+        self.ledger, self.limit, self.wants, self.now = Ledger(), limit, wants, 0.0
+        self.hold = dict.fromkeys(wants, 0)
+        self.held_for = dict.fromkeys(wants, 0.0)
+
+    def rounds(self, count: int) -> dict[str, int]:
+        for _ in range(count):
+            self.now += 0.5
+            for name in self.wants:
+                self.one(name)
+                self.held_for[name] += 0.5 * self.hold[name]
+        return self.hold
+
+    def one(self, name: str) -> None:
+        share = self.ledger.renew(self.now, name, slots(self.limit, self.wants[name], self.hold[name]))
+        self.hold[name] = int(part_of(share.permits).hold)
+        assert sum(self.hold.values()) <= self.limit
+
+
+def part_of(part: Part | None) -> Part:
+    assert part is not None
+    return part
+
+
+@pytest.mark.parametrize(
+    ("wants", "fair"),
+    [
+        ({"a": inf}, [8]),
+        ({"a": inf, "b": inf}, [4, 4]),
+        ({"a": 1, "b": inf, "c": 0}, [1, 7, 0]),
+        ({"a": 2, "b": 3, "c": 9}, [2, 3, 3]),
+        ({"a": 1, "b": 1, "c": 1}, [1, 1, 1]),
+    ],
+)
+def test_slots_are_divided_by_max_min_fairness_within_two_renewals_of_everybody(wants: dict[str, float], fair: list[int]) -> None:
+    desk = Slots(8, wants)
+    desk.rounds(1)
+    assert list(desk.rounds(2).values()) == fair
+
+
+def test_a_newcomer_gets_its_part_when_the_others_have_given_it_up_and_not_before() -> None:
+    desk = Slots(8, {"a": inf})
+    desk.rounds(2)
+    desk.wants["b"] = inf
+    desk.hold["b"], desk.held_for["b"] = 0, 0.0
+    desk.one("b")
+    assert desk.hold == {"a": 8, "b": 0}
+    desk.one("a")
+    desk.one("b")
+    assert desk.hold == {"a": 4, "b": 0}, "the other was told, and may not have heard it"
+    desk.one("a")
+    desk.one("b")
+    assert desk.hold == {"a": 4, "b": 4}
+
+
+def test_what_is_in_flight_is_held_even_if_the_share_is_smaller() -> None:
+    ledger = Ledger()
+    ledger.renew(0.0, "a", slots())
+    ledger.renew(0.1, "b", slots())
+    assert part_of(ledger.renew(0.5, "a", slots(hold=8, using=8)).permits).hold == 4
+    ledger.renew(1.0, "a", slots(hold=4, using=6))
+    assert part_of(ledger.renew(1.1, "b", slots()).permits).hold == 2
+    ledger.renew(1.5, "a", slots(hold=4, using=3))
+    assert part_of(ledger.renew(1.6, "b", slots(hold=2)).permits).hold == 4
+
+
+def test_a_lease_runs_out_and_what_was_in_flight_a_minute_later() -> None:
+    ledger = Ledger()
+    ledger.renew(0.0, "a", slots(hold=8, using=3))
+    assert part_of(ledger.renew(LEASE, "b", slots()).permits).hold == 0
+    assert part_of(ledger.renew(LEASE + 0.1, "b", slots()).permits).hold == 5
+    assert part_of(ledger.renew(LINGER + 0.1, "b", slots(hold=5)).permits).hold == 8
+
+
+def test_who_says_that_answers_are_quick_is_not_waited_for_as_long() -> None:
+    ledger = Ledger()
+    ledger.renew(0.0, "a", Ask(permits=Need(8, rate=inf, hold=8, using=3, lasts=6.0)))
+    assert part_of(ledger.renew(LEASE + 0.1, "b", slots()).permits).hold == 5
+    assert part_of(ledger.renew(6.1, "b", slots(hold=5)).permits).hold == 8
+
+
+def test_what_a_dead_process_had_is_there_at_once() -> None:
+    ledger = Ledger()
+    ledger.renew(0.0, "a", slots(hold=8, using=8))
+    assert ledger.silent(1.0) == []
+    assert ledger.silent(2.0) == ["a"]
+    ledger.bury(2.0, "a")
+    assert part_of(ledger.renew(2.0, "b", slots()).permits).hold == 8
+
+
+@pytest.mark.parametrize(("limit", "members"), [(3, 8), (10, 8), (1, 2)])
+def test_odd_slots_go_round_so_that_nobody_starves(limit: int, members: int) -> None:
+    desk = Slots(limit, {f"m{number}": inf for number in range(members)})
+    desk.rounds(int(2 * TURN * members * 4))
+    times = desk.held_for.values()
+    assert min(times) >= 0.85 * max(times)
+    assert sum(times) >= 0.95 * limit * desk.now
+
+
+def test_shares_of_a_rate_add_up_to_what_may_be_handed_out_and_no_more() -> None:
+    ledger, shares = Ledger(), dict.fromkeys("abcde", 0.0)
+    for _ in range(4):
+        for name in shares:
+            share = ledger.renew(0.0, name, rate(hold=shares[name]))
+            shares[name] = part_of(share.requests).hold
+            assert sum(shares.values()) <= 600 * MINUTE / PERIOD + 1e-6
+    assert list(shares.values()) == pytest.approx([600 * MINUTE / PERIOD / 5] * 5)
+
+
+def test_a_reply_that_was_lost_costs_nothing_for_long() -> None:
+    ledger = Ledger()
+    lost = part_of(ledger.renew(0.0, "a", rate()).requests).grant
+    assert lost >= 1
+    assert ledger.requests.counted() == lost
+    again = part_of(ledger.renew(0.1, "a", rate()).requests).grant
+    assert again >= lost
+
+
+def test_what_a_dead_process_had_in_hand_counts_as_used_for_a_minute() -> None:
+    ledger = Ledger()
+    grant = part_of(ledger.renew(0.0, "a", rate(60)).requests).grant
+    ledger.bury(0.0, "a")
+    ledger.renew(30.0, "b", rate(60, want=0))
+    assert ledger.requests.counted() == grant
+    ledger.renew(61.0, "b", rate(60, want=0))
+    assert ledger.requests.counted() == 0
+
+
+def test_who_leaves_in_good_order_gives_back_what_it_did_not_use() -> None:
+    ledger = Ledger()
+    grant = part_of(ledger.renew(0.0, "a", rate()).requests).grant
+    ledger.leave(0.5, "a", rate(spent=1.0, left=grant - 1))
+    assert ledger.requests.counted() == 1
+    assert not ledger.seats
+
+
+def test_who_gives_back_what_it_got_is_not_charged_for_it() -> None:
+    ledger = Ledger()
+    for turn in range(8):
+        ledger.renew(turn / 2, "a", rate())  # it never has anything left, nor used any: its replies are lost
+        ledger.renew(turn / 2, "b", rate(want=0))
+    assert ledger.requests.accounts["a"].served <= ledger.requests.most + ledger.requests.clock
+    assert ledger.requests.accounts["a"].served == pytest.approx(ledger.requests.accounts["a"].out)
+
+
+def test_of_different_limits_the_smallest_counts() -> None:
+    ledger = Ledger()
+    assert part_of(ledger.renew(0.0, "a", rate(600)).requests).limit == 600
+    assert part_of(ledger.renew(0.0, "b", rate(60)).requests).limit == 60
+    assert part_of(ledger.renew(0.5, "a", rate(600)).requests).limit == 60
+    ledger.leave(0.6, "b", rate(60))
+    assert part_of(ledger.renew(1.0, "a", rate(600)).requests).limit == 600
+
+
+def test_a_young_ledger_lets_go_on_who_holds_something_and_gives_nothing_to_others() -> None:
+    ledger = Ledger(100.0)
+    holder = ledger.renew(100.0, "a", Ask(rate(hold=70.0).requests, None, slots(hold=3).permits))
+    newcomer = ledger.renew(100.0, "b", Ask(rate().requests, None, slots().permits))
+    assert holder.young
+    assert (part_of(holder.requests).hold, part_of(holder.permits).hold, part_of(holder.requests).grant) == (70.0, 3, 0)
+    assert (part_of(newcomer.requests).hold, part_of(newcomer.permits).hold, part_of(newcomer.requests).grant) == (0, 0, 0)
+    later = ledger.renew(100.0 + LEASE, "b", slots())
+    assert not later.young
+    assert part_of(later.permits).hold == 4
+
+
+def test_a_clock_that_goes_back_a_little_changes_nothing_and_one_of_another_time_is_told_apart() -> None:
+    ledger = Ledger()
+    ledger.renew(1000.0, "a", slots())
+    ledger.renew(999.9, "a", slots(hold=8))
+    assert ledger.now == 1000.0
+    assert ledger.is_of(999.5)
+    assert not ledger.is_of(20.0)
+
+
+def test_a_ledger_survives_its_travels() -> None:
+    ledger = Ledger(3.0)
+    for name in "abc":
+        ledger.renew(9.0, name, Ask(rate(spent=2.0).requests, Need(6e4, want=300.0, rate=inf, least=30.0), slots(using=1).permits))
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(ledger), type=Ledger)
+    assert again == ledger
+    share = again.renew(9.5, "a", slots())
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(share), type=Share) == share
+
+
+def test_water_finds_its_level() -> None:
+    assert level(0.0, [(1.0, 5.0)]) == 1.0
+    assert level(3.0, [(0.0, 1.0), (0.0, 5.0), (4.0, 5.0)]) == 2.0
+    assert level(9.0, []) == inf

@@ -1,0 +1,171 @@
+"""Clients in virtual time that share by a ledger in this process; what would be a thread is a task of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+import engine_tools
+from engine_tools import FakeWire, client_of
+
+from qreward import Endpoint, Limits, QRewardClient
+from qreward import sharing as carriers_room
+from qreward.core.sharing.ledger import Ledger
+from qreward.core.sharing.words import Ask, Share
+from qreward.testing.virtual_time import run_in_virtual_time
+
+
+class Table:
+    """A carrier to a ledger that may be away, slow to say so, or lost."""
+
+    def __init__(self) -> None:
+        self.ledgers: dict[str, Ledger] = {}
+        self.away = False
+        self.renewals = 0
+        self.left: list[str] = []
+        self.closed = 0
+
+    def renew(self, key: str, member: str, ask: Ask) -> Share:
+        self.renewals += 1
+        if self.away:
+            raise OSError("nobody is there")
+        return self.ledger(key).renew(now(), member, ask)
+
+    def leave(self, key: str, member: str, ask: Ask) -> None:
+        if self.away:
+            raise OSError("nobody is there")
+        self.left.append(member)
+        self.ledger(key).leave(now(), member, ask)
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def ledger(self, key: str) -> Ledger:
+        return self.ledgers.setdefault(key, Ledger())
+
+    def lose(self) -> None:
+        """Others begin, which know nothing."""
+        self.ledgers = {key: Ledger(now()) for key in self.ledgers}
+
+    @property
+    def only(self) -> Ledger:
+        (ledger,) = self.ledgers.values()
+        return ledger
+
+
+class Turns:
+    """In the place of a sharing's thread and of its bell."""
+
+    over = False
+
+    def __init__(self, client: QRewardClient) -> None:
+        self.sharing = client._sharing
+        self.rung = asyncio.Event()
+        self.asleep = False  # stopped, as by a debugger
+        client._sharing._bell = client._sharing._thread = self  # type: ignore[assignment]
+        client._sharing.aclose = self.aclose  # type: ignore[method-assign]
+        self.task = asyncio.ensure_future(self.keep())
+
+    def ring(self) -> None:
+        self.rung.set()
+
+    async def aclose(self) -> None:
+        """As the sharing's own, without a thread to wait for."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        self.sharing._end()
+
+    async def keep(self) -> None:
+        while True:
+            seconds = None if self.asleep else self.sharing.turn()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.rung.wait(), seconds)
+            self.rung.clear()
+
+
+class House:
+    """A table, and the clients that sit at it."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.clients: list[QRewardClient] = []
+        self.turns: dict[QRewardClient, Turns] = {}
+
+    def client(self, wire: FakeWire | None = None, **limits: Any) -> tuple[QRewardClient, FakeWire]:
+        wire = wire or FakeWire(seconds=0.1)
+        client = client_of(wire, [self.endpoint(**limits)])
+        self.clients.append(client)
+        self.turns[client] = Turns(client)
+        return client, wire
+
+    @staticmethod
+    def endpoint(name: str = "a", **limits: Any) -> Endpoint:
+        return Endpoint(
+            f"http://{name}.example/v1", name=name, api_key="k", limits=Limits(**{"shared": "local", "adaptive": False, **limits})
+        )
+
+    async def close(self) -> None:
+        for client in self.clients:
+            await client.aclose()
+
+
+call = engine_tools.ask
+"""A single call of a client."""
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def shared(test: Callable[..., Any]) -> Callable[..., None]:
+    """Run a test's coroutine in virtual time, with a house."""
+
+    @wraps(test)
+    def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        table = Table()
+        monkeypatch.setattr(carriers_room, "make_carrier", lambda _kind: table)
+
+        async def play() -> None:
+            house = House(table)
+            try:
+                await test(house)
+            finally:
+                await house.close()
+
+        run_in_virtual_time(play())
+
+    del run.__wrapped__  # type: ignore[attr-defined] # pytest looks at the parameters
+    return run
+
+
+def endless() -> Iterator[list[dict[str, str]]]:
+    number = 0
+    while True:
+        number += 1
+        yield [{"role": "user", "content": str(number)}]
+
+
+def sharing(client: QRewardClient) -> str:
+    state = client.stats()["a"].state
+    assert state is not None
+    assert state.sharing is not None
+    return state.sharing
+
+
+def busy(client: QRewardClient) -> asyncio.Task[Any]:
+    """Give it work without end."""
+    return asyncio.ensure_future(client.batch_chat_completion(endless(), "m", keep_results=False))
+
+
+async def stop(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

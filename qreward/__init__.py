@@ -16,6 +16,13 @@ _HOMES = {
     "qreward.functions.decorator": ("schedule",),
     "qreward.functions.metrics": ("ScheduleMetrics", "ScheduleStats"),
     "qreward.functions.watcher": ("ConfigWatcher",),
+    "qreward.judge.config": ("JudgeConfig",),
+    "qreward.judge.judge": ("Judge",),
+    "qreward.judge.making": ("make_scorer",),
+    "qreward.judge.reading": ("PreferenceVerdict", "ScoreVerdict", "YesNoVerdict"),
+    "qreward.judge.reward_model": ("RewardModelScorer",),
+    "qreward.judge.sync": ("SyncJudge",),
+    "qreward.judge.words": ("Comparison", "Scorer", "Verdict", "Vote"),
     "qreward.observe": ("MetricsCallback", "Observer"),
     "qreward.policies": ("Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "Priority", "Retry", "Route", "Timeouts"),
     "qreward.progress": ("Progress",),
@@ -84,6 +91,18 @@ if TYPE_CHECKING:
     from qreward.functions.metrics import ScheduleMetrics as ScheduleMetrics
     from qreward.functions.metrics import ScheduleStats as ScheduleStats
     from qreward.functions.watcher import ConfigWatcher as ConfigWatcher
+    from qreward.judge.config import JudgeConfig as JudgeConfig
+    from qreward.judge.judge import Judge as Judge
+    from qreward.judge.making import make_scorer as make_scorer
+    from qreward.judge.reading import PreferenceVerdict as PreferenceVerdict
+    from qreward.judge.reading import ScoreVerdict as ScoreVerdict
+    from qreward.judge.reading import YesNoVerdict as YesNoVerdict
+    from qreward.judge.reward_model import RewardModelScorer as RewardModelScorer
+    from qreward.judge.sync import SyncJudge as SyncJudge
+    from qreward.judge.words import Comparison as Comparison
+    from qreward.judge.words import Scorer as Scorer
+    from qreward.judge.words import Verdict as Verdict
+    from qreward.judge.words import Vote as Vote
     from qreward.observe import MetricsCallback as MetricsCallback
     from qreward.observe import Observer as Observer
     from qreward.policies import Endpoint as Endpoint

@@ -1,0 +1,57 @@
+"""The settings of a judge, as a configuration file or a trainer's settings give them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from qreward.policy import Count, Many, Policy
+
+ResponseFormat = Literal["auto", "json_schema", "json_object", "none"]
+Settle = Literal["majority", "mean", "median"]
+
+
+class JudgeConfig(Policy):
+    """What a :class:`~qreward.judge.Judge` is made from, but for its client.
+
+    Args:
+        model: who judges; several are several judges, each of which is asked ``samples`` times.
+        prompt: template of the user's message, in which ``{prompt}``, ``{response}``, ``{reference}`` and any other field of an
+            item are replaced; None is the judge's own. How to answer is said at ``{answer_form}``, or at the end.
+        system: template of the system message; None sends none.
+        pair_prompt: as ``prompt``, for pairs, with ``{first}`` and ``{second}``, which are to be called A and B.
+        verdict: the form of an answer: ``score``, ``yes_no``, or ``module:Class`` of a pydantic model.
+        scale: lowest and highest score that the judge is asked for; what lies outside is no answer. Where it is not set, the verdict's
+            own field goes before (its ``ge`` and ``le``).
+        range: what the ends of ``scale`` are as rewards; None leaves scores as they are.
+        samples: answers of each model to each item.
+        settle: how several answers make one score.
+        reasks: times that an answer which cannot be read is asked for again, within the item's time.
+        response_format: how the server is asked for JSON; ``auto`` finds out what it takes.
+        cache: path of a file that keeps verdicts over runs; None keeps none.
+        params: sent with each request: ``temperature``, ``max_tokens``, anything.
+
+    Example:
+        >>> JudgeConfig(model="judge-7b", scale=(1, 5)).model
+        ('judge-7b',)
+    """
+
+    model: tuple[str, ...] = Field(min_length=1)
+    prompt: str | None = None
+    system: str | None = None
+    pair_prompt: str | None = None
+    verdict: str = "score"
+    scale: tuple[float, float] = (0.0, 10.0)
+    range: tuple[float, float] | None = (0.0, 1.0)
+    samples: Count = 1
+    settle: Settle = "majority"
+    reasks: Many = 1
+    response_format: ResponseFormat = "auto"
+    cache: str | None = None
+    params: dict[str, Any] = Field(default_factory=dict, repr=False)
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _several(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value

@@ -1,0 +1,27 @@
+"""From settings to a scorer: what adapters of trainers call."""
+
+from __future__ import annotations
+
+from qreward.client import QRewardClient
+from qreward.errors import ConfigError
+from qreward.judge.config import JudgeConfig
+from qreward.judge.judge import Judge
+from qreward.judge.reward_model import RewardModelScorer
+from qreward.judge.words import Scorer
+
+
+def make_scorer(client: QRewardClient, scorer: JudgeConfig | str | None) -> Scorer:
+    """A judge by its settings, or a reward model by its name. It owns the client: closing it closes that.
+
+    Raises:
+        ConfigError: a setting is wrong.
+
+    Example:
+        >>> make_scorer(QRewardClient(["http://gpu-0:8000/v1"]), "rm-7b")
+        <RewardModelScorer rm-7b>
+    """
+    if isinstance(scorer, JudgeConfig):
+        return Judge.from_config(client, scorer, owns_client=True)
+    if isinstance(scorer, str) and scorer:
+        return RewardModelScorer(client, scorer, owns_client=True)
+    raise ConfigError(f"a scorer is made from JudgeConfig or the name of a reward model, not {scorer!r}")

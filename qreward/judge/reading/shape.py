@@ -1,0 +1,163 @@
+"""What of a pydantic model decides: the one field whose value is the verdict, how it may be written, and how a model is made of it."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
+
+from pydantic import AliasChoices, BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from qreward.judge.reading.numbers import Scale, number_of
+from qreward.judge.reading.unreadable import Unreadable
+
+M = TypeVar("M", bound=BaseModel)
+_NUMBERS = (int, float, Decimal)
+
+
+@dataclass(frozen=True)
+class Shape(Generic[M]):
+    """A model, and its deciding field.
+
+    Attributes:
+        name: of the deciding field, or None: then only an object can be read, and all of it decides.
+        number: it is a number.
+        options: how each of its choices may be written -> the choice; none if it is no choice.
+        scale: within which a number counts.
+    """
+
+    model: type[M]
+    name: str | None
+    number: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+    scale: Scale | None = None
+
+    @classmethod
+    def of(cls, model: type[M], wanted: str | None, scale: Scale | None) -> Shape[M]:
+        """The shape of ``model``, whose deciding field is ``wanted`` if it has that, else the only one required that can be."""
+        name = wanted if wanted and wanted in model.model_fields else _only(model)
+        if name is None:
+            return cls(model, None)
+        info = model.model_fields[name]
+        number, options = _kind(info.annotation)
+        return cls(model, name, number, tuple(options.items()), (scale or _bounds(info)) if number else None)
+
+    @property
+    def key(self) -> str:
+        """The deciding field as JSON names it."""
+        return _keys(self.name, self.model.model_fields[self.name])[0] if self.name else ""
+
+    def names(self, keys: set[str]) -> bool:
+        """Whether any of these member names is one of the verdict's that cannot be done without."""
+        told = {_folded(key) for key in keys}
+        return bool(told & self._needed())
+
+    def _needed(self) -> set[str]:
+        fields = self.model.model_fields
+        names = [self.name] if self.name else [name for name, info in fields.items() if info.is_required()] or list(fields)
+        return {_folded(key) for name in names for key in _keys(name, fields[name])}
+
+    def of_members(self, members: Mapping[str, Any]) -> M:
+        """The verdict that an object's members are; raises :class:`Unreadable`."""
+        mine = {_folded(key): key for name, info in self.model.model_fields.items() for key in reversed(_keys(name, info))}
+        given: dict[str, Any] = {}
+        for key, value in members.items():
+            known = mine.get(_folded(key), key)
+            if known in given and given[known] != value:
+                raise Unreadable("The JSON object gives a member twice.")
+            given[known] = value
+        if self.name and not self.names(set(given)):
+            raise Unreadable(f'The JSON object has no "{self.key}".')
+        return self._made(given)
+
+    def of_value(self, value: Any) -> M:
+        """The verdict that words give."""
+        return self._made({self.key: value})
+
+    def substance(self, verdict: M) -> object:
+        """What two verdicts must share to be one and the same."""
+        if self.name:
+            return getattr(verdict, self.name)
+        fields = self.model.model_fields
+        return {name: value for name, value in verdict if name in fields and fields[name].annotation is not str}
+
+    def _made(self, given: dict[str, Any]) -> M:
+        if self.name and self.number:
+            key = next(key for key in _keys(self.name, self.model.model_fields[self.name]) if key in given)
+            given = {**given, key: _same(number_of(given[key], self.scale), given[key])}
+        try:
+            verdict = self.model.model_validate(given)
+        except ValidationError as error:
+            raise Unreadable(self._complaint(error)) from None
+        if self.name and self.number:
+            number_of(_number(getattr(verdict, self.name)), None)
+        return verdict
+
+    def _complaint(self, error: ValidationError) -> str:
+        """The member, if it is one of the model's, and pydantic's kind of complaint; never its input or message: they may quote."""
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = str(first["loc"][0]) if first["loc"] else ""
+        known = {key for name, info in self.model.model_fields.items() for key in _keys(name, info)}
+        kind = first["type"].replace("_", " ")
+        return f'The JSON object does not fit at "{place}": {kind}.' if place in known else f"The JSON object does not fit: {kind}."
+
+
+def _same(number: float, written: Any) -> Any:
+    """A whole number keeps its digits, of which a float may have fewer."""
+    return written if isinstance(written, int) else int(number) if number.is_integer() else number
+
+
+def _number(value: Any) -> Any:
+    value = value.value if isinstance(value, enum.Enum) else value
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _folded(key: str) -> str:
+    return key.strip().casefold().replace(" ", "_").replace("-", "_")
+
+
+def _keys(name: str, info: FieldInfo) -> list[str]:
+    alias = info.validation_alias or info.alias
+    if isinstance(alias, AliasChoices):
+        return [choice for choice in alias.choices if isinstance(choice, str)] or [name]
+    return [alias] if isinstance(alias, str) else [name]
+
+
+def _only(model: type[BaseModel]) -> str | None:
+    able = [name for name, info in model.model_fields.items() if info.is_required() and any(_kind(info.annotation))]
+    return able[0] if len(able) == 1 else None
+
+
+def _kind(annotation: Any) -> tuple[bool, dict[str, Any]]:
+    """``(is a number, its choices)``."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _kind(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        parts = [part for part in get_args(annotation) if part is not type(None)]
+        return all(part in _NUMBERS for part in parts), {}
+    if annotation is bool:
+        return False, {"yes": True, "no": False, "true": True, "false": False}
+    if origin is Literal:
+        return _kind_of_values(get_args(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return _kind_of_values(tuple(member.value for member in annotation))
+    return annotation in _NUMBERS, {}
+
+
+def _kind_of_values(values: tuple[Any, ...]) -> tuple[bool, dict[str, Any]]:
+    if values and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return True, {}
+    texts = bool(values) and all(isinstance(value, str) and value.strip() for value in values)
+    return False, {value: value for value in values} if texts else {}
+
+
+def _bounds(info: FieldInfo) -> Scale | None:
+    """The scale that a field's own limits give, if it has both."""
+    low = [limit for item in info.metadata if (limit := getattr(item, "ge", None)) is not None]
+    high = [limit for item in info.metadata if (limit := getattr(item, "le", None)) is not None]
+    return (float(max(low)), float(min(high))) if low and high else None

@@ -1,0 +1,173 @@
+"""A reward model with the face of a judge: its numbers as verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from qreward import arguments
+from qreward.arguments import DEFAULT
+from qreward.client import QRewardClient
+from qreward.errors import ConfigError
+from qreward.judge.questions import fields_of
+from qreward.judge.verdicts import bounds
+from qreward.judge.words import Item, Verdict, Vote
+from qreward.policies import Priority
+from qreward.results import BatchResult, Result, Usage
+from qreward.rewards.asking import Asking, asking
+from qreward.wire.rewards.answers import Score
+from qreward.wire.rewards.dialects import SCORE
+
+if TYPE_CHECKING:
+    from qreward.progress import Progress
+
+
+class RewardModelScorer:
+    """Scores by a reward model: what ``client.score`` gives, as a :class:`~qreward.judge.words.Verdict`.
+
+    Needs no running loop to be made; may be used from several loops and threads; pickles by its settings.
+
+    Args:
+        client: over whose endpoints the model is asked.
+        model: its name.
+        range: lowest and highest reward: what lies outside counts as the nearest end. None leaves all as they are.
+        owns_client: close the client with this scorer.
+        params: sent with each request, as in :meth:`QRewardClient.score`.
+
+    Example:
+        >>> from qreward import QRewardClient
+        >>> scorer = RewardModelScorer(QRewardClient(["http://gpu-0:8000/v1"]), "rm-7b")
+        >>> async def reward(prompt, response):
+        ...     return (await scorer.score(prompt, response)).score
+    """
+
+    def __init__(
+        self,
+        client: QRewardClient,
+        model: str,
+        *,
+        range: tuple[float, float] | None = None,  # noqa: A002 - the word of the settings
+        owns_client: bool = False,
+        **params: Any,
+    ) -> None:
+        if not isinstance(model, str) or not model:
+            raise ConfigError(f"model must be the name of a reward model, not {model!r}")
+        self._client, self._model, self._owns_client, self._params = client, model, owns_client, params
+        self._range = None if range is None else bounds("range", range)
+
+    async def score(
+        self,
+        prompt: Any,
+        response: Any,
+        *,
+        reference: Any = None,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int = Priority.NORMAL,
+        tenant: str | None = None,
+        **fields: Any,
+    ) -> Verdict:
+        """Score one response. Errors as in :meth:`QRewardClient.score`.
+
+        Args:
+            prompt, response: a text or messages, and the text that is judged.
+            reference: sent as ``label``, to servers that take one.
+            timeout: seconds in all.
+            priority, tenant: as in :meth:`QRewardClient.score`.
+            fields: none are known to a reward model.
+        """
+        item = _item({**fields, "prompt": prompt, "response": response, "reference": reference})
+        score = await self._client.score(item, model=self._model, timeout=timeout, priority=priority, tenant=tenant, **self._params)
+        return self._verdict(score, None)
+
+    async def batch_score(
+        self,
+        items: Iterable[Item] | AsyncIterable[Item],
+        *,
+        timeout: float | None = DEFAULT,
+        deadline: float | None = None,
+        priority: Priority | int = Priority.NORMAL,
+        tenant: str | None = None,
+        on_result: Callable[[Result[Verdict]], object] | None = None,
+        progress: bool | Callable[[Progress], object] | None = None,
+        keep_results: bool = True,
+    ) -> BatchResult[Verdict]:
+        """Score many responses, merged on the wire.
+
+        Arguments as in :meth:`Judge.batch_score`, errors as in :meth:`QRewardClient.batch_score`.
+        """
+        tell = arguments.callback("on_result", on_result)
+        batch = await self._client._merged_many(
+            self._asking(),
+            arguments.items("items", items),
+            self._model,
+            self._client._terms(timeout, priority, self._params.get("hedge", True), tenant),
+            deadline,
+            None if tell is None else lambda result: tell(self._told(result)),
+            progress,
+            keep_results,
+        )
+        return BatchResult([self._told(result) for result in batch], batch.stats)
+
+    def _asking(self) -> Asking:
+        """As the client asks, but that an item of ours which is wrong fails alone."""
+        params = {name: value for name, value in self._params.items() if name not in ("extra_headers", "extra_body", "hedge")}
+        asked = asking(SCORE, self._model, params, self._params.get("extra_headers"), self._params.get("extra_body"))
+        return Asking(asked.listing, asked.blank, lambda item: asked.call(_item(item)), asked._key)
+
+    async def aclose(self) -> None:
+        """Close the client, if it is owned."""
+        if self._owns_client:
+            await self._client.aclose()
+
+    async def __aenter__(self) -> RewardModelScorer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self._client, self._model, {"range": self._range, "owns_client": self._owns_client, **self._params})
+
+    def __repr__(self) -> str:
+        return f"<RewardModelScorer {self._model}>"
+
+    def _verdict(self, score: Score, usage: Usage | None) -> Verdict:
+        number = float(score)
+        if self._range is not None:
+            number = min(max(number, self._range[0]), self._range[1])
+        return Verdict(number, (Vote(number, model=self._model),), score.attributes or None, usage)
+
+    def _told(self, result: Result[Score]) -> Result[Verdict]:
+        answer = _Told(self._verdict(result.value, result.usage), result.usage, result.usage_is_estimated) if result.ok else None
+        trail = result.attempts[:-1] if result.ok and result.endpoint is not None else result.attempts
+        return Result(result.index, answer, result.error, result.endpoint, result.latency, result.queued, trail)
+
+
+class _Told:
+    """The answer of an item, as ``Result`` takes it."""
+
+    __slots__ = ("estimated", "usage", "verdict")
+
+    def __init__(self, verdict: Verdict, usage: Usage | None, estimated: bool) -> None:
+        self.verdict, self.usage, self.estimated = verdict, usage, estimated
+
+    def build(self) -> Verdict:
+        return self.verdict
+
+    def text(self) -> str:
+        return ""
+
+
+def _again(client: QRewardClient, model: str, settings: Mapping[str, Any]) -> RewardModelScorer:
+    return RewardModelScorer(client, model, **settings)
+
+
+def _item(item: object) -> dict[str, Any]:
+    """An item as the client takes it. Raises ``ConfigError``."""
+    fields = fields_of(item)
+    strange = sorted(name for name, value in fields.items() if name not in ("prompt", "response", "reference") and value is not None)
+    if strange:
+        raise ConfigError(f"a reward model takes prompt, response and reference, not {strange[0]!r}; leave it out")
+    named = {"prompt": fields["prompt"], "response": fields["response"]}
+    reference = fields.get("reference")
+    return named if reference is None else {**named, "label": reference}

@@ -1,0 +1,174 @@
+"""Prompt templates: texts with ``{name}`` in them, and what stands there when it is an item's turn. Strict, and expanded once.
+
+Knows no judge: only fields, texts and messages.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Any
+
+from qreward.errors import ConfigError
+from qreward.wire.chat import joined
+
+Messages = list[dict[str, Any]]
+Builder = Callable[[Mapping[str, Any]], Iterable[Any]]
+"""The user's own: from an item's fields to the messages of a request."""
+
+_PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+
+
+class Template:
+    """A text with fields. ``{{`` and ``}}`` stand for the braces themselves.
+
+    A field is a plain name: no attribute, no index, no format can be asked of a value, and a value is never looked at for fields of its
+    own.
+
+    Args:
+        text: the template.
+        what: what it is called in an error.
+
+    Raises:
+        ConfigError: a brace is not closed, or what is in it is no name.
+
+    Example:
+        >>> Template("{{{response}}}", "prompt").render({"response": "{prompt}"})
+        '{{prompt}}'
+    """
+
+    __slots__ = ("_pieces", "names")
+
+    def __init__(self, text: str, what: str) -> None:
+        if not isinstance(text, str):
+            raise ConfigError(f"{what} must be a text, not a {type(text).__name__}")
+        self._pieces: list[tuple[str, str | None]] = []  # a text, and the field that follows it
+        begin = 0
+        before = ""
+        for match in _PIECE.finditer(text):
+            before += text[begin : match.start()]
+            begin = match.end()
+            if match[0] in ("{{", "}}"):
+                before += match[0][0]
+            else:
+                self._pieces.append((before, _name(match, text, what)))
+                before = ""
+        self._pieces.append((before + text[begin:], None))
+        self.names = frozenset(name for _, name in self._pieces if name is not None)
+
+    def render(self, values: Mapping[str, str]) -> str:
+        """The text with the values in it; all names must be there."""
+        return "".join([part for text, name in self._pieces for part in (text, "" if name is None else values[name])])
+
+
+def _name(match: re.Match[str], text: str, what: str) -> str:
+    name = match[1]
+    if name is not None and name.isidentifier():
+        return name
+    line = text.count("\n", 0, match.start()) + 1
+    shown = match[0] if len(match[0]) <= 40 else match[0][:37] + "..."
+    raise ConfigError(
+        f"{what}, line {line}: {shown!r} is no field: that is a plain name, such as {{response}}; a brace itself is written {{{{ or }}}}"
+    )
+
+
+def in_words(value: object, name: str) -> str:
+    """A field's value as text: a conversation is made readable, what is neither text nor number is written as JSON.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(message, Mapping) and "role" in message for message in value):
+        return "\n\n".join(map(_spoken, value))
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the field {name!r} is a {type(value).__name__} that cannot be shown to a judge ({error})") from None
+
+
+def _spoken(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    words = joined(content)
+    if isinstance(content, list):
+        words += "".join(f"[{part.get('type', 'part')}]" for part in content if isinstance(part, Mapping) and "text" not in part)
+    calls = message.get("tool_calls")
+    if calls:
+        words += f"[calls {json.dumps(calls, ensure_ascii=False, default=str)}]"
+    return f"{str(message['role']).capitalize()}: {words}"
+
+
+class Prompt:
+    """From an item's fields to the messages of a request.
+
+    Args:
+        prompt: a template of the user's message, a list of messages whose contents are templates, or a function from fields to
+            messages.
+        system: a template of the system message before them, or None.
+        needed: names of which the templates must have at least one each.
+        known: names that an item may have although no template names them; None is any.
+
+    Attributes:
+        names: fields that the templates name.
+
+    Raises:
+        ConfigError: it is none of these, or lacks a needed field.
+    """
+
+    def __init__(self, prompt: object, system: str | None, *, needed: Iterable[str], known: Iterable[str] | None) -> None:
+        self._system = None if system is None else Template(system, "system")
+        self._known = None if known is None else frozenset(known)
+        self._build: Builder | None = prompt if callable(prompt) else None
+        self._turns = [] if callable(prompt) else _turns(prompt)
+        templates = [template for _, template in self._turns] + ([self._system] if self._system else [])
+        self.names: frozenset[str] = frozenset().union(*(template.names for template in templates))
+        missing = [name for name in needed if name not in self.names and self._build is None]
+        if missing:
+            raise ConfigError(f"the prompt has no {{{missing[0]}}}, which is what is judged; it names {_listed(self.names)}")
+
+    def messages(self, fields: Mapping[str, Any]) -> Messages:
+        """The messages for one item; fields that are None are as if they were not there.
+
+        Raises:
+            ConfigError: a field is missing, or one is not known.
+        """
+        given = {name: value for name, value in fields.items() if value is not None}
+        self._check(given.keys())
+        words = {name: in_words(given[name], name) for name in self.names}
+        if self._build is not None:
+            turns = list(self._build(given))  # whether these are messages is looked at by who sends them
+        else:
+            turns = [{**message, "content": template.render(words)} for message, template in self._turns]
+        return turns if self._system is None else [{"role": "system", "content": self._system.render(words)}, *turns]
+
+    def _check(self, given: Set[str]) -> None:
+        missing = self.names - given
+        if missing:
+            name = min(missing)
+            raise ConfigError(f"the prompt names {{{name}}}, but the item has no {name!r}: it has {_listed(given)}")
+        if self._known is None or given <= self._known or given <= self._known | self.names:
+            return
+        name = min(given - self._known - self.names)
+        raise ConfigError(
+            f"the item has a field {name!r} that the prompt does not name: it names {_listed(self.names)}; "
+            f"name it there as {{{name}}}, or leave it out"
+        )
+
+
+def _turns(prompt: object) -> list[tuple[Mapping[str, Any], Template]]:
+    if isinstance(prompt, str):
+        return [({"role": "user"}, Template(prompt, "prompt"))]
+    if not isinstance(prompt, list | tuple) or not prompt:
+        raise ConfigError(f"prompt must be a template, a list of messages or a function that makes them, not {type(prompt).__name__}")
+    turns = []
+    for index, message in enumerate(prompt):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ConfigError(f"prompt[{index}] must be a message such as {{'role': 'user', 'content': '...'}}")
+        turns.append((message, Template(message.get("content"), f"prompt[{index}].content")))  # type: ignore[arg-type]
+    return turns
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names))) or "none"

@@ -1,0 +1,115 @@
+"""Large and hostile answers: work grows with their length and no faster, and no character is visited twice in search of an object."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from types import FrameType
+
+import pytest
+
+from qreward.judge.reading import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, own, read
+from qreward.judge.reading.answer import LONGEST
+from qreward.judge.reading.lenient import NotAnObject, object_at
+
+PIECES = (
+    *("{", "}", "[", '"', "'", "`", "*", "<", "7", "\\", "\n", " ", "\u201c", "\u2018a ", ' "a', " 'a b", "[[", "[[7]] ", "$a", "| "),
+    *("<think>", "</think>", "<response>", "<a></a>", "<b ", "<!-- ", "<score>", "```\n", "> \n", "> a\nb\n", "\\boxed{"),
+    *('{"a":', "{/*", "{//\n", '{"\\', "{a:1,", "{'", '{"score": ', '{"score": 7}', "[{", '{"a": {"a": [', "{ "),
+    *(
+        "Score: ",
+        "Score: 7\n",
+        "Score: 7 ",
+        "7/10 ",
+        "the ",
+        "my,",
+        "I give it ",
+        "score for a ",
+        "The candidate wrote: ",
+        "no, ",
+        "A is overall ",
+    ),
+)
+
+
+def _read(text: str) -> str:
+    outcomes = []
+    for model in (ScoreVerdict, YesNoVerdict, PreferenceVerdict):
+        try:
+            outcomes.append(repr(read(text, model, scale=(0, 10) if model is ScoreVerdict else None)))
+        except Unreadable as refusal:
+            outcomes.append(refusal.why)
+    return " ".join(outcomes)
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_a_megabyte_of_anything_is_refused(piece: str) -> None:
+    text = (piece * (1_000_000 // len(piece) + 1))[:1_000_000]
+    assert "score=" not in _read(text)
+
+
+def test_a_megabyte_of_thought_is_no_hindrance() -> None:
+    thought = "Perhaps {7} or 'so. " * 50_000
+    assert read(f"<think>{thought}</think>Score: 7", ScoreVerdict, scale=(0, 10)).score == 7
+
+
+def test_an_answer_longer_than_any_verdict_is_refused_and_a_shorter_one_is_not() -> None:
+    filler = "It is so.\n" * (LONGEST // 10 - 2)
+    assert read(f"{filler}\nScore: 7", ScoreVerdict, scale=(0, 10)).score == 7
+    with pytest.raises(Unreadable, match="too long"):
+        read(f"{filler}{filler}\nScore: 7", ScoreVerdict, scale=(0, 10))
+
+
+def steps(work: Callable[[], object]) -> int:
+    """Calls of Python and C functions that some work makes."""
+    count = 0
+
+    def counted(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(counted)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_twice_the_answer_is_at_most_twice_the_steps(piece: str) -> None:
+    once, twice = piece * (3_000 // len(piece)), piece * (6_000 // len(piece))
+    _read(once)
+    assert steps(lambda: _read(twice)) <= 2.2 * steps(lambda: _read(once)) + 300
+
+
+@pytest.mark.parametrize("piece", [piece for piece in PIECES if "{" in piece])
+def test_no_character_is_looked_at_by_two_attempts_at_an_object(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans: list[tuple[int, int]] = []
+
+    def watched(text: str, start: int) -> tuple[dict[str, object], int]:
+        try:
+            found, end = object_at(text, start)
+        except NotAnObject as failure:
+            spans.append((start, failure.at))
+            raise
+        spans.append((start, end))
+        return found, end
+
+    monkeypatch.setattr(own, "object_at", watched)
+    text = piece * 2_000
+    own.own_of(text)
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+    assert spans or piece in ("{", "[{", "{ ", "\\boxed{")
+
+
+def test_deep_nesting_overflows_nothing() -> None:
+    for text in (
+        '{"a":' * 50_000,
+        '{"a":' * 40 + "1" + "}" * 40,
+        '{"score": ' + "[" * 50_000,
+        '{"score": 7, "x": ' + "[" * 40 + "]" * 40 + "}",
+    ):
+        with pytest.raises(Unreadable):
+            read(text, ScoreVerdict, scale=(0, 10))

@@ -1,0 +1,228 @@
+"""What holds for every text: nothing but a verdict or a refusal, never off the scale, never cut, never another's."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from qreward.judge.reading import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
+from qreward.judge.reading.lenient import NotAnObject, object_at
+from qreward.judge.reading.own import GAP, own_of
+
+
+class Marked(BaseModel):
+    correct: bool
+    notes: list[str] = []
+
+
+MODELS = (ScoreVerdict, YesNoVerdict, PreferenceVerdict, Marked)
+PIECES = (
+    *('"', "'", "`", "```\n", "```json\n", "~~~\n", "\u201c", "\u201d", "\u2018", "\u2019", "\u201e", "\u00ab", "\u00bb", '\\"', "\\"),
+    *(
+        "<response>",
+        "</response>",
+        "<think>",
+        "</think>",
+        "\n</think>\n",
+        "<score>",
+        "</score>",
+        "<!--",
+        "-->",
+        "<b>",
+        "<answer>",
+        "</answer>",
+    ),
+    *("> ", "\n", "\n\n", " ", ". ", ": ", ", ", "{", "}", "[", "]", "(", ")", "**", "#", "| ", "- ", "$", "/", "/*", "//", "=", "~", "%"),
+    *(
+        "The candidate wrote ",
+        "It says:",
+        "I think it is bad, ",
+        "no ",
+        "if ",
+        "Final ",
+        "My ",
+        "I give it a ",
+        "is ",
+        "not ",
+        "Score:",
+        "score",
+    ),
+    *(
+        '", "score": 10}',
+        '"}',
+        "{'score': ",
+        "Accuracy: 9/10\n",
+        "Accuracy score: 9\n",
+        "Adjusted score: 10",
+        "10",
+        "7",
+        "2",
+        "-",
+        "1e9",
+        "\ufffc",
+    ),
+    *(
+        "Score: 10",
+        '{"score": 10}',
+        "Final score: 10/10",
+        "[[10]]",
+        "\\boxed{10}",
+        "10/10",
+        "### Score\n10",
+        "I give it a 10.",
+        "Overall: 10/10",
+    ),
+    *(
+        "Verdict: yes",
+        "Yes.",
+        "[[yes]]",
+        '{"verdict": "yes"}',
+        "yes",
+        "[[A]]",
+        "A",
+        "Response A is better.",
+        '{"preferred": "A"}',
+        "Winner: A",
+    ),
+    *("\ud800", "\u0667", "\u200b", "\x00", "\r", "\u2028"),
+)
+SOUP = st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=14).map("".join)
+SCALES = st.sampled_from([(0.0, 10.0), (1.0, 5.0), (-1.0, 1.0), (0.0, 1.0), (0.0, 100.0)])
+WORDS = st.lists(
+    st.sampled_from(["the", "reasons", "are", "given", "here", "and", "all", "of", "it", "holds", "together", "well"]), max_size=9
+).map(" ".join)
+
+
+@given(SOUP | st.text(), st.sampled_from(MODELS), SCALES | st.none(), st.booleans())
+@settings(max_examples=500)
+def test_no_text_raises_anything_but_a_refusal(
+    text: str, model: type[BaseModel], scale: tuple[float, float] | None, finished: bool
+) -> None:
+    try:
+        outcome: object = read(text, model, scale=scale, finished=finished)
+    except Unreadable as refusal:
+        outcome = refusal
+    assert isinstance(outcome, model | Unreadable)
+    assert not isinstance(outcome, Unreadable) or 0 < len(outcome.why) <= 160
+
+
+@given(SOUP, SCALES)
+@settings(max_examples=300)
+def test_a_score_is_always_finite_and_on_the_scale(text: str, scale: tuple[float, float]) -> None:
+    try:
+        score = read(text, ScoreVerdict, scale=scale).score
+    except Unreadable:
+        return
+    assert math.isfinite(score)
+    assert scale[0] <= score <= scale[1]
+
+
+@given(st.text(), st.floats(0, 10), st.booleans(), WORDS, WORDS)
+def test_an_object_reads_back_whatever_its_reason_holds_and_whatever_words_stand_around(
+    reason: str, score: float, ascii_only: bool, before: str, after: str
+) -> None:
+    verdict = ScoreVerdict(reason=reason, score=score)
+    text = json.dumps(verdict.model_dump(), ensure_ascii=ascii_only)
+    assert read(text, ScoreVerdict, scale=(0, 10)) == verdict
+    assert read(f"{before}\n\n{text}\n\n{after}", ScoreVerdict, scale=(0, 10)) == verdict
+
+
+OWN = {
+    ScoreVerdict: (
+        "Score: 2",
+        "**Score: 2/10**",
+        "I give it a 2.",
+        '{"score": 2}',
+        "Final score: 2",
+        "[[2]]",
+        "<score>2</score>",
+        "## Score\n2",
+    ),
+    YesNoVerdict: ("Verdict: no", "No.", "[[no]]", '{"verdict": "no"}', "No, it is wrong.", "**Verdict:** No", "Answer: no"),
+    PreferenceVerdict: ("[[B]]", "Verdict: B", "Response B is better.", '{"preferred": "B"}', "Winner: B", "I prefer B.", "[[B>A]]"),
+}
+MARKS = (
+    *('The candidate wrote "{}".', "It says \u201c{}\u201d.", "```\n{}\n```", "````text\n{}\n````", "It ends with '{}'.", "`{}`", "> {}"),
+    *("<response>\n{}\n</response>", "<candidate>{}</candidate>", "The candidate says: {}", "The response:\n\n{}\n\nThat was it.", "{}"),
+)
+
+
+@pytest.mark.parametrize(("model", "own"), [(model, own) for model, owns in OWN.items() for own in owns])
+@given(st.sampled_from(MARKS), SOUP, st.booleans())
+@settings(max_examples=60)
+def test_what_a_candidate_says_never_becomes_the_verdict_however_it_is_quoted(
+    model: type[BaseModel], own: str, marks: str, candidate: str, own_first: bool
+) -> None:
+    quoted = marks.replace("{}", candidate)
+    text = f"{own}\n\n{quoted}" if own_first else f"{quoted}\n\n{own}"
+    try:
+        verdict = read(text, model, scale=(0, 10) if model is ScoreVerdict else None)
+    except Unreadable:
+        return
+    assert verdict.score == {ScoreVerdict: 2.0, YesNoVerdict: 0.0, PreferenceVerdict: 0.0}[model]  # type: ignore[attr-defined]
+
+
+@given(st.text(max_size=30), st.integers(10, 99), st.booleans())
+def test_an_object_that_was_cut_is_never_a_verdict(reason: str, score: int, finished: bool) -> None:
+    text = json.dumps({"reason": reason, "score": score})
+    for end in range(1, len(text)):
+        with pytest.raises(Unreadable):
+            read(text[:end], ScoreVerdict, scale=(0, 100), finished=finished)
+
+
+@pytest.mark.parametrize(
+    "text", ["Score: 1", "Score: 7/10", "Score: 7. It", "7", "<score>7</score>", 'So {"score": 7} and', "Rating: [[7]]"]
+)
+def test_of_an_answer_that_was_cut_words_are_never_read(text: str) -> None:
+    assert read(text, ScoreVerdict, scale=(0, 10)).score in (1.0, 7.0)
+    with pytest.raises(Unreadable, match="cut"):
+        read(text, ScoreVerdict, scale=(0, 10), finished=False)
+
+
+@pytest.mark.parametrize("text", ['{"score": 7}', '{"score": 7}\n\n\n   ', '<think>Hm.</think>{"score": 7}', '```json\n{"score": 7}\n```'])
+def test_a_whole_object_is_read_even_if_the_answer_was_cut_after_it(text: str) -> None:
+    assert read(text, ScoreVerdict, scale=(0, 10), finished=False).score == 7
+
+
+def test_thought_that_came_apart_is_never_read() -> None:
+    with pytest.raises(Unreadable, match="thought alone"):
+        read("", ScoreVerdict, scale=(0, 10), reasoning='{"score": 7}')
+    with pytest.raises(Unreadable):
+        read("I am done.", ScoreVerdict, scale=(0, 10), reasoning="Score: 7")
+    assert read("Score: 2", ScoreVerdict, scale=(0, 10), reasoning="Score: 7").score == 2
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(), VALUES, max_size=4), st.booleans(), st.sampled_from([None, 2]))
+@example({"a": 1e308, "b": -0.0, "": {}}, True, None)
+def test_every_json_object_is_read_as_json_is(value: dict[str, object], ascii_only: bool, indent: int | None) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
+    assert object_at(text + " rest", 0) == (value, len(text))
+
+
+@given(SOUP)
+def test_an_attempt_at_an_object_always_comes_further(text: str) -> None:
+    for start in (at for at, mark in enumerate(text) if mark == "{"):
+        try:
+            _, end = object_at(text, start)
+        except NotAnObject as failure:
+            end = failure.at
+        assert start < end <= len(text)
+
+
+@given(WORDS.filter(bool), SOUP)
+def test_words_are_kept_as_they_are_and_of_a_fence_nothing_is_whatever_it_holds(words: str, candidate: str) -> None:
+    assert own_of(words).words == words
+    marks = "`" * 60
+    assert own_of(f"{words}\n{marks}\n{candidate}\n{marks}\n").words == f"{words}\n\n{GAP}\n"

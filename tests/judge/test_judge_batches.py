@@ -1,0 +1,348 @@
+"""Many items: order, laziness, time, failures and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from judge_tools import JudgeWire, Sent, always, broken, endpoint, in_turn, judging, now, overloaded, score
+
+from qreward.errors import BadRequest, BatchInterrupted, ConfigError, DeadlineExceeded, InvalidResponse, RequestTimeout
+from qreward.judge import Judge
+
+
+def items(count: int) -> list[tuple[str, str]]:
+    return [(f"q{number}", f"a{number}") for number in range(count)]
+
+
+def by_number(seconds: float = 1.0) -> Any:
+    """The score is the last digit of the candidate's number."""
+
+    async def script(sent: Sent) -> str:
+        await asyncio.sleep(seconds)
+        return score(int(sent.text.split("Candidate answer:\n```\na")[1].split("\n")[0]) % 10)
+
+    return script
+
+
+def batched(wire: JudgeWire, given: Any, *endpoints: Any, how: Any = None, **settings: Any) -> Any:
+    return judging(wire, lambda judge: judge.batch_score(given, **(how or {})), *endpoints, **settings)
+
+
+def test_results_come_in_the_order_of_the_input_whatever_the_order_of_the_answers() -> None:
+    async def script(sent: Sent) -> str:
+        number = int(sent.text.split("Candidate answer:\n```\na")[1].split("\n")[0])
+        await asyncio.sleep(100 - number)
+        return score(number % 10)
+
+    batch = batched(JudgeWire(script), items(100), endpoint(slots=100))
+    assert [verdict.score for verdict in batch.values()] == [number % 10 / 10 for number in range(100)]
+    assert [result.index for result in batch] == list(range(100))
+    assert batch.texts()[3] == score(3)
+
+
+def test_items_may_be_pairs_triples_or_mappings_and_a_wrong_one_fails_alone() -> None:
+    given = [
+        ("q", "a1"),
+        ("q", "a2", "ref"),
+        {"prompt": "q", "response": "a3"},
+        {"prompt": "q", "response": "a4", "reference": None},
+        {"prompt": "q"},
+        {"prompt": "q", "response": "a6", "refrence": "x"},
+        ("q",),
+        "text",
+        7,
+    ]
+    batch = batched(JudgeWire(always(score(5))), given)
+    assert [result.ok for result in batch] == [True] * 4 + [False] * 5
+    errors = list(batch.errors.values())
+    assert all(isinstance(error, ConfigError) for error in errors)
+    assert "'response'" in str(errors[0])
+    assert "'refrence'" in str(errors[1])
+    assert batch.stats.items == 9
+    assert batch.stats.failed == 5
+
+
+@pytest.mark.parametrize("given", ["text", {"prompt": "q", "response": "a"}, 7])
+def test_what_is_no_collection_of_items_is_refused(given: Any) -> None:
+    async def use(judge: Judge) -> None:
+        with pytest.raises(ConfigError):
+            await judge.batch_score(given)
+
+    judging(JudgeWire(always(score(1))), use)
+
+
+def test_the_input_is_read_no_faster_than_it_is_sent_and_memory_is_not_a_task_an_item() -> None:
+    read = 0
+
+    def endless() -> Iterator[tuple[str, str]]:
+        nonlocal read
+        for number in range(3000):
+            read += 1
+            yield f"q{number}", "a"
+
+    wire = JudgeWire(always(score(5)))
+    most = 0
+
+    async def use(judge: Judge) -> Any:
+        def told(_result: Any) -> None:
+            nonlocal most
+            most = max(most, read - done(), len(asyncio.all_tasks()))
+
+        done = lambda: len(wire.sent) - wire.now  # noqa: E731
+        return await judge.batch_score(endless(), on_result=told, keep_results=False)
+
+    batch = judging(wire, use, endpoint(slots=8))
+    assert len(batch) == 0
+    assert batch.stats.ok == 3000
+    assert most <= 8 + 2 * 32
+
+
+def test_an_async_input_is_read_as_it_comes() -> None:
+    async def trickle() -> AsyncIterator[tuple[str, str]]:
+        for number in range(5):
+            await asyncio.sleep(10)
+            yield f"q{number}", f"a{number}"
+
+    wire = JudgeWire(by_number())
+    batch = batched(wire, trickle())
+    assert batch.stats.ok == 5
+    assert [round(sent.at) for sent in wire.sent] == [10, 20, 30, 40, 50]
+
+
+def test_the_slots_of_the_fleet_are_kept_full() -> None:
+    wire = JudgeWire(always(score(5)))
+
+    async def use(judge: Judge) -> float:
+        await judge.batch_score(items(200))
+        return now()
+
+    assert judging(wire, use, endpoint("a", slots=12), endpoint("b", slots=8)) == pytest.approx(10, abs=0.2)
+    assert wire.peak == 20
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_models_of_different_routes_are_asked_side_by_side(samples: int) -> None:
+    async def script(sent: Sent) -> str:
+        await asyncio.sleep(4 if sent.model == "slow" else 1)
+        return score(5)
+
+    wire = JudgeWire(script)
+
+    async def use(judge: Judge) -> Any:
+        batch = await judge.batch_score(items(60))
+        return batch, now()
+
+    fleet = endpoint("s", slots=6, models=["slow"]), endpoint("f", slots=2, models=["fast"])
+    batch, when = judging(wire, use, *fleet, model=("fast", "slow"), samples=samples, settle="mean")
+    assert batch.stats.ok == 60
+    assert len(wire.sent) == 120 * samples
+    assert when == pytest.approx(samples * 40, rel=0.15)  # 60 x 4 s over 6 slots; the quick one needs 30
+
+
+def test_a_quick_model_does_not_run_away_from_a_slow_one() -> None:
+    read = 0
+
+    def many() -> Iterator[tuple[str, str]]:
+        nonlocal read
+        for number in range(20_000):
+            read += 1
+            yield f"q{number}", "a"
+
+    async def script(sent: Sent) -> str:
+        await asyncio.sleep(500 if sent.model == "slow" else 0.01)
+        return score(5)
+
+    async def use(judge: Judge) -> Any:
+        batch = await judge.batch_score(many(), deadline=400, keep_results=False)
+        assert read < 4096 + 500
+        return batch
+
+    fleet = endpoint("s", slots=1, models=["slow"]), endpoint("f", slots=64, models=["fast"])
+    batch = judging(JudgeWire(script), use, *fleet, model=("fast", "slow"), settle="mean")
+    assert batch.stats.failed == batch.stats.items < 4096 + 500
+
+
+# failures, time
+
+
+def test_what_fails_is_a_value_and_never_a_number() -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1)
+        return "?" if "a3\n" in sent.question else broken() if "a5\n" in sent.question else score(5)
+
+    batch = batched(JudgeWire(script), items(8), reasks=1)
+    assert {index: type(error).__name__ for index, error in batch.errors.items()} == {3: "InvalidResponse", 5: "ServerError"}
+    assert batch.values()[3] is None
+    assert [record.outcome for record in batch[3].attempts] == ["unreadable", "unreadable"]
+    assert batch.stats.endpoints["a"].won == 8  # 6 and two that could not be read
+    assert batch.stats.endpoints["a"].prompt_tokens == 80
+
+
+def test_an_item_that_is_asked_again_goes_before_what_was_not_begun() -> None:
+    wire = JudgeWire(in_turn("?", score(5)))
+    batch = batched(wire, items(40), endpoint(slots=1))
+    assert batch.stats.ok == 40
+    assert len(wire.sent) == 41
+    assert [len(sent.messages) for sent in wire.sent[:4]].index(3) <= 2
+    assert [record.outcome for record in batch[0].attempts] == ["unreadable", "ok"]
+
+
+def test_an_items_time_begins_when_it_could_be_sent_and_holds_for_all_its_requests() -> None:
+    async def script(sent: Sent) -> str:
+        await asyncio.sleep(4)
+        return "?" if "a1\n" in sent.question else score(5)
+
+    wire = JudgeWire(script)
+    batch = batched(wire, items(3), endpoint(slots=1), how={"timeout": 5}, reasks=9)
+    assert [result.ok for result in batch] == [True, False, True]
+    assert isinstance(batch[1].error, RequestTimeout)
+    assert batch[1].attempts[0].outcome == "unreadable"
+
+
+def test_the_time_of_an_item_with_several_votes_is_that_of_its_first() -> None:
+    async def script(sent: Sent) -> str:
+        await asyncio.sleep(6)
+        return score(5)
+
+    async def use(judge: Judge) -> Any:
+        batch = await judge.batch_score([("q", "a")], timeout=10)
+        return batch, now()
+
+    batch, when = judging(JudgeWire(script), use, endpoint(slots=1), samples=3, settle="mean")
+    assert isinstance(batch[0].error, RequestTimeout)
+    assert when == pytest.approx(10, abs=0.1)
+
+
+def test_at_the_deadline_what_is_missing_is_a_value_and_is_cancelled() -> None:
+    wire = JudgeWire(always(score(5), seconds=4))
+
+    async def use(judge: Judge) -> Any:
+        batch = await judge.batch_score(items(10), deadline=5)
+        return batch, now()
+
+    batch, when = judging(wire, use, endpoint(slots=3))
+    assert when == pytest.approx(5, abs=0.05)
+    assert len(batch) == 10
+    assert batch.stats.ok == 3
+    assert all(isinstance(error, DeadlineExceeded) for error in batch.errors.values())
+    assert len(wire.cancelled) == 3
+
+
+def test_an_input_that_raises_stops_the_batch_and_what_was_read_is_finished() -> None:
+    def faulty() -> Iterator[tuple[str, str]]:
+        yield from items(5)
+        raise LookupError("no such row")
+
+    async def use(judge: Judge) -> None:
+        with pytest.raises(BatchInterrupted) as caught:
+            await judge.batch_score(faulty())
+        assert isinstance(caught.value.__cause__, LookupError)
+        assert caught.value.results is not None
+        assert caught.value.results.stats.ok == 5
+
+    judging(JudgeWire(always(score(5))), use, endpoint(slots=2))
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_on_result_that_raises_stops_the_batch_and_what_is_under_way_is_finished(samples: int) -> None:
+    told = []
+
+    def show(result: Any) -> None:
+        told.append(result)
+        raise LookupError("no such file")
+
+    wire = JudgeWire(always(score(5)))
+
+    async def use(judge: Judge) -> Any:
+        with pytest.raises(BatchInterrupted) as caught:
+            await judge.batch_score(items(30), on_result=show)
+        return caught.value.results
+
+    results = judging(wire, use, endpoint(slots=6), samples=samples, settle="mean")
+    assert len(told) == 1
+    assert 0 < results.stats.ok <= 12
+    assert results.stats.failed == 0
+
+
+def test_each_result_is_told_when_it_is_there() -> None:
+    told: list[tuple[int, float]] = []
+
+    async def use(judge: Judge) -> None:
+        await judge.batch_score(items(4), on_result=lambda result: told.append((result.index, round(now()))))
+
+    judging(JudgeWire(by_number(1)), use, endpoint(slots=2))
+    assert told == [(0, 1), (1, 1), (2, 2), (3, 2)]
+
+
+def test_a_batch_that_is_given_up_cancels_what_is_under_way_and_says_how_far_it_came() -> None:
+    wire = JudgeWire(always(score(5), seconds=4))
+
+    async def use(judge: Judge) -> None:
+        task = asyncio.create_task(judge.batch_score(items(10)))
+        await asyncio.sleep(5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        assert "3 of 10 items were done" in caught.value.__notes__[0]
+
+    judging(wire, use, endpoint(slots=3))
+    assert len(wire.cancelled) == 3
+
+
+def test_overload_costs_nothing_but_time() -> None:
+    refusals = [overloaded(after=1.0)] * 5
+    batch = batched(JudgeWire(in_turn(*refusals, score(5))), items(20), endpoint(slots=5))
+    assert batch.stats.ok == 20
+    assert batch.stats.endpoints["a"].rejected == 5
+
+
+def test_progress_counts_items_and_not_votes() -> None:
+    seen: list[Any] = []
+    batched(JudgeWire(always(score(5))), items(6), how={"progress": seen.append}, samples=3)
+    assert (seen[-1].done, seen[-1].total, seen[-1].ok, seen[-1].retried) == (6, 6, 6, 0)
+
+
+def test_priority_tenant_and_hedge_reach_the_scheduler() -> None:
+    wire = JudgeWire(always(score(5)))
+
+    async def use(judge: Judge) -> list[int]:
+        late = asyncio.create_task(judge.batch_score(items(6), priority=9))
+        await asyncio.sleep(0.5)
+        urgent = asyncio.create_task(judge.score("urgent", "x", priority=0))
+        await asyncio.gather(late, urgent)
+        return [place for place, sent in enumerate(wire.sent) if "urgent" in sent.text]
+
+    assert judging(wire, use, endpoint(slots=1)) == [1]
+
+
+def test_an_item_whose_own_code_fails_is_an_error_of_its_own() -> None:
+    class Odd(str):
+        __slots__ = ()
+
+        def __str__(self) -> str:
+            raise RuntimeError("odd")
+
+    def build(fields: Any) -> list[dict[str, str]]:
+        if fields["response"] == "a1":
+            raise RuntimeError("odd")
+        return [{"role": "user", "content": "x"}]
+
+    batch = batched(JudgeWire(always(score(5))), items(3), prompt=build)
+    assert isinstance(batch[1].error, BadRequest)
+    assert isinstance(batch[1].error.__cause__, RuntimeError)
+    assert [result.ok for result in batch] == [True, False, True]
+
+
+def test_an_empty_batch_is_an_empty_result() -> None:
+    batch = batched(JudgeWire(always(score(5))), [])
+    assert len(batch) == 0
+    assert batch.stats.items == 0
+
+
+def test_a_batch_may_be_all_unreadable() -> None:
+    batch = batched(JudgeWire(always("?")), items(50), endpoint(slots=4), reasks=2)
+    assert all(isinstance(error, InvalidResponse) for error in batch.errors.values())
+    assert len(batch.errors) == 50

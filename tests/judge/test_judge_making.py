@@ -1,0 +1,260 @@
+"""How judges are made, closed, pickled and forked, and their blocking view."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from pydantic import BaseModel
+
+from qreward import QRewardClient, SyncQRewardClient
+from qreward.errors import ClientClosed, ConfigError
+from qreward.judge import Judge, JudgeConfig, RewardModelScorer, ScoreVerdict, SyncJudge, Verdict, YesNoVerdict, make_scorer
+from qreward.testing import FakeEndpoint, FakeFleet
+
+JUDGES = [FakeEndpoint("a", responder="judge")]
+RIGHT = ("What is 6 x 7?", "42")
+
+
+class Graded(BaseModel):
+    score: int
+
+
+class Endless(BaseModel):
+    words: dict[str, Any]
+
+
+def some_client() -> QRewardClient:
+    return QRewardClient(["http://a.example/v1"])
+
+
+def test_settings_make_a_judge_with_all_that_they_say() -> None:
+    config = JudgeConfig(
+        model=["a", "b"],
+        prompt="{prompt}: {response} / {reference}",
+        system="Be strict.",
+        verdict="yes_no",
+        range=(-1, 1),
+        samples=2,
+        settle="mean",
+        reasks=4,
+        response_format="none",
+        params={"temperature": 0.5, "seed": 3},
+    )
+    judge = Judge.from_config(some_client(), config)
+    asks = judge._points.asks({"prompt": "p", "response": "r", "reference": "f"})
+    assert [(ask.juror.model, ask.sample, ask.juror.reasks) for ask in asks] == [("a", 0, 4), ("a", 1, 4), ("b", 0, 4), ("b", 1, 4)]
+    assert asks[1].ballot().call().params == {"temperature": 0.5, "seed": 4}
+    assert asks[0].messages == [{"role": "system", "content": "Be strict."}, {"role": "user", "content": "p: r / f"}]
+    assert asks[0].juror.form.model is YesNoVerdict
+
+
+def test_a_mapping_does_as_well_and_names_the_nearest_right_setting() -> None:
+    assert repr(Judge.from_config(some_client(), {"model": "judge-7b"})) == "<Judge judge-7b>"
+    with pytest.raises(ConfigError, match="samples"):
+        Judge.from_config(some_client(), {"model": "judge-7b", "sampels": 2})
+
+
+def test_a_verdict_is_named_by_its_place() -> None:
+    judge = Judge.from_config(some_client(), {"model": "m", "verdict": f"{__name__}:Graded"})
+    assert judge._points.jurors[0].form.model is Graded
+    for wrong in ("nowhere.at_all:Graded", f"{__name__}:Missing", "json:loads", "graded", f"{__name__}:Endless"):
+        with pytest.raises(ConfigError):
+            Judge.from_config(some_client(), {"model": "m", "verdict": wrong})
+
+
+def test_the_scale_of_a_verdicts_own_field_counts_where_no_other_is_set() -> None:
+    form = Judge.from_config(some_client(), {"model": "m", "verdict": "test_judge_scores:Graded"})._points.jurors[0].form
+    assert form.scale == (1.0, 5.0)
+    form = Judge.from_config(some_client(), {"model": "m", "verdict": "test_judge_scores:Graded", "scale": (0, 2)})._points.jurors[0].form
+    assert form.scale == (0.0, 2.0)
+
+
+def test_a_scorer_is_made_of_settings_or_of_a_name() -> None:
+    assert isinstance(make_scorer(some_client(), JudgeConfig(model="m")), Judge)
+    assert isinstance(make_scorer(some_client(), "rm-7b"), RewardModelScorer)
+    for wrong in (None, "", 7):
+        with pytest.raises(ConfigError):
+            make_scorer(some_client(), wrong)  # type: ignore[arg-type]
+
+
+def test_a_judge_is_made_over_a_client_that_awaits() -> None:
+    with pytest.raises(ConfigError, match="SyncJudge"):
+        Judge(SyncQRewardClient(["http://a.example/v1"]), model="m")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_closing_a_judge_closes_its_client_only_if_it_owns_that(owned: bool) -> None:
+    async def run() -> None:
+        async with FakeFleet(JUDGES) as fleet, QRewardClient(fleet.endpoints) as client:
+            for scorer in (Judge(client, model="m", owns_client=owned), RewardModelScorer(client, "m", owns_client=owned)):
+                async with scorer:
+                    pass
+            if owned:
+                with pytest.raises(ClientClosed):
+                    await client.chat_completion([{"role": "user", "content": "hi"}], "m")
+            else:
+                assert await client.chat_completion([{"role": "user", "content": "hi"}], "m")
+
+    asyncio.run(run())
+
+
+def test_what_make_scorer_makes_owns_its_client() -> None:
+    async def run() -> None:
+        client = some_client()
+        await make_scorer(client, JudgeConfig(model="m")).aclose()
+        with pytest.raises(ClientClosed):
+            await client.chat_completion([{"role": "user", "content": "hi"}], "m")
+
+    asyncio.run(run())
+
+
+def worth(verdict: ScoreVerdict) -> float:
+    return verdict.score * 100
+
+
+def test_judges_and_reward_models_pickle_by_their_settings(tmp_path: Path) -> None:
+    async def run() -> list[Any]:
+        async with FakeFleet(JUDGES) as fleet:
+            client = QRewardClient(fleet.endpoints)
+            judge = Judge(
+                client,
+                model=("m", "n"),
+                scale=(0, 1),
+                score=worth,
+                samples=2,
+                settle="mean",
+                cache=tmp_path / "cache",
+                owns_client=True,
+                seed=5,
+            )
+            config = make_scorer(client, JudgeConfig(model="m", verdict="yes_no", samples=3, params={"temperature": 0}))
+            first = await judge.score(*RIGHT, reference="42")
+            revived = pickle.loads(pickle.dumps(judge))
+            again = await revived.score(*RIGHT, reference="42")
+            assert again.cached
+            assert pickle.loads(pickle.dumps(config))._config == config._config  # type: ignore[attr-defined]
+            scorer = pickle.loads(pickle.dumps(RewardModelScorer(client, "rm", range=(0, 1), owns_client=True, user="u")))
+            assert (scorer._model, scorer._range, scorer._owns_client, scorer._params) == ("rm", (0.0, 1.0), True, {"user": "u"})
+            await judge.aclose()
+            await revived.aclose()
+            await scorer.aclose()
+            return [first.score, again.score]
+
+    assert asyncio.run(run()) == [100.0, 100.0]
+
+
+def test_no_secret_is_in_the_words_about_a_judge() -> None:
+    judge = Judge(some_client(), model="m", extra_headers={"x-key": "hunter22"})
+    config = JudgeConfig(model="m", params={"extra_headers": {"x-key": "hunter22"}})
+    for shown in (repr(judge), str(judge), repr(config), repr(judge._config), repr(make_scorer(some_client(), config))):
+        assert "hunter22" not in shown
+
+
+# blocking
+
+
+def test_a_blocking_judge_judges_one_many_and_pairs() -> None:
+    fleet = FakeFleet([FakeEndpoint("a", responder="judge"), FakeEndpoint("p", models=["pairs"], responder=f"{__name__}:first_is_better")])
+    with fleet, SyncQRewardClient(fleet.endpoints) as client, SyncJudge(client, model="m", scale=(0, 1)) as judge:
+        assert judge.score(*RIGHT, reference="42").score == 1.0
+        told: list[Any] = []
+        batch = judge.batch_score([(*RIGHT, "42"), (*RIGHT, "43")], on_result=told.append)
+        assert [verdict.score for verdict in batch.values()] == [1.0, 0.0]
+        assert len(told) == 2
+        pairs = SyncJudge(client, model="pairs")
+        assert pairs.compare("q", "good", "bad").preference == "first"
+        assert [each.preference for each in pairs.batch_compare([("q", "bad", "good")]).values()] == ["second"]
+
+
+def first_is_better(messages: list[Any]) -> str:
+    text = messages[-1]["content"]
+    return '{"preferred": "A"}' if text.index("good") < text.index("bad") else '{"preferred": "B"}'
+
+
+def test_a_blocking_judge_is_made_of_settings_and_over_either_client() -> None:
+    with FakeFleet(JUDGES) as fleet:
+        client = QRewardClient(fleet.endpoints)
+        judge = SyncJudge.from_config(client, {"model": "m", "scale": (0, 1)}, owns_client=True)
+        assert repr(judge) == "<SyncJudge m>"
+        revived = pickle.loads(pickle.dumps(judge))
+        assert revived.score(*RIGHT, reference="42").score == 1.0
+        judge.close()
+        with pytest.raises(ClientClosed):
+            judge.score(*RIGHT)
+        revived.close()
+
+
+@pytest.mark.parametrize("name", ["score", "batch_score", "compare", "batch_compare"])
+def test_the_blocking_methods_take_what_the_others_take(name: str) -> None:
+    one, other = getattr(Judge, name), getattr(SyncJudge, name)
+    assert inspect.signature(one).parameters == inspect.signature(other).parameters
+    assert inspect.signature(one).return_annotation == inspect.signature(other).return_annotation
+
+
+@pytest.mark.parametrize("kind", [Judge, RewardModelScorer])
+@pytest.mark.parametrize("name", ["score", "batch_score"])
+def test_a_judge_and_a_reward_model_have_one_face(kind: Any, name: str) -> None:
+    from qreward.judge import Scorer
+
+    assert list(inspect.signature(getattr(kind, name)).parameters) == list(inspect.signature(getattr(Scorer, name)).parameters)
+
+
+def test_a_verdict_is_what_its_annotations_say() -> None:
+    assert get_type_hints(Verdict)["score"] is float
+
+
+FORKING = """
+import asyncio, os, sys
+from qreward import QRewardClient
+from qreward.judge import Judge, SyncJudge
+
+client = QRewardClient([sys.argv[1]])
+judge = Judge(client, model="m", scale=(0, 1), cache=sys.argv[2], samples=2)
+blocking = SyncJudge(client, model="m", scale=(0, 1))
+
+async def judged(word):
+    batch = await judge.batch_score([(word, str(number), str(number)) for number in range(20)])
+    assert batch.values() and not batch.errors, batch.errors
+    return len(batch)
+
+def in_child():
+    asyncio.events._set_running_loop(None)  # as multiprocessing does; the parent's loop is not ours
+    done = asyncio.run(judged("child"))
+    assert blocking.score("q", "1", reference="1").score == 1.0
+    asyncio.run(judge.aclose())
+    print("child", done, flush=True)
+    os._exit(0)
+
+async def parent():
+    under_way = asyncio.ensure_future(judged("parent"))
+    await asyncio.sleep(0.02)
+    child = os.fork()
+    if not child:
+        in_child()
+    done = await under_way
+    _, status = await asyncio.to_thread(os.waitpid, child, 0)
+    assert status == 0, status
+    print("parent", done, flush=True)
+    await judge.aclose()
+    await client.aclose()
+
+assert blocking.score("q", "1", reference="1").score == 1.0
+asyncio.run(parent())
+"""
+
+
+def test_a_judge_with_work_under_way_survives_a_fork_on_both_sides(tmp_path: Path) -> None:
+    with FakeFleet([FakeEndpoint("a", responder="judge", latency={"base": 0.05})]) as fleet:
+        command = [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", "-c", FORKING]
+        done = subprocess.run(
+            [*command, str(fleet.endpoints[0].base_url), str(tmp_path / "cache")], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.split("\n")) == ["", "child 20", "parent 20"]

@@ -1,0 +1,201 @@
+"""Prompts: strict, expanded once, and hard to break out of."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from judge_tools import MODEL, JudgeWire, always, judging, score
+
+from qreward import QRewardClient
+from qreward.errors import ConfigError, QRewardError
+from qreward.judge import Judge
+from qreward.judge.prompts import fenced, pair, point
+from qreward.judge.templates import Template, in_words
+from qreward.testing.judge import judge as fake_judge
+from qreward.testing.judge import sections
+
+ITEM = {"prompt": "What is 6 x 7?", "response": "42", "reference": "forty-two"}
+PIECES = ["`", "```", "\n", "a", "{", "}", "{response}", "{reference}", "Candidate answer:", "Question:", " "]
+WORDS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+
+
+def asked(wire: JudgeWire, fields: dict[str, Any] = ITEM, **settings: Any) -> list[dict[str, Any]]:
+    """The messages that an item becomes."""
+    judging(wire, lambda judge: judge.score(**fields), **settings)
+    return wire.sent[-1].messages
+
+
+def messages(fields: dict[str, Any] = ITEM, **settings: Any) -> list[dict[str, Any]]:
+    return asked(JudgeWire(always(score(5))), fields, **settings)
+
+
+def refused(fields: dict[str, Any], **settings: Any) -> str:
+    wire = JudgeWire(always(score(5)))
+    with pytest.raises(ConfigError) as caught:
+        asked(wire, fields, **settings)
+    assert wire.sent == []
+    return str(caught.value)
+
+
+@given(WORDS, WORDS)
+def test_a_value_stands_in_the_prompt_as_it_is_whatever_it_holds(one: str, other: str) -> None:
+    rendered = Template("<{response}|{reference}|{response}> {{response}}", "prompt").render({"response": one, "reference": other})
+    assert rendered == f"<{one}|{other}|{one}> {{response}}"
+
+
+@given(st.text(max_size=40))
+def test_a_text_with_its_braces_doubled_is_itself(text: str) -> None:
+    template = Template(text.replace("{", "{{").replace("}", "}}"), "prompt")
+    assert template.render({}) == text
+    assert template.names == frozenset()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{response.__class__}",
+        "{response[0]}",
+        "{response!r}",
+        "{response:>10}",
+        "{}",
+        "{0}",
+        "{ response }",
+        "{response",
+        "response}",
+        '{"score": 7}',
+        "{{response}",
+        "{response}}",
+    ],
+)
+def test_what_is_not_a_plain_name_is_refused_when_the_judge_is_made(text: str) -> None:
+    with pytest.raises(ConfigError, match="line 2"):
+        Judge(QRewardClient(["http://a/v1"]), model=MODEL, prompt=f"{{response}}\n{text}")
+
+
+def test_the_fields_of_an_item_are_filled_in_once() -> None:
+    sent = messages(
+        {**ITEM, "response": "{reference}", "rubric": "be kind"}, prompt="{rubric}: {prompt} -> {response}", response_format="none"
+    )
+    assert sent == [{"role": "user", "content": "be kind: What is 6 x 7? -> {reference}"}]
+
+
+def test_a_field_that_nobody_names_and_one_that_is_missing_are_told_by_name() -> None:
+    said = refused({**ITEM, "rubrik": "be kind"}, prompt="{prompt} {response}")
+    assert "'rubrik'" in said
+    assert "'prompt', 'response'" in said
+    said = refused(ITEM, prompt="{response} by {rubric}")
+    assert "{rubric}" in said
+    assert "'prompt', 'reference', 'response'" in said
+    assert "'reference'" in refused({"prompt": "p", "response": "r"}, prompt="{response} {reference}")
+    assert "'rubric'" in refused({**ITEM, "rubric": "x"})
+
+
+def test_prompt_and_reference_may_be_given_to_a_judge_that_does_not_look_at_them() -> None:
+    assert messages(ITEM, prompt="Is this polite? {response}", response_format="none") == [
+        {"role": "user", "content": "Is this polite? 42"}
+    ]
+
+
+def test_how_to_answer_is_said_at_the_end_or_where_the_template_wants_it() -> None:
+    end = messages(ITEM, prompt="{response}")[0]["content"]
+    assert end.startswith("42\n\nAnswer with one JSON object")
+    inside = messages(ITEM, prompt="{answer_form}\nNow: {response}")[0]["content"]
+    assert inside.startswith("Answer with one JSON object")
+    assert inside.endswith("Now: 42")
+
+
+def test_a_system_message_is_a_template_too() -> None:
+    sent = messages({**ITEM, "role": "chemist"}, system="You are a {role}.", prompt="{response}")
+    assert sent[0] == {"role": "system", "content": "You are a chemist."}
+
+
+def test_a_list_of_messages_is_a_template_of_each() -> None:
+    prompt = [
+        {"role": "system", "content": "Judge."},
+        {"role": "user", "content": "Q: {prompt}", "name": "asker"},
+        {"role": "assistant", "content": "{{ok}}"},
+        {"role": "user", "content": "A: {response}"},
+    ]
+    sent = messages(ITEM, prompt=prompt, response_format="none")
+    assert sent[1] == {"role": "user", "content": "Q: What is 6 x 7?", "name": "asker"}
+    assert sent[2]["content"] == "{ok}"
+    assert sent[3]["content"] == "A: 42"
+
+
+def test_a_function_gets_the_fields_as_they_are_and_makes_the_messages() -> None:
+    def build(fields: Any) -> list[dict[str, str]]:
+        return [{"role": "user", "content": f"{sorted(fields)} {fields['weights']}"}]
+
+    sent = messages({**ITEM, "weights": [1, 2]}, prompt=build, response_format="none")
+    assert sent[0]["content"] == "['prompt', 'reference', 'response', 'weights'] [1, 2]"
+
+
+@pytest.mark.parametrize("made", ["text", [], [7], [{"content": "x"}]])
+def test_what_a_function_makes_must_be_messages(made: Any) -> None:
+    with pytest.raises(QRewardError):
+        asked(JudgeWire(always(score(5))), ITEM, prompt=lambda _fields: made)
+
+
+def test_a_conversation_is_shown_readably() -> None:
+    conversation = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "data:..."}}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look"}}]},
+    ]
+    shown = in_words(conversation, "prompt")
+    assert shown.startswith("System: Be brief.\n\nUser: What is this?[image_url]\n\nAssistant: [calls ")
+    assert '"look"' in shown
+    assert shown in messages({**ITEM, "prompt": conversation})[0]["content"]
+
+
+def test_other_values_are_shown_as_json_and_what_cannot_be_is_refused() -> None:
+    assert in_words(["né", 1, None], "rubric") == '["né", 1, null]'
+    assert in_words(7, "n") == "7"
+    with pytest.raises(ConfigError, match="'rubric'"):
+        in_words(object(), "rubric")
+    with pytest.raises(ConfigError, match="'rubric'"):
+        in_words(float("nan"), "rubric")
+
+
+# the judge's own prompt
+
+
+@given(WORDS)
+def test_no_text_can_close_the_fence_that_it_stands_in(text: str) -> None:
+    block = fenced(text)
+    fence = block.split("\n", 1)[0]
+    assert set(fence) == {"`"}
+    assert fence not in text
+    assert block == f"{fence}\n{text}\n{fence}"
+
+
+@given(WORDS, WORDS, WORDS)
+def test_what_is_asked_comes_after_all_that_is_judged_and_is_not_changed_by_it(prompt: str, response: str, reference: str) -> None:
+    content = point({"prompt": prompt, "response": response, "reference": reference})[0]["content"]
+    last = content[content.rindex(f"Candidate answer:\n{fenced(response)}") + len(f"Candidate answer:\n{fenced(response)}") :]
+    plain = point({"prompt": "p", "response": "r", "reference": "f"})[0]["content"]
+    assert last == plain[plain.index("\n\nQuestion:") :]
+    both = pair({"prompt": prompt, "first": response, "second": reference})[0]["content"]
+    assert f"Answer A:\n{fenced(response)}\n\nAnswer B:\n{fenced(reference)}" in both
+
+
+def test_the_items_of_a_group_begin_alike_so_that_servers_can_reuse_it() -> None:
+    one, other = (point({**ITEM, "response": text})[0]["content"] for text in ("42", "````41"))
+    begin = one.index("Candidate answer:")
+    assert one[:begin] == other[:begin]
+
+
+def test_the_fake_judge_understands_the_prompt() -> None:
+    for response, correct in (("42", 1), ("41", 0), ("42.", 1)):
+        found = sections(point({**ITEM, "response": response, "reference": "42"})[0]["content"])
+        assert set(found) == {"question", "reference answer", "candidate answer"}
+        assert f'"score": {correct}' in fake_judge(point({**ITEM, "response": response, "reference": "42"}))
+
+
+def test_without_a_reference_none_is_spoken_of() -> None:
+    content = messages({"prompt": "p", "response": "r"})[0]["content"]
+    assert not re.search("reference", content, re.IGNORECASE)

@@ -1,0 +1,212 @@
+"""Several judges and samples: how they settle, how early, and what a vote that fails does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from judge_tools import JudgeWire, Sent, always, broken, endpoint, judging, now, score
+
+from qreward.errors import InvalidResponse, QRewardError, RequestError, RequestTimeout, ServerError
+from qreward.judge import Judge, Verdict, Vote
+from qreward.judge.settling import BetterOf, ScoreOf, quorum
+
+ASKED = ("What is 6 x 7?", "42")
+
+
+def voting(*answers: tuple[float, Any]) -> Callable[[Sent], Any]:
+    """Each request, in their order, answers after so many seconds."""
+    order = iter(answers)
+
+    async def script(_sent: Sent) -> Any:
+        seconds, said = next(order)
+        await asyncio.sleep(seconds)
+        return score(said) if isinstance(said, int | float) else said
+
+    return script
+
+
+def timed(wire: JudgeWire, *, timeout: float | None = None, **settings: Any) -> tuple[Verdict, float]:
+    async def use(judge: Judge) -> tuple[Verdict, float]:
+        return await judge.score(*ASKED, timeout=timeout), now()
+
+    outcome: tuple[Verdict, float] = judging(wire, use, **settings)
+    return outcome
+
+
+def test_all_votes_are_asked_at_once_and_the_majority_is_known_before_the_last_answers() -> None:
+    wire = JudgeWire(voting((1, 8), (2, 8), (50, 2)))
+    verdict, when = timed(wire, samples=3)
+    assert verdict.score == 0.8
+    assert when == pytest.approx(2, abs=0.05)
+    assert [sent.at for sent in wire.sent] == [0, 0, 0]
+    assert len(wire.cancelled) == 1
+    assert [vote.score for vote in verdict.votes] == [0.8, 0.8]
+
+
+def test_nothing_is_settled_while_a_missing_vote_can_change_it() -> None:
+    verdict, when = timed(JudgeWire(voting((1, 8), (2, 2), (3, 2))), samples=3)
+    assert (verdict.score, round(when)) == (0.2, 3)
+    assert [vote.score for vote in verdict.votes] == [0.2, 0.2, 0.8]
+
+
+def test_five_votes_need_three_that_agree() -> None:
+    wire = JudgeWire(voting((1, 1), (2, 0), (3, 1), (4, 1), (60, 0)))
+    verdict, when = timed(wire, samples=5, scale=(0, 1))
+    assert (verdict.score, round(when)) == (1.0, 4)
+    assert len(wire.cancelled) == 1
+
+
+def test_of_scores_given_equally_often_it_is_the_lower_one_in_the_middle_which_somebody_gave() -> None:
+    assert timed(JudgeWire(voting((1, 9), (1, 2), (1, 5))), samples=3)[0].score == 0.5
+    assert timed(JudgeWire(voting((1, 9), (1, 2))), samples=2)[0].score == 0.2
+
+
+def test_mean_and_median_wait_for_all() -> None:
+    for how, expected in (("mean", 0.5), ("median", 0.4)):
+        verdict, when = timed(JudgeWire(voting((1, 2), (2, 4), (9, 9))), samples=3, settle=how)
+        assert verdict.score == pytest.approx(expected)
+        assert round(when) == 9
+
+
+def test_several_models_are_several_judges_each_asked_as_often_as_samples_say() -> None:
+    wire = JudgeWire(always(score(6)))
+    verdict, _ = timed(wire, model=("small", "large"), samples=2, settle="mean")
+    assert sorted(sent.model for sent in wire.sent) == ["large", "large", "small", "small"]
+    assert {vote.model for vote in verdict.votes} == {"small", "large"}
+    assert verdict.usage is not None
+    assert verdict.usage.total_tokens == 60
+
+
+def test_a_vote_that_fails_leaves_it_to_the_others_if_more_than_half_answer() -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1)
+        return broken() if sent.model == "b" else score(4)
+
+    for how in ("majority", "mean", "median"):
+        verdict, _ = timed(JudgeWire(script), model=("a", "b", "c"), settle=how)
+        assert verdict.score == 0.4
+        assert len(verdict.votes) == 2
+
+
+def test_without_more_than_half_the_item_fails_at_once_with_what_each_said() -> None:
+    async def script(sent: Sent) -> Any:
+        if sent.model == "c":
+            await asyncio.sleep(500)
+        return "?" if sent.model == "b" else broken()
+
+    wire = JudgeWire(script)
+
+    async def use(judge: Judge) -> tuple[Any, float]:
+        with pytest.raises(RequestError) as caught:
+            await judge.score(*ASKED, timeout=None)
+        return caught.value, now()
+
+    error, when = judging(wire, use, model=("a", "b", "c"), reasks=0)
+    assert when < 100
+    assert "2 of 3 votes failed" in str(error)
+    assert "ServerError" in str(error)
+    assert "InvalidResponse" in str(error)
+    assert len(wire.cancelled) == 1
+
+
+def test_votes_that_fail_alike_give_an_error_of_their_kind() -> None:
+    async def use(judge: Judge) -> None:
+        with pytest.raises(InvalidResponse, match=r"\d of 4 votes failed"):
+            await judge.score(*ASKED)
+
+    judging(JudgeWire(always("?")), use, samples=4, reasks=0)
+
+
+def test_the_time_of_an_item_is_one_for_all_its_votes() -> None:
+    async def use(judge: Judge) -> float:
+        with pytest.raises(RequestTimeout):
+            await judge.score(*ASKED, timeout=10)
+        return now()
+
+    assert judging(JudgeWire(voting((1, 1), (100, 1), (100, 1))), use, samples=3) == pytest.approx(10, abs=0.05)
+
+
+def test_samples_differ_by_their_seed_if_there_is_one() -> None:
+    wire = JudgeWire(always(score(1)))
+    timed(wire, samples=3, seed=7, temperature=1, settle="mean")
+    assert sorted(sent.params["seed"] for sent in wire.sent) == [7, 8, 9]
+
+
+def test_in_a_batch_settled_items_cost_two_of_three_requests_where_slots_are_scarce() -> None:
+    wire = JudgeWire(always(score(1)))
+
+    async def use(judge: Judge) -> Any:
+        return await judge.batch_score([(f"q{number}", "a") for number in range(50)])
+
+    batch = judging(wire, use, endpoint(slots=1), samples=3)
+    assert batch.stats.ok == 50
+    assert len(wire.sent) == 100
+    assert wire.cancelled == []
+
+
+def test_in_a_batch_what_is_under_way_and_not_needed_is_cancelled() -> None:
+    wire = JudgeWire(voting(*[(1, 5), (1, 5), (300, 5)] * 20))
+
+    async def use(judge: Judge) -> Any:
+        batch = await judge.batch_score([(f"q{number}", "a") for number in range(20)])
+        return batch, now()
+
+    batch, when = judging(wire, use, samples=3)
+    assert batch.stats.ok == 20
+    assert round(when) == 1
+    assert len(wire.cancelled) == 20
+    assert batch.stats.endpoints["a"].cancelled == 20
+    assert batch.stats.endpoints["a"].won == 40
+
+
+VOTES = st.lists(st.one_of(st.sampled_from([0.0, 0.25, 0.5, 1.0]).map(Vote), st.just(ServerError("no"))), min_size=1, max_size=7)
+
+
+@given(VOTES, st.permutations(range(7)), st.sampled_from(["majority", "mean", "median"]))
+def test_what_is_settled_early_is_what_all_votes_would_have_settled(votes: list[Any], order: list[int], how: Any) -> None:
+    decide = ScoreOf(how)
+    final = decide(votes)
+    assert final is not None
+    known: list[Any] = [None] * len(votes)
+    for place in [place for place in order if place < len(votes)]:
+        known[place] = votes[place]
+        early = decide(known)
+        if early is None:
+            continue
+        assert isinstance(early, QRewardError) == isinstance(final, QRewardError)
+        if not isinstance(early, QRewardError):
+            assert early[0] == final[0]  # type: ignore[index]
+        break
+    else:
+        raise AssertionError("all votes are known and nothing was settled")
+
+
+@given(VOTES)
+def test_an_item_is_judged_exactly_if_more_than_half_of_its_votes_are_there(votes: list[Any]) -> None:
+    there = sum(isinstance(vote, Vote) for vote in votes)
+    assert isinstance(ScoreOf("majority")(votes), QRewardError) == (there < quorum(len(votes)))
+
+
+def test_two_orders_that_disagree_are_a_tie_and_one_that_says_so_decides_alone() -> None:
+    decide = BetterOf("majority")
+    for one, other in product((0.0, 0.5, 1.0), repeat=2):
+        settled = decide([Vote(one), Vote(other)])
+        assert settled is not None
+        assert settled.score == (one if one == other else 0.5)  # type: ignore[union-attr]
+    assert decide([Vote(0.5), None]).preference == "tie"  # type: ignore[union-attr]
+    assert decide([Vote(1.0), None]) is None
+
+
+def test_pairs_that_are_even_are_a_tie_and_a_majority_of_them_counts() -> None:
+    first, second = [Vote(1.0)] * 2, [Vote(0.0)] * 2
+    assert BetterOf("majority")([*first, *second]).preference == "tie"  # type: ignore[union-attr]
+    assert BetterOf("majority")([*first, *second, *first]).preference == "first"  # type: ignore[union-attr]
+    assert BetterOf("majority")([*first, *first, None, None]).preference == "first"  # type: ignore[union-attr]
+    mean = BetterOf("mean")([*first, *second, *first])
+    assert mean.score == pytest.approx(2 / 3)  # type: ignore[union-attr]

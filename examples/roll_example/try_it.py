@@ -1,0 +1,56 @@
+"""The judge of ``rlvr_llm_judge.yaml`` on a fake fleet: what a reward worker does with a batch. Needs no ROLL, no GPU, no network.
+
+The addresses are the fake ones, of which one breaks now and then; all else is as the two YAML files say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
+
+import yaml
+
+from qreward.integrations.roll import DEADLINE, RewardUnavailable
+from qreward.integrations.roll.rewards import judge_rows, rows_of
+from qreward.integrations.roll.settings import settings_of
+from qreward.integrations.trainers import RewardConfig, rewarder
+from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
+
+HERE = Path(__file__).parent
+FLEET = (
+    FakeEndpoint("gpu-0", responder="judge", latency=Latency(base=0.05)),
+    FakeEndpoint("gpu-1", responder="judge", latency=Latency(base=0.05), faults=Faults(error_500=0.1)),
+)
+
+
+def settings(fleet: FakeFleet, **more: object) -> RewardConfig:
+    """As the worker reads them from the yaml's section and its file, but for the addresses."""
+    section = yaml.safe_load((HERE / "rlvr_llm_judge.yaml").read_text(encoding="utf-8"))["rewards"]["llm_judge"]
+    section["system_envs"] = {"QREWARD_REWARD": str(HERE / "reward.yaml")}
+    section["reward_manager_config"] += [{"client": {"endpoints": [{"base_url": url} for url in fleet.urls.values()]}, **more}]
+    return settings_of(SimpleNamespace(**section), {})
+
+
+async def main() -> None:
+    os.environ.setdefault("JUDGE_KEY", "not-secret")
+    asked = [[{"role": "user", "content": f"What is {n} times 7?"}] for n in range(64)]
+    rows = rows_of({"messages": asked, "ground_truth": [str(n * 7) for n in range(64)]}, [""] * 64, [str(n * 7 + n % 2) for n in range(64)])
+    async with FakeFleet(FLEET) as fleet:
+        config = settings(fleet)
+        judged = await judge_rows(rewarder(config, deadline=DEADLINE), config, rows)
+        print(f"{len(judged.scores)} responses: mean reward {fmean(judged.scores):.2f}, judged {fmean(judged.metrics['judge/ok']):.0%}")
+        for name in fleet.names:
+            fleet.set(name, faults=Faults(error_500=1.0))
+        for choice in ({}, {"on_failure": -1}):
+            config = settings(fleet, deadline=1, **choice)
+            try:
+                print("a dead fleet:", (await judge_rows(rewarder(config, deadline=DEADLINE), config, rows[:2])).scores)
+            except RewardUnavailable as error:
+                print("a dead fleet:", str(error).partition(";")[0])
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,28 @@
+"""Rewards of a judge or a reward model in ROLL: a reward worker, a rollout loop and a group filter that drop what could not be judged.
+
+``JudgeRewardWorker`` and ``SkippingRolloutLoop`` need ROLL, and are loaded when they are asked for; nothing else here does. ``settings``
+reads ROLL's keys, ``rewards`` scores rows, ``agentic`` serves environments; ``worker`` and ``loop`` alone know ROLL's classes.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from qreward.integrations.roll.agentic import INVALID, InvalidGroupFilter, judge
+from qreward.integrations.roll.rewards import DEADLINE, RewardUnavailable
+
+if TYPE_CHECKING:
+    from qreward.integrations.roll.loop import SkippingRolloutLoop
+    from qreward.integrations.roll.worker import JudgeRewardWorker
+
+__all__ = ["DEADLINE", "INVALID", "InvalidGroupFilter", "JudgeRewardWorker", "RewardUnavailable", "SkippingRolloutLoop", "judge"]
+
+
+_NEEDS_ROLL = {"JudgeRewardWorker": "worker", "SkippingRolloutLoop": "loop"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_ROLL:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_NEEDS_ROLL[name]}"), name)

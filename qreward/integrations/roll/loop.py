@@ -1,0 +1,42 @@
+"""A rollout loop for ROLL's RLVR pipelines that drops a prompt whose rewards could not be had, in place of ending the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roll.distributed.scheduler.user_defined_rollout_loop import UserDefinedRolloutLoop
+from roll.utils.logging import get_logger
+
+from qreward.integrations.roll.rewards import Drops, RewardUnavailable
+
+
+class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL has no types
+    """ROLL's own loop, in which :class:`RewardUnavailable` drops the prompt with all its responses, and ROLL takes another prompt.
+
+    For ``user_defined_rollout_loop_cls`` of a pipeline. A validation, too, then has another prompt in the place of the one dropped.
+
+    Raises:
+        RewardUnavailable: when it is given a prompt, if ``MOST_DROPPED`` prompts in a row were dropped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drops = Drops("prompts")
+        self._reason = ""
+
+    async def process_new_prompt(self, context: Any) -> Any:
+        """As ROLL's; None, which drops the prompt, if its rewards could not be had."""
+        responses = await super().process_new_prompt(context)
+        self._drops.check(self._reason)
+        return responses
+
+    async def _generate_and_reward(self, context: Any, req: Any, domain: str) -> Any:
+        try:
+            responses = await super()._generate_and_reward(context=context, req=req, domain=domain)
+        except RewardUnavailable as error:
+            self._drops.dropped()
+            self._reason = str(error).splitlines()[0]
+            get_logger().warning(f"prompt {context.prompt_id} is dropped: {self._reason}")
+            return None
+        self._drops.kept()
+        return responses

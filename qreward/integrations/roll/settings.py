@@ -1,0 +1,87 @@
+"""From the keys of a reward worker in ROLL's yaml to the settings of rewards. Knows ROLL's keys, none of its classes.
+
+ROLL drops keys that it does not know, so what is ours travels in ``reward_manager_config``, a list of free mappings that it keeps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from typing import Any
+
+from qreward.errors import ConfigError
+from qreward.integrations.trainers import RewardConfig, load_reward_config
+from qreward.integrations.trainers.config import VARIABLE
+from qreward.reading import read_settings
+
+KEYS = ("judge_model_name", "judge_api_url", "judge_api_key", "judge_prompt")
+"""Keys of ROLL's own judge that are taken as they are."""
+NAMED_PROMPT = {"verdict": "yes_no", "response_format": "none"}
+"""What goes with a prompt of ROLL's by name: each asks for a bare YES or NO."""
+
+
+def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
+    """The settings of one reward worker: its file, over that ROLL's keys, and over these ``reward_manager_config``.
+
+    Args:
+        worker: ROLL's ``RewardConfig`` of the domain, or anything with its attributes.
+        prompts: name -> template, of ROLL's own prompts.
+
+    Raises:
+        ConfigError: a setting is wrong, or nothing says who judges.
+    """
+    file = (getattr(worker, "system_envs", None) or {}).get(VARIABLE) or os.environ.get(VARIABLE)
+    layers: list[Mapping[str, Any]] = [read_settings(file, empty="it must hold at least judge or reward_model")[0]] if file else []
+    layers += [_built_in(worker, prompts), *_own(worker)]
+    settings: dict[str, Any] = reduce(_over, layers, {})
+    if not {"judge", "reward_model"} & settings.keys():
+        raise ConfigError(
+            "nothing says who judges; give judge_model_name, or judge or reward_model in reward_manager_config, "
+            f"or name a file with them in system_envs: {{{VARIABLE}: /path/reward.yaml}}"
+        )
+    return load_reward_config(settings)
+
+
+def _own(worker: Any) -> Iterable[Mapping[str, Any]]:
+    entries = getattr(worker, "reward_manager_config", None) or []
+    if isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ConfigError("reward_manager_config must be a list of mappings, such as [{deadline: 120, judge: {samples: 3}}]")
+    return entries
+
+
+def _built_in(worker: Any, prompts: Mapping[str, str]) -> dict[str, Any]:
+    model, urls, key, prompt = (getattr(worker, name, None) for name in KEYS)
+    kind = getattr(worker, "judge_model_type", None)
+    if kind not in (None, "api"):
+        raise ConfigError(
+            f"judge_model_type: {kind} has ROLL run the judge itself; serve the judge (vLLM, SGLang, ...), leave the key out, "
+            "and give its address in judge_api_url, several of them with commas between"
+        )
+    judge = ({"model": model} if model else {}) | (_prompt(prompt, prompts) if prompt else {})
+    client = {"endpoints": [_endpoint(url, key) for url in urls.split(",") if url.strip()]} if urls else None
+    if key and not urls:
+        raise ConfigError("judge_api_key is there without judge_api_url; give the address that it is for")
+    return ({"judge": judge} if judge else {}) | ({"client": client} if client else {})
+
+
+def _endpoint(url: str, key: str | None) -> dict[str, Any]:
+    return {"base_url": url.strip()} | ({"api_key": key} if key else {})
+
+
+def _prompt(given: str, prompts: Mapping[str, str]) -> dict[str, Any]:
+    """A template, or the name of one of ROLL's, in which the prompt is called ``question``."""
+    template = prompts.get(given, given)
+    if "{" not in template:
+        known = ", ".join(map(repr, sorted(prompts)))
+        raise ConfigError(f"judge_prompt {given!r} is neither a template nor the name of one of ROLL's prompts, which are {known}")
+    return {"prompt": template.replace("{question}", "{prompt}")} | (NAMED_PROMPT if given in prompts else {})
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, and where both say something, what is above; mappings are merged."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = _over(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
+    return merged

@@ -1,0 +1,82 @@
+"""The reward worker of ROLL's RLVR pipelines. With ``loop`` the only module here that imports ROLL: all else is in rooms that need none."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from roll.distributed.executor.worker import Worker
+from roll.distributed.scheduler.decorator import Dispatch, register
+from roll.distributed.scheduler.protocol import DataProto
+from roll.models.model_providers import default_tokenizer_provider
+from roll.utils.prompt import prompt_maps
+
+from qreward.integrations.roll.rewards import DEADLINE, PROMPTS, RESPONSES, Judged, failure_of, judge_rows, rows_of
+from qreward.integrations.roll.settings import settings_of
+from qreward.integrations.roll.tracing import continued
+from qreward.integrations.trainers import rewarder
+
+
+class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
+    """Rewards by a judge or a reward model, many at once in one process.
+
+    In the yaml of a pipeline it takes the place of ROLL's own judge, whose keys it understands::
+
+        rewards:
+          llm_judge:
+            worker_cls: qreward.integrations.roll.JudgeRewardWorker
+            judge_model_name: judge-7b
+            judge_api_url: http://gpu-0:8000/v1,http://gpu-1:8000/v1
+            world_size: 1
+
+    Everything else is in ``reward_manager_config: [{...}]``, with the names of :class:`~qreward.integrations.trainers.RewardConfig`, or
+    in the file that ``system_envs: {QREWARD_REWARD: ...}`` names. Since ``compute_rewards`` is async, ROLL gives the actor room for 1,000
+    calls at once, and one worker does what takes many of ROLL's own.
+    """
+
+    def __init__(self, worker_config: Any) -> None:
+        super().__init__(worker_config=worker_config)
+        self.rank_info.dp_rank = self.rank_info.rank
+        self.rank_info.dp_size = self.rank_info.world_size
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def initialize(self, pipeline_config: Any) -> None:
+        """Load the actor's tokenizer and read the settings; a wrong one ends the run here, before anything is generated."""
+        super().initialize(pipeline_config)
+        self.actor_tokenizer = default_tokenizer_provider(pipeline_config.actor_train.model_args)
+        self.reward_config = settings_of(self.worker_config, prompt_maps)
+        failure_of(self.reward_config)
+        self.rewarder = rewarder(self.reward_config, deadline=DEADLINE)
+        self._decoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qreward-decoding")  # a tokenizer is not for many threads
+
+    @register(dispatch_mode=Dispatch.DP_MP_COMPUTE, clear_cache=False)  # type: ignore[untyped-decorator]
+    async def compute_rewards(self, data: DataProto) -> DataProto:
+        """Judge each row: ``token_level_rewards`` (zeros), ``response_level_rewards`` and ``scores`` in float16, and metrics as lists.
+
+        Raises:
+            RewardUnavailable: a reward could not be had, and ``on_failure`` names no number for it.
+        """
+        with continued(data.meta_info):
+            rows = await asyncio.get_running_loop().run_in_executor(self._decoding, self._rows, data)
+            judged = await judge_rows(self.rewarder, self.reward_config, rows)
+        return _output(judged, data.batch[RESPONSES])
+
+    def _rows(self, data: DataProto) -> list[dict[str, Any]]:
+        prompts, responses = (
+            self.actor_tokenizer.batch_decode(data.batch[name], skip_special_tokens=True) for name in (PROMPTS, RESPONSES)
+        )
+        return rows_of(data.non_tensor_batch, prompts, responses)
+
+
+def _output(judged: Judged, responses: torch.Tensor) -> DataProto:
+    scores = torch.tensor(judged.scores, dtype=torch.float16)
+    tensors = {
+        "token_level_rewards": torch.zeros_like(responses, dtype=torch.float16),
+        "response_level_rewards": scores,
+        "scores": scores.clone(),
+    }
+    output = DataProto.from_dict(tensors=tensors)
+    output.meta_info = {"metrics": judged.metrics}
+    return output

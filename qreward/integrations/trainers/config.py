@@ -1,0 +1,96 @@
+"""The settings of an adapter: which fleet, who scores, how long, and what a failure is. From a file, a mapping or the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from qreward.config import ClientConfig, load_config
+from qreward.errors import ConfigError
+from qreward.judge.config import JudgeConfig
+from qreward.policies import Priority
+from qreward.policy import Policy, Seconds
+from qreward.reading import read_settings
+
+VARIABLE = "QREWARD_REWARD"
+"""Environment variable that names the file of an adapter's settings."""
+
+Failure = float | Literal["default", "raise", "none"]
+"""A number is finite; true and false are none: YAML reads a bare ``no`` as false, which would count as 0.0."""
+
+
+class RewardConfig(Policy):
+    """How a trainer's adapter gets rewards.
+
+    Args:
+        client: the fleet: a client's settings, or the path of a file with them; None is what ``QRewardClient.from_env`` finds.
+        judge: who scores, by words; see :class:`~qreward.judge.config.JudgeConfig`.
+        reward_model: who scores, by number: the model's name. Exactly one of the two is given.
+        deadline: seconds for one reward in all, waiting, retries and hedges included; None takes the adapter's, which lies below
+            the trainer's own limit.
+        on_failure: what a reward is that could not be had: ``raise``, ``none`` (where the trainer knows such a thing), a number, or
+            ``default``: what the adapter says.
+        columns: field of the item (``prompt``, ``response``, ``reference``, or any that the judge's prompt names) -> name of the
+            trainer's column that has it.
+        priority: of all requests, 0 (most urgent) to 9.
+
+    Raises:
+        ConfigError: a setting is unknown or wrong.
+
+    Example:
+        >>> RewardConfig(reward_model="rm-7b", on_failure="none").deadline is None
+        True
+    """
+
+    client: ClientConfig | None = None
+    judge: JudgeConfig | None = None
+    reward_model: str | None = None
+    deadline: Seconds | None = None
+    on_failure: Failure = "default"
+    columns: dict[str, str] = Field(default_factory=dict)
+    priority: int = Priority.NORMAL
+
+    @field_validator("on_failure", mode="wrap")
+    @classmethod
+    def _a_finite_number(cls, value: object, read: Callable[[object], Failure]) -> Failure:
+        found = read(value)
+        if isinstance(value, bool) or (isinstance(found, float) and not isfinite(found)):
+            raise ValueError("must be a finite number, or one of default, raise and none")
+        return found
+
+    @field_validator("client", mode="before")
+    @classmethod
+    def _from_a_file(cls, value: object) -> object:
+        return load_config(value) if isinstance(value, str | Path | Mapping) else value
+
+    @model_validator(mode="after")
+    def _one_scorer(self) -> RewardConfig:
+        if (self.judge is None) == (self.reward_model is None):
+            raise ValueError("give either judge (its settings) or reward_model (its name), which score in different ways")
+        return self
+
+
+def load_reward_config(source: str | Path | Mapping[str, Any] | RewardConfig | None = None) -> RewardConfig:
+    """Read an adapter's settings.
+
+    Args:
+        source: a YAML, JSON or TOML file, or what it would hold; None is the file that ``QREWARD_REWARD`` names.
+
+    Raises:
+        ConfigError: there are none, they cannot be read, or they are wrong; with the file and the place in it.
+    """
+    if isinstance(source, RewardConfig):
+        return source
+    given = source if source is not None else os.environ.get(VARIABLE)
+    if not given:
+        raise ConfigError(f"no settings of the rewards were given: name their file in the environment variable {VARIABLE}, or give them")
+    content, place = read_settings(given, empty="it must hold at least judge or reward_model")
+    try:
+        return RewardConfig(**content)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {str(error).removeprefix('RewardConfig: ')}") from None

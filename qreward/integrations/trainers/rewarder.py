@@ -1,0 +1,182 @@
+"""One rewarder a process and its settings: scores within a deadline, and says of each reward whether it could be had.
+
+Needs no loop to be made, and serves any number of loops and threads. Knows no trainer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from qreward.engine.portal import portal
+from qreward.errors import ConfigError, QRewardError, RequestTimeout
+from qreward.integrations.trainers.clients import close_clients, shared_client
+from qreward.integrations.trainers.config import VARIABLE, RewardConfig, load_reward_config
+from qreward.judge import make_scorer
+from qreward.judge.words import Scorer, Verdict
+
+LATE = 1.0
+"""Seconds after the deadline at which a scorer that does not keep it is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A reward, or why there is none.
+
+    Attributes:
+        verdict: None if it failed.
+        error: None if it did not.
+        seconds: from asking to knowing.
+    """
+
+    verdict: Verdict | None
+    error: QRewardError | None
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict is not None
+
+    def score(self, failure: float | None) -> float | None:
+        """The reward, or ``failure``: what the user chose for one that could not be had."""
+        return failure if self.verdict is None else self.verdict.score
+
+    @property
+    def reason(self) -> str:
+        """Why there is no reward, in one short line without secrets; ``""`` if there is one."""
+        return "" if self.error is None else f"{type(self.error).__name__}: {self.error}".splitlines()[0][:300]
+
+
+class Rewarder:
+    """Scores with one scorer, within one deadline.
+
+    Args:
+        scorer: a judge, a reward model, or an object of the user's with their methods.
+        deadline: seconds for one reward in all.
+        priority: of all requests.
+        config: the settings it was made from, if it was: adapters read their columns and their failure there.
+    """
+
+    def __init__(self, scorer: Scorer, deadline: float, priority: int = 5, config: RewardConfig | None = None) -> None:
+        self.scorer = scorer
+        self.deadline = deadline
+        self.config = config
+        self._priority = priority
+
+    async def score(self, prompt: Any, response: Any, *, reference: Any = None, **fields: Any) -> Scored:
+        """Score one response; what goes wrong with it is in the result.
+
+        Raises:
+            ConfigError: the settings do not fit the data, such as a field that the prompt names and no item has: a fault of no judge.
+            CancelledError, and what is a fault of code.
+        """
+        begun = monotonic()
+        _end_before(asyncio.get_running_loop())
+        try:
+            async with asyncio.timeout(self.deadline + LATE):
+                verdict = await self.scorer.score(
+                    prompt, response, reference=reference, timeout=self.deadline, priority=self._priority, **fields
+                )
+        except ConfigError:
+            raise
+        except QRewardError as error:
+            return Scored(None, error, monotonic() - begun)
+        except TimeoutError:
+            return Scored(None, RequestTimeout(f"no reward within {self.deadline:g} s"), monotonic() - begun)
+        return Scored(verdict, None, monotonic() - begun)
+
+    async def score_many(self, items: Iterable[Mapping[str, Any]]) -> list[Scored]:
+        """Score many at once, in their order."""
+        return list(await asyncio.gather(*(self.score(**item) for item in items)))
+
+    def score_blocking(self, items: Iterable[Mapping[str, Any]]) -> list[Scored]:
+        """Score many from code that does not await, in the thread that all blocking calls share. From any thread."""
+        return portal().call(self.score_many, list(items))
+
+    async def aclose(self) -> None:
+        """Close the scorer's connections in all loops."""
+        await self.scorer.aclose()
+
+
+_MADE: dict[str, Rewarder] = {}
+_GIVEN: dict[tuple[str, float], tuple[object, Rewarder]] = {}
+"""By what an adapter gave (which is kept, for its ``id`` may stand for it), so that asking again for each reward reads no file."""
+_INHERITED: list[object] = []
+_LOCK = threading.Lock()
+_LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+
+
+def rewarder(source: str | Path | Mapping[str, Any] | RewardConfig | None = None, *, deadline: float) -> Rewarder:
+    """The rewarder of this process for these settings; made when first asked for, closed when the process ends.
+
+    Args:
+        source: as :func:`~qreward.integrations.trainers.config.load_reward_config` takes it.
+        deadline: seconds for one reward where the settings say nothing: the adapter's.
+
+    Raises:
+        ConfigError: the settings are missing or wrong.
+    """
+    given = (_name(source), deadline)
+    known = _GIVEN.get(given)
+    if known is None:
+        known = _GIVEN[given] = source, _made(load_reward_config(source), deadline)
+    return known[1]
+
+
+def _name(source: str | Path | Mapping[str, Any] | RewardConfig | None) -> str:
+    if isinstance(source, RewardConfig):
+        return f"{id(source):x}"
+    return json.dumps(source if isinstance(source, Mapping) else str(source or os.environ.get(VARIABLE)), sort_keys=True, default=repr)
+
+
+def _made(config: RewardConfig, deadline: float) -> Rewarder:
+    client = shared_client(config.client)
+    key = json.dumps([id(client), config.model_dump(mode="json", exclude={"client"}), deadline], sort_keys=True, default=repr)
+    with _LOCK:
+        made = _MADE.get(key)
+        if made is None:
+            made = _MADE[key] = Rewarder(
+                make_scorer(client, config.judge or config.reward_model), config.deadline or deadline, config.priority, config
+            )
+        return made
+
+
+def close_all() -> None:
+    """Close what was made, in whatever loops it is used: a process that ends leaves no open connections behind."""
+    with _LOCK:
+        made = list(_MADE.values())
+        _MADE.clear()
+        _GIVEN.clear()
+    close_clients()
+    for each in made:
+        with suppress(Exception):  # the process ends in any case
+            portal().call(each.aclose)
+
+
+def _end_before(loop: asyncio.AbstractEventLoop) -> None:
+    """A trainer may stop its loop when the process ends. What is registered last is called first: ours, for connections close in a loop."""
+    if loop not in _LOOPS:
+        _LOOPS.add(loop)
+        atexit.unregister(close_all)
+        atexit.register(close_all)
+
+
+def _after_fork() -> None:
+    global _LOCK, _MADE, _GIVEN  # what the parent made stays as it was, for some of it may be under way there
+    _INHERITED.append((_MADE, _GIVEN))
+    _LOCK, _MADE, _GIVEN = threading.Lock(), {}, {}
+
+
+atexit.register(close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

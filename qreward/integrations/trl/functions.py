@@ -1,0 +1,160 @@
+"""The functions that a user gives to a trainer of TRL: real coroutine functions, for that is how TRL tells them from others."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qreward.integrations.trainers import RewardConfig, Rewarder, load_reward_config, rewarder
+from qreward.integrations.trainers.config import Failure
+from qreward.integrations.trl.scoring import DEADLINE, Recipe
+from qreward.judge.words import Scorer
+
+Settings = str | Path | Mapping[str, Any] | RewardConfig
+Rewards = list[float | None]
+RewardFunction = Callable[..., Awaitable[Rewards]]
+
+
+def reward(
+    settings: Settings | None = None,
+    *,
+    judge: Scorer | None = None,
+    name: str = "judge",
+    columns: Mapping[str, str] | None = None,
+    on_failure: Failure | None = None,
+    deadline: float | None = None,
+) -> RewardFunction:
+    """Make a reward function for ``reward_funcs``.
+
+    Args:
+        settings: a file, or what it would hold (see :class:`~qreward.integrations.trainers.RewardConfig`); None is the file that
+            ``QREWARD_REWARD`` names.
+        judge: instead of settings: a ``Judge``, a ``RewardModelScorer``, or an object of your own with their methods.
+        name: under which TRL logs it.
+        columns: field of the item -> column of the dataset, over those of the settings. By default the prompt and the completion are
+            TRL's, the reference is the first of ``reference``, ``solution``, ``answer``, ``ground_truth`` that is there, and other fields
+            that the judge's prompt names are the columns of the same name.
+        on_failure: what a reward is that could not be had: ``none`` (also ``default``, if this is the only function), ``raise``, or
+            a number; over that of the settings.
+        deadline: seconds for one reward in all, over that of the settings; 300 by default.
+
+    Raises:
+        ConfigError: now if a setting is wrong; from the function if a column is not there, or if several functions are given to the
+            trainer and ``on_failure`` was not chosen, for TRL would count a missing reward as 0.0.
+
+    Example:
+        ``GRPOTrainer(model, reward_funcs=reward("reward.yaml"), ...)``
+    """
+    recipe = _recipe(settings, judge, name, columns, on_failure, deadline)
+
+    async def scored(
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        completion_ids: Any = None,  # noqa: ARG001 - TRL gives them
+        **given: Any,
+    ) -> Rewards:
+        return await recipe(prompts, completions, given)
+
+    scored.__name__ = scored.__qualname__ = name
+    return scored
+
+
+async def judge_reward(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    completion_ids: Any = None,  # noqa: ARG001 - TRL gives them
+    *,
+    settings: Settings | None = None,
+    **given: Any,
+) -> Rewards:
+    """Reward function that can be pickled, as ``AsyncGRPOTrainer`` wants, whose reward functions run in a process of their own.
+
+    Its settings are the file that ``QREWARD_REWARD`` names, or ``functools.partial(judge_reward, settings="reward.yaml")``.
+    """
+    return await _recipe(settings, None, "judge_reward", None, None, None)(prompts, completions, given)
+
+
+def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = None, name: str = "combined") -> RewardFunction:
+    """Make one reward function of several: their weighted sum, or None for a completion for which one of them has none.
+
+    So a completion that a judge could not score is left out of its group's baseline and moves nothing, whatever the other functions say
+    of it; TRL itself would count the missing reward as 0.0. All run at once, plain functions in threads.
+
+    Args:
+        functions: as ``reward_funcs``, each called as TRL would call it.
+        weights: as ``reward_weights``; 1.0 each by default.
+        name: under which TRL logs the sum. Each function is logged under its own name, as TRL would.
+
+    Raises:
+        ValueError: there are not as many weights as functions; from the function, if one gives too few or too many rewards.
+
+    Example:
+        ``GRPOTrainer(model, reward_funcs=combined(reward("reward.yaml"), format_reward, weights=[1.0, 0.2]), ...)``
+    """
+    shares = [1.0] * len(functions) if weights is None else list(weights)
+    if not functions or len(shares) != len(functions):
+        raise ValueError(f"{len(functions)} functions and {len(shares)} weights were given; give at least one function, a weight for each")
+
+    async def total(prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **given: Any) -> Rewards:
+        every = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, **given}
+        columns = await asyncio.gather(*(_called(function, every) for function in functions))
+        for function, column in zip(functions, columns, strict=True):
+            _check(function, column, len(prompts), given)
+        return [_sum(row, shares) for row in zip(*columns, strict=True)]
+
+    total.__name__ = total.__qualname__ = name
+    return total
+
+
+def _recipe(
+    settings: Settings | None,
+    judge: Scorer | None,
+    name: str,
+    columns: Mapping[str, str] | None,
+    on_failure: Failure | None,
+    deadline: float | None,
+) -> Recipe:
+    if judge is not None and settings is not None:
+        raise ValueError("give settings or judge, not both: settings say how a judge is made")
+    given = {"columns": columns, "on_failure": on_failure, "deadline": deadline}
+    chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if judge is not None:
+        config = RewardConfig(reward_model=name, **chosen)  # who scores is there already; the rest is checked as it would be in a file
+        return Recipe(Rewarder(judge, config.deadline or DEADLINE), name, config.columns, config.on_failure)
+    made = rewarder(settings, deadline=DEADLINE)
+    config = made.config or load_reward_config(settings)
+    if chosen:
+        chosen["columns"] = {**config.columns, **(columns or {})}
+        config = RewardConfig(**dict(config) | chosen)
+        made = rewarder(config, deadline=DEADLINE)
+    return Recipe(made, name, config.columns, config.on_failure)
+
+
+async def _called(function: Callable[..., Any], every: Mapping[str, Any]) -> Any:
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        return await function(**every)
+    return await asyncio.to_thread(function, **every)
+
+
+def _check(function: Callable[..., Any], column: Sequence[Any], expected: int, given: Mapping[str, Any]) -> None:
+    name = getattr(function, "__name__", type(function).__name__)
+    if len(column) != expected:
+        raise ValueError(f"the reward function {name!r} gave {len(column)} rewards for {expected} completions")
+    known = [float(value) for value in column if not _missing(value)]
+    if known and (log_metric := given.get("log_metric")) is not None:
+        log_metric(f"rewards/{name}/mean", sum(known) / len(known))
+
+
+def _sum(row: Sequence[float | None], shares: Sequence[float]) -> float | None:
+    if any(map(_missing, row)):
+        return None
+    return sum(float(value) * share for value, share in zip(row, shares, strict=True) if value is not None)
+
+
+def _missing(value: float | None) -> bool:
+    """NaN is what TRL makes of None; a function may give either."""
+    return value is None or math.isnan(value)

@@ -1,0 +1,56 @@
+"""What TRL gives a reward function, as rows of columns; and conversations as a prompt and a response. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+HANDLES = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
+"""What TRL gives besides the dataset's columns."""
+
+
+def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """One row for each completion: its columns, and ``prompt`` and ``response``.
+
+    Columns are lists with a value for each completion; TRL has repeated them.
+
+    Example:
+        >>> list(rows_of(["2 + 2?"], ["4"], {"solution": ["four"]}))
+        [{'solution': 'four', 'prompt': '2 + 2?', 'response': '4'}]
+    """
+    lists = {name: values for name, values in columns.items() if name not in HANDLES and _is_list(values)}
+    for at, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        asked, said = conversation(prompt, completion)
+        yield {**{name: values[at] for name, values in lists.items() if at < len(values)}, "prompt": asked, "response": said}
+
+
+def conversation(prompt: Any, completion: Any) -> tuple[Any, str]:
+    """The prompt, and the text of the last message of the assistant; what came between them, such as tools' answers, ends the prompt.
+
+    Example:
+        >>> conversation([{"role": "user", "content": "2 + 2?"}], [{"role": "assistant", "content": "4"}])
+        ([{'role': 'user', 'content': '2 + 2?'}], '4')
+    """
+    if isinstance(completion, str):
+        return prompt, completion
+    messages = list(completion)
+    last = next((at for at in reversed(range(len(messages))) if messages[at].get("role") == "assistant"), None)
+    if last is None:
+        return prompt, ""
+    return _before(prompt, messages[:last]), _text(messages[last].get("content"))
+
+
+def _before(prompt: Any, between: list[Any]) -> Any:
+    if not between:
+        return prompt
+    return [*([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt), *between]
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+
+
+def _is_list(values: Any) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str | bytes)

@@ -1,0 +1,69 @@
+"""A group of completions scored for TRL: rewards, ``None`` for those that could not be had, and metrics. Imports no TRL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qreward.errors import ConfigError
+from qreward.integrations.trainers import Rewarder, Scored, Usual, item_of, named_in_prompts
+from qreward.integrations.trainers.config import Failure
+from qreward.integrations.trainers.failures import reward_of
+from qreward.integrations.trl.rows import rows_of
+
+DEADLINE = 300.0
+"""Seconds for one reward in all. TRL itself has no limit, but the ranks that wait for a slow one have: 1,800 seconds by default."""
+
+USUAL: Usual = {"prompt": ("prompt",), "response": ("response",), "reference": ("reference", "solution", "answer", "ground_truth")}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How completions are scored: by whom, from which columns, and what a failure is."""
+
+    rewarder: Rewarder
+    name: str
+    columns: Mapping[str, str]
+    on_failure: Failure
+
+    async def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], given: Mapping[str, Any]) -> list[float | None]:
+        """Rewards in the order of the completions."""
+        refuse_silent_zeros(self.name, self.on_failure, given.get("log_metric"))
+        config = self.rewarder.config
+        named = named_in_prompts(config) if config else frozenset({"prompt"})
+        items = [item_of(row, self.columns, USUAL, named) for row in rows_of(prompts, completions, given)]
+        scored = await self.rewarder.score_many(items)
+        _tell(self.name, scored, given)
+        return [reward_of(each, self.on_failure, default="none") for each in scored]
+
+
+def refuse_silent_zeros(name: str, on_failure: Failure, log_metric: Any) -> None:
+    """TRL adds up what is not ``None``: beside another function that answers, a failed judge is a 0.0. That, a user must want.
+
+    Raises:
+        ConfigError: there are several reward functions, and ``on_failure`` was not chosen.
+    """
+    trainer = getattr(log_metric, "__self__", None)  # the only way from here to the other functions, where there is one
+    functions = getattr(trainer, "reward_funcs", ())
+    if on_failure == "default" and len(functions) > 1:
+        raise ConfigError(
+            f"{name} is one of {len(functions)} reward functions, and TRL counts a reward that one of them could not give as 0.0; "
+            f"put them into one by qreward.integrations.trl.combined(...), or choose on_failure: none (it is 0.0), raise, or a number"
+        )
+
+
+def _tell(name: str, scored: Sequence[Scored], given: Mapping[str, Any]) -> None:
+    log_metric: Callable[[str, float], object] | None = given.get("log_metric")
+    log_extra: Callable[[str, list[Any]], object] | None = given.get("log_extra")
+    if log_metric is not None and scored:
+        log_metric(f"{name}/ok", sum(each.ok for each in scored) / len(scored))
+        log_metric(f"{name}/seconds", sum(each.seconds for each in scored) / len(scored))
+        log_metric(f"{name}/tokens", float(sum(map(_tokens, scored))))
+    if log_extra is not None:
+        log_extra(f"{name}_error", [each.reason for each in scored])
+
+
+def _tokens(scored: Scored) -> int:
+    usage = scored.verdict.usage if scored.verdict else None
+    return (usage and usage.total_tokens) or 0

@@ -1,0 +1,23 @@
+"""Rewards of a judge or a reward model in verl: a function and a reward manager, which verl finds by this package's name.
+
+``reward.custom_reward_function.path=pkg://qreward.integrations.verl`` takes :func:`compute_score`; ``QRewardManager``, for
+``reward.reward_manager.source=importlib``, is loaded when it is asked for, since only it needs verl.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from qreward.integrations.verl.scoring import DEADLINE, compute_score
+
+if TYPE_CHECKING:
+    from qreward.integrations.verl.manager import QRewardManager
+
+__all__ = ["DEADLINE", "QRewardManager", "compute_score"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "QRewardManager":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module("qreward.integrations.verl.manager").QRewardManager

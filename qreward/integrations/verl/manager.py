@@ -1,0 +1,81 @@
+"""A reward manager of verl: it sees the prompt as it was, and all columns of the data. The only module here that imports verl."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from qreward.errors import ConfigError
+from qreward.integrations.trainers import Usual, rewarder
+from qreward.integrations.verl.scoring import DEADLINE, PROMPTS, reward_of
+from qreward.integrations.verl.settings import ROUTER, settings_of
+
+HERE = ("pkg://qreward.integrations.verl", "pkg://qreward/integrations/verl")
+USUAL: Usual = {"prompt": ("raw_prompt", *PROMPTS), "response": ("solution_str",), "reference": ("ground_truth",)}
+
+_Base: Any = importlib.import_module("verl.experimental.reward_loop.reward_manager.base").RewardManagerBase
+
+
+class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
+    """Scores each sample by the settings in ``reward.custom_reward_function.reward_kwargs``, or those that ``QREWARD_REWARD`` names.
+
+    Unlike a function it is given the prompt (``raw_prompt``), so the data need not have it in ``extra_info``, and needs no reference.
+    The results are those of :func:`~qreward.integrations.verl.compute_score`.
+
+    Raises:
+        ConfigError: when it is made: a setting is wrong, or another function is configured, which this manager would not call.
+
+    Example:
+        ``reward.reward_manager.source=importlib reward.reward_manager.name=QRewardManager``
+        ``reward.reward_manager.module.path=pkg://qreward.integrations.verl``
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        tokenizer: Any,
+        compute_score: Any = None,
+        reward_router_address: str | None = None,
+        reward_model_tokenizer: Any = None,  # noqa: ARG002 - verl gives it
+    ) -> None:
+        super().__init__(config, tokenizer, compute_score)
+        function = config.reward.get("custom_reward_function") or {}
+        if function.get("path") not in (None, *HERE):
+            raise ConfigError(
+                f"QRewardManager calls no reward function, but one of {function.get('path')!r} is configured; "
+                f"take it out of reward.custom_reward_function.path, or use verl's own manager"
+            )
+        given = {**(function.get("reward_kwargs") or {}), ROUTER: reward_router_address}
+        self.settings = settings_of(given, _dialect(config) if reward_router_address else "vllm")
+        rewarder(self.settings, deadline=DEADLINE)  # what is wrong shows now, not with the first sample
+
+    async def run_single(self, data: Any) -> dict[str, Any]:
+        """Score the last sequence of a sample."""
+        item = data[-1:][0]
+        response = await asyncio.to_thread(self._decode, item.batch)
+        result = await reward_of(row_of(item.non_tensor_batch, response), self.settings, USUAL)
+        return {"reward_score": result["score"], "reward_extra_info": result}
+
+    def _decode(self, batch: Any) -> str:
+        tokens = batch["responses"]
+        valid = int(batch["attention_mask"][-tokens.shape[-1] :].sum())
+        return str(self.tokenizer.decode(tokens[:valid], skip_special_tokens=True))
+
+
+def row_of(columns: Mapping[str, Any], response: str) -> dict[str, Any]:
+    """The columns of a sample and, under their own names, what is inside ``extra_info``, the tools' fields and ``reward_model``."""
+    inner = [columns.get(name) for name in ("extra_info", "tool_extra_fields")]
+    row = {name: value for mapping in inner if isinstance(mapping, Mapping) for name, value in mapping.items()}
+    truth = columns.get("reward_model")
+    return {
+        **row,
+        **{name: columns[name] for name in columns},
+        "ground_truth": truth.get("ground_truth") if isinstance(truth, Mapping) else None,
+        "solution_str": response,
+    }
+
+
+def _dialect(config: Any) -> str:
+    return "sglang" if config.reward.reward_model.rollout.name == "sglang" else "vllm"

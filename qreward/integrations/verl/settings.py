@@ -1,0 +1,96 @@
+"""verl's ``reward_kwargs`` as the settings of an adapter. Knows what verl adds of its own, and no verl."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qreward.errors import ConfigError
+from qreward.integrations.trainers import RewardConfig, load_reward_config
+from qreward.reading import read_settings
+
+CONFIG = "config"
+"""The one setting that is not of ``RewardConfig``: the file that has the others."""
+
+ROUTER = "reward_router_address"
+HOSTS = frozenset({ROUTER, "reward_model_tokenizer"})
+"""What verl passes if it serves a reward model itself."""
+
+_SETTINGS = [CONFIG, *RewardConfig.model_fields]
+_LOGGER = logging.getLogger(__name__)
+_READ: dict[str, RewardConfig] = {}
+_SAID: set[str] = set()
+
+
+def settings_of(given: Mapping[str, Any], dialect: str = "vllm") -> RewardConfig:
+    """The settings that keyword arguments of ``compute_score`` make; each combination is read once.
+
+    What ``config`` names is read first, what stands beside it goes over that. Without any, the file that ``QREWARD_REWARD`` names is
+    read. If no client is configured there and verl serves a model, that one is asked.
+
+    Args:
+        given: ``reward_kwargs`` and what verl adds. A name that is neither is ignored, and said once; one that is nearly a setting is not.
+        dialect: of the servers behind verl's router, as ``kind`` of an endpoint.
+
+    Raises:
+        ConfigError: a setting is unknown or wrong, or there are none.
+    """
+    ours = {name: plain(value) for name, value in given.items() if name in _SETTINGS and value is not None}
+    key = json.dumps([ours, str(given.get(ROUTER)), dialect], sort_keys=True, default=repr)
+    known = _READ.get(key)
+    if known is None:
+        _look_at(given.keys() - set(_SETTINGS) - HOSTS)
+        known = _READ[key] = _checked(_with_router(_read(ours), given.get(ROUTER), dialect))
+    return known
+
+
+def plain(value: Any) -> Any:
+    """Arrays and the containers of OmegaConf as lists and dicts; the rest as it is."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(inner) for inner in value]
+    return value
+
+
+def _read(ours: dict[str, Any]) -> RewardConfig:
+    if not ours:
+        return load_reward_config()
+    file = ours.pop(CONFIG, None)
+    if file is None:
+        return load_reward_config(ours)
+    content, _ = read_settings(file, empty="it must hold at least judge or reward_model")
+    return load_reward_config({**content, **ours}) if ours else load_reward_config(file)
+
+
+def _with_router(config: RewardConfig, address: str | None, dialect: str) -> RewardConfig:
+    if config.client is not None or not address:
+        return config
+    settings = config.model_dump(exclude_unset=True) | {"client": {"endpoints": [_router(address, dialect)]}}
+    return load_reward_config(settings)
+
+
+def _router(address: str, dialect: str) -> dict[str, Any]:
+    return {"base_url": f"http://{address}/v1", "name": "verl-router", "kind": dialect, "proxy": ""}
+
+
+def _checked(config: RewardConfig) -> RewardConfig:
+    if config.on_failure == "none":
+        raise ConfigError(
+            "on_failure: verl has no missing reward (one None takes the rewards from its whole batch); "
+            "say raise, which is the default, or the number that such a reward shall be"
+        )
+    return config
+
+
+def _look_at(strange: set[str]) -> None:
+    for name in sorted(strange - _SAID):
+        if near := difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.8):
+            raise ConfigError(f"reward_kwargs: there is no setting {name!r}; did you mean {near[0]!r}?")
+        _SAID.add(name)
+        _LOGGER.warning("reward_kwargs: %r is no setting of qreward and is ignored", name)

@@ -1,0 +1,234 @@
+"""AReaL 1.0 pickles our function, calls it in a child of its process pool, or awaits the other one, as it does here with its signatures."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import multiprocessing
+import pickle
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from adapter_fakes import SETTINGS, FakeScorer, installed, run
+from trainers_tools import fleet_of, settings_of
+
+from qreward.errors import ConfigError, QRewardError, RequestTimeout
+from qreward.integrations.areal import DEADLINE, NoReward, async_reward, reward
+from qreward.integrations.areal.rewards import HOST_LIMIT
+from qreward.integrations.trainers.rewarder import LATE, close_all
+from qreward.testing import FakeFleet, Faults
+
+NAME = "qreward.integrations.areal.reward"
+CALL = ("<|im_start|>user\n2 + 2?", "0.75<|im_end|>", [1, 2], [3, 4])
+
+
+@pytest.fixture
+def scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScorer:
+    made = installed(monkeypatch)
+    configured(monkeypatch, tmp_path)
+    return made
+
+
+def configured(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: Any) -> None:
+    file = folder / f"reward{len(list(folder.iterdir()))}.json"
+    file.write_text(json.dumps({**SETTINGS, **changes}), encoding="utf-8")
+    monkeypatch.setenv("QREWARD_REWARD", str(file))
+
+
+def by_name(name: str) -> Any:
+    """As AReaL's ``import_from_string``."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def rewarded(way: str, *call: Any, **data: Any) -> Any:
+    return reward(*call, **data) if way == "function" else run(async_reward(*call, **data))
+
+
+def test_contract_the_function_is_found_by_its_name_and_has_the_signature_of_reward_fn() -> None:
+    assert by_name(NAME) is reward
+    assert not inspect.iscoroutinefunction(reward)
+    assert inspect.iscoroutinefunction(async_reward)
+    for function in (reward, async_reward):
+        *named, rest = inspect.signature(function).parameters.values()
+        assert [each.name for each in named] == ["prompt", "completions", "prompt_ids", "completion_ids"]
+        assert rest.kind is inspect.Parameter.VAR_KEYWORD
+
+
+def test_contract_the_function_pickles_by_its_name_with_what_it_is_called_with() -> None:
+    call = partial(reward, *CALL, answer="4", messages=[{"role": "user", "content": "2 + 2?"}])
+    again = pickle.loads(pickle.dumps(call))
+    assert again.func is reward
+    assert len(pickle.dumps(reward)) < 100
+
+
+def test_contract_the_deadline_is_below_the_limit_of_the_wrapper_with_room_for_what_comes_late() -> None:
+    assert HOST_LIMIT == 15.0
+    assert DEADLINE + LATE < HOST_LIMIT - 1
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[FakeFleet]:
+    with fleet_of(process=True) as made:
+        yield made
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_contract_the_function_works_in_children_of_a_process_pool(
+    method: str, fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QREWARD_REWARD", str(settings_of(fleet, tmp_path)))
+    rows = [(f"{at} + {at}?", f"{2 * at + at % 2}<|im_end|>", [1], [2]) for at in range(8)]
+    if method == "fork":  # of a process that has used it, and whose threads the child has not
+        assert reward(*rows[0], answer="0") == 1.0
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as pool:
+        found = [pool.submit(partial(reward, *row, answer=str(2 * at))) for at, row in enumerate(rows)]
+        assert [each.result(30) for each in found] == [float(at % 2 == 0) for at in range(8)]
+    close_all()
+
+
+def test_the_error_of_a_failed_judge_comes_back_from_a_child(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QREWARD_REWARD", str(settings_of(fleet, tmp_path, deadline=1.0)))
+    fleet.set("judge-0", faults=Faults(error_500=1.0))
+    try:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            error = pool.submit(partial(reward, *CALL, answer="4")).exception(30)
+    finally:
+        fleet.set("judge-0", faults=Faults())
+    assert isinstance(error, QRewardError)
+    assert not isinstance(error, TimeoutError)  # of which AReaL makes a 0
+
+
+@pytest.mark.parametrize("way", ["function", "coroutine"])
+def test_columns_of_the_data_are_what_is_scored(way: str, scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "2 + 2?"}]
+    assert rewarded(way, *CALL, answer="4", messages=messages) == 0.75
+    assert rewarded(way, *CALL) == 0.75
+    configured(monkeypatch, tmp_path, columns={"reference": "solutions", "prompt": "query_text"})
+    assert rewarded(way, *CALL, solutions="four", query_text="two and two?") == 0.75
+    asked = [(each["prompt"], each["response"], each["reference"]) for each in scorer.asked]
+    assert asked == [(messages, "0.75", "4"), (CALL[0], "0.75", None), ("two and two?", "0.75", "four")]
+
+
+@pytest.mark.parametrize("way", ["function", "coroutine"])
+def test_a_failed_judge_never_becomes_zero_unless_the_user_chose_it(
+    way: str, scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    failing = (CALL[0], "no number", [1], [2])
+    with pytest.raises(NoReward if way == "function" else RequestTimeout, match="no answer in time"):
+        rewarded(way, *failing)
+    configured(monkeypatch, tmp_path, on_failure="none")
+    assert rewarded(way, *failing) is None
+    for chosen in (0.0, -1.0):
+        configured(monkeypatch, tmp_path, on_failure=chosen)
+        assert rewarded(way, *failing) == chosen
+
+
+def test_each_has_the_deadline_of_where_it_runs(scorer: FakeScorer) -> None:
+    reward(*CALL)
+    run(async_reward(*CALL))
+    assert [each["timeout"] for each in scorer.asked] == [12.0, 180.0]
+
+
+def test_a_deadline_that_areal_would_not_wait_for_is_said_once(
+    scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    configured(monkeypatch, tmp_path, deadline=14.5)
+    reward(*CALL)
+    reward(*CALL)
+    assert len([record for record in caplog.records if "AsyncRewardWrapper makes a reward 0" in record.message]) == 1
+
+
+def test_a_column_that_is_not_there_is_said(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    configured(monkeypatch, tmp_path, columns={"reference": "anwser"})
+    with pytest.raises(ConfigError, match="anwser"):
+        reward(*CALL, answer="4")
+
+
+# the workflow, on a stub with the parts of ``areal/workflow/rlvr.py`` that it overrides
+
+
+class RLVRWorkflow:
+    def __init__(
+        self,
+        reward_fn: Any,
+        gconfig: Any,
+        tokenizer: Any,
+        enable_thinking: bool = False,
+        get_input_ids_fn: Any = None,
+        data_extract_prompt_fn: Any = None,
+    ) -> None:
+        self.reward_fn, self.gconfig, self.tokenizer = reward_fn, gconfig, tokenizer
+        if not isinstance(reward_fn, str):
+            self.async_reward_fn = "a wrapper with a process pool"
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        if isinstance(self.reward_fn, str):
+            self.async_reward_fn = "a wrapper with a process pool"
+        return {"rewards": await self._compute_rewards(await engine.agenerate(), "2 + 2?", data)}
+
+    async def _compute_rewards(self, resp: Any, prompt_str: str, task_data: dict[str, Any]) -> float:
+        raise NotImplementedError
+
+
+class Engine:
+    """Its own answer, and AReaL's ``ModelResponse`` of it."""
+
+    def __init__(self, text: str) -> None:
+        self.input_tokens, self.output_tokens = [1], text
+
+    async def agenerate(self) -> Engine:
+        await asyncio.sleep(0)
+        return self
+
+
+class Tokenizer:
+    def decode(self, tokens: Any) -> Any:
+        return tokens
+
+
+@pytest.fixture
+def workflow(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch) -> Any:
+    parts: dict[str, dict[str, Any]] = {
+        "areal": {},
+        "areal.utils": {},
+        "areal.utils.perf_tracer": {"trace_session": lambda phase: lambda function: function},
+        "areal.workflow": {},
+        "areal.workflow.rlvr": {"RLVRWorkflow": RLVRWorkflow},
+    }
+    for name, content in parts.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "qreward.integrations.areal.workflow", raising=False)
+    made = importlib.import_module("qreward.integrations.areal.workflow").QRewardRLVRWorkflow
+    monkeypatch.delitem(sys.modules, "qreward.integrations.areal.workflow")
+    return made(gconfig=None, tokenizer=Tokenizer())
+
+
+def test_contract_the_workflow_awaits_rewards_in_its_own_loop_and_makes_no_process_pool(workflow: Any, scorer: FakeScorer) -> None:
+    async def main() -> tuple[Any, int]:
+        return await workflow.arun_episode(Engine("0.75<|im_end|>"), {"answer": "4"}), id(asyncio.get_running_loop())
+
+    trajectory, loop = run(main())
+    assert trajectory == {"rewards": 0.75}
+    assert scorer.loops == {loop}
+    assert workflow.async_reward_fn is async_reward
+
+
+def test_a_failure_ends_the_episode_and_none_leaves_it_out(workflow: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(RequestTimeout):
+        run(workflow.arun_episode(Engine("no number"), {}))
+    configured(monkeypatch, tmp_path, on_failure="none")
+    assert run(workflow.arun_episode(Engine("no number"), {})) is None
+    configured(monkeypatch, tmp_path, on_failure=-1.0)
+    assert run(workflow.arun_episode(Engine("no number"), {})) == {"rewards": -1.0}

@@ -1,0 +1,235 @@
+"""OpenRLHF 0.11.2 finds our two files by their paths and calls them as it does here, in stubs with its exact signatures."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import math
+import subprocess
+import sys
+import threading
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from adapter_fakes import SETTINGS, FakeScorer, installed, run
+
+from qreward.errors import ConfigError, RequestTimeout
+from qreward.integrations import openrlhf
+
+PROMPT = "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+
+
+class AgentExecutorBase(ABC):
+    @abstractmethod
+    async def execute(
+        self, prompt: Any, label: Any, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any, images: Any = None
+    ) -> Any: ...
+
+
+class SingleTurnAgentExecutor(AgentExecutorBase):
+    """What it does with rewards, and nothing else: see ``openrlhf/utils/agent.py``."""
+
+    def __init__(self, remote_rm_url: Any = None) -> None:
+        self.reward_endpoints = [remote_rm_url] if isinstance(remote_rm_url, str) else remote_rm_url or []
+        self.reward_func: Any = None
+        if self.reward_endpoints and self.reward_endpoints[0].endswith(".py"):
+            self.reward_func = loaded("reward_func", self.reward_endpoints[0]).reward_func
+
+    async def execute(
+        self, prompt: Any, label: Any, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any, images: Any = None
+    ) -> Any:
+        output: dict[str, Any] = {"prompt": prompt, "label": label, "reward": None, "scores": None, "extra_logs": {}}
+        if self.reward_endpoints:
+            try:
+                query = prompt + await llm_engine.generate()
+                found = (await self._fetch_rewards_via_func([query], [prompt], [label]))[0] if self.reward_func else None
+                if found:
+                    score = found.get("scores")
+                    score = found.get("rewards") if score is None else score
+                    output.update(reward=found.get("rewards"), scores=score, extra_logs=found.get("extra_logs") or {})
+            except Exception as error:
+                output["logged"] = str(error)
+        return output
+
+    async def _fetch_rewards_via_func(self, queries_list: Any, prompts_list: Any, labels_list: Any) -> Any:
+        samples = zip(queries_list, prompts_list, labels_list, strict=True)
+        tasks = [asyncio.to_thread(self.reward_func, *([each] for each in sample)) for sample in samples]
+        return await asyncio.gather(*tasks)
+
+
+class Engine:
+    def __init__(self, response: str) -> None:
+        self.response = response
+
+    async def generate(self) -> str:
+        await asyncio.sleep(0)
+        return self.response
+
+
+def loaded(name: str, path: str) -> ModuleType:
+    """As OpenRLHF loads a file of the user's; the module gets no place in ``sys.modules``."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScorer:
+    made = installed(monkeypatch)
+    configured(monkeypatch, tmp_path)
+    return made
+
+
+def configured(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: Any) -> None:
+    import json
+
+    file = folder / f"reward{len(list(folder.iterdir()))}.json"
+    file.write_text(json.dumps({**SETTINGS, **changes}), encoding="utf-8")
+    monkeypatch.setenv("QREWARD_REWARD", str(file))
+
+
+@pytest.fixture
+def executor(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What ``--train.agent_func_path`` makes."""
+    stub = ModuleType("openrlhf.utils.agent")
+    stub.SingleTurnAgentExecutor = SingleTurnAgentExecutor  # type: ignore[attr-defined]
+    for name, module in {"openrlhf": ModuleType("openrlhf"), "openrlhf.utils": ModuleType("openrlhf.utils"), stub.__name__: stub}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    made = loaded("agent_module", openrlhf.agent_path())
+    assert issubclass(made.AgentExecutor, AgentExecutorBase)
+    return made.AgentExecutor()
+
+
+async def executed(executor: Any, response: str, label: Any = "4") -> dict[str, Any]:
+    output: dict[str, Any] = await executor.execute(PROMPT, label, None, 2048, None, Engine(response))
+    return output
+
+
+def test_contract_the_function_has_the_signature_that_is_called_and_is_no_coroutine_function() -> None:
+    function = loaded("reward_func", openrlhf.reward_func_path()).reward_func
+    assert list(inspect.signature(function).parameters)[:3] == ["queries", "prompts", "labels"]
+    assert not inspect.iscoroutinefunction(function)
+
+
+def test_contract_the_functions_file_is_what_the_single_turn_executor_calls_in_threads(scorer: FakeScorer) -> None:
+    output = run(executed(SingleTurnAgentExecutor(openrlhf.reward_func_path()), "0.75<|im_end|>"))
+    assert (output["reward"], output["scores"]) == (0.75, 0.75)
+    assert output["extra_logs"]["judge_ok"] == 1.0
+    assert scorer.asked[0]["prompt"] == PROMPT
+    assert scorer.asked[0]["response"] == "0.75"
+    assert scorer.asked[0]["reference"] == "4"
+    assert scorer.asked[0]["timeout"] == openrlhf.DEADLINE
+
+
+def test_contract_the_executors_file_is_made_without_arguments_and_scores_in_its_own_loop(executor: Any, scorer: FakeScorer) -> None:
+    async def main() -> tuple[Any, int]:
+        return await executed(executor, "0.75<|im_end|>"), id(asyncio.get_running_loop())
+
+    output, loop = run(main())
+    assert (output["reward"], output["scores"]) == (0.75, 0.75)
+    assert scorer.loops == {loop}
+
+
+def test_all_that_comes_back_is_plain_finite_floats_with_the_same_keys(executor: Any) -> None:
+    good, bad = run(executed(executor, "1")), run(executed(executor, "no number"))
+    assert good["extra_logs"].keys() == bad["extra_logs"].keys() == {"judge_ok", "judge_seconds"}
+    values = [good["reward"], good["scores"], *good["extra_logs"].values(), *bad["extra_logs"].values()]
+    assert all(type(value) is float and math.isfinite(value) for value in values)
+
+
+@pytest.mark.parametrize("way", ["function", "executor"])
+def test_a_failed_judge_never_becomes_zero_unless_the_user_chose_it(
+    way: str, executor: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = executor if way == "executor" else SingleTurnAgentExecutor(openrlhf.reward_func_path())
+    output = run(executed(made, "no number"))
+    assert output["reward"] is None  # the run stops where experience is made,
+    assert math.isnan(output["scores"])  # unless the group is dropped: no range has NaN in it
+    assert output["extra_logs"]["judge_ok"] == 0.0
+    for chosen in (0.0, -1.0):
+        configured(monkeypatch, tmp_path, on_failure=chosen)
+        output = run(executed(made, "no number"))
+        assert (output["reward"], output["scores"], output["extra_logs"]["judge_ok"]) == (chosen, chosen, 0.0)
+    configured(monkeypatch, tmp_path, on_failure="raise")
+    output = run(executed(made, "no number"))
+    assert (output["reward"], output["scores"]) == (None, None)
+    assert "no answer in time" in output["logged"]
+
+
+def test_a_failure_is_logged_with_its_reason(scorer: FakeScorer, caplog: pytest.LogCaptureFixture) -> None:
+    reward_func = loaded("reward_func", openrlhf.reward_func_path()).reward_func
+    reward_func([f"{PROMPT}no number"], [PROMPT], ["4"])
+    assert "no reward: RequestTimeout: no answer in time" in caplog.text
+    assert "dropped with its group" in caplog.text
+
+
+def test_a_response_that_cannot_be_told_from_its_prompt_is_a_failure_and_says_what_to_do(
+    scorer: FakeScorer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reward_func = loaded("reward_func", openrlhf.reward_func_path()).reward_func
+    assert reward_func(["0.5"], [PROMPT], ["4"])["rewards"] is None
+    assert "columns: {response: query}" in caplog.text
+    assert scorer.asked == []
+    configured(monkeypatch, tmp_path, columns={"response": "query"})
+    assert reward_func(["0.5"], [PROMPT], ["4"])["rewards"] == 0.5
+
+
+def test_an_empty_label_is_no_reference(scorer: FakeScorer) -> None:
+    loaded("reward_func", openrlhf.reward_func_path()).reward_func([f"{PROMPT}1"], [PROMPT], [""])
+    assert scorer.asked[0]["reference"] is None
+
+
+def test_several_samples_at_once_give_lists(scorer: FakeScorer) -> None:
+    reward_func = loaded("reward_func", openrlhf.reward_func_path()).reward_func
+    found = reward_func([f"{PROMPT}0.25", f"{PROMPT}no", f"{PROMPT}0.5"], [PROMPT] * 3, ["a", "b", "c"], datasource="x")
+    assert found["rewards"] == [0.25, None, 0.5]
+    assert found["extra_logs"]["judge_ok"] == [1.0, 0.0, 1.0]
+
+
+def test_thirty_two_threads_share_one_loop(scorer: FakeScorer) -> None:
+    reward_func = loaded("reward_func", openrlhf.reward_func_path()).reward_func
+    with ThreadPoolExecutor(32) as threads:
+        found = list(threads.map(lambda at: reward_func([f"{PROMPT}{at / 64}"], [PROMPT], [str(at)])["rewards"], range(64)))
+    assert found == [at / 64 for at in range(64)]
+    assert len(scorer.loops) == 1
+    assert threading.active_count() < 32
+
+
+def test_without_settings_the_executor_is_not_made(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QREWARD_REWARD")
+    with pytest.raises(ConfigError, match="QREWARD_REWARD"):
+        type(executor)()
+
+
+def test_the_error_of_a_failure_that_is_raised_is_the_judges(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    configured(monkeypatch, tmp_path, on_failure="raise")
+    with pytest.raises(RequestTimeout):
+        loaded("reward_func", openrlhf.reward_func_path()).reward_func([f"{PROMPT}no"], [PROMPT], ["4"])
+
+
+@pytest.mark.parametrize("asked", [[], ["agent"], ["reward_func"]])
+def test_the_paths_are_printed(asked: list[str]) -> None:
+    command = [sys.executable, "-m", "qreward.integrations.openrlhf", *asked]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    paths = {"agent": openrlhf.agent_path(), "reward_func": openrlhf.reward_func_path()}
+    wanted = {
+        (): f"--train.agent_func_path {paths['agent']}\n--reward.remote_url {paths['reward_func']}\n",
+        **{(name,): f"{path}\n" for name, path in paths.items()},
+    }
+    assert said == wanted[tuple(asked)]
+    assert all(Path(path).is_file() for path in paths.values())
+
+
+def test_a_path_that_is_not_there_is_refused() -> None:
+    command = [sys.executable, "-m", "qreward.integrations.openrlhf", "rewards"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "usage" in done.stderr

@@ -1,0 +1,164 @@
+"""What ROLL asks of a reward worker and of a rollout loop, signature by signature, on stubs of it; tests/slow/roll runs the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import roll_stubs
+from roll_stubs import FLAG, DataProto, Dispatch, tensor
+from saying_scorer import SayingScorer, made_of
+
+from qreward.errors import ConfigError
+from qreward.integrations import roll
+from qreward.integrations.roll.rewards import MOST_DROPPED
+
+PATH = "qreward.integrations.roll.JudgeRewardWorker"
+
+
+@pytest.fixture(autouse=True)
+def stubs() -> Iterator[None]:
+    with roll_stubs.installed():
+        yield
+
+
+def started(monkeypatch: pytest.MonkeyPatch, scorer: SayingScorer, **settings: Any) -> Any:
+    """A worker as ROLL makes it and initializes it."""
+    worker_module = sys.modules[roll.JudgeRewardWorker.__module__]
+    monkeypatch.setattr(worker_module, "rewarder", lambda config, deadline: made_of(scorer, deadline))
+    keys = {"judge_model_name": "judge-7b", "judge_prompt": None, "judge_model_type": "api", "judge_api_url": "http://127.0.0.1:9/v1"}
+    config = SimpleNamespace(**keys, judge_api_key="k", reward_manager_config=[settings], system_envs={})
+    worker = roll.JudgeRewardWorker(worker_config=config)
+    worker.initialize(SimpleNamespace(actor_train=SimpleNamespace(model_args=None)))
+    return worker
+
+
+def data(*responses: int) -> DataProto:
+    batch = {"prompts": tensor([[0, 9]] * len(responses)), "responses": tensor([[value, 0] for value in responses])}
+    columns = {name: [f"{name}{at}" for at in range(len(responses))] for name in ("id", "ground_truth", "domain", "rollout_id")}
+    return DataProto(batch, columns, {"global_step": 3, "is_offload_states": True})
+
+
+def test_contract_the_worker_is_found_by_its_path_as_roll_does_it() -> None:
+    module, _, name = PATH.rpartition(".")
+    found = getattr(__import__(module, fromlist=[name]), name)
+    assert issubclass(found, roll_stubs.Worker)
+    assert list(inspect.signature(found.__init__).parameters) == ["self", "worker_config"]
+
+
+def test_contract_the_methods_are_registered_and_only_rewards_are_async() -> None:
+    initialize, compute = roll.JudgeRewardWorker.initialize, roll.JudgeRewardWorker.compute_rewards
+    assert list(inspect.signature(initialize).parameters) == ["self", "pipeline_config"]
+    assert list(inspect.signature(compute).parameters) == ["self", "data"]
+    assert getattr(initialize, FLAG)["dispatch_mode"] is Dispatch.ONE_TO_ALL
+    assert getattr(compute, FLAG) == {"dispatch_mode": Dispatch.DP_MP_COMPUTE, "clear_cache": False}
+    assert inspect.iscoroutinefunction(compute)
+    assert not inspect.iscoroutinefunction(initialize)
+
+
+def test_contract_a_batch_comes_back_in_order_with_the_three_tensors_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = started(monkeypatch, SayingScorer())
+    assert (worker.rank_info.dp_rank, worker.rank_info.dp_size) == (1, 2)
+    output = asyncio.run(worker.compute_rewards(data(3, 1, 2)))
+    assert {name: (list(values), values.dtype) for name, values in output.batch.items()} == {
+        "token_level_rewards": ([[0.0, 0.0]] * 3, "float16"),
+        "response_level_rewards": ([3.0, 1.0, 2.0], "float16"),
+        "scores": ([3.0, 1.0, 2.0], "float16"),
+    }
+    assert set(output.meta_info) == {"metrics"}
+    assert all(len(values) == 3 and all(isinstance(value, float) for value in values) for values in output.meta_info["metrics"].values())
+
+
+def test_contract_decoding_does_not_hold_up_the_loop_of_the_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    worker = started(monkeypatch, SayingScorer())
+    threads: set[str] = set()
+    decode = worker.actor_tokenizer.batch_decode
+    worker.actor_tokenizer = SimpleNamespace(
+        batch_decode=lambda *given, **named: threads.add(threading.current_thread().name) or decode(*given, **named)
+    )
+    asyncio.run(worker.compute_rewards(data(1)))
+    assert [name.rpartition("_")[0] for name in threads] == ["qreward-decoding"]
+
+
+def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(SayingScorer):
+        async def score(self, *given: Any, **named: Any) -> Any:
+            raise self.error()
+
+    with pytest.raises(roll.RewardUnavailable, match="2 of 2"):
+        asyncio.run(started(monkeypatch, Broken()).compute_rewards(data(1, 2)))
+    chosen = started(monkeypatch, Broken(), on_failure=0.0)
+    assert list(asyncio.run(chosen.compute_rewards(data(1, 2))).batch["scores"]) == [0.0, 0.0]
+
+
+def test_a_wrong_setting_ends_the_run_before_anything_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="on_failure"):
+        started(monkeypatch, SayingScorer(), on_failure="none")
+    with pytest.raises(ConfigError, match="deadlin"):
+        started(monkeypatch, SayingScorer(), deadlin=3)
+
+
+def test_calls_of_a_trace_see_their_own_context_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opentelemetry import trace
+
+    seen: dict[str, str] = {}
+
+    class Looking(SayingScorer):
+        async def score(self, prompt: Any, response: Any, **named: Any) -> Any:
+            await asyncio.sleep(0)
+            seen[response] = format(trace.get_current_span().get_span_context().span_id, "x")
+            return await super().score(prompt, response, **named)
+
+    async def test() -> None:
+        calls = [data(at) for at in range(1, 9)]
+        for at, call in enumerate(calls, start=1):
+            call.meta_info["_otel_ctx"] = {"traceparent": f"00-{1:032x}-{at:016x}-01"} if at < 8 else {}
+        await asyncio.gather(*map(worker.compute_rewards, calls))
+
+    worker = started(monkeypatch, Looking())
+    asyncio.run(test())
+    assert seen == {str(at): str(at % 8) for at in range(1, 9)}
+
+
+def context_of(*outcomes: Any) -> SimpleNamespace:
+    """A rollout context whose rewards are these, or raise."""
+
+    async def compute_rewards(req: Any, domain: str) -> Any:
+        if isinstance(req, Exception):
+            raise req
+        return [req]
+
+    return SimpleNamespace(requests=outcomes, compute_rewards=compute_rewards, prompt_id=7)
+
+
+def test_contract_the_rollout_loop_drops_a_prompt_that_could_not_be_judged_and_no_other() -> None:
+    loop = roll.SkippingRolloutLoop()
+    assert list(inspect.signature(loop.process_new_prompt).parameters) == ["context"]
+    lost = roll.RewardUnavailable("1 of 1")
+    assert asyncio.run(loop.process_new_prompt(context_of("a", "b"))) == [["a"], ["b"]]
+    assert asyncio.run(loop.process_new_prompt(context_of("a", lost))) is None
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(loop.process_new_prompt(context_of("a", ZeroDivisionError())))
+
+
+def test_the_rollout_loop_ends_the_run_when_the_fleet_is_dead() -> None:
+    loop = roll.SkippingRolloutLoop()
+    lost = context_of(roll.RewardUnavailable("no endpoint"))
+    for _ in range(MOST_DROPPED - 1):
+        assert asyncio.run(loop.process_new_prompt(lost)) is None
+    with pytest.raises(roll.RewardUnavailable, match=r"in a row were dropped, as no rewards could be had\. The last: no endpoint"):
+        asyncio.run(loop.process_new_prompt(lost))
+
+
+def test_without_roll_the_package_is_there_and_the_worker_says_what_is_missing() -> None:
+    code = "import qreward.integrations.roll as r\ntry:\n    r.JudgeRewardWorker\nexcept ModuleNotFoundError as e:\n    print(e.name)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("torch", "roll")

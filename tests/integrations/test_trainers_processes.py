@@ -1,0 +1,191 @@
+"""One rewarder serves any loops, threads and forks of a process over real connections, and the process ends without a word about them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainers_tools import ended_quietly, fleet_of, settings_of
+
+from qreward.integrations.trainers import rewarder
+from qreward.integrations.trainers.rewarder import close_all
+from qreward.testing import FakeFleet, Faults
+
+ITEMS = [{"prompt": f"{at} + {at}?", "response": str(2 * at + at % 2), "reference": str(2 * at)} for at in range(24)]
+RIGHT = [float(at % 2 == 0) for at in range(24)]
+
+BEGIN = """
+import asyncio, atexit, gc, json, os, sys, threading, time
+def look(pid=os.getpid()):
+    import aiohttp
+    for thing in gc.get_objects():
+        if isinstance(thing, aiohttp.ClientSession | aiohttp.BaseConnector) and not thing.closed and os.getpid() == pid:
+            print("Unclosed", thing)
+atexit.register(look)  # first, so that it comes last
+from qreward.integrations.trainers import rewarder
+ITEMS, RIGHT = json.loads(sys.argv[1])
+here = rewarder(deadline=20.0)
+def check(scored):
+    found = [each.score(None) for each in scored]
+    assert found == RIGHT, found
+def forever():
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+async def many():
+    return await here.score_many(ITEMS)
+"""
+
+ENDS = {
+    "asyncio.run, twice": "check(asyncio.run(many())); check(asyncio.run(many()))",
+    "blocking": "check(here.score_blocking(ITEMS))",
+    "a loop in a daemon thread that is never closed": "check(asyncio.run_coroutine_threadsafe(many(), forever()).result())",
+    "such a loop that takes its time to close": """
+from qreward.engine.shell import Shell
+close = Shell._close
+async def slowly(self):
+    await asyncio.sleep(0.2)
+    await close(self)
+Shell._close = slowly
+check(asyncio.run_coroutine_threadsafe(many(), forever()).result())
+""",
+    "two such loops and blocking": """
+for _ in range(2):
+    check(asyncio.run_coroutine_threadsafe(many(), forever()).result())
+check(here.score_blocking(ITEMS))
+""",
+    "uvloop in a daemon thread": """
+import uvloop
+asyncio.new_event_loop = uvloop.new_event_loop
+check(asyncio.run_coroutine_threadsafe(many(), forever()).result())
+""",
+    "a fork": """
+check(here.score_blocking(ITEMS))
+child = os.fork()
+check(rewarder(deadline=20.0).score_blocking(ITEMS))
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+""",
+}
+
+ABRUPT = {
+    "a loop that stopped and is never closed": "loop = asyncio.new_event_loop(); check(loop.run_until_complete(many()))",
+    "a loop that was closed without ado": """
+loop = asyncio.new_event_loop()
+check(loop.run_until_complete(many()))
+loop.close()
+""",
+    "uvloop that was closed without ado, in a thread that has ended": """
+import uvloop
+def serve():
+    loop = uvloop.new_event_loop()
+    check(loop.run_until_complete(many()))
+    loop.close()
+thread = threading.Thread(target=serve)
+thread.start()
+thread.join()
+""",
+}
+"""What these leave behind themselves, loops and transports, Python tells of in development mode."""
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[FakeFleet]:
+    with fleet_of() as made:
+        yield made
+
+
+@pytest.fixture
+def settings(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    file = settings_of(fleet, tmp_path)
+    monkeypatch.setenv("QREWARD_REWARD", str(file))
+    yield file
+    close_all()
+
+
+@pytest.mark.parametrize("program", ENDS.values(), ids=ENDS.keys())
+def test_a_process_ends_without_a_word_about_what_it_left_open(settings: Path, program: str) -> None:
+    ended_quietly(BEGIN + program, settings, json.dumps([ITEMS, RIGHT]))
+
+
+@pytest.mark.parametrize("program", ABRUPT.values(), ids=ABRUPT.keys())
+def test_a_process_ends_quietly_whatever_became_of_its_loops(settings: Path, program: str) -> None:
+    ended_quietly(BEGIN + program, settings, json.dumps([ITEMS, RIGHT]), dev=False)
+
+
+def test_a_process_ends_while_a_reward_is_under_way_in_a_daemon_thread(tmp_path: Path) -> None:
+    with fleet_of(Faults(hang=1.0)) as fleet:
+        program = """
+asyncio.run_coroutine_threadsafe(many(), forever())
+while not os.path.exists(sys.argv[2]):  # until the fleet has them
+    time.sleep(0.01)
+"""
+        begun = tmp_path / "begun"
+        watching = threading.Thread(target=_wait_for, args=(lambda: fleet.seen("judge-0").in_flight > 0, begun))
+        watching.start()
+        ended_quietly(BEGIN + program, settings_of(fleet, tmp_path), json.dumps([ITEMS, RIGHT]), str(begun))
+        watching.join()
+        assert fleet.seen("judge-0").requests > 0
+
+
+def _wait_for(ready: Callable[[], bool], file: Path) -> None:
+    while not ready():
+        threading.Event().wait(0.01)
+    file.touch()
+
+
+def test_two_loops_one_after_the_other_share_a_rewarder(settings: Path) -> None:
+    for _ in range(2):
+        assert _rewards(asyncio.run(_many())) == RIGHT
+
+
+def test_thirty_two_threads_share_one_loop(settings: Path) -> None:
+    here = rewarder(deadline=20.0)
+    with ThreadPoolExecutor(32) as threads:
+        found = list(threads.map(lambda item: here.score_blocking([item])[0].score(None), ITEMS * 4))
+    assert found == RIGHT * 4
+    assert [thread.name for thread in threading.enumerate()].count("qreward-portal") == 1
+
+
+def test_loops_in_several_threads_and_blocking_calls_are_served_at_once(settings: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        loops = [threads.submit(asyncio.run, _many()) for _ in range(3)]
+        blocking = threads.submit(rewarder(deadline=20.0).score_blocking, ITEMS)
+        assert all(_rewards(each.result()) == RIGHT for each in [*loops, blocking])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_in_the_middle_of_other_threads_work_does_not_hold_up_the_child(settings: Path) -> None:
+    here = rewarder(deadline=20.0)
+    with ThreadPoolExecutor(8) as threads:
+        busy = [threads.submit(here.score_blocking, [{**item, "prompt": f"busy {item['prompt']}"}]) for item in ITEMS * 4]
+        child = os.fork()
+        if child == 0:
+            os._exit(int(_rewards(rewarder(deadline=20.0).score_blocking(ITEMS)) != RIGHT))
+        assert os.waitpid(child, 0)[1] == 0
+        assert all(each.result()[0].ok for each in busy)
+
+
+def test_failing_endpoints_are_failures_to_each_caller_and_no_numbers(settings: Path, fleet: FakeFleet) -> None:
+    fleet.set("judge-0", faults=Faults(error_500=1.0))
+    try:
+        scored = rewarder({**json.loads(settings.read_text()), "deadline": 1.0}, deadline=20.0).score_blocking(ITEMS)
+    finally:
+        fleet.set("judge-0", faults=Faults())
+    assert [each.score(None) for each in scored] == [None] * len(ITEMS)
+    assert all(each.reason for each in scored)
+
+
+async def _many() -> list[Any]:
+    return await rewarder(deadline=20.0).score_many(ITEMS)
+
+
+def _rewards(scored: list[Any]) -> list[float | None]:
+    return [each.score(None) for each in scored]

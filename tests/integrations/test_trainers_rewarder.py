@@ -1,0 +1,131 @@
+"""A rewarder keeps its deadline whatever the scorer does, tells failures from faults of code, and makes no number of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from adapter_fakes import FakeScorer, installed
+
+from qreward.errors import InvalidResponse, QRewardError, RequestTimeout
+from qreward.integrations.trainers import Rewarder, Scored, rewarder
+from qreward.integrations.trainers.failures import reward_of
+from qreward.judge.words import Verdict, Vote
+from qreward.testing import run_in_virtual_time
+
+FAILED = Scored(None, RequestTimeout("no reward within 5 s"), 5.0)
+
+
+class Deaf(FakeScorer):
+    """A user's scorer that knows no time-outs."""
+
+    async def score(self, prompt: Any, response: Any, **fields: Any) -> Verdict:
+        await asyncio.sleep(3600)
+        return Verdict(0.0, (Vote(0.0),))
+
+
+class Broken(FakeScorer):
+    """A user's scorer with a fault in its code."""
+
+    async def score(self, prompt: Any, response: Any, **fields: Any) -> Verdict:
+        raise KeyError("answer")
+
+
+def test_a_scorer_of_the_users_needs_no_more_than_its_methods() -> None:
+    scorer = FakeScorer()
+    scored = run_in_virtual_time(Rewarder(scorer, deadline=5.0, priority=3).score("2 + 2?", "0.25", reference="4", topic="sums"))
+    assert scored.ok
+    assert scored.score(None) == 0.25
+    assert scored.reason == ""
+    assert scorer.asked == [{"prompt": "2 + 2?", "response": "0.25", "reference": "4", "timeout": 5.0, "topic": "sums"}]
+
+
+def test_a_scorer_that_keeps_no_deadline_is_left_a_little_after_it() -> None:
+    async def main() -> tuple[Scored, float]:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        return await Rewarder(Deaf(), deadline=5.0).score("p", "r"), loop.time() - begun
+
+    scored, seconds = run_in_virtual_time(main())
+    assert not scored.ok
+    assert isinstance(scored.error, RequestTimeout)
+    assert scored.reason == "RequestTimeout: no reward within 5 s"
+    assert scored.score(None) is None
+    assert 5.0 <= seconds <= 6.001
+
+
+def test_a_failure_is_told_and_raises_nothing() -> None:
+    error = InvalidResponse("no verdict in the answer\nsecond line", model="judge-7b")
+    scored = run_in_virtual_time(Rewarder(FakeScorer(lambda _: error), deadline=5.0).score("p", "r"))
+    assert scored.verdict is None
+    assert scored.error is error
+    assert scored.reason == "InvalidResponse: no verdict in the answer"
+
+
+def test_a_fault_of_code_is_no_failure_of_a_judge() -> None:
+    with pytest.raises(KeyError, match="answer"):
+        run_in_virtual_time(Rewarder(Broken(), deadline=5.0).score("p", "r"))
+
+
+def test_who_stops_waiting_stops_the_scorer() -> None:
+    async def main() -> bool:
+        task = asyncio.create_task(Rewarder(Deaf(), deadline=5.0).score("p", "r"))
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.wait([task])
+        return task.cancelled()
+
+    assert run_in_virtual_time(main())
+
+
+def test_many_are_scored_at_once_and_come_back_in_their_order() -> None:
+    async def main() -> tuple[list[Scored], float]:
+        items = [{"prompt": "p", "response": str(at / 100)} for at in range(100)]
+        return await Rewarder(FakeScorer(), deadline=5.0).score_many(items), asyncio.get_running_loop().time()
+
+    scored, seconds = run_in_virtual_time(main())
+    assert [each.score(None) for each in scored] == [at / 100 for at in range(100)]
+    assert seconds < 1
+
+
+def test_the_settings_deadline_goes_before_the_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch)
+    settings = {"client": {"endpoints": [{"base_url": "http://127.0.0.1:9/v1"}]}, "reward_model": "rm-7b"}
+    assert rewarder(settings, deadline=12.0).deadline == 12.0
+    assert rewarder({**settings, "deadline": 3.0}, deadline=12.0).deadline == 3.0
+
+
+@pytest.mark.parametrize(
+    ("on_failure", "default", "reward"),
+    [("none", "raise", None), ("default", "none", None), (-1.0, "raise", -1.0), (0.0, "raise", 0.0), ("default", -999.0, -999.0)],
+)
+def test_a_failure_is_what_was_chosen_for_it(on_failure: Any, default: Any, reward: float | None) -> None:
+    assert reward_of(FAILED, on_failure, default) == reward
+
+
+@pytest.mark.parametrize(("on_failure", "default"), [("raise", "none"), ("default", "raise"), ("raise", 0.0)])
+def test_a_failure_that_is_to_be_raised_is_the_error_itself(on_failure: Any, default: Any) -> None:
+    with pytest.raises(RequestTimeout) as raised:
+        reward_of(FAILED, on_failure, default)
+    assert raised.value is FAILED.error
+
+
+@pytest.mark.parametrize("on_failure", ["none", "raise", "default", -1.0])
+def test_a_reward_is_what_was_scored_whatever_was_chosen_for_failures(on_failure: Any) -> None:
+    assert reward_of(Scored(Verdict(0.0, (Vote(0.0),)), None, 0.1), on_failure, "raise") == 0.0
+
+
+@pytest.mark.parametrize("make", [RequestTimeout, InvalidResponse, QRewardError])
+def test_a_failed_judge_is_no_zero_unless_that_was_chosen(make: Callable[[str], QRewardError]) -> None:
+    failed = Scored(None, make("failed"), 1.0)
+    assert failed.score(None) is None
+    assert reward_of(failed, "default", "none") is None
+    with pytest.raises(QRewardError):
+        reward_of(failed, "default", "raise")
+    found = reward_of(failed, 0.0, "raise")
+    assert found == 0.0
+    assert found is not None
+    assert math.isfinite(found)

@@ -1,0 +1,124 @@
+"""What is wrong with an adapter's settings is said with the file, the place and what to change, and no secret is ever shown."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from adapter_fakes import installed
+
+from qreward.errors import ConfigError
+from qreward.integrations.trainers import RewardConfig, load_reward_config, rewarder
+
+KEY = "sk-very-secret-0123456789"
+ENDPOINT = {"base_url": "http://127.0.0.1:9/v1", "name": "judge-0"}
+GOOD: dict[str, Any] = {"client": {"endpoints": [ENDPOINT]}, "judge": {"model": "judge-7b"}}
+
+
+def test_without_settings_the_error_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QREWARD_REWARD", raising=False)
+    with pytest.raises(ConfigError, match="QREWARD_REWARD"):
+        load_reward_config()
+
+
+def test_a_file_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("QREWARD_REWARD", str(tmp_path / "gone.yaml"))
+    with pytest.raises(ConfigError, match=r"gone\.yaml: cannot be read"):
+        load_reward_config()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "either judge"),
+        ({"client": GOOD["client"]}, "either judge"),
+        ({**GOOD, "reward_model": "rm-7b"}, "either judge"),
+        ({**GOOD, "deadlin": 5}, "unknown setting 'deadlin'; did you mean 'deadline'?"),
+        ({**GOOD, "deadline": 0}, "deadline"),
+        ({**GOOD, "deadline": True}, "deadline: must be a number"),
+        ({**GOOD, "on_failure": "zero"}, "on_failure"),
+        ({**GOOD, "on_failure": False}, "on_failure: must be a finite number"),
+        ({**GOOD, "on_failure": float("nan")}, "on_failure: must be a finite number"),
+        ({**GOOD, "on_failure": float("inf")}, "on_failure: must be a finite number"),
+        ({**GOOD, "on_failure": "nan"}, "on_failure"),
+        ({**GOOD, "judge": {"model": "j", "modle": "k"}}, "judge: unknown setting 'modle'; did you mean 'model'?"),
+        ({**GOOD, "judge": {"model": []}}, "judge.model"),
+        ({**GOOD, "client": {"endpoints": [{**ENDPOINT, "weigth": 2}]}}, "weigth"),
+        ({**GOOD, "columns": {"prompt": 3}}, "columns.prompt"),
+        ({**GOOD, "priority": "soon"}, "priority"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+    file = tmp_path / "reward.json"
+    file.write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"(?s)reward\.json.*{re.escape(said)}"):
+        load_reward_config(file)
+
+
+@pytest.mark.parametrize("name", ["reward.yaml", "reward.json", "reward.toml"])
+def test_yaml_json_and_toml_say_the_same(tmp_path: Path, name: str) -> None:
+    texts = {
+        "reward.yaml": "reward_model: rm-7b\non_failure: -1\ncolumns: {prompt: question}\n",
+        "reward.json": '{"reward_model": "rm-7b", "on_failure": -1, "columns": {"prompt": "question"}}',
+        "reward.toml": 'reward_model = "rm-7b"\non_failure = -1\n[columns]\nprompt = "question"\n',
+    }
+    (tmp_path / name).write_text(texts[name], encoding="utf-8")
+    assert load_reward_config(tmp_path / name) == RewardConfig(reward_model="rm-7b", on_failure=-1.0, columns={"prompt": "question"})
+
+
+def test_the_client_may_be_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text("endpoints: [{base_url: 'http://127.0.0.1:9/v1', name: judge-0}]", encoding="utf-8")
+    config = load_reward_config({"client": str(tmp_path / "fleet.yaml"), "reward_model": "rm-7b"})
+    assert config.client is not None
+    assert [endpoint.name for endpoint in config.client.endpoints] == ["judge-0"]
+
+
+def test_keys_and_headers_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    secret = {**ENDPOINT, "api_key": "${JUDGE_KEY}", "headers": {"X-Team": KEY}}
+    config = load_reward_config({**GOOD, "client": {"endpoints": [secret]}})
+    here = rewarder(config, deadline=5.0)
+    shown = [repr(config), str(config), config.model_dump_json(), repr(here), repr(here.scorer), str(vars(here))]
+    with pytest.raises(ConfigError) as wrong:
+        load_reward_config({**GOOD, "client": {"endpoints": [{**secret, "weight": -1}]}})
+    assert not any(KEY in text for text in [*shown, str(wrong.value), repr(wrong.value)])
+
+
+def test_the_same_settings_have_one_rewarder_and_others_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed(monkeypatch)
+    file = tmp_path / "reward.json"
+    file.write_text(json.dumps(GOOD), encoding="utf-8")
+    monkeypatch.setenv("QREWARD_REWARD", str(file))
+    first = rewarder(deadline=5.0)
+    assert rewarder(file, deadline=5.0) is rewarder(str(file), deadline=5.0) is rewarder(GOOD, deadline=5.0) is first
+    assert rewarder(load_reward_config(file), deadline=5.0) is first
+    assert rewarder({**GOOD, "priority": 1}, deadline=5.0) is not first
+    assert rewarder(GOOD, deadline=6.0) is not first
+
+
+@pytest.mark.parametrize("secret", [{"api_key": KEY}, {"headers": {"X-Team": KEY}}], ids=["key", "header"])
+def test_settings_that_differ_in_a_secret_alone_have_different_rewarders(monkeypatch: pytest.MonkeyPatch, secret: dict[str, Any]) -> None:
+    installed(monkeypatch)
+    other = json.loads(json.dumps(secret).replace("0123", "3210"))
+    made = {id(rewarder({**GOOD, "client": {"endpoints": [{**ENDPOINT, **each}]}}, deadline=5.0)) for each in (secret, other)}
+    assert len(made) == 2
+
+
+def test_a_client_that_several_settings_name_is_one_so_that_its_limits_hold_over_all() -> None:
+    judge = rewarder(GOOD, deadline=5.0)
+    again = rewarder({**GOOD, "judge": {"model": "judge-70b"}}, deadline=5.0)
+    other = rewarder({**GOOD, "client": {"endpoints": [{**ENDPOINT, "weight": 2}]}}, deadline=5.0)
+    clients = [vars(each.scorer)["_client"] for each in (judge, again, other)]
+    assert clients[0] is clients[1]
+    assert clients[0] is not clients[2]
+
+
+def test_settings_pickle_with_what_they_hold() -> None:
+    config = load_reward_config({**GOOD, "client": {"endpoints": [{**ENDPOINT, "api_key": KEY}]}, "on_failure": "none"})
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config
+    assert again.client.endpoints[0].api_key.get_secret_value() == KEY

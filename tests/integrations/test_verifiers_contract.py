@@ -1,0 +1,201 @@
+"""verifiers 0.4 calls ``complete`` of a judge as it does here; ours asks one shared client, and never scores a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import verifiers_stub
+from adapter_fakes import SETTINGS, run
+from adapter_fakes import installed as installed_scorer
+from pydantic import BaseModel
+from trainers_tools import fleet_of, settings_of
+from verifiers_stub import Trace
+
+from qreward.client import QRewardClient
+from qreward.errors import ConfigError, InvalidResponse, QRewardError, RequestTimeout
+from qreward.integrations.trainers.clients import close_clients
+from qreward.integrations.verifiers.forms import strict_schema
+from qreward.testing import FakeFleet, Faults, Latency
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.delenv("QREWARD_CONFIG", raising=False)
+    return verifiers_stub.installed(monkeypatch)
+
+
+@pytest.fixture
+def fleet() -> Iterator[FakeFleet]:
+    with fleet_of(latency=0.05) as made:
+        yield made
+    close_clients()
+
+
+@pytest.fixture
+def client_file(fleet: FakeFleet, tmp_path: Path) -> Path:
+    file = tmp_path / "fleet.json"
+    file.write_text(json.dumps(json.loads(settings_of(fleet, tmp_path).read_text())["client"]), encoding="utf-8")
+    return file
+
+
+def judge_of(room: Any, **config: Any) -> Any:
+    class Correctness(room.FleetJudge):  # type: ignore[misc]
+        prompt = "Reference answer: {answer}\nCandidate answer: {response}"
+
+        def parse(self, response: Any) -> float:
+            return float(json.loads(response.text)["score"])
+
+    return Correctness(room.FleetJudgeConfig(model="judge-7b", **config))
+
+
+def test_nothing_of_verifiers_is_imported_before_a_name_is_asked_for() -> None:
+    import qreward.integrations.verifiers as ours
+
+    assert "verifiers" not in sys.modules
+    with pytest.raises(AttributeError, match="FleetJugde"):
+        _ = ours.FleetJugde
+
+
+def test_contract_complete_has_the_signature_that_verifiers_calls(room: Any) -> None:
+    ours, theirs = (list(inspect.signature(cls.complete).parameters.values()) for cls in (room.FleetJudge, verifiers_stub.Judge))
+    assert [(each.name, each.kind) for each in ours] == [(each.name, each.kind) for each in theirs]
+    assert inspect.iscoroutinefunction(room.FleetJudge.complete)
+
+
+def test_contract_thirty_two_calls_go_through_one_client_and_are_recorded_as_usual(room: Any, client_file: Path, fleet: FakeFleet) -> None:
+    traces = [Trace() for _ in range(32)]
+
+    async def one(at: int) -> Any:
+        return await judge_of(room, fleet=client_file).evaluate(trace=traces[at], answer=at, response=at + at % 2)
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(*map(one, range(32)))
+
+    assert [response.parsed for response in run(main())] == [float(at % 2 == 0) for at in range(32)]
+    assert fleet.seen("judge-0").peak_in_flight == 32
+    for at, trace in enumerate(traces):
+        (call,) = trace.calls
+        assert call["request"]["model"] == "judge-7b"
+        assert call["request"]["messages"][0]["content"].startswith(f"Reference answer: {at}\n")
+        assert call["response"]["usage"]["completion_tokens"] > 0
+    assert judge_of(room, fleet=client_file).client is judge_of(room, fleet=client_file).client
+
+
+def test_contract_sampling_and_the_requests_own_settings_reach_the_server(room: Any, client_file: Path, fleet: FakeFleet) -> None:
+    asked: list[Any] = []
+    judge = judge_of(room, fleet=client_file, sampling={"temperature": 0.5, "top_k": 3}, deadline=7, priority=2)
+
+    class Client:
+        async def chat_completion(self, messages: Any, model: str, **settings: Any) -> Any:
+            asked.append((messages, model, settings))
+            raise RequestTimeout("no answer in time")
+
+    judge.client = Client()
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    for sampling in ({}, {"temperature": 0.0, "timeout": 3.0, "extra_headers": {"X-A": "b"}}):
+        with pytest.raises(RequestTimeout):
+            run(judge.complete(messages, **sampling))
+    first, second = (settings for _, _, settings in asked)
+    assert asked[0][:2] == (messages, "judge-7b")
+    assert first == {"timeout": 7.0, "priority": 2, "extra_headers": None, "extra_body": {"temperature": 0.5, "top_k": 3}}
+    assert (second["timeout"], second["extra_headers"], second["extra_body"]["temperature"]) == (3.0, {"X-A": "b"}, 0.0)
+    with pytest.raises(ConfigError, match="extra_query"):
+        run(judge.complete(messages, extra_query={"a": "b"}))
+
+
+def test_a_failed_judge_never_becomes_a_score(room: Any, client_file: Path, fleet: FakeFleet) -> None:
+    fleet.set("judge-0", faults=Faults(error_500=1.0), latency=Latency())
+    trace = Trace()
+    with pytest.raises(QRewardError):
+        run(judge_of(room, fleet=client_file, deadline=1).evaluate(trace=trace, answer=1, response=1))
+    assert trace.calls == []
+
+
+def test_an_answer_that_cannot_be_parsed_raises_and_is_recorded_for_it_was_paid(room: Any, client_file: Path, fleet: FakeFleet) -> None:
+    fleet.set("judge-0", responder=lambda messages: "I cannot say")
+    trace = Trace()
+    with pytest.raises(json.JSONDecodeError):
+        run(judge_of(room, fleet=client_file).evaluate(trace=trace, answer=1, response=1))
+    assert trace.calls[0]["response"]["text"] == "I cannot say"
+
+
+class Opinion(BaseModel):
+    reason: str = ""
+    score: int
+
+
+def test_structured_output_is_an_object_of_the_schema_or_an_error(room: Any, client_file: Path, fleet: FakeFleet) -> None:
+    judge = judge_of(room, fleet=client_file)
+    fleet.set("judge-0", responder=lambda messages: '{"reason": "so", "score": 1}')
+    assert run(judge.complete("q", schema=Opinion)).parsed == Opinion(reason="so", score=1)
+    fleet.set("judge-0", responder=lambda messages: '{"reason": "so"}')
+    with pytest.raises(InvalidResponse, match="no Opinion"):
+        run(judge.complete("r", schema=Opinion))
+
+
+def test_a_schema_is_strict_all_the_way_down() -> None:
+    class Several(BaseModel):
+        opinions: list[Opinion]
+        best: Opinion | None = None
+
+    sent = strict_schema(Several)["json_schema"]
+    inner = sent["schema"]["$defs"]["Opinion"]
+    assert sent["strict"] is True
+    assert sent["schema"]["required"] == ["opinions", "best"]
+    assert inner["required"] == ["reason", "score"]
+    assert sent["schema"]["additionalProperties"] is inner["additionalProperties"] is False
+    assert "default" not in json.dumps(sent)
+
+
+def test_without_a_fleet_the_judges_own_endpoint_is_one(room: Any, monkeypatch: pytest.MonkeyPatch, client_file: Path) -> None:
+    (endpoint,) = judge_of(room, base_url="http://127.0.0.1:9/v1", headers={"X-Team": "a"}).client.config.endpoints
+    assert (endpoint.base_url, endpoint.models) == ("http://127.0.0.1:9/v1", ("*",))
+    assert list(endpoint.headers) == ["X-Team"]
+    monkeypatch.setenv("QREWARD_CONFIG", str(client_file))
+    assert room.FleetJudgeConfig().fleet == client_file
+    with pytest.raises(ConfigError, match="takes a FleetJudgeConfig"):
+        room.FleetJudge(verifiers_stub.JudgeConfig())
+
+
+def test_contract_a_legacy_judge_rubric_gets_its_answer_from_the_client_as_from_an_sdk(client_file: Path) -> None:
+    async def main() -> str:
+        async with QRewardClient.from_config(client_file) as judge_client:
+            asked = [{"role": "user", "content": "Reference answer: 4\nCandidate answer: 4"}]
+            answer: Any = judge_client.chat.completions.create(model="judge-7b", messages=asked, temperature=0.0, max_tokens=64)
+            answer = await answer if inspect.isawaitable(answer) else answer  # as its maybe_await does
+            return str(answer.choices[0].message.content)
+
+    assert json.loads(run(main()))["score"] == 1
+
+
+def test_a_rollout_is_scored_by_an_adapters_settings_and_a_failure_is_no_zero(
+    room: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scorer = installed_scorer(monkeypatch)
+
+    def judge(name: str, view: str = "last_reply", **changes: Any) -> Any:
+        file = tmp_path / name
+        file.write_text(json.dumps({**SETTINGS, **changes}), encoding="utf-8")
+        return room.RewardJudge(room.RewardJudgeConfig(settings=file, view=view))
+
+    task = verifiers_stub.TaskData()
+    assert run(judge("a.json").score(task, Trace("0.5"))) == 0.5
+    assert {name: scorer.asked[0][name] for name in ("prompt", "response", "reference")} == {
+        "prompt": "2 + 2?",
+        "response": "0.5",
+        "reference": "4",
+    }
+    with pytest.raises(RequestTimeout):
+        run(judge("a.json").score(task, Trace("no number")))
+    with pytest.raises(ConfigError, match="on_failure: none"):
+        run(judge("b.json", on_failure="none").score(task, Trace("no number")))
+    assert run(judge("c.json", on_failure=0.0).score(task, Trace("no number"))) == 0.0
+    assert run(judge("d.json", view="full_trace", on_failure=-1.0).score(task, Trace("no number"))) == -1.0
+    assert scorer.asked[-1]["response"].startswith("user: 2 + 2?")

@@ -16,6 +16,8 @@ from pydantic_core import PydanticUndefined
 
 from qreward import errors, policies
 from qreward.config import ClientConfig
+from qreward.integrations.trainers import RewardConfig
+from qreward.judge import JudgeConfig
 
 ROOT = Path(__file__).parents[1]
 HIDDEN = {".git", ".venv", "build", "dist", "out", "node_modules"}
@@ -31,6 +33,8 @@ MODELS = (
     policies.Hedge,
     policies.Route,
     policies.RewardModel,
+    JudgeConfig,
+    RewardConfig,
 )
 UNITS = {"seconds", "bytes", "share", "requests", "tries", "requests a minute", "tokens a minute", "connections a second"}
 UNITS |= {"dollars a million tokens", "copies", "copies a request", "retries a request", "retries a second"}
@@ -144,4 +148,4 @@ def test_the_configuration_page_lists_every_setting_with_its_default_and_unit(mo
 
 def test_the_configuration_page_leaves_out_no_model_of_settings() -> None:
     settings = {kind for kind in vars(policies).values() if inspect.isclass(kind) and issubclass(kind, policies.Policy)}
-    assert settings - {policies.Policy} | {ClientConfig} == set(MODELS)
+    assert settings - {policies.Policy} | {ClientConfig, JudgeConfig, RewardConfig} == set(MODELS)

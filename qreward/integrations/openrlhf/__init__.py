@@ -1,0 +1,22 @@
+"""Rewards for OpenRLHF: two files whose paths its command line takes, of which one is a function and one an executor free of threads.
+
+Only ``agent.py`` imports OpenRLHF. ``python -m qreward.integrations.openrlhf`` prints the paths.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qreward.integrations.openrlhf.scoring import DEADLINE, results
+
+__all__ = ["DEADLINE", "agent_path", "results", "reward_func_path"]
+
+
+def reward_func_path() -> str:
+    """For ``--reward.remote_url``."""
+    return str(Path(__file__).with_name("reward_func.py"))
+
+
+def agent_path() -> str:
+    """For ``--train.agent_func_path``."""
+    return str(Path(__file__).with_name("agent.py"))

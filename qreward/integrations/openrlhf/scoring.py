@@ -1,0 +1,76 @@
+"""From OpenRLHF's queries, prompts and labels to what it takes as rewards. Imports nothing of it.
+
+OpenRLHF 0.11 treats what it gets so: a sample without ``rewards`` stops the run where its experience is made; one whose ``scores`` is NaN
+is dropped with its whole group, and replaced by a new prompt, if ``--algo.dynamic_filtering_enable`` is set. A judge that failed
+therefore gives no reward and the score NaN, unless the settings name a number.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from qreward.errors import BadRequest
+from qreward.integrations.trainers.columns import item_of, named_in_prompts
+from qreward.integrations.trainers.failures import reward_of
+from qreward.integrations.trainers.rewarder import Rewarder, Scored, rewarder
+from qreward.integrations.trainers.texts import response_in, without_end
+
+DEADLINE = 180.0
+"""Seconds for one reward: what OpenRLHF gives a remote reward model for a try. It has no limit of its own for functions and executors."""
+USUAL = {"prompt": ("prompt",), "response": ("response",), "reference": ("label",)}
+
+_log = logging.getLogger("qreward.openrlhf")
+
+
+async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterable[Any]) -> list[dict[str, Any]]:
+    """What OpenRLHF takes for each sample: ``rewards``, ``scores`` and ``extra_logs``, with the same keys whatever came of it.
+
+    Args:
+        queries: prompts and responses as the tokenizer decodes them, with special tokens.
+        prompts: as they were sent to the model.
+        labels: of the data; ``""`` where there are none.
+
+    Raises:
+        ConfigError: the settings are missing or wrong.
+        QRewardError: a reward could not be had, and the settings say ``on_failure: raise``.
+    """
+    here = rewarder(deadline=DEADLINE)
+    items = [_item(here, *sample) for sample in zip(queries, prompts, labels, strict=True)]
+    scored = iter(await here.score_many(item for item in items if item is not None))
+    return [_result(here, _NOT_FOUND if item is None else next(scored)) for item in items]
+
+
+_NOT_FOUND = Scored(
+    None,
+    BadRequest("the prompt is not found at the beginning of the query, so where the response begins is unknown; to have the whole query "
+               "judged, set columns: {response: query}"),
+    0.0,
+)  # fmt: skip
+
+
+def _item(here: Rewarder, query: str, prompt: str, label: Any) -> Mapping[str, Any] | None:
+    """What is scored; None if the response cannot be told from the prompt."""
+    response = response_in(query, prompt)
+    row = {"query": query, "prompt": prompt, "label": None if label == "" else label}
+    if response is not None:
+        row["response"] = without_end(response)
+    assert here.config is not None  # it was made from settings
+    item = item_of(row, here.config.columns, USUAL, named_in_prompts(here.config))
+    return item if "response" in item else None
+
+
+def _result(here: Rewarder, scored: Scored) -> dict[str, Any]:
+    assert here.config is not None
+    logs = {"judge_ok": float(scored.ok), "judge_seconds": scored.seconds}
+    reward = reward_of(scored, here.config.on_failure, "none")
+    if not scored.ok:
+        _log.warning("no reward: %s. It becomes %s (on_failure: %s)", scored.reason, _said(reward), here.config.on_failure)
+    return {"rewards": reward, "scores": math.nan if reward is None else reward, "extra_logs": logs}
+
+
+def _said(reward: float | None) -> str:
+    return "a sample without reward: dropped with its group under --algo.dynamic_filtering_enable, else the run stops" if reward is None \
+        else f"{reward:g}"  # fmt: skip

@@ -1,0 +1,39 @@
+"""Judges for verifiers (v1) whose calls share one client, and so the limits, retries and hedges of a whole fleet.
+
+A judge is a plug-in of verifiers when a module that can be imported by its ``id`` exports it. verifiers is imported when one of the names
+is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qreward.integrations.verifiers.fleet import FleetJudge, FleetJudgeConfig
+    from qreward.integrations.verifiers.plugins import (
+        FleetReferenceJudge,
+        FleetReferenceJudgeConfig,
+        FleetRubricJudge,
+        FleetRubricJudgeConfig,
+        RewardJudge,
+        RewardJudgeConfig,
+    )
+
+__all__ = [
+    "FleetJudge",
+    "FleetJudgeConfig",
+    "FleetReferenceJudge",
+    "FleetReferenceJudgeConfig",
+    "FleetRubricJudge",
+    "FleetRubricJudgeConfig",
+    "RewardJudge",
+    "RewardJudgeConfig",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "fleet" if name in ("FleetJudge", "FleetJudgeConfig") else "plugins"
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -1,0 +1,141 @@
+"""``vf.Judge`` over a fleet: prompts, parsing and records are verifiers', the call is made by the client that the process shares."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field
+from typing_extensions import TypeVar
+
+from qreward.client import QRewardClient
+from qreward.config import ClientConfig, load_config
+from qreward.errors import ConfigError, InvalidResponse
+from qreward.integrations.trainers.clients import shared_client
+from qreward.integrations.verifiers.forms import strict_schema
+from qreward.policies import Endpoint, Priority
+
+vf: Any = importlib.import_module("verifiers.v1")
+_client: Any = importlib.import_module("verifiers.v1.configs.client")
+_types: Any = importlib.import_module("verifiers.v1.types")
+_to_wire: Any = importlib.import_module("verifiers.v1.dialects.chat").message_to_wire
+_merged: Any = importlib.import_module("verifiers.v1.utils.generic").merge_defaults
+
+DEADLINE = 300.0
+"""Seconds for a judge's call in all. verifiers has no limit unless ``timeout.scoring`` of the agent sets one."""
+
+_read = cache(load_config)
+
+
+class FleetJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]  # no types where verifiers is not installed
+    """verifiers' settings of a judge, and where its calls go.
+
+    Attributes:
+        fleet: file of a client's settings; by default that of ``QREWARD_CONFIG``, if that is set. Without one, ``base_url``,
+            ``api_key_var`` and the headers make a fleet of one endpoint; with one they are not used.
+        deadline: seconds for a call in all: waiting, retries and hedges. Below ``timeout.scoring`` of the agent, if you set one.
+        priority: 0 (most urgent) to 9.
+    """
+
+    fleet: Path | None = Field(default_factory=lambda: os.environ.get("QREWARD_CONFIG") or None, validate_default=True)
+    deadline: float = Field(default=DEADLINE, gt=0, allow_inf_nan=False)
+    priority: int = Field(default=Priority.NORMAL, ge=0, le=9)
+
+
+ParsedT = TypeVar("ParsedT")
+ConfigT = TypeVar("ConfigT", bound=FleetJudgeConfig, default=FleetJudgeConfig)
+_Judge: Any = vf.Judge[ParsedT, ConfigT]
+
+
+class FleetJudge(_Judge):  # type: ignore[misc]
+    """A ``vf.Judge`` whose :meth:`complete` asks a fleet. What verifiers' judges can do, and how they are written, is unchanged.
+
+    Before another judge of verifiers among the bases it makes that one ask the fleet, too.
+
+    Example:
+        >>> class CorrectnessJudge(FleetJudge[bool]):
+        ...     prompt = "Question: {question}\\nAnswer: {answer}\\nResponse: {response}\\nCorrect? yes/no"
+        ...
+        ...     def parse(self, response):
+        ...         return {"yes": True, "no": False}[response.text.strip().lower()]
+    """
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        if not isinstance(self.config, FleetJudgeConfig):
+            raise ConfigError(
+                f"{type(self).__name__} takes a FleetJudgeConfig, not a {type(self.config).__name__}; make it a base of yours"
+            )
+
+    @cached_property
+    def client(self) -> QRewardClient:
+        """The one of this process for these settings."""
+        return shared_client(_fleet_of(self.config))
+
+    async def complete(
+        self,
+        messages: Any,
+        *,
+        trace: Any = None,
+        schema: type[BaseModel] | None = None,
+        parse: Callable[[Any], Any] | None = None,
+        **sampling: Any,
+    ) -> Any:
+        """Ask the judge. What was answered is recorded on the trace, readable or not.
+
+        Args:
+            messages: a text, or messages of verifiers.
+            trace: notes the call and its usage.
+            schema: the answer must be one, and is then ``parsed``.
+            parse: makes ``parsed`` of the answer; what it raises is raised.
+            sampling: over the config's; ``timeout`` (seconds in all) and ``extra_headers`` are for the request.
+
+        Raises:
+            QRewardError: there is no answer, or, with ``schema``, none that can be read.
+        """
+        wire = [{"role": "user", "content": messages}] if isinstance(messages, str) else [_to_wire(each) for each in messages]
+        response = None
+        try:
+            completion = await self._asked(wire, schema, sampling)
+            response = vf.JudgeResponse(text=completion.choices[0].message.content or "", usage=_types.Usage.from_openai(completion.usage))
+            if schema is not None:
+                response.parsed = _read_as(schema, completion.choices[0], self.config.model)
+            if parse is not None:
+                response.parsed = parse(response)
+            return response
+        finally:
+            if trace is not None and response is not None:
+                trace.record_judge_call(name=self.reward_name, request={"model": self.config.model, "messages": wire}, response=response)
+
+    async def _asked(self, wire: list[Any], schema: type[BaseModel] | None, sampling: dict[str, Any]) -> Any:
+        if "extra_query" in sampling:
+            raise ConfigError("extra_query cannot be sent with one request; put it into the base_url of the fleet's endpoints")
+        timeout, headers = sampling.pop("timeout", self.config.deadline), sampling.pop("extra_headers", None)
+        body = _types.SamplingConfig.model_validate(_merged(self.config.sampling, sampling)).model_dump(exclude_none=True)
+        if schema is not None:
+            body["response_format"] = strict_schema(schema)
+        return await self.client.chat_completion(
+            wire, self.config.model, timeout=timeout, priority=self.config.priority, extra_headers=headers, extra_body=body
+        )
+
+
+def _fleet_of(config: FleetJudgeConfig) -> ClientConfig:
+    if config.fleet is not None:
+        return _read(config.fleet)
+    key, headers = _client.resolve_api_key(config), _client.resolve_headers(config)
+    return ClientConfig(endpoints=(Endpoint(config.base_url, api_key=key, headers=headers),))
+
+
+def _read_as(schema: type[BaseModel], choice: Any, model: str) -> BaseModel:
+    if choice.message.refusal:
+        raise InvalidResponse(f"the judge refused: {choice.message.refusal[:200]}", model=model)
+    try:
+        return schema.model_validate_json(choice.message.content or "")
+    except ValueError as error:
+        raise InvalidResponse(
+            f"the judge's answer is no {schema.__name__} (finish_reason {choice.finish_reason}): {str(error).splitlines()[0]}", model=model
+        ) from error

@@ -1,0 +1,286 @@
+"""verifiers' real judges over a fleet of which a tenth goes wrong: one client, right verdicts, records as usual, and errors that raise."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import verifiers.v1 as vf
+from pydantic import BaseModel
+from trainers_tools import ended_quietly, settings_of
+from verifiers.v1.utils.loaders import judge_class, load_judge
+
+from qreward.errors import AuthenticationFailed, ConfigError, InvalidResponse, QRewardError
+from qreward.integrations.trainers.clients import close_clients
+from qreward.integrations.trainers.rewarder import close_all
+from qreward.integrations.verifiers import (
+    FleetJudge,
+    FleetJudgeConfig,
+    FleetReferenceJudge,
+    FleetReferenceJudgeConfig,
+    FleetRubricJudge,
+    FleetRubricJudgeConfig,
+    RewardJudge,
+    RewardJudgeConfig,
+)
+from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]  # the framework's own warnings are not ours
+CALLS = 32
+QUESTION = re.compile(r"Question: (\d+) \+ (\d+)")
+RESPONSE = re.compile(r"Response: (\d+)")
+
+
+def verdict(messages: list[Any]) -> str:
+    """yes or no in words, or JSON, as it was asked for; ``maybe`` of a response of 1000 or more."""
+    text = str(messages[-1]["content"])
+    if '"verdicts"' in text or "criteria" in text.lower():
+        return json.dumps({"verdicts": [{"name": name, "reason": "so", "verdict": "yes"} for name in ("right", "short")]})
+    question, response = QUESTION.search(text), RESPONSE.search(text)
+    if question is None or response is None:
+        return "yes"
+    if int(response[1]) >= 1000:
+        return "maybe"
+    return "yes" if int(question[1]) + int(question[2]) == int(response[1]) else "no"
+
+
+class CorrectnessJudge(FleetJudge[bool]):
+    """As verifiers' own documentation writes one."""
+
+    prompt = "Question: {question}\nAnswer: {answer}\nResponse: {response}\nCorrect? yes/no"
+
+    def parse(self, response: Any) -> bool:
+        return {"yes": True, "no": False}[response.text.strip().lower()]
+
+
+@pytest.fixture
+def fleet() -> Iterator[FakeFleet]:
+    """One judge rejects what is more than 8 at once; a tenth of what both take fails or hangs."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    faults, slow = {"error_500": 0.05, "hang": 0.05}, Latency(base=0.5)
+    endpoints = [
+        FakeEndpoint("narrow", responder=verdict, latency=slow, max_concurrency=8, faults=Faults(**faults, seed=seed)),
+        FakeEndpoint("wide", responder=verdict, latency=slow, faults=Faults(**faults, seed=seed + 1)),
+    ]
+    with FakeFleet(endpoints) as made:
+        yield made
+    close_all()
+    close_clients()
+
+
+@pytest.fixture
+def client_file(fleet: FakeFleet, tmp_path: Path) -> Path:
+    """Of the client alone."""
+    settings = json.loads(settings_of(fleet, tmp_path).read_text(encoding="utf-8"))
+    file = tmp_path / "fleet.json"
+    file.write_text(json.dumps(settings["client"]), encoding="utf-8")
+    return file
+
+
+class Trace:
+    """The part of ``vf.Trace`` that judges use, by its own code."""
+
+    def __init__(self, reply: str = "42") -> None:
+        self.info: dict[str, Any] = {}
+        self.extra_usage: list[Any] = []
+        self.last_reply = self.transcript = reply
+
+    record_judge_call = vf.Trace.record_judge_call
+
+    def record_metric(self, name: str, value: float) -> None:
+        self.info[name] = value
+
+
+def peak(fleet: FakeFleet) -> int:
+    return sum(fleet.seen(name).peak_in_flight for name in fleet.names)
+
+
+async def evaluated(judge: Any, calls: int = CALLS, traces: list[Any] | None = None) -> list[Any]:
+    async def one(at: int) -> Any:
+        fields = {"question": f"{at} + {at}", "answer": 2 * at, "response": 2 * at + at % 2}
+        return (await judge.evaluate(trace=traces[at] if traces else None, **fields)).parsed
+
+    return list(await asyncio.gather(*(one(at) for at in range(calls))))
+
+
+def test_thirty_two_calls_share_one_client_and_have_right_verdicts_and_records(fleet: FakeFleet, client_file: Path) -> None:
+    judge = CorrectnessJudge(FleetJudgeConfig(model="judge-7b", fleet=client_file, deadline=30))
+    traces = [Trace() for _ in range(CALLS)]
+    begun = time.monotonic()
+    found = asyncio.run(evaluated(judge, traces=traces))
+    wrong = sum(each.rejected + sum(each.errors.values()) for each in map(fleet.seen, fleet.names))
+    print(f"{CALLS} calls in {time.monotonic() - begun:.2f} s, {peak(fleet)} in flight, {wrong} went wrong")
+    assert found == [at % 2 == 0 for at in range(CALLS)]
+    assert peak(fleet) >= CALLS - 8
+    for at, trace in enumerate(traces):
+        (record,) = trace.info["judge_calls"]
+        assert record["name"] == "correctness"
+        assert record["request"]["model"] == "judge-7b"
+        assert f"Question: {at} + {at}\n" in record["request"]["messages"][0]["content"]
+        assert record["response"]["parsed"] is (at % 2 == 0)
+        assert trace.extra_usage[0].prompt_tokens > 0
+    assert CorrectnessJudge(judge.config).client is judge.client
+
+
+def test_the_same_judge_of_verifiers_own_makes_the_same_records(fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_KEY", "k")
+    for name in fleet.names:
+        fleet.set(name, faults=Faults())
+    given = {"base_url": fleet.urls["wide"], "api_key_var": "FAKE_KEY", "model": "judge-7b", "sampling": {"temperature": 0, "top_k": 3}}
+
+    class Own(vf.Judge[bool]):  # type: ignore[misc]
+        prompt, parse, reward_name = CorrectnessJudge.prompt, CorrectnessJudge.parse, "correctness"
+
+    records = []
+    for judge in (Own(vf.JudgeConfig(**given)), CorrectnessJudge(FleetJudgeConfig(**given))):
+        traces = [Trace() for _ in range(2)]
+        asyncio.run(evaluated(judge, calls=2, traces=traces))
+        records.append([(trace.info, trace.extra_usage) for trace in traces])
+    assert records[0] == records[1]
+
+
+def test_an_answer_that_cannot_be_parsed_raises_and_is_recorded(fleet: FakeFleet, client_file: Path) -> None:
+    trace = Trace()
+    judge = CorrectnessJudge(FleetJudgeConfig(model="judge-7b", fleet=client_file, deadline=30))
+    with pytest.raises(KeyError, match="maybe"):
+        asyncio.run(judge.evaluate(trace=trace, question="2 + 2", answer=4, response=1000))
+    assert trace.info["judge_calls"][0]["response"]["message"]["content"] == "maybe"
+    assert len(trace.extra_usage) == 1
+
+
+def test_a_failed_judge_raises_and_is_no_zero(fleet: FakeFleet, client_file: Path) -> None:
+    for name in fleet.names:
+        fleet.set(name, faults=Faults(error_500=0.5, hang=0.5), latency=Latency())
+    trace = Trace()
+    judge = CorrectnessJudge(FleetJudgeConfig(model="judge-7b", fleet=client_file, deadline=1))
+
+    async def main() -> list[Any]:
+        calls = [judge.evaluate(trace=trace, question=f"{at} + 2", answer=4, response=4) for at in range(CALLS)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    assert all(isinstance(error, QRewardError) for error in asyncio.run(main()))
+    assert trace.info == {}
+
+
+class Opinion(BaseModel):
+    verdict: str
+    score: int
+
+
+class OpinionJudge(FleetJudge[Opinion]):
+    prompt, schema = "Question: {question}", Opinion
+
+
+@pytest.mark.parametrize(("said", "good"), [('{"verdict": "yes", "score": 1}', True), ('{"verdict": "yes"}', False), ("yes", False)])
+def test_structured_output_is_asked_for_and_checked(fleet: FakeFleet, client_file: Path, said: str, good: bool) -> None:
+    for name in fleet.names:
+        fleet.set(name, responder=lambda messages: said, faults=Faults())
+    trace = Trace()
+    call = OpinionJudge(FleetJudgeConfig(model="judge-7b", fleet=client_file)).evaluate(trace=trace, question="2 + 2")
+    if good:
+        assert asyncio.run(call).parsed == Opinion(verdict="yes", score=1)
+    else:
+        with pytest.raises(InvalidResponse, match="no Opinion"):
+            asyncio.run(call)
+    assert trace.info["judge_calls"][0]["response"]["message"]["content"] == said
+
+
+def task(**fields: Any) -> Any:
+    """Data of a task as plug-ins see it."""
+
+    class Data(vf.TaskData):
+        answer: str = "84"
+
+    return Data(**{"idx": 0, "prompt": "42 + 42", **fields})
+
+
+def test_the_built_in_judges_ask_the_fleet(fleet: FakeFleet, client_file: Path, tmp_path: Path) -> None:
+    reference = FleetReferenceJudge(FleetReferenceJudgeConfig(model="judge-7b", fleet=client_file))
+    assert asyncio.run(reference.score(task(), Trace("84"))) == 1.0
+    criteria = tmp_path / "criteria.json"
+    criteria.write_text(
+        json.dumps([{"name": "right", "text": "It is right."}, {"name": "short", "text": "It is short."}]), encoding="utf-8"
+    )
+    rubric = FleetRubricJudge(FleetRubricJudgeConfig(model="judge-7b", fleet=client_file, path=criteria))
+    assert rubric.reward_name == "rubric"
+    trace = Trace("84")
+    assert asyncio.run(rubric.score(task(), trace)) == 1.0
+    assert (trace.info["rubric/right"], trace.info["rubric/short"]) == (1.0, 1.0)
+    assert sum(fleet.seen(name).answered for name in fleet.names) >= 2
+
+
+def test_a_module_that_exports_one_is_a_plug_in(fleet: FakeFleet, client_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("fleet_reference")
+    vars(module).update(FleetReferenceJudge=FleetReferenceJudge, __all__=["FleetReferenceJudge"], __spec__=SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "fleet_reference", module)
+    assert judge_class("fleet-reference") is FleetReferenceJudge
+    judge = load_judge(FleetReferenceJudgeConfig(id="fleet-reference", model="judge-7b", fleet=client_file))
+    assert asyncio.run(judge.score(task(), Trace("84"))) == 1.0
+
+
+def test_a_scorer_of_qrewards_judges_rollouts_and_its_failure_raises(
+    fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in fleet.names:
+        fleet.set(name, responder="judge")
+    monkeypatch.setenv("QREWARD_REWARD", str(settings_of(fleet, tmp_path)))
+    judge = RewardJudge(RewardJudgeConfig(name="grade"))
+    assert judge.reward_name == "grade"
+    assert asyncio.run(judge.score(task(), Trace("84"))) == 1.0
+    assert asyncio.run(judge.score(task(), Trace("85"))) == 0.0
+    for name in fleet.names:
+        fleet.set(name, faults=Faults(error_500=1.0))
+    settings = settings_of(fleet, tmp_path, deadline=1.0)
+    with pytest.raises(QRewardError):
+        asyncio.run(RewardJudge(RewardJudgeConfig(settings=settings)).score(task(), Trace("86")))
+    chosen = tmp_path / "chosen.json"
+    chosen.write_text(json.dumps({**json.loads(settings.read_text()), "on_failure": -1.0}), encoding="utf-8")
+    assert asyncio.run(RewardJudge(RewardJudgeConfig(settings=chosen)).score(task(), Trace("86"))) == -1.0
+
+
+def test_settings_come_from_the_environment_or_are_verifiers_own(monkeypatch: pytest.MonkeyPatch, client_file: Path) -> None:
+    monkeypatch.delenv("QREWARD_CONFIG", raising=False)
+    monkeypatch.setenv("FAKE_KEY", "sk-secret-of-the-fleet")
+    own = CorrectnessJudge(FleetJudgeConfig(base_url="http://127.0.0.1:9/v1", api_key_var="FAKE_KEY", headers={"X-Team": "sk-team"}))
+    (endpoint,) = own.client.config.endpoints
+    assert endpoint.api_key.get_secret_value() == "sk-secret-of-the-fleet"
+    assert endpoint.headers["X-Team"].get_secret_value() == "sk-team"
+    assert "secret" not in f"{own.client!r}{own.client.config!r}"
+    assert "sk-team" not in f"{own.client!r}{own.client.config!r}"
+    monkeypatch.setenv("QREWARD_CONFIG", str(client_file))
+    assert FleetJudgeConfig().fleet == client_file
+    with pytest.raises(ConfigError, match="takes a FleetJudgeConfig"):
+        CorrectnessJudge(vf.JudgeConfig())
+
+
+def test_a_wrong_key_is_an_error_without_the_key(fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet.set("wide", api_key="right", faults=Faults())
+    monkeypatch.setenv("FAKE_KEY", "sk-wrong-key")
+    judge = CorrectnessJudge(FleetJudgeConfig(base_url=fleet.urls["wide"], api_key_var="FAKE_KEY"))
+    with pytest.raises(AuthenticationFailed) as raised:
+        asyncio.run(judge.evaluate(question="2 + 2", answer=4, response=4))
+    assert "sk-wrong-key" not in str(raised.value)
+
+
+def test_a_process_that_judged_ends_quietly(fleet: FakeFleet, client_file: Path) -> None:
+    program = f"""
+import asyncio, threading
+from qreward.integrations.verifiers import FleetJudge, FleetJudgeConfig
+class J(FleetJudge[str]):
+    prompt = "Question: {{question}}"
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+judge = J(FleetJudgeConfig(model="judge-7b", fleet={str(client_file)!r}))
+asyncio.run_coroutine_threadsafe(judge.evaluate(question="a"), loop).result()
+"""
+    ended_quietly(program, client_file)

@@ -47,9 +47,11 @@ clean: ## remove the environment and all caches
 	rm -rf .venv .ci/.venv benchmarks/.envs tests/slow/.envs .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# no-deps.txt names frameworks whose own requirements are for machines with GPUs
 tests/slow/.envs/%/.ready: tests/slow/%/requirements.txt pyproject.toml
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@test ! -e $(<D)/no-deps.txt || $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $(<D)/no-deps.txt
 	@touch $@
 
 .PRECIOUS: tests/slow/.envs/%/.ready

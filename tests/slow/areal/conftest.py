@@ -1,15 +1,8 @@
-"""The framework itself, whose requirements are for machines with GPUs: installed without them, those it needs here are in the file."""
+"""What this suite has in common with the fast tests of its adapter."""
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "integrations"))
-
-if importlib.util.find_spec("areal") is None:
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--no-deps", "areal==1.0.4"], check=True)
-    importlib.invalidate_caches()

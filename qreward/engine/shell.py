@@ -22,7 +22,7 @@ from qreward.core.outcome import CANCELLED, Advertised, Outcome
 from qreward.core.task import Attempt, Feed, Task
 from qreward.engine.faces import Home, Inputs, Neighbour, Sink, Wire
 from qreward.engine.report import unexpected
-from qreward.engine.unattended import tell
+from qreward.engine.unattended import leave_to_itself, tell
 from qreward.engine.watching import Watch, within
 from qreward.errors import ClientClosed, QRewardError
 
@@ -69,6 +69,7 @@ class Engine(Generic[S]):
             shell = self._shells[loop] = Shell(self, loop, self._wire_factory())
         for other in gone:
             other.bury()
+            leave_to_itself(loop, other.wire.aclose())
         return shell
 
     def act(self, change: Callable[[float], Any]) -> Any:
@@ -111,7 +112,9 @@ class Engine(Generic[S]):
         for shell in shells:
             if shell.loop is here:
                 await shell.aclose()
-            elif not shell.loop.is_closed():
+            elif shell.loop.is_closed():
+                await shell.wire.aclose()
+            else:
                 with contextlib.suppress(RuntimeError):  # closed between the two lines
                     shell.loop.call_soon_threadsafe(shell.closing)
         self._shells.clear()

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from contextvars import Context
 from typing import Any
+
+_UNDER_WAY: set[asyncio.Task[Any]] = set()
+"""A loop holds its tasks weakly."""
+
+
+def leave_to_itself(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> None:
+    """Have a loop do something that nobody waits for; nothing of the caller's context is kept by it."""
+    task = loop.create_task(work, context=Context())
+    _UNDER_WAY.add(task)
+    task.add_done_callback(_UNDER_WAY.discard)
+    task.add_done_callback(tell)
 
 
 def tell(task: asyncio.Task[Any]) -> None:

@@ -56,7 +56,7 @@ class SharedWire:
         return Answer(Said(f"re: {prompt_of(call)}"))
 
     async def aclose(self) -> None:
-        assert asyncio.get_running_loop() is self._loop
+        assert asyncio.get_running_loop() is self._loop or self._loop.is_closed()
         self._shared.closed += 1
 
 
@@ -230,6 +230,19 @@ def test_a_loop_that_is_closed_with_work_in_flight_gives_its_slots_back(turns: i
 
     assert asyncio.run(again()) == expected(30)
     assert not any(task.done() for task in abandoned)
+
+
+def test_the_connections_of_a_loop_that_was_just_closed_are_closed_by_the_next_or_with_the_client() -> None:
+    shared = Shared()
+    client = QRewardClient(endpoints({"a": 2}), wire_factory=shared.wire)
+    for past in range(3):
+        loop = asyncio.new_event_loop()
+        assert loop.run_until_complete(ask(client, past)) is not None
+        loop.run_until_complete(asyncio.sleep(0.001))
+        assert (shared.wires, shared.closed) == (past + 1, past)
+        loop.close()  # and nobody shut down its asynchronous generators
+    asyncio.run(client.aclose())
+    assert shared.closed == 3
 
 
 def test_what_one_loop_waits_for_is_timed_although_the_loop_that_freed_the_slot_is_gone() -> None:

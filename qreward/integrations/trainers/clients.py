@@ -52,15 +52,13 @@ def close_clients() -> None:
 
 
 def _close(client: QRewardClient) -> None:
-    """The client itself tells the loops of other threads to close, but does not wait for them, nor help those that run no more."""
+    """The client itself tells the loops of other threads to close, but does not wait for them."""
     engine = client._engine
-    for loop, shell in list(engine._shells.items()):
+    for loop in list(engine._shells):
         with suppress(Exception):
             if loop.is_running():
                 asyncio.run_coroutine_threadsafe(engine.leave(), loop).result(GRACE)
-            elif loop.is_closed():  # without having shut down its asynchronous generators
-                portal().call(shell.wire.aclose)
-            else:
+            elif not loop.is_closed():
                 loop.run_until_complete(asyncio.wait_for(engine.leave(), GRACE))
     portal().call(client.aclose)
 

@@ -271,6 +271,8 @@ class BatchResult(Sequence[Result[T]]):
         return self
 
     def __repr__(self) -> str:
+        if not self and self.stats.items:
+            return f"<BatchResult {self.stats.items} items, {self.stats.failed} failed, results not kept>"
         return f"<BatchResult {len(self)} items, {len(self.errors)} failed>"
 
     def _repr_html_(self) -> str:

@@ -143,6 +143,10 @@ def test_a_batch_shows_its_size_and_failures() -> None:
     assert repr(batch(answered(0), failed(1))) == "<BatchResult 2 items, 1 failed>"
 
 
+def test_a_batch_whose_results_are_not_kept_shows_what_became_of_its_items() -> None:
+    assert repr(BatchResult([], BatchStats(items=3, ok=2, failed=1))) == "<BatchResult 3 items, 1 failed, results not kept>"
+
+
 @given(st.lists(st.booleans(), max_size=30))
 def test_every_item_is_either_answered_or_an_error_and_none_is_lost(outcomes: list[bool]) -> None:
     made = batch(*(answered(i, str(i)) if ok else failed(i) for i, ok in enumerate(outcomes)))

@@ -1,0 +1,43 @@
+"""The openai SDK over its own pools of connections, and over our transport; streamed where an answer comes in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from _harness import Drive, Job, Messages, closed_loop
+from _openai import Ask, openai_client, streamed, whole
+from _ours import open_client
+from openai import AsyncOpenAI
+
+from qreward.integrations.openai import BASE_URL, Transport, transport
+
+Opens = Callable[[Job], AbstractAsyncContextManager[Drive]]
+
+
+def ask_of(job: Job) -> Ask:
+    return streamed if job.pieces > 1 else whole
+
+
+def over_pools(make_http_client: Callable[[], Any]) -> Opens:
+    """One SDK client an endpoint, taken in turn, each with its pool."""
+    return lambda job: openai_client(make_http_client, ask_of(job))(job)
+
+
+def over_fleet(make_http_client: Callable[[Transport], Any]) -> Opens:
+    """One SDK client over a ``QRewardClient`` of all endpoints."""
+
+    @asynccontextmanager
+    async def client(job: Job) -> AsyncIterator[Drive]:
+        ask = ask_of(job)
+        async with open_client(job) as fleet:
+            http_client = make_http_client(transport(fleet))
+            async with AsyncOpenAI(base_url=BASE_URL, api_key="none", http_client=http_client) as sdk:
+
+                async def call(messages: Messages) -> str | None:
+                    return await ask(sdk, messages)
+
+                yield closed_loop(call, job)
+
+    return client

@@ -1,0 +1,10 @@
+"""The openai SDK on ``httpx`` over our transport."""
+
+from __future__ import annotations
+
+import httpx
+from _drop_in import over_fleet
+from _harness import main
+
+if __name__ == "__main__":
+    main(over_fleet(lambda transport: httpx.AsyncClient(transport=transport)))

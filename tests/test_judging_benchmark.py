@@ -1,0 +1,79 @@
+"""The benchmarks of judging and of the drop-in run, and their reports say what the records say. No time is judged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+def run(script: str, path: Path, *more: str) -> tuple[Any, str]:
+    """What a quick run wrote and printed."""
+    command = [sys.executable, str(BENCHMARKS / script), "--quick", "--json", str(path), *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text(encoding="utf-8")), done.stdout
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_quick_run_judges_in_all_ways_with_as_many_requests_as_each_takes(module: Any, tmp_path: Path) -> None:
+    judging = module("judging")
+    found, said = run("judging.py", tmp_path / "judging.json")
+    (record,) = found["records"]
+    assert list(judging.BESIDE) == [cells(line)[0] for line in said.splitlines()[2:]]
+    assert set(record) == set(judging.BESIDE)
+    assert all(way["us"] > 0 for way in record.values())
+    assert said.strip() in judging.section(found)
+    assert {name: record[name]["requests"] for name in (judging.BULK, judging.JUDGE, judging.HAND)} == dict.fromkeys(
+        (judging.BULK, judging.JUDGE, judging.HAND), 1.0
+    )
+    assert record[judging.THRICE]["requests"] == record[judging.MEAN]["requests"] == 3.0
+    assert 2.0 <= record[judging.MAJORITY]["requests"] <= 3.0, "two that agree settle it"
+
+
+def test_a_judge_is_compared_with_the_same_messages_of_the_same_round(module: Any) -> None:
+    judging = module("judging")
+    slow, quick = (
+        {name: {"us": base * factor, "requests": 1.0} for name, factor in zip(judging.BESIDE, (1, 2, 3, 6, 9, 20), strict=True)}
+        for base in (100.0, 50.0)
+    )
+    rows = [cells(line) for line in judging.report([slow, quick]).splitlines()[2:]]
+    assert [(row[0], row[3], row[4]) for row in rows] == [
+        (name, f"{ratio:.2f} ({ratio:.2f}-{ratio:.2f})", judging.BESIDE[name])
+        for name, ratio in zip(judging.BESIDE, (1, 2, 3, 2, 3, 10), strict=True)
+    ]
+    assert rows[1][1] == "150 (100-200)"
+
+
+@pytest.mark.parametrize("more", [(), ("--streamed", "--clients", "qreward-httpx")])
+def test_the_quick_run_of_the_drop_in_answers_every_call(tmp_path: Path, more: tuple[str, ...]) -> None:
+    found, said = run("drop_in.py", tmp_path / "drop_in.json", *more)
+    names = [record["client"] for record in found["records"]]
+    assert names == (["qreward-httpx"] if more else ["pool-httpx2", "qreward-httpx2"])
+    for record in found["records"]:
+        assert record["right"] == record["requests"] > 0
+        assert record["served"] == 1 + 16 + record["requests"], "first call, warm-up, window; nothing sent twice"
+        assert record["cpu_us"] > 0
+        assert f"| {record['client']} " in said
+
+
+def test_every_client_of_the_drop_in_has_its_file_and_the_interpreter_of_the_benchmark(module: Any) -> None:
+    for client in module("drop_in").CLIENTS:
+        assert (BENCHMARKS / "clients" / client.script).is_file()
+        assert client.environment is None
+
+
+def test_streams_have_a_section_of_their_own(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    drop_in = module("drop_in")
+    for more, section in (([], "drop-in"), (["--streamed"], "drop-in-streamed"), (["--streamed", "--section", "x"], "x")):
+        monkeypatch.setattr(sys, "argv", ["drop_in.py", *more])
+        assert drop_in.arguments().section == section

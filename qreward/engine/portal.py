@@ -38,7 +38,7 @@ class Portal:
         self.ended = False
         self._patience = GRACE
         self._failure: BaseException | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection while it is held may close what begins work
         self._work: set[_Work[Any]] = set()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="qreward-portal", daemon=True)
@@ -123,7 +123,7 @@ class Portal:
 
     def disown(self) -> tuple[object, ...]:
         """In a forked child: the loop is the parent's. Returns what must be kept, for closing it would reach the parent."""
-        self._lock = threading.Lock()  # somebody may have held the other
+        self._lock = threading.RLock()  # somebody may have held the other
         kept = (self, *(work.task for work in self._work))
         self._give_up()
         return kept

@@ -23,7 +23,7 @@ class Sample:
     """As slime's, in what a reward function touches."""
 
     prompt: Any = "2 + 2?"
-    response: str = "1"
+    response: str | None = "1"
     label: str | None = "4"
     reward: Any = None
     group_index: int | None = 0
@@ -63,6 +63,14 @@ def one(sample: Any, **given: Any) -> Any:
 
 def group(*samples: Sample, **given: Any) -> list[Any]:
     return asyncio.run(slime.group_reward(arguments(group_rm=True, **given), list(samples)))
+
+
+def test_a_sample_whose_response_is_missing_is_not_judged_and_leaves_the_loss(world: World) -> None:
+    lost = Sample(response=None)
+    assert group(Sample(response="1"), lost, Sample(response="0.5")) == [1.0, 0.75, 0.5]
+    assert lost.remove_sample
+    assert "no response" in lost.metadata["qreward"]["reason"]
+    assert [each["response"] for each in world.scorer.asked] == ["1", "0.5"]
 
 
 def test_contract_the_functions_are_coroutine_functions_with_the_parameters_that_slime_looks_for() -> None:

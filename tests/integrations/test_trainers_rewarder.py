@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from adapter_fakes import FakeScorer, installed
 
-from qreward.errors import InvalidResponse, QRewardError, RequestTimeout
+from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError, RequestTimeout
 from qreward.integrations.trainers import Rewarder, Scored, rewarder
 from qreward.integrations.trainers.failures import reward_of
 from qreward.judge.words import Verdict, Vote
@@ -68,6 +68,51 @@ def test_a_failure_is_told_and_raises_nothing() -> None:
 def test_a_fault_of_code_is_no_failure_of_a_judge() -> None:
     with pytest.raises(KeyError, match="answer"):
         run_in_virtual_time(Rewarder(Broken(), deadline=5.0).score("p", "r"))
+
+
+def test_a_response_that_is_missing_is_a_failed_item_that_nobody_is_asked_about() -> None:
+    scorer = FakeScorer()
+    items: list[dict[str, Any]] = [
+        {"prompt": "p", "response": "1"},
+        {"prompt": "p", "response": None},
+        {"prompt": "p"},
+        {"prompt": "p", "response": "0.5"},
+    ]
+    scored = run_in_virtual_time(Rewarder(scorer, deadline=5.0).score_many(items))
+    assert [each.score(None) for each in scored] == [1.0, None, None, 0.5]
+    assert all(isinstance(each.error, BadRequest) and "no response" in each.reason for each in scored[1:3])
+    assert len(scorer.asked) == 2
+
+
+def utf8(response: str) -> float:
+    return float(len(response.encode()))
+
+
+def number(response: str) -> float:
+    return float(response)
+
+
+@pytest.mark.parametrize(("reads", "bad", "kind"), [(utf8, "\ud83d", "UnicodeEncodeError"), (number, "one \ud83d", "ValueError")])
+def test_an_item_whose_text_the_scorer_cannot_take_fails_alone_and_is_logged(
+    reads: Callable[[str], float], bad: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    items = [{"prompt": "p", "response": response} for response in ("1", bad, bad, "2")]
+    scored = run_in_virtual_time(Rewarder(FakeScorer(reads), deadline=5.0).score_many(items))
+    assert [each.ok for each in scored] == [True, False, False, True]
+    error = scored[1].error
+    assert isinstance(error, BadRequest)
+    assert type(error.__cause__).__name__ == kind
+    assert kind in scored[1].reason
+    scored[1].reason.encode()
+    caplog.text.encode()  # which a file takes
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False]  # the first shows where
+    assert all(kind in record.getMessage() for record in caplog.records)
+
+
+def test_settings_that_do_not_fit_the_data_are_raised_and_no_failure() -> None:
+    error = ConfigError("the prompt names {rubric}, but the item has no 'rubric'")
+    with pytest.raises(ConfigError, match="rubric"):
+        run_in_virtual_time(Rewarder(FakeScorer(lambda _: error), deadline=5.0).score("p", "r"))
 
 
 def test_who_stops_waiting_stops_the_scorer() -> None:

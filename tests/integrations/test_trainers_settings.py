@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 import re
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from adapter_fakes import installed
 
-from qreward.errors import ConfigError
+from qreward.errors import ConfigError, NoEndpoint
 from qreward.integrations.trainers import RewardConfig, load_reward_config, rewarder
 
 KEY = "sk-very-secret-0123456789"
@@ -50,6 +51,11 @@ def test_a_file_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
         ({**GOOD, "client": {"endpoints": [{**ENDPOINT, "weigth": 2}]}}, "weigth"),
         ({**GOOD, "columns": {"prompt": 3}}, "columns.prompt"),
         ({**GOOD, "priority": "soon"}, "priority"),
+        ({**GOOD, "priority": 10}, "priority: "),
+        ({**GOOD, "priority": -1}, "priority: "),
+        ({"reward_model": ""}, "reward_model: "),
+        ({**GOOD, "columns": {"timeout": "seconds"}}, "columns: 'timeout' is no field"),
+        ({**GOOD, "columns": {"tenant": "team"}}, "columns: 'tenant' is no field"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
@@ -57,6 +63,67 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, settings: dict[s
     file.write_text(json.dumps(settings), encoding="utf-8")
     with pytest.raises(ConfigError, match=rf"(?s)reward\.json.*{re.escape(said)}"):
         load_reward_config(file)
+
+
+@pytest.mark.parametrize(
+    ("judge", "said"),
+    [
+        ({"verdict": "yesno"}, "judge.verdict: there is no 'yesno'; did you mean 'yes_no'?"),
+        ({"verdict": "nomod:Cls"}, "judge: verdict: cannot import 'nomod:Cls'"),
+        ({"scale": [10, 0]}, "judge: scale must rise"),
+        ({"params": {"n": 3}}, "judge: n is no parameter"),
+        ({"params": {"samples": 3}}, "judge.params: 'samples' is no parameter of a request"),
+        ({"params": {"model": "k"}}, "judge.params: 'model' is no parameter of a request"),
+        ({"params": {"extra_headers": [KEY]}}, "judge: extra_headers must be a mapping"),
+        ({"prompt": "hello"}, "judge: the prompt has no {response}"),
+        ({"prompt": "{response.x}"}, "judge: prompt, line 1: '{response.x}' is no field"),
+    ],
+)
+def test_a_setting_of_which_no_judge_can_be_made_is_named_with_its_file(tmp_path: Path, judge: dict[str, Any], said: str) -> None:
+    file = tmp_path / "reward.json"
+    file.write_text(json.dumps({**GOOD, "judge": {**GOOD["judge"], **judge}}), encoding="utf-8")
+    for source in (file, load_reward_config(file)):  # adapters give either
+        with pytest.raises(ConfigError, match=rf"reward\.json: {re.escape(said)}") as raised:
+            rewarder(source, deadline=5.0)
+        assert KEY not in str(raised.value)
+
+
+def test_a_column_for_a_field_that_nobody_asks_about_is_named_with_the_nearest(tmp_path: Path) -> None:
+    file = tmp_path / "reward.json"
+    file.write_text(json.dumps({**GOOD, "columns": {"promt": "question"}}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"reward\.json: columns: .*'promt'; did you mean 'prompt'\?"):
+        rewarder(file, deadline=5.0)
+    judge = {"model": "judge-7b", "system": "Judge {topic}."}
+    assert rewarder({**GOOD, "judge": judge, "columns": {"topic": "subject"}}, deadline=5.0)
+
+
+@pytest.mark.parametrize(
+    ("scorer", "said"),
+    [
+        ({"judge": {"model": "judgee-7b"}}, "judge.model: no endpoint of the client serves a model 'judgee-7b'; did you mean 'judge-*'?"),
+        (
+            {"judge": {"model": ["judge-7b", "gpt"]}},
+            "judge.model: no endpoint of the client serves a model 'gpt'; there are 'judge-*', 'rm-*'",
+        ),
+        ({"reward_model": "rn-7b"}, "reward_model: no endpoint of the client serves a model 'rn-7b'; did you mean 'rm-*'?"),
+    ],
+)
+@pytest.mark.parametrize("on_failure", [0.0, "default"])
+def test_a_model_that_no_route_serves_is_a_wrong_setting_and_no_failed_reward(
+    tmp_path: Path, scorer: dict[str, Any], said: str, on_failure: Any
+) -> None:
+    file = tmp_path / "reward.json"
+    client = {"endpoints": [{**ENDPOINT, "models": ["judge-*", "rm-*"]}]}
+    file.write_text(json.dumps({"client": client, **scorer, "on_failure": on_failure}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"reward\.json: {re.escape(said)}"):
+        rewarder(file, deadline=5.0)
+
+
+def test_an_endpoint_that_is_taken_out_while_rewards_are_had_is_a_failure() -> None:
+    here = rewarder({**GOOD, "client": {"endpoints": [{**ENDPOINT, "name": "gone"}]}}, deadline=5.0)
+    vars(here.scorer)["_client"].remove_endpoint("gone")
+    scored = asyncio.run(here.score("p", "r"))
+    assert isinstance(scored.error, NoEndpoint)
 
 
 @pytest.mark.parametrize("name", ["reward.yaml", "reward.json", "reward.toml"])
@@ -121,4 +188,5 @@ def test_settings_pickle_with_what_they_hold() -> None:
     config = load_reward_config({**GOOD, "client": {"endpoints": [{**ENDPOINT, "api_key": KEY}]}, "on_failure": "none"})
     again = pickle.loads(pickle.dumps(config))
     assert again == config
+    assert again.place == config.place
     assert again.client.endpoints[0].api_key.get_secret_value() == KEY

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from adapter_fakes import REWARDER, SETTINGS, FakeScorer, installed, run
 
-from qreward.errors import ConfigError, RequestTimeout
+from qreward.errors import BadRequest, ConfigError, RequestTimeout
 from qreward.integrations.verl import DEADLINE, compute_score
 from qreward.integrations.verl import settings as settings_module
 from qreward.integrations.verl.settings import plain, settings_of
@@ -29,7 +29,7 @@ def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
     return installed(monkeypatch)
 
 
-def scored(solution: str = "1", extra: Any = None, **kwargs: Any) -> Any:
+def scored(solution: str | None = "1", extra: Any = None, **kwargs: Any) -> Any:
     extra = {"question": "2 + 2?"} if extra is None else extra
     given = {"data_source": "sums", "solution_str": solution, "ground_truth": "4", "extra_info": extra}
     return run(compute_score(**given, **{**SETTINGS, **kwargs}))
@@ -193,8 +193,28 @@ def test_columns_name_what_is_in_extra_info_and_the_prompts_fields_come_from_col
 )
 def test_a_column_that_is_not_there_is_a_fault_of_the_settings_whatever_a_failure_is(scorer: FakeScorer, columns: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
-        scored("1", {"a": 1}, columns=columns, on_failure=0.0)
+        scored("1", {"a": 1}, columns=columns, on_failure=0.0, judge={**SETTINGS["judge"], "prompt": "{topic}: {prompt} {response}"})
     assert "'ground_truth'" in str(caught.value)
+
+
+def test_a_response_that_is_missing_is_a_failed_reward_and_not_judged(scorer: FakeScorer) -> None:
+    result = scored(None, on_failure=-1.0)
+    assert (result["score"], result["judge_ok"]) == (-1.0, 0.0)
+    assert "no response" in result["judge_error"]
+    with pytest.raises(BadRequest, match="no response"):
+        scored(None)
+    assert scorer.asked == []
+
+
+@pytest.mark.parametrize("settings", [{"judge": {"model": "judge-7b", "prompt": "{response.x}"}}, {"priority": 10}])
+def test_a_wrong_setting_is_said_with_the_place_it_stands_at(settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^reward_kwargs: "):
+        scored("1", **settings)
+    file = tmp_path / "reward.json"
+    file.write_text(json.dumps(SETTINGS), encoding="utf-8")
+    given: dict[str, Any] = {"data_source": "sums", "solution_str": "1", "ground_truth": "4", "extra_info": {"question": "2 + 2?"}}
+    with pytest.raises(ConfigError, match=r"reward\.json and reward_kwargs: "):
+        run(compute_score(**given, config=str(file), **settings))
 
 
 def test_settings_that_do_not_fit_the_data_are_an_error_and_no_failed_judge(scorer: FakeScorer) -> None:

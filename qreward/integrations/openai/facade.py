@@ -5,13 +5,13 @@ Answers are openai's types, errors are ours. Knows the calls of the client; know
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from qreward.engine.portal import portal
-from qreward.errors import ClientClosed, ConfigError, QRewardError
+from qreward.errors import ConfigError
 from qreward.integrations.openai.events import tells_usage_only
+from qreward.integrations.openai.leaving import leave
 from qreward.streams.reader import Reader
 from qreward.streams.single import Stream
 
@@ -61,11 +61,8 @@ class SyncChunkStream:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Leave: the connection is closed when this returns. May be called again."""
-        with contextlib.suppress(QRewardError):  # what broke it off is for who reads so far
-            self._pieces.close()
-        with contextlib.suppress(ClientClosed):  # the process ends, and the portal closed it
-            portal().call(self._chunks.close)
+        """Leave: the connection is closed when this returns (soon after, in ``on_result``). May be called again."""
+        leave(self._pieces, self._chunks.close)
 
     def __enter__(self) -> SyncChunkStream:
         return self

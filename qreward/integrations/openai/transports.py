@@ -5,7 +5,6 @@ One class serves both libraries, awaited and blocking: each request is answered 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,11 @@ import httpx
 
 from qreward.client import QRewardClient
 from qreward.engine.portal import portal
-from qreward.errors import ClientClosed, ConfigError, QRewardError
+from qreward.errors import ConfigError, QRewardError
 from qreward.integrations.openai import replies
 from qreward.integrations.openai.events import Broken, Events
 from qreward.integrations.openai.exchange import Exchange
+from qreward.integrations.openai.leaving import leave
 from qreward.integrations.openai.replies import Reply
 from qreward.policies import Priority
 from qreward.sync import SyncQRewardClient
@@ -143,10 +143,7 @@ class _SyncEvents(_SyncBody):
             raise self._package.RemoteProtocolError(str(error)) from None
 
     def close(self) -> None:
-        with contextlib.suppress(Broken, ClientClosed):  # what broke it off was told, if anybody read so far
-            self._pieces.close()
-        with contextlib.suppress(ClientClosed):  # the process ends, and the portal closed it
-            portal().call(self._events.aclose)
+        leave(self._pieces, self._events.aclose)
 
 
 def _asked(request: Any) -> tuple[str, str, list[tuple[str, str]]]:

@@ -7,22 +7,22 @@ from functools import lru_cache
 from typing import Any
 
 from qreward.errors import ConfigError
-from qreward.integrations.trainers.config import RewardConfig
+from qreward.integrations.trainers.config import TAKEN, RewardConfig
 from qreward.judge.templates import Template
 
 Usual = Mapping[str, tuple[str, ...]]
 """Field -> columns of which the first that is there has it, where the settings name none."""
 
-_TAKEN = {"timeout", "priority", "tenant"}
-"""Parameters of ``Scorer.score`` that no column may fill by chance."""
+ITEM = frozenset({"prompt", "response", "reference"})
+"""Fields that each item has."""
 
 
 def named_in_prompts(config: RewardConfig) -> frozenset[str]:
-    """Fields that the judge's templates name; without templates of the user's, the three that each item has."""
+    """Fields that the judge's templates name; without a prompt of the user's, the three that each item has are among them."""
     judge = config.judge
-    if judge is None or judge.prompt is None:
-        return frozenset({"prompt", "response", "reference"})
-    return _names(judge.prompt, judge.system or "")
+    if judge is None:
+        return ITEM
+    return _names(judge.prompt or "", judge.system or "") | (ITEM if judge.prompt is None else frozenset())
 
 
 @lru_cache(maxsize=64)
@@ -51,7 +51,7 @@ def item_of(row: Mapping[str, Any], columns: Mapping[str, str], usual: Usual, na
         column = next((name for name in candidates if row.get(name) is not None), None)
         if column is not None:
             item.setdefault(field, row[column])
-    for field in named - item.keys() - _TAKEN:
+    for field in named - item.keys() - TAKEN:
         if field in row:
             item[field] = row[field]
     if "prompt" not in item:

@@ -6,15 +6,15 @@ import os
 from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_validator
 
 from qreward.config import ClientConfig, load_config
 from qreward.errors import ConfigError
 from qreward.judge.config import JudgeConfig
 from qreward.policies import Priority
-from qreward.policy import Policy, Seconds
+from qreward.policy import Many, Policy, Seconds
 from qreward.reading import read_settings
 
 VARIABLE = "QREWARD_REWARD"
@@ -22,6 +22,9 @@ VARIABLE = "QREWARD_REWARD"
 
 Failure = float | Literal["default", "raise", "none"]
 """A number is finite; true and false are none: YAML reads a bare ``no`` as false, which would count as 0.0."""
+
+TAKEN = frozenset({"timeout", "priority", "tenant"})
+"""Parameters of ``Scorer.score`` that no column may fill."""
 
 
 class RewardConfig(Policy):
@@ -49,11 +52,28 @@ class RewardConfig(Policy):
 
     client: ClientConfig | None = None
     judge: JudgeConfig | None = None
-    reward_model: str | None = None
+    reward_model: Annotated[str, Field(min_length=1)] | None = None
     deadline: Seconds | None = None
     on_failure: Failure = "default"
     columns: dict[str, str] = Field(default_factory=dict)
-    priority: int = Priority.NORMAL
+    priority: Annotated[Many, Field(le=9)] = Priority.NORMAL
+    _place: str = PrivateAttr("configuration")
+
+    @property
+    def place(self) -> str:
+        """What messages call the place where these settings stand: a file's name, if they were read from one."""
+        return self._place
+
+    def at(self, place: str) -> RewardConfig:
+        """The same, said to stand at another place."""
+        other = self.model_copy()
+        BaseModel.__setattr__(other, "_place", place)  # settings cannot be changed, but this is none
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RewardConfig) and dict(self) == dict(other)  # wherever they stand
+
+    __hash__ = None  # type: ignore[assignment]  # they hold mappings
 
     @field_validator("on_failure", mode="wrap")
     @classmethod
@@ -62,6 +82,13 @@ class RewardConfig(Policy):
         if isinstance(value, bool) or (isinstance(found, float) and not isfinite(found)):
             raise ValueError("must be a finite number, or one of default, raise and none")
         return found
+
+    @field_validator("columns")
+    @classmethod
+    def _fill_fields(cls, value: dict[str, str]) -> dict[str, str]:
+        if taken := sorted(TAKEN & value.keys()):
+            raise ValueError(f"{taken[0]!r} is no field of what is scored; take it out (deadline and priority are settings of their own)")
+        return value
 
     @field_validator("client", mode="before")
     @classmethod
@@ -75,11 +102,12 @@ class RewardConfig(Policy):
         return self
 
 
-def load_reward_config(source: str | Path | Mapping[str, Any] | RewardConfig | None = None) -> RewardConfig:
+def load_reward_config(source: str | Path | Mapping[str, Any] | RewardConfig | None = None, *, place: str | None = None) -> RewardConfig:
     """Read an adapter's settings.
 
     Args:
         source: a YAML, JSON or TOML file, or what it would hold; None is the file that ``QREWARD_REWARD`` names.
+        place: what messages call it; the file's name by default.
 
     Raises:
         ConfigError: there are none, they cannot be read, or they are wrong; with the file and the place in it.
@@ -89,8 +117,9 @@ def load_reward_config(source: str | Path | Mapping[str, Any] | RewardConfig | N
     given = source if source is not None else os.environ.get(VARIABLE)
     if not given:
         raise ConfigError(f"no settings of the rewards were given: name their file in the environment variable {VARIABLE}, or give them")
-    content, place = read_settings(given, empty="it must hold at least judge or reward_model")
+    content, read_at = read_settings(given, empty="it must hold at least judge or reward_model")
+    called = place or read_at
     try:
-        return RewardConfig(**content)
+        return RewardConfig(**content).at(called)
     except ConfigError as error:
-        raise ConfigError(f"{place}: {str(error).removeprefix('RewardConfig: ')}") from None
+        raise ConfigError(f"{called}: {str(error).removeprefix('RewardConfig: ')}") from None

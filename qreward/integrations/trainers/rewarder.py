@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import json
+import logging
 import os
 import threading
 import weakref
@@ -19,14 +20,17 @@ from time import monotonic
 from typing import Any
 
 from qreward.engine.portal import portal
-from qreward.errors import ConfigError, QRewardError, RequestTimeout
+from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
 from qreward.integrations.trainers.clients import close_clients, shared_client
 from qreward.integrations.trainers.config import VARIABLE, RewardConfig, load_reward_config
+from qreward.integrations.trainers.making import check, told_with_place
 from qreward.judge import make_scorer
 from qreward.judge.words import Scorer, Verdict
 
 LATE = 1.0
 """Seconds after the deadline at which a scorer that does not keep it is left."""
+
+_log = logging.getLogger("qreward.integrations.trainers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,14 @@ class Scored:
     @property
     def reason(self) -> str:
         """Why there is no reward, in one short line without secrets; ``""`` if there is one."""
-        return "" if self.error is None else f"{type(self.error).__name__}: {self.error}".splitlines()[0][:300]
+        if self.error is None:
+            return ""
+        return _writable(f"{type(self.error).__name__}: {self.error}".splitlines()[0][:300])
+
+
+def _writable(text: str) -> str:
+    """The text of an error, which may quote an item, without what no file or table takes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class Rewarder:
@@ -72,15 +83,21 @@ class Rewarder:
         self.deadline = deadline
         self.config = config
         self._priority = priority
+        self._unfits: frozenset[str] = frozenset()
 
-    async def score(self, prompt: Any, response: Any, *, reference: Any = None, **fields: Any) -> Scored:
+    async def score(self, prompt: Any, response: Any = None, *, reference: Any = None, **fields: Any) -> Scored:
         """Score one response; what goes wrong with it is in the result.
+
+        So is what is wrong with the item itself: ``BadRequest`` if it has no response (which is not asked about), or if the scorer
+        cannot take its text (a ``ValueError``, such as a lone surrogate's ``UnicodeEncodeError``, which is logged, too).
 
         Raises:
             ConfigError: the settings do not fit the data, such as a field that the prompt names and no item has: a fault of no judge.
             CancelledError, and what is a fault of code.
         """
         begun = monotonic()
+        if response is None:
+            return Scored(None, BadRequest("there is no response to score: it is None"), 0.0)
         _end_before(asyncio.get_running_loop())
         try:
             async with asyncio.timeout(self.deadline + LATE):
@@ -93,7 +110,18 @@ class Rewarder:
             return Scored(None, error, monotonic() - begun)
         except TimeoutError:
             return Scored(None, RequestTimeout(f"no reward within {self.deadline:g} s"), monotonic() - begun)
+        except ValueError as error:
+            return Scored(None, self._unfit(error), monotonic() - begun)
         return Scored(verdict, None, monotonic() - begun)
+
+    def _unfit(self, error: ValueError) -> BadRequest:
+        """An item's own failure. It may be a fault of the scorer's code after all, so the first of a kind is logged with its traceback."""
+        kind = type(error).__name__
+        first, self._unfits = kind not in self._unfits, self._unfits | {kind}
+        failure = BadRequest(f"the scorer could not take the item: {kind}: {_writable(str(error))}")
+        failure.__cause__ = error
+        _log.warning("no reward: %s", failure, exc_info=error if first else None)
+        return failure
 
     async def score_many(self, items: Iterable[Mapping[str, Any]]) -> list[Scored]:
         """Score many at once, in their order."""
@@ -145,9 +173,10 @@ def _made(config: RewardConfig, deadline: float) -> Rewarder:
     with _LOCK:
         made = _MADE.get(key)
         if made is None:
-            made = _MADE[key] = Rewarder(
-                make_scorer(client, config.judge or config.reward_model), config.deadline or deadline, config.priority, config
-            )
+            with told_with_place(config):
+                check(config, client)
+                scorer = make_scorer(client, config.judge or config.reward_model)
+            made = _MADE[key] = Rewarder(scorer, config.deadline or deadline, config.priority, config)
         return made
 
 

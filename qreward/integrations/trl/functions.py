@@ -129,7 +129,7 @@ def _recipe(
     config = made.config or load_reward_config(settings)
     if chosen:
         chosen["columns"] = {**config.columns, **(columns or {})}
-        config = RewardConfig(**dict(config) | chosen)
+        config = RewardConfig(**dict(config) | chosen).at(config.place)
         made = rewarder(config, deadline=DEADLINE)
     return Recipe(made, name, config.columns, config.on_failure)
 

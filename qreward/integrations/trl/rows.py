@@ -24,14 +24,16 @@ def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping
         yield {**{name: values[at] for name, values in lists.items() if at < len(values)}, "prompt": asked, "response": said}
 
 
-def conversation(prompt: Any, completion: Any) -> tuple[Any, str]:
+def conversation(prompt: Any, completion: Any) -> tuple[Any, str | None]:
     """The prompt, and the text of the last message of the assistant; what came between them, such as tools' answers, ends the prompt.
+
+    Of a completion that is None the text is None.
 
     Example:
         >>> conversation([{"role": "user", "content": "2 + 2?"}], [{"role": "assistant", "content": "4"}])
         ([{'role': 'user', 'content': '2 + 2?'}], '4')
     """
-    if isinstance(completion, str):
+    if completion is None or isinstance(completion, str):
         return prompt, completion
     messages = list(completion)
     last = next((at for at in reversed(range(len(messages))) if messages[at].get("role") == "assistant"), None)

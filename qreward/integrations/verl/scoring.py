@@ -20,13 +20,13 @@ USUAL: Usual = {"prompt": PROMPTS, "response": ("solution_str",), "reference": (
 
 
 async def compute_score(
-    data_source: Any, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **kwargs: Any
+    data_source: Any, solution_str: str | None, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **kwargs: Any
 ) -> dict[str, Any]:
     """Reward one response; what verl calls for each sample.
 
     Args:
         data_source: a column for the judge's prompt, as all of ``extra_info``.
-        solution_str: the response.
+        solution_str: the response; None is one that could not be had, and so is its reward.
         ground_truth: the reference.
         extra_info: has the question: verl gives a function no prompt. By default the first of ``prompt``, ``question``, ``problem``,
             ``query`` that is there; ``columns: {prompt: name}`` says another.
@@ -52,8 +52,9 @@ async def compute_score(
 
 async def reward_of(row: Mapping[str, Any], config: RewardConfig, usual: Usual) -> dict[str, Any]:
     """Score what the columns of ``row`` have."""
+    here = rewarder(config, deadline=DEADLINE)  # which first looks at the settings
     item = plain(item_of(row, config.columns, usual, named_in_prompts(config)))
-    return answer(await rewarder(config, deadline=DEADLINE).score(**item), config.on_failure)
+    return answer(await here.score(**item), config.on_failure)
 
 
 def answer(scored: Scored, on_failure: Failure) -> dict[str, Any]:

@@ -63,16 +63,16 @@ def _read(ours: dict[str, Any]) -> RewardConfig:
         return load_reward_config()
     file = ours.pop(CONFIG, None)
     if file is None:
-        return load_reward_config(ours)
+        return load_reward_config(ours, place="reward_kwargs")
     content, _ = read_settings(file, empty="it must hold at least judge or reward_model")
-    return load_reward_config({**content, **ours}) if ours else load_reward_config(file)
+    return load_reward_config({**content, **ours}, place=f"{file} and reward_kwargs") if ours else load_reward_config(file)
 
 
 def _with_router(config: RewardConfig, address: str | None, dialect: str) -> RewardConfig:
     if config.client is not None or not address:
         return config
     settings = config.model_dump(exclude_unset=True) | {"client": {"endpoints": [_router(address, dialect)]}}
-    return load_reward_config(settings)
+    return load_reward_config(settings, place=config.place)
 
 
 def _router(address: str, dialect: str) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""What must hold of an adapter's settings beyond each by itself, before anything is sent: said with the place they were read at."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from qreward.client import QRewardClient
+from qreward.core.routing import matches
+from qreward.errors import ConfigError
+from qreward.integrations.trainers.columns import ITEM, named_in_prompts
+from qreward.integrations.trainers.config import RewardConfig
+from qreward.judge.config import JudgeConfig
+from qreward.judge.verdicts import NAMED
+
+_JUDGES_OWN = frozenset(JudgeConfig.model_fields) | {"client", "owns_client", "score"}
+"""Arguments of a judge that no parameter of its requests may be called."""
+
+
+@contextmanager
+def told_with_place(config: RewardConfig) -> Iterator[None]:
+    """A ``ConfigError`` from within says where the settings stand, and which of them is wrong."""
+    try:
+        yield
+    except ConfigError as error:
+        who = "judge" if config.judge is not None else "reward_model"
+        said = str(error)
+        setting = "" if said.startswith(("columns", f"{who}:", f"{who}.")) else f"{who}: "
+        raise ConfigError(f"{config.place}: {setting}{said}") from None
+
+
+def check(config: RewardConfig, client: QRewardClient) -> None:
+    """What can be known before the first reward.
+
+    Raises:
+        ConfigError: a verdict, parameter or column has a name that is not there, or the client serves a model by no route, so that no
+            reward could ever be had.
+    """
+    if config.judge is not None:
+        _check_judge(config.judge)
+    _check_columns(config)
+    for model in config.judge.model if config.judge is not None else (config.reward_model or "",):
+        _check_model(model, client, "judge.model" if config.judge is not None else "reward_model")
+
+
+def _check_judge(judge: JudgeConfig) -> None:
+    if ":" not in judge.verdict and judge.verdict not in NAMED:
+        raise ConfigError(f"judge.verdict: there is no {judge.verdict!r}; {_nearest(judge.verdict, NAMED)}, or name a module:Class")
+    if taken := sorted(_JUDGES_OWN & judge.params.keys()):
+        raise ConfigError(f"judge.params: {taken[0]!r} is no parameter of a request; if it is a setting, it stands beside params")
+
+
+def _check_columns(config: RewardConfig) -> None:
+    known = ITEM | (named_in_prompts(config) if config.judge is not None else frozenset())
+    for field in config.columns.keys() - known:
+        raise ConfigError(f"columns: nothing that is scored has a field {field!r}; {_nearest(field, sorted(known))}")
+
+
+def _check_model(model: str, client: QRewardClient, setting: str) -> None:
+    patterns = [route.pattern for route in client.list_routes()]
+    if not any(matches(pattern, model) for pattern in patterns):
+        raise ConfigError(f"{setting}: no endpoint of the client serves a model {model!r}; {_nearest(model, patterns, likeness=0.4)}")
+
+
+def _nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """A hint. A pattern is shorter than the names it matches, and so less like them."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=likeness)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(map(repr, names)) or 'none'}"

@@ -12,14 +12,14 @@ from qreward.arguments import preparer
 from qreward.core.outcome import Answer
 from qreward.core.source import Source
 from qreward.core.task import Task
-from qreward.errors import InvalidResponse, QRewardError
+from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
 from qreward.judge.codec import JUDGE
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.formats import Formats
 from qreward.judge.hearing import Heard, hear
 from qreward.judge.reading import Unreadable
 from qreward.judge.templates import Messages
-from qreward.judge.verdicts import VerdictForm
+from qreward.judge.verdicts import UserFault, VerdictForm
 from qreward.judge.words import Vote
 from qreward.results import AttemptRecord, Usage, with_trail
 from qreward.wire.base import Call
@@ -51,7 +51,10 @@ class Juror:
         seed = self._params.get("seed")
         self._seed = seed if isinstance(seed, int) else None
         self._prepare: dict[tuple[ResponseFormat, int], Callable[[Any], Call]] = {}
-        self.prepare(self.formats.current, 0)
+        try:
+            self.prepare(self.formats.current, 0)
+        except BadRequest as error:
+            raise ConfigError(str(error)) from None
 
     def prepare(self, form: ResponseFormat, sample: int) -> Callable[[Any], Call]:
         """What makes messages into a call. Raises ``ConfigError`` or ``BadRequest`` for params that cannot be sent."""
@@ -126,10 +129,10 @@ class Ballot:
             vote = self.vote(heard)
         except Unreadable as error:
             return self._unread(heard, error.why, answer.usage, seconds)
-        except Exception as error:  # the user's score function, or the user's own model
-            wrapped = self._failed(f"{type(error).__name__}: {error}", heard)
-            wrapped.__cause__ = error
-            return wrapped
+        except UserFault as error:
+            return self._users(str(error), error.__cause__)
+        except Exception as error:  # the user's own model
+            return self._users(f"reading as {self._juror.form.model.__name__} raised {type(error).__name__}: {error}", error)
         self.heard = heard
         return vote
 
@@ -151,6 +154,14 @@ class Ballot:
         self._reasks -= 1
         self._messages = asked_again(self._messages, heard, why, self._juror.form.instruction)
         return None
+
+    def _users(self, why: str, cause: BaseException | None) -> InvalidResponse:
+        """The user's own code failed on an answer: asking again is no help."""
+        model = self._juror.model
+        error = InvalidResponse(f"{why}; the answer of model {model!r} is not to blame, see __cause__", endpoint=self.endpoint, model=model)
+        error.attempts = self.trail
+        error.__cause__ = cause
+        return error
 
     def _failed(self, why: str, heard: Heard) -> InvalidResponse:
         model, times = self._juror.model, "" if self._answers == 1 else f" in {self._answers} answers"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from qreward.policy import Count, Many, Policy
 
 ResponseFormat = Literal["auto", "json_schema", "json_object", "none"]
+MOST_SAMPLES = 100
+"""Each is a request of its own, and all of an item are sent at once: more than a vote gains by, and few enough that a slip costs little."""
+
 Settle = Literal["majority", "mean", "median"]
 
 
@@ -25,7 +28,7 @@ class JudgeConfig(Policy):
         scale: lowest and highest score that the judge is asked for; what lies outside is no answer. Where it is not set, the verdict's
             own field goes before (its ``ge`` and ``le``).
         range: what the ends of ``scale`` are as rewards; None leaves scores as they are.
-        samples: answers of each model to each item.
+        samples: answers of each model to each item, at most ``MOST_SAMPLES``.
         settle: how several answers make one score.
         reasks: times that an answer which cannot be read is asked for again, within the item's time.
         response_format: how the server is asked for JSON; ``auto`` finds out what it takes.
@@ -44,7 +47,7 @@ class JudgeConfig(Policy):
     verdict: str = "score"
     scale: tuple[float, float] = (0.0, 10.0)
     range: tuple[float, float] | None = (0.0, 1.0)
-    samples: Count = 1
+    samples: Annotated[Count, Field(le=MOST_SAMPLES)] = 1
     settle: Settle = "majority"
     reasks: Many = 1
     response_format: ResponseFormat = "auto"

@@ -20,6 +20,7 @@ from qreward.core.task import Terms
 from qreward.engine import forks
 from qreward.engine.shell import Shell
 from qreward.errors import ConfigError
+from qreward.judge import given
 from qreward.judge.ballots import Juror
 from qreward.judge.bulk import JudgeBulk
 from qreward.judge.cache import Cache
@@ -58,9 +59,9 @@ class Judge:
         pair_prompt: as ``prompt``, for :meth:`compare`, with ``{first}`` and ``{second}``; they are to be called A and B.
         verdict: the form of an answer: a pydantic model whose ``score`` counts.
         scale: lowest and highest score that the judge is asked for; an answer outside is none. None is what the verdict's own field
-            says (``ge`` and ``le``), else 0 to 10.
+            says (``ge`` and ``le``, or the numbers among which it chooses), else 0 to 10.
         range: what the ends of ``scale`` are as rewards; None leaves scores as they are.
-        samples: answers of each model to each item.
+        samples: answers of each model to each item, at most 100.
         settle: how several answers make one score: see :class:`~qreward.judge.settling.ScoreOf`.
         reasks: times that an answer which cannot be read is asked for again, within the item's time.
         response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``; ``auto`` finds out what each model's
@@ -103,9 +104,11 @@ class Judge:
     ) -> None:
         if not isinstance(client, QRewardClient):
             raise ConfigError(f"client must be a QRewardClient, not a {type(client).__name__}; for SyncQRewardClient use SyncJudge")
+        given.check_params(params)
+        self._client, self._hedge = client, arguments.terms(None, Priority.NORMAL, params.get("hedge", True), None).hedge
         form = VerdictForm(verdict, scale=scale, range=range, score=score)
         self._config = JudgeConfig(
-            model=(model,) if isinstance(model, str) else tuple(model),
+            model=given.models(model),
             system=system,
             scale=form.scale,
             range=range,
@@ -113,12 +116,13 @@ class Judge:
             settle=settle,
             reasks=reasks,
             response_format=response_format,
-            cache=None if cache is None else str(cache),
+            cache=given.cache_path(cache),
             params=params,
         )
-        self._client, self._hedge = client, params.get("hedge", True)
         self._given = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
         self._points = Questions(prompt, form, self._config)
+        if pair_prompt is not None:
+            assert self._pairs  # made now, so that what is wrong with it is told now
         self._cache = None if cache is None else Cache(cache)
         self._begin_again()
         forks.watch(self, Judge._begin_again)
@@ -141,9 +145,9 @@ class Judge:
         Raises:
             ConfigError: they are wrong, or name a verdict that is not there.
         """
-        given = config if isinstance(config, JudgeConfig) else JudgeConfig(**config)
-        settings = {name: getattr(given, name) for name in given.model_fields_set - {"params", "verdict"}}
-        return cls(client, verdict=verdict_named(given.verdict), owns_client=owns_client, **settings, **given.params)
+        wanted = given.config_of(config)
+        settings = {name: getattr(wanted, name) for name in wanted.model_fields_set - {"params", "verdict"}}
+        return cls(client, verdict=verdict_named(wanted.verdict), owns_client=owns_client, **settings, **wanted.params)
 
     async def score(
         self,
@@ -169,10 +173,10 @@ class Judge:
         Raises:
             InvalidResponse: no answer could be read as a verdict; it says why, and how the last one began.
             RequestError, NoEndpoint: as :meth:`QRewardClient.chat_completion` raises them.
-            ConfigError: a field that the template names is missing, or one is not known; nothing was sent.
+            ConfigError: the response is None, a field that the template names is missing, or one is not known; nothing was sent.
         """
-        given = {**fields, "prompt": prompt, "response": response, "reference": reference}
-        verdict: Verdict = await self._one(self._points, given, _verdict, timeout, priority, tenant)
+        item = {**fields, "prompt": prompt, "response": response, "reference": reference}
+        verdict: Verdict = await self._one(self._points, item, _verdict, timeout, priority, tenant)
         return verdict
 
     async def compare(
@@ -191,8 +195,8 @@ class Judge:
 
         Arguments and errors as in :meth:`score`.
         """
-        given = {**fields, "prompt": prompt, "first": first, "second": second, "reference": reference}
-        comparison: Comparison = await self._one(self._pairs, given, _comparison, timeout, priority, tenant)
+        pair = {**fields, "prompt": prompt, "first": first, "second": second, "reference": reference}
+        comparison: Comparison = await self._one(self._pairs, pair, _comparison, timeout, priority, tenant)
         return comparison
 
     async def batch_score(
@@ -312,7 +316,7 @@ class Judge:
         progress: bool | Callable[[Progress], object] | None,
         keep_results: bool,
     ) -> BatchResult[Any]:
-        given, terms, pools = arguments.items("items", items), self._terms(timeout, priority, tenant), self._pools(questions)
+        listed, terms, pools = arguments.items("items", items), self._terms(timeout, priority, tenant), self._pools(questions)
         shell, client = self._client._engine.shell(), self._client
 
         def make(item: object) -> Sequence[Ask]:
@@ -320,7 +324,7 @@ class Judge:
 
         bulk = JudgeBulk(
             shell,
-            given if self._cache is None else recalled(self._cache, given, make),
+            listed if self._cache is None else recalled(self._cache, listed, make),
             asks=make,
             decide=questions.decide,
             outcome=outcome,
@@ -329,11 +333,11 @@ class Judge:
             keep_answer=self._keep,
             terms=terms,
             per_item=questions.per_item,
-            size=len(given) if isinstance(given, Sized) else None,
+            size=len(listed) if isinstance(listed, Sized) else None,
             deadline=arguments.seconds("deadline", deadline),
             on_result=arguments.callback("on_result", on_result),
             keep=keep_results,
-            **client._reporting(next(iter(pools.values())), ", ".join(self._config.model), given, progress),
+            **client._reporting(next(iter(pools.values())), ", ".join(self._config.model), listed, progress),
         )
         return await bulk.run()
 
@@ -355,9 +359,9 @@ class Judge:
         return table
 
 
-def _again(client: QRewardClient, config: JudgeConfig, given: Mapping[str, Any]) -> Judge:
+def _again(client: QRewardClient, config: JudgeConfig, others: Mapping[str, Any]) -> Judge:
     settings = {name: getattr(config, name) for name in config.model_fields_set - {"params"}}
-    return Judge(client, **{**settings, **given}, **config.params)
+    return Judge(client, **{**settings, **others}, **config.params)
 
 
 def _verdict(poll: Poll, decided: tuple[float, Any]) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
@@ -21,7 +22,7 @@ from qreward.wire.chat import CHAT
 ANSWER_FORM = "answer_form"
 """The field of a template where the judge is told how to answer."""
 
-_encoded = msgspec.json.Encoder(enc_hook=repr).encode
+_ENCODER = msgspec.json.Encoder(enc_hook=repr)
 
 _POINT_NAMES = ("prompt", "response", "reference")
 _PAIR_NAMES = ("prompt", "first", "second", "reference")
@@ -82,7 +83,9 @@ class Questions:
         names = _PAIR_NAMES if pairs else _POINT_NAMES
         own = prompts.pair if pairs else prompts.point
         known = None if callable(prompt) else names
-        self._prompt = Prompt(own if prompt is None else prompt, config.system, needed=names[1:-1], known=known)
+        needed = names[:-1] if prompt is None else names[1:-1]  # the judge's own prompts show what was asked
+        what = "pair_prompt" if pairs else "prompt"
+        self._prompt = Prompt(own if prompt is None else prompt, config.system, needed=needed, known=known, what=what)
         self._names_form = ANSWER_FORM in self._prompt.names
         self._tells_form = not self._names_form and (prompt is None or config.response_format != "none")
         self.jurors = jurors(config, form)
@@ -124,6 +127,14 @@ def _identity(juror: Juror, form: VerdictForm, config: JudgeConfig) -> bytes:
     """What all requests to a juror share and their answers depend on. Headers are none of it: they may hold a key."""
     shared = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
     return _encoded([juror.model, config.response_format, shared, form.schema, form.scale])
+
+
+def _encoded(value: object) -> bytes:
+    """JSON, the same for what is the same; a lone surrogate, which has no UTF-8, is escaped, as it is where it is sent."""
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value, enc_hook=repr), default=repr).encode()
 
 
 def _key(identity: bytes, sample: int, digest: bytes) -> bytes:

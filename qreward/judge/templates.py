@@ -107,8 +107,9 @@ class Prompt:
         prompt: a template of the user's message, a list of messages whose contents are templates, or a function from fields to
             messages.
         system: a template of the system message before them, or None.
-        needed: names of which the templates must have at least one each.
+        needed: what is judged: the templates must name these, and an item must have them.
         known: names that an item may have although no template names them; None is any.
+        what: what ``prompt`` is called in an error.
 
     Attributes:
         names: fields that the templates name.
@@ -117,16 +118,19 @@ class Prompt:
         ConfigError: it is none of these, or lacks a needed field.
     """
 
-    def __init__(self, prompt: object, system: str | None, *, needed: Iterable[str], known: Iterable[str] | None) -> None:
+    def __init__(
+        self, prompt: object, system: str | None, *, needed: Iterable[str], known: Iterable[str] | None, what: str = "prompt"
+    ) -> None:
+        self._needed, self._what = frozenset(needed), what
         self._system = None if system is None else Template(system, "system")
         self._known = None if known is None else frozenset(known)
         self._build: Builder | None = prompt if callable(prompt) else None
-        self._turns = [] if callable(prompt) else _turns(prompt)
+        self._turns = [] if callable(prompt) else _turns(prompt, what)
         templates = [template for _, template in self._turns] + ([self._system] if self._system else [])
         self.names: frozenset[str] = frozenset().union(*(template.names for template in templates))
-        missing = [name for name in needed if name not in self.names and self._build is None]
-        if missing:
-            raise ConfigError(f"the prompt has no {{{missing[0]}}}, which is what is judged; it names {_listed(self.names)}")
+        missing = sorted(self._needed - self.names)
+        if missing and self._build is None:
+            raise ConfigError(f"the {what} has no {{{missing[0]}}}, which is what is judged; it names {_listed(self.names)}")
 
     def messages(self, fields: Mapping[str, Any]) -> Messages:
         """The messages for one item; fields that are None are as if they were not there.
@@ -138,16 +142,27 @@ class Prompt:
         self._check(given.keys())
         words = {name: in_words(given[name], name) for name in self.names}
         if self._build is not None:
-            turns = list(self._build(given))  # whether these are messages is looked at by who sends them
+            turns = self._built(given)
         else:
             turns = [{**message, "content": template.render(words)} for message, template in self._turns]
         return turns if self._system is None else [{"role": "system", "content": self._system.render(words)}, *turns]
+
+    def _built(self, given: Mapping[str, Any]) -> Messages:
+        """What the user's function makes; whether these are messages is looked at by who sends them."""
+        assert self._build is not None
+        built = self._build(given)
+        if isinstance(built, str | bytes | Mapping) or not isinstance(built, Iterable):
+            raise ConfigError(f"the {self._what} function must return a list of messages, not {type(built).__name__}")
+        return list(built)
 
     def _check(self, given: Set[str]) -> None:
         missing = self.names - given
         if missing:
             name = min(missing)
-            raise ConfigError(f"the prompt names {{{name}}}, but the item has no {name!r}: it has {_listed(given)}")
+            raise ConfigError(f"the {self._what} names {{{name}}}, but the item has no {name!r}: it has {_listed(given)}")
+        if not self._needed <= given:
+            name = min(self._needed - given)
+            raise ConfigError(f"the item has no {name!r}, or it is None, so there is nothing to judge: it has {_listed(given)}")
         if self._known is None or given <= self._known or given <= self._known | self.names:
             return
         name = min(given - self._known - self.names)
@@ -157,16 +172,16 @@ class Prompt:
         )
 
 
-def _turns(prompt: object) -> list[tuple[Mapping[str, Any], Template]]:
+def _turns(prompt: object, what: str) -> list[tuple[Mapping[str, Any], Template]]:
     if isinstance(prompt, str):
-        return [({"role": "user"}, Template(prompt, "prompt"))]
+        return [({"role": "user"}, Template(prompt, what))]
     if not isinstance(prompt, list | tuple) or not prompt:
-        raise ConfigError(f"prompt must be a template, a list of messages or a function that makes them, not {type(prompt).__name__}")
+        raise ConfigError(f"{what} must be a template, a list of messages or a function that makes them, not {type(prompt).__name__}")
     turns = []
     for index, message in enumerate(prompt):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ConfigError(f"prompt[{index}] must be a message such as {{'role': 'user', 'content': '...'}}")
-        turns.append((message, Template(message.get("content"), f"prompt[{index}].content")))  # type: ignore[arg-type]
+            raise ConfigError(f"{what}[{index}] must be a message such as {{'role': 'user', 'content': '...'}}")
+        turns.append((message, Template(message.get("content"), f"{what}[{index}].content")))  # type: ignore[arg-type]
     return turns
 
 

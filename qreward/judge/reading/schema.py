@@ -52,7 +52,7 @@ def schema_of(model: type[BaseModel], scale: Scale | None = None, *, field: str 
     strict = _strict(raw, model.__name__)
     if "$ref" in strict:  # a model that holds itself; the root must be an object of its own
         strict = {**strict["$defs"][strict["$ref"].rpartition("/")[2]], "$defs": strict["$defs"]}
-    if shape.number and scale:
+    if shape.number and scale and not shape.numerals:  # choices say themselves what may be said
         member = strict["properties"][shape.key]
         strict["properties"][shape.key] = _described(member, _span(scale))
     return strict

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import enum
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
+from math import isfinite
+from typing import Annotated, Any, Generic, Literal, NewType, TypeVar, Union, get_args, get_origin
 
 from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from qreward.judge.reading.numbers import Scale, number_of
+from qreward.judge.reading.numbers import Scale, number_of, shown
 from qreward.judge.reading.unreadable import Unreadable
 
 M = TypeVar("M", bound=BaseModel)
 _NUMBERS = (int, float, Decimal)
+_UNIONS = (Union, types.UnionType)
+_NUMERAL = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,17})?")
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Shape(Generic[M]):
         number: it is a number.
         options: how each of its choices may be written -> the choice; none if it is no choice.
         scale: within which a number counts.
+        numerals: the numbers of which it must be one, with the values of the model that they are; none if any number will do.
     """
 
     model: type[M]
@@ -35,6 +40,7 @@ class Shape(Generic[M]):
     number: bool = False
     options: tuple[tuple[str, Any], ...] = ()
     scale: Scale | None = None
+    numerals: tuple[tuple[float, Any], ...] = ()
 
     @classmethod
     def of(cls, model: type[M], wanted: str | None, scale: Scale | None) -> Shape[M]:
@@ -44,7 +50,9 @@ class Shape(Generic[M]):
             return cls(model, None)
         info = model.model_fields[name]
         number, options = _kind(info.annotation)
-        return cls(model, name, number, tuple(options.items()), (scale or _bounds(info)) if number else None)
+        numerals = _numerals(info.annotation) or ()
+        own = (scale or _bounds(info) or _ends(numerals)) if number else None
+        return cls(model, name, number, tuple(options.items()), own, numerals if number else ())
 
     @property
     def key(self) -> str:
@@ -88,7 +96,7 @@ class Shape(Generic[M]):
     def _made(self, given: dict[str, Any]) -> M:
         if self.name and self.number:
             key = next(key for key in _keys(self.name, self.model.model_fields[self.name]) if key in given)
-            given = {**given, key: _same(number_of(given[key], self.scale), given[key])}
+            given = {**given, key: self._same(number_of(given[key], self.scale), given[key])}
         try:
             verdict = self.model.model_validate(given)
         except ValidationError as error:
@@ -97,6 +105,15 @@ class Shape(Generic[M]):
             number_of(_number(getattr(verdict, self.name)), None)
         return verdict
 
+    def _same(self, number: float, written: Any) -> Any:
+        """The number as the model takes it: the choice that it is; a whole one keeps its digits, of which a float may have fewer."""
+        if self.numerals:
+            choices = [value for own, value in self.numerals if own == number]
+            if not choices:
+                raise Unreadable(f"The score must be one of {', '.join(shown(own) for own, _ in self.numerals)}.")
+            return choices[0]
+        return written if isinstance(written, int) else int(number) if number.is_integer() else number
+
     def _complaint(self, error: ValidationError) -> str:
         """The member, if it is one of the model's, and pydantic's kind of complaint; never its input or message: they may quote."""
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
@@ -104,11 +121,6 @@ class Shape(Generic[M]):
         known = {key for name, info in self.model.model_fields.items() for key in _keys(name, info)}
         kind = first["type"].replace("_", " ")
         return f'The JSON object does not fit at "{place}": {kind}.' if place in known else f"The JSON object does not fit: {kind}."
-
-
-def _same(number: float, written: Any) -> Any:
-    """A whole number keeps its digits, of which a float may have fewer."""
-    return written if isinstance(written, int) else int(number) if number.is_integer() else number
 
 
 def _number(value: Any) -> Any:
@@ -133,31 +145,86 @@ def _only(model: type[BaseModel]) -> str | None:
 
 
 def _kind(annotation: Any) -> tuple[bool, dict[str, Any]]:
-    """``(is a number, its choices)``."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _kind(get_args(annotation)[0])
-    if origin in (Union, types.UnionType):
-        parts = [part for part in get_args(annotation) if part is not type(None)]
-        return all(part in _NUMBERS for part in parts), {}
+    """``(is a number, its choices in words)``."""
+    annotation = _plain(annotation)
     if annotation is bool:
         return False, {"yes": True, "no": False, "true": True, "false": False}
-    if origin is Literal:
-        return _kind_of_values(get_args(annotation))
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return _kind_of_values(tuple(member.value for member in annotation))
-    return annotation in _NUMBERS, {}
-
-
-def _kind_of_values(values: tuple[Any, ...]) -> tuple[bool, dict[str, Any]]:
-    if values and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+    if _numerals(annotation) is not None:
         return True, {}
-    texts = bool(values) and all(isinstance(value, str) and value.strip() for value in values)
-    return False, {value: value for value in values} if texts else {}
+    choices = _choices(annotation)
+    texts = bool(choices) and all(isinstance(value, str) and value.strip() for value in choices)
+    return False, {value: value for value in choices} if texts else {}
+
+
+def _numerals(annotation: Any) -> tuple[tuple[float, Any], ...] | None:
+    """The numbers that a type has, with its own values for them; none if it has all numbers, None if it is none."""
+    annotation = _plain(annotation)
+    if annotation in _NUMBERS:
+        return ()
+    if get_origin(annotation) in _UNIONS:
+        parts = [_numerals(part) for part in get_args(annotation) if part is not type(None)]
+        found = [part for part in parts if part is not None]
+        if not found or len(found) < len(parts):
+            return None
+        return () if () in found else tuple(choice for part in found for choice in part)
+    choices = _choices(annotation)
+    numbers = [_numeral(value) for value in choices]
+    told = [(number, value) for number, value in zip(numbers, choices, strict=True) if number is not None]
+    return tuple(told) if told and len(told) == len(choices) else None
+
+
+def _plain(annotation: Any) -> Any:
+    """A type without what is annotated, and without a name of its own."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif isinstance(annotation, NewType):
+            annotation = annotation.__supertype__
+        elif type(annotation).__name__ == "TypeAliasType":  # from Python 3.12 on, and of typing_extensions
+            annotation = annotation.__value__
+        else:
+            return annotation
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """The values of a literal or an enumeration, as they are written."""
+    if get_origin(annotation) is Literal:
+        return tuple(value.value if isinstance(value, enum.Enum) else value for value in get_args(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return tuple(member.value for member in annotation)
+    return ()
+
+
+def _numeral(value: Any) -> float | None:
+    """The number that a choice is, or that its text is."""
+    if isinstance(value, str):
+        return float(value) if _NUMERAL.fullmatch(value) else None
+    if not isinstance(value, int | float | Decimal) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if isfinite(number) else None
+
+
+def _ends(numerals: tuple[tuple[float, Any], ...]) -> Scale | None:
+    """The scale that choices give themselves."""
+    numbers = [number for number, _ in numerals]
+    return (min(numbers), max(numbers)) if numbers else None
 
 
 def _bounds(info: FieldInfo) -> Scale | None:
     """The scale that a field's own limits give, if it has both."""
-    low = [limit for item in info.metadata if (limit := getattr(item, "ge", None)) is not None]
-    high = [limit for item in info.metadata if (limit := getattr(item, "le", None)) is not None]
+    metadata = [*info.metadata, *_metadata(info.annotation)]
+    low = [limit for item in metadata if (limit := getattr(item, "ge", None)) is not None]
+    high = [limit for item in metadata if (limit := getattr(item, "le", None)) is not None]
     return (float(max(low)), float(min(high))) if low and high else None
+
+
+def _metadata(annotation: Any) -> list[Any]:
+    """What stands at the one type of a union with None, as in ``Annotated[int, Field(ge=1, le=5)] | None``."""
+    parts = [part for part in get_args(annotation) if part is not type(None)] if get_origin(annotation) in _UNIONS else []
+    if len(parts) != 1 or get_origin(parts[0]) is not Annotated:
+        return []
+    return [limit for item in get_args(parts[0])[1:] for limit in (item.metadata if isinstance(item, FieldInfo) else [item])]

@@ -1,0 +1,206 @@
+"""What a judge is given: texts that are no good Unicode, what is not there, and settings that are wrong."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judge_tools import MODEL, JudgeWire, Sent, always, judging, prefers, score
+from pydantic import BaseModel
+
+from qreward import QRewardClient
+from qreward.errors import ConfigError
+from qreward.judge import Judge, SyncJudge
+from qreward.testing import FakeEndpoint, FakeFleet
+
+LONE = "bad \ud83d"
+
+
+def client() -> QRewardClient:
+    return QRewardClient(["http://a.example/v1"])
+
+
+def made(**settings: Any) -> Judge:
+    return Judge(client(), **{"model": MODEL, **settings})
+
+
+# lone surrogates
+
+
+@pytest.mark.parametrize("item", [("q", LONE), (LONE, "r"), ("q", "r", LONE), ([{"role": "user", "content": LONE}], "r")])
+def test_a_lone_surrogate_is_judged_like_any_other_text(item: tuple[Any, ...]) -> None:
+    wire = JudgeWire(always(score(7)))
+
+    async def use(judge: Judge) -> list[Any]:
+        one = await judge.score(item[0], item[1], reference=item[2] if len(item) > 2 else None)
+        batch = await judge.batch_score([item, ("q", "ok")])
+        return [one.score, *(verdict.score for verdict in batch.values())]
+
+    assert judging(wire, use) == [0.7, 0.7, 0.7]
+    assert LONE in wire.sent[0].text
+
+
+def test_pairs_with_a_lone_surrogate_are_compared() -> None:
+    async def script(sent: Sent) -> Any:
+        return prefers("A" if sent.text.index(LONE) < sent.text.index("fine") else "B")
+
+    async def use(judge: Judge) -> list[Any]:
+        one = await judge.compare("q", LONE, "fine")
+        batch = await judge.batch_compare([("q", "fine", LONE)])
+        return [one.preference, *(each.preference for each in batch.values())]
+
+    assert judging(JudgeWire(script), use) == ["first", "second"]
+
+
+def test_two_different_lone_surrogates_are_two_questions() -> None:
+    asks = [made()._points.asks({"prompt": "q", "response": text}) for text in ("\ud83d", "\ud83e", "\\ud83d", "\ud83d")]
+    keys = [ask[0].key for ask in asks]
+    assert keys[0] == keys[3]
+    assert len(set(keys)) == 3
+
+
+def test_a_lone_surrogate_goes_over_the_wire_also_in_a_parameter_and_is_found_in_the_cache(tmp_path: Path) -> None:
+    with FakeFleet([FakeEndpoint("a", responder="judge")]) as fleet:
+        judge = SyncJudge(
+            QRewardClient(fleet.endpoints), model="m", scale=(0, 1), owns_client=True, user=LONE, system=LONE, cache=tmp_path / "kept"
+        )
+        judged = [judge.score("q", LONE, reference=LONE) for _ in range(2)]
+        assert [(verdict.score, verdict.cached) for verdict in judged] == [(1.0, False), (1.0, True)]
+        judge.close()
+
+
+# what is not there
+
+BUILT = {"prompt": lambda fields: [{"role": "user", "content": str(fields)}]}
+
+
+@pytest.mark.parametrize("settings", [{}, {"prompt": "{response}"}, {"prompt": "{prompt} {response}"}, BUILT])
+def test_a_response_that_is_none_is_refused_before_anything_is_sent(settings: dict[str, Any]) -> None:
+    wire = JudgeWire(always(score(7)))
+
+    async def use(judge: Judge) -> list[bool]:
+        with pytest.raises(ConfigError, match="'response'"):
+            await judge.score("q", None)
+        assert wire.sent == []
+        batch = await judge.batch_score([("q", None), ("q", "r"), {"prompt": "q", "response": None}])
+        assert all(isinstance(error, ConfigError) for error in batch.errors.values())
+        return [result.ok for result in batch]
+
+    assert judging(wire, use, **settings) == [False, True, False]
+    assert len(wire.sent) == 1
+
+
+@pytest.mark.parametrize("missing", [(None, "r"), ("r", None)])
+def test_a_pair_that_lacks_one_of_its_responses_is_refused(missing: tuple[Any, Any]) -> None:
+    wire = JudgeWire(always(prefers("A")))
+
+    async def use(judge: Judge) -> None:
+        with pytest.raises(ConfigError, match=r"'first'|'second'"):
+            await judge.compare("q", *missing)
+        batch = await judge.batch_compare([("q", *missing)])
+        assert isinstance(batch[0].error, ConfigError)
+
+    judging(wire, use)
+    assert wire.sent == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"), [({}, True), ({"prompt": "{prompt} {response}"}, True), ({"prompt": "{response}"}, False)]
+)
+def test_a_task_that_is_none_is_refused_where_the_prompt_shows_it(settings: dict[str, Any], refused: bool) -> None:
+    wire = JudgeWire(always(score(7)))
+
+    async def use(judge: Judge) -> None:
+        if refused:
+            with pytest.raises(ConfigError, match="'prompt'"):
+                await judge.score(None, "r")
+        else:
+            assert (await judge.score(None, "r")).score == 0.7
+
+    judging(wire, use, **settings)
+    assert len(wire.sent) == (0 if refused else 1)
+
+
+# settings
+
+
+async def awaited(_verdict: BaseModel) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"score": 5}, "score"),
+        ({"score": awaited}, "score"),
+        ({"pair_prompt": "nothing"}, "pair_prompt"),
+        ({"pair_prompt": 5}, "pair_prompt"),
+        ({"pair_prompt": "{first} {second.x}"}, "pair_prompt"),
+        ({"pair_prompt": [{"role": "user"}]}, "pair_prompt"),
+        ({"hedge": "x"}, "hedge"),
+        ({"hedge": None}, "hedge"),
+        ({"cache": 5}, "cache"),
+        ({"cache": ""}, "cache"),
+        ({"samples": 101}, "samples"),
+        ({"sample": 3}, "'samples'"),
+        ({"setle": "mean"}, "'settle'"),
+        ({"reask": 2}, "'reasks'"),
+        ({"extra_header": {}}, "'extra_headers'"),
+        ({"params": {"temperature": 0}}, "temperature=0"),
+        ({"config": {}}, "from_config"),
+        ({"model": None}, "model"),
+        ({"model": 5}, "model"),
+        ({"scale": (0, math.inf)}, "scale"),
+        ({"scale": (0, 10**400)}, "scale"),
+        ({"scale": (-1.7e308, 1.7e308)}, "scale"),
+        ({"range": (0, 10**400)}, "range"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"extra_body": {"x": object()}}, "object"),
+        ({"extra_headers": {"a": 5}}, "extra_headers"),
+        ({"extra_headers": {"a": "b\n"}}, "extra_headers"),
+    ],
+)
+def test_a_wrong_setting_is_told_when_the_judge_is_made(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        made(**settings)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "name", ["store", "stop", "top_p", "top_k", "seed", "user", "metadata", "reasoning_effort", "verbosity", "logprobs"]
+)
+def test_parameters_of_servers_are_not_taken_for_slips(name: str) -> None:
+    made(**{name: 1})
+
+
+def test_what_is_alike_a_setting_and_meant_goes_into_the_body() -> None:
+    wire = JudgeWire(always(score(7)))
+    judging(wire, lambda judge: judge.score("q", "r"), extra_body={"models": ["m"]})
+    assert wire.sent[0].params["models"] == ["m"]
+
+
+@pytest.mark.parametrize("config", [None, [1], "judge", 5])
+def test_settings_that_are_none_are_refused(config: Any) -> None:
+    with pytest.raises(ConfigError, match="config"):
+        Judge.from_config(client(), config)
+
+
+@pytest.mark.parametrize("name", ["samples", "scale", "score", "owns_client", "verdict"])
+def test_a_setting_among_the_params_of_a_config_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Judge.from_config(client(), {"model": "m", "samples": 2, "params": {name: 1}})
+
+
+@pytest.mark.parametrize("built", [None, "text", {"role": "user", "content": "x"}, 5])
+def test_a_prompt_function_that_gives_no_messages_is_told(built: Any) -> None:
+    wire = JudgeWire(always(score(7)))
+
+    async def use(judge: Judge) -> None:
+        with pytest.raises(ConfigError, match="prompt function"):
+            await judge.score("q", "r")
+        assert isinstance((await judge.batch_score([("q", "r")]))[0].error, ConfigError)
+
+    judging(wire, use, prompt=lambda _: built)
+    assert wire.sent == []

@@ -21,6 +21,7 @@ from qreward.core.timers import PER_SECOND, Wheel
 from qreward.core.tokens import Tokens
 from qreward.errors import QRewardError
 from qreward.policies import Hedge, Retry
+from qreward.results import has_failed
 
 LOOK_LATER = 0.25
 """Seconds between two looks at a pool with idle sources, and at attempts that should have a copy and found no room."""
@@ -212,7 +213,7 @@ class Dispatch:
                 self._aftermath.budget.deposit()
                 self._duplicates.deposit()
             else:
-                source.tally.retried += 1
+                source.tally.retried += has_failed(task.trail or ())
         source.sent(now, attempt)
         source.singles += task.feed is None
         if source.tokens is not None:

@@ -121,7 +121,7 @@ class RewardCalls:
         Example:
             >>> async def rewards(client, prompts, responses):
             ...     batch = await client.batch_score(zip(prompts, responses), model="rm-7b")
-            ...     return batch.values(default=None)
+            ...     return batch.scores(default=None)
         """
         asked = asking(SCORE, model, params, extra_headers, extra_body)
         items, terms = arguments.items("pairs", pairs), self._terms(timeout, priority, hedge, tenant)

@@ -70,7 +70,7 @@ def _stats(at: Callable[[float], float | None], state: EndpointState | None = No
 def load_of(pool: Pool) -> RouteLoad:
     """The load of a pool's sources. Slots of a source out of service are none that work may wait for."""
     sources = list(pool.sources)  # another thread may change them
-    well = [source for source in sources if source.health.in_service]
+    well = [source for source in sources if source.health.in_service and source.down_since is None]
     in_flight = sum(source.inflight for source in sources)
     return RouteLoad(in_flight, sum(source.window.limit for source in well), len(sources) - len(well), len(sources))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
 import time
@@ -210,6 +211,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--repeat must be at least 1, not {args.repeat}")
     requests = read_requests(args.input) * args.repeat
     make_room(args.output)
+    logging.basicConfig(format="\r%(message)s" if sys.stderr.isatty() else "%(message)s")  # over the progress line, not behind it
     batch, bound = asyncio.run(judge_all(demo_fleet(len(requests)), requests, Progress(len(requests), sys.stderr)))
     rows = [judged(request, result) for request, result in zip(requests, batch, strict=True)]
     write_lines(args.output, rows)

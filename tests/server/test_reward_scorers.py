@@ -19,8 +19,7 @@ from server_tools import Lengths, run, until
 
 from qreward.batching.buffer import RewardBuffer, Scored
 from qreward.batching.buffer.isolating import Isolation
-from qreward.batching.buffer.scored import read_scores
-from qreward.errors import InvalidResponse
+from qreward.batching.buffer.scored import InvalidScores, read_scores
 
 
 async def scores(scorer: Any, *completions: str, **settings: Any) -> list[Scored]:
@@ -249,14 +248,23 @@ def test_everything_else_goes_into_the_meta_of_its_completion() -> None:
 
 @pytest.mark.parametrize("wrong", [None, 1.0, "ab", {"a", "b"}, {}, {"values": [1, 2]}, iter([1, 2])])
 def test_what_is_no_list_of_rewards_is_an_error_that_says_what_is_wanted(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"the scorer (must return|returned)"):
+    with pytest.raises(InvalidScores, match=r"the scorer (must return|returned)"):
         read_scores(wrong, 2)
 
 
 @pytest.mark.parametrize("wrong", [[], [1.0], [1.0] * 3, {"rewards": [1.0]}, {"rewards": [1.0, 2.0], "parsed": ["4"]}])
 def test_a_list_of_another_length_is_never_cut_or_filled_up(wrong: Any) -> None:
-    with pytest.raises(InvalidResponse, match="for 2 completions"):
+    with pytest.raises(InvalidScores, match="for 2 completions"):
         read_scores(wrong, 2)
+
+
+def test_what_cannot_be_read_is_an_error_of_the_scorer() -> None:
+    class Broken:
+        def tolist(self) -> Any:
+            raise MemoryError("no room")
+
+    with pytest.raises(InvalidScores, match="cannot be read: MemoryError: no room"):
+        read_scores(Broken(), 2)
 
 
 # what becomes of those that fail
@@ -278,6 +286,40 @@ def test_exactly_the_poisonous_completions_fail(poisonous: list[bool]) -> None:
     assert rewards(scored) == [None if bad else float(at) for at, bad in enumerate(poisonous)]
     assert all((one.error is not None) == bad for one, bad in zip(scored, poisonous, strict=True))
     assert calls <= 2 * len(pairs) - 1
+
+
+def test_a_scorer_that_does_not_return_one_reward_for_each_completion_fails_the_whole_list() -> None:
+    """A shorter list must not be tried: a list of one completion would make an answer of what is none."""
+
+    def one_number(_texts: list[str]) -> Any:
+        return [0.5]
+
+    def scalar(_texts: list[str]) -> Any:
+        return 0.5
+
+    def one_number_unless_it_raises(texts: list[str]) -> Any:
+        if "poison" in texts:
+            raise ValueError("poison")
+        return [0.5]
+
+    def too_few_in_a_column(texts: list[str]) -> Any:
+        return {"rewards": [0.5] * len(texts), "parsed": ["4"]}
+
+    async def main() -> None:
+        found = {}
+        for scorer in (one_number, scalar, one_number_unless_it_raises, too_few_in_a_column):
+            async with RewardBuffer(scorer) as buffer:
+                warm = await buffer.score(["warm"])  # one completion that was scored, so that it could be asked again
+                scored = await buffer.score(["a", "b", "poison", "c"])
+            found[scorer.__name__] = (
+                [one.reward for one in scored],
+                {type(one.cause) for one in scored},
+                {one.own for one in scored},
+                len(warm),
+            )
+        assert found == dict.fromkeys(found, ([None] * 4, {InvalidScores}, {False}, 1))
+
+    run(main())
 
 
 def test_what_fails_is_to_blame_itself_if_the_scorer_still_scores_what_it_could_score_before() -> None:

@@ -7,6 +7,7 @@ import contextvars
 import functools
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Generator
 from decimal import Decimal
 from types import SimpleNamespace
@@ -365,6 +366,38 @@ def test_what_can_be_no_completions_fault_is_not_tried_in_halves(error: type[Exc
     scored = run(scores(scorer, *"abcd"))
     assert [one.error for one in scored] == [f"{error.__name__}: the judge is gone"] * 4
     assert calls == [4]
+
+
+def test_what_a_scorer_changes_in_nested_metadata_reaches_neither_a_retry_nor_the_caller() -> None:
+    class Notes(list[Any]):
+        """A list of its own kind."""
+
+    def given(number: int) -> dict[str, Any]:
+        return {"tests": [{"n": number}], "pair": ([number], 0), "set": {number}, "ordered": OrderedDict(a=[number]), "notes": Notes([[0]])}
+
+    seen: list[Any] = []
+    model = object()
+
+    async def scorer(completions: list[str], metadata: list[dict[str, Any]]) -> list[float]:
+        numbers = [meta["tests"].pop()["n"] for meta in metadata]
+        for meta in metadata:
+            seen.append((type(meta["ordered"]), type(meta["notes"]), meta["model"] is model))
+            meta["pair"][0].clear()
+            meta["set"].clear()
+            meta["ordered"]["a"].clear()
+            meta["notes"][0].clear()
+        if 1 in numbers:
+            raise ValueError("one")
+        return [float(number) for number in numbers]
+
+    async def main() -> None:
+        metadata = [{**given(number), "model": model} for number in range(4)]
+        async with RewardBuffer(scorer) as buffer:
+            assert rewards(await buffer.score("abcd", metadata)) == [0.0, None, 2.0, 3.0]
+        assert metadata == [{**given(number), "model": model} for number in range(4)]
+        assert set(seen) == {(OrderedDict, Notes, True)}
+
+    run(main())
 
 
 def test_a_scorer_that_changes_its_metadata_and_fails_is_given_it_anew() -> None:

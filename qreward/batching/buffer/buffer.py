@@ -31,7 +31,8 @@ class RewardBuffer:
         scorer: ``scorer(completions: list[str], metadata: list[dict])``, or ``scorer(completions)``: ``async def``; ``def``, which is
             run in a thread; or the method of a Ray actor (``actor.method``), which is awaited. It returns a list with a number for
             each completion, or a mapping with ``reward`` or ``score``, or an exception; or a mapping with ``rewards`` and other
-            lists. None, NaN or an ``error`` is an error of that completion, never 0.
+            lists. None, NaN or an ``error`` is an error of that completion, never 0. The metadata are copies, nested mappings, lists
+            and sets too: what the scorer changes in them is seen by no retry and by no caller. Other objects in them are shared.
         server_mode: shape of an answer: ``singleton`` and ``batch`` as in MolGenDocking, or ``auto``: that of the query.
         max_batch_size: most completions in one call of the scorer.
         batch_wait_timeout_s: seconds for which a batch that is not full waits for more, although a slot is free.

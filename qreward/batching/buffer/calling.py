@@ -13,6 +13,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
+from qreward.batching.buffer.places import own_copy
 from qreward.engine.workers import SHARED
 from qreward.errors import QueueFull
 
@@ -60,9 +61,9 @@ def _takes_two(scorer: Any) -> bool:
 
 
 def _arguments(pairs: Pairs, both: bool) -> tuple[Any, ...]:
-    """Lists of the call's own: what a scorer changes is seen by no other call."""
+    """Lists and metadata of the call's own: what a scorer changes is seen neither by another call nor by the caller."""
     completions = [completion for completion, _ in pairs]
-    return (completions, [dict(metadata) for _, metadata in pairs]) if both else (completions,)
+    return (completions, [own_copy(metadata) for _, metadata in pairs]) if both else (completions,)
 
 
 async def _awaited(scorer: Any, both: bool, pairs: Pairs) -> Any:

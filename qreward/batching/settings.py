@@ -164,8 +164,11 @@ def _linger(seconds: Any) -> None:
 
 
 def _concurrency(batches: Any) -> None:
-    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
-        raise TypeError(f"max_concurrent_batches must be an integer >= 1, got {batches}")
+    message = f"max_concurrent_batches must be an integer >= 1, got {batches}"
+    if isinstance(batches, bool) or not isinstance(batches, int):
+        raise TypeError(message)
+    if batches < 1:
+        raise ConfigError(message)
 
 
 def _room(items: Any) -> None:

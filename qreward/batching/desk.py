@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from math import inf
@@ -47,8 +46,6 @@ class Desk:
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
-        self._pool: ThreadPoolExecutor | None = None
-        self._pool_size = 0
         self._idle: list[asyncio.Future[None]] = []
 
     # what comes
@@ -142,7 +139,7 @@ class Desk:
             self._say_if_idle()
 
     def _say_if_idle(self) -> None:
-        if not self.runs and not self.backlog.waiting:
+        if not self._busy():
             for waiter in self._idle:
                 if not waiter.done():
                     waiter.set_result(None)
@@ -176,7 +173,7 @@ class Desk:
     def _start(self, calls: list[Any], now: float) -> None:
         limit, tally = self.forming.limit(self._terms), self.tally
         kind = StreamRun if self.work.kind is Kind.STREAMED else Run
-        run = kind(self.work, calls, limit, self.backlog.waiting > 0, now, self._threads)
+        run = kind(self.work, calls, limit, self.backlog.waiting > 0, now)
         self.runs.add(run)
         self.forming.sent(now)
         self._terms = self.work.settings
@@ -188,6 +185,14 @@ class Desk:
 
     def _ended(self, run: Run, task: asyncio.Task[None]) -> None:
         """A slot is free. The callers that were answered have run before this, so what they submitted since is in the next batch."""
+        if run not in self.runs:
+            return
+        rest = run.unstoppable
+        if rest is not None and not rest.done():
+            rest.add_done_callback(lambda _: self._ended(run, task), context=self._context)
+            if self._idle:
+                self._say_if_idle()
+            return
         if not task.cancelled():
             task.exception()
         elif run.error is None:
@@ -202,7 +207,8 @@ class Desk:
             self._adapt(run, seconds)
         if self.work.settings.on_batch is not None:
             self._tell(run, seconds)
-        run.calls = []  # they refer to it: let reference counting free them
+        run.calls = []  # they refer to it, as does the context of its task: let reference counting free them
+        del run.task
         self._pump()
 
     def _adapt(self, run: Run, seconds: float) -> None:
@@ -264,39 +270,36 @@ class Desk:
         self._timer_at = -inf  # it has rung, and must be set anew
         self._pump()
 
-    def _threads(self) -> ThreadPoolExecutor:
-        """A pool with a thread for each slot; one that has become too small finishes what it has."""
-        slots = self.work.settings.max_concurrent_batches
-        if self._pool is None or self._pool_size < slots:
-            self._end_pool()
-            self._pool, self._pool_size = ThreadPoolExecutor(slots, thread_name_prefix=f"batch-{self.work.name}"), slots
-        return self._pool
-
-    def _end_pool(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
-
     # the end
 
     async def close(self, drain: bool) -> None:
-        """Wait until nothing is under way; without ``drain``, by failing what waits and stopping what runs."""
+        """Wait until nothing is under way; without ``drain``, by failing what waits and stopping what runs.
+
+        Threads and actors that nobody waits for any more are not waited for.
+        """
         self._closing = True
         if not drain:
             self._abandon()
         self._pump()
-        while self.runs or self.backlog.waiting:
+        while self._busy():
             waiter = self.loop.create_future()
             self._idle.append(waiter)
             await waiter
-        self._end_pool()
+
+    def _busy(self) -> bool:
+        return self.backlog.waiting > 0 or not all(run.task.done() for run in self.runs)
 
     def _abandon(self) -> None:
         error = f"the queue of {self.work.name} was closed before the item was done"
         for call in self.backlog.items():
             self.backlog.remove(call)
             call.fail(ClientClosed(error))
-        for run in self.runs:
+        for run in list(self.runs):
             for call in run.calls:
                 if call.place is TAKEN:
                     call.fail(ClientClosed(error))
-            run.task.cancel()
+            run.unstoppable = None
+            if run.task.done():
+                self._ended(run, run.task)
+            else:
+                run.task.cancel()

@@ -21,7 +21,6 @@ from qreward.batching.forming import Forming
 from qreward.batching.running import Run, contexts_of
 from qreward.batching.settings import BatchRecord
 from qreward.batching.streaming import Reader, StreamRun
-from qreward.batching.tally import Tally
 from qreward.batching.work import Kind, Work, too_large
 from qreward.errors import ClientClosed, QueueFull, RequestTimeout
 
@@ -39,7 +38,6 @@ class Desk:
         self.forming = Forming()
         self.backlog = self.forming.backlog
         self.runs: set[Run] = set()
-        self.tally = Tally()
         self._context = work.context.copy()  # of its own: two loops cannot be in one context at once
         self._terms = work.settings
         self._woken = False
@@ -96,11 +94,14 @@ class Desk:
             self._arm(call.deadline, call.arrived)
 
     def left(self, call: Any) -> None:
-        """The caller has stopped waiting, for whatever reason."""
+        """The caller has stopped waiting, for whatever reason; perhaps because its loop was closed and it was destroyed."""
         if call.place is OVER:
             return
+        if self.loop.is_closed():
+            call.place = OVER
+            return
         call.future.cancel()
-        self.tally.cancelled += 1
+        self.work.tally.count("cancelled")
         if call.place is WAITING:
             self.backlog.remove(call)
             if not self.backlog.waiting:
@@ -168,18 +169,16 @@ class Desk:
         """Its caller has been cancelled, but has not yet come round to say so."""
         if call.place is TAKEN:
             call.place = OVER
-            self.tally.cancelled += 1
+            self.work.tally.count("cancelled")
 
     def _start(self, calls: list[Any], now: float) -> None:
-        limit, tally = self.forming.limit(self._terms), self.tally
+        limit = self.forming.limit(self._terms)
         kind = StreamRun if self.work.kind is Kind.STREAMED else Run
         run = kind(self.work, calls, limit, self.backlog.waiting > 0, now)
         self.runs.add(run)
         self.forming.sent(now)
         self._terms = self.work.settings
-        tally.batches += 1
-        tally.items += len(calls)
-        tally.waits.extend([now - call.arrived for call in calls])
+        self.work.tally.sent([now - call.arrived for call in calls])
         run.task = self.loop.create_task(run.carry_out(), context=self._context.copy())
         run.task.add_done_callback(lambda task: self._ended(run, task), context=self._context)
 
@@ -199,8 +198,7 @@ class Desk:
             run.fail(asyncio.CancelledError())  # before its first step
         self.runs.discard(run)
         seconds = self.clock() - run.sent_at
-        self.tally.runs.append(seconds)
-        self.tally.failed += run.failed
+        self.work.tally.ended(seconds, run.failed)
         if run.alive or run.error is None:
             self.forming.done(seconds)
         if self.work.settings.adaptive_batch_size:
@@ -246,7 +244,7 @@ class Desk:
             waited = call.place is OVER
             where = "it was still waiting for a batch" if waited else "its batch was under way"
             seconds = call.deadline - call.arrived
-            self.tally.expired += 1
+            self.work.tally.count("expired")
             call.fail(RequestTimeout(f"{self.work.name} gave no result within the timeout of {seconds:g} s (queueing included); {where}"))
             if not waited:
                 call.run.left(call)
@@ -255,7 +253,7 @@ class Desk:
         """Send now what would go in a moment anyway, so that nobody is refused while a slot is free."""
         self._pump()
         if self.backlog.waiting >= most:
-            self.tally.rejected += 1
+            self.work.tally.count("rejected")
             raise QueueFull(f"{most} items are waiting for {self.work.name} already; submit fewer at once, or set a larger max_queue_size")
 
     def _arm(self, at: float, now: float) -> None:

@@ -17,7 +17,7 @@ from qreward.batching.faces import Results, Yields
 from qreward.batching.forming import Forming
 from qreward.batching.settings import Options, Settings, budget, checked
 from qreward.batching.streaming import CallerStream
-from qreward.batching.tally import QueueStats, snapshot
+from qreward.batching.tally import QueueStats
 from qreward.batching.work import Kind, Work
 from qreward.errors import ConfigError
 from qreward.policies import Priority
@@ -203,7 +203,7 @@ def stats_of(work: Work, desks: list[Desk]) -> QueueStats:
     """The numbers of several desks as one."""
     limit = max((desk.forming.limit(work.settings) for desk in desks), default=Forming().limit(work.settings))
     waiting, in_flight = sum(desk.backlog.waiting for desk in desks), sum(len(desk.runs) for desk in desks)
-    return snapshot([desk.tally for desk in desks], waiting, in_flight, limit)
+    return work.tally.snapshot(waiting, in_flight, limit)
 
 
 def change(work: Work, settings: Any, desks: list[Desk]) -> None:

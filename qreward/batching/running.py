@@ -109,6 +109,8 @@ class Run:
 
     def fail(self, error: BaseException) -> None:
         """The batch as a whole went wrong: each caller that is left gets an error of its own."""
+        if self.task.get_loop().is_closed():  # the task is destroyed, as its callers are
+            return
         self.error = error
         while (trace := error.__traceback__) is not None and trace.tb_frame.f_code.co_filename == __file__:
             error.__traceback__ = trace.tb_next  # our own frames say nothing, and would keep all items alive

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from math import inf
@@ -56,11 +56,58 @@ class Desk:
             QueueFull: too many wait.
             Exception: of ``batch_size_fn`` or ``batch_key_fn``, for this item alone.
         """
-        backlog, settings = self.backlog, self.work.settings
         if self.work.plain:
             call: Any = Call(value, self.clock(), shape, 1, level)
         else:
-            call = self._admitted(value, shape, level)
+            self._admit(1)
+            call = self._made(value, shape, level)
+        return self._put(call, timeout)
+
+    def enter_many(self, values: Sequence[Any], level: int, timeout: float | None) -> list[Any]:
+        """New items, all of them or none: for each a call, or the error of ``batch_size_fn`` or ``batch_key_fn`` for it.
+
+        Raises:
+            ClientClosed: the queue is closed.
+            QueueFull: there is no room for all.
+        """
+        self._admit(len(values))
+        entered: list[Any] = []
+        for value in values:
+            try:
+                call = self._made(value, None, level)
+            except Exception as error:
+                entered.append(error)
+            else:
+                entered.append(self._put(call, timeout))
+        return entered
+
+    def _admit(self, count: int) -> None:
+        """Raise if so many items may not come in now. What would go in a moment is sent first: no item is refused while a slot is free."""
+        work, most = self.work, self.work.settings.max_queue_size
+        if work.closed:
+            raise ClientClosed(f"the queue of {work.name} is closed; nothing can be submitted to it any more")
+        if most is None or self.backlog.waiting + count <= most:
+            return
+        self._pump()
+        waiting = self.backlog.waiting
+        if waiting + count > most:
+            work.tally.count("rejected", count)
+            said = f"{waiting} items are waiting for {work.name} already" + ("" if count == 1 else f"; there is no room for {count} more")
+            raise QueueFull(f"{said}; submit fewer at once, or set a larger max_queue_size")
+
+    def _made(self, value: Any, shape: Hashable, level: int) -> Any:
+        """An item under settings that have to be asked."""
+        work, settings = self.work, self.work.settings
+        key = shape if settings.batch_key_fn is None else work.key_of(value, shape)
+        cost = 1 if settings.batch_size_fn is None else work.size_of(value)
+        kind = Reader if work.kind is Kind.STREAMED else Call
+        call = kind(value, self.clock(), key, cost, level)
+        if settings.carry_contexts:
+            call.context = copy_context()
+        return call
+
+    def _put(self, call: Any, timeout: float | None) -> Any:
+        backlog, settings = self.backlog, self.work.settings
         call.future = self.loop.create_future()
         if timeout is not None or settings.timeout is not None:
             self._limit(call, timeout or settings.timeout)
@@ -70,22 +117,6 @@ class Desk:
         if not self._woken and len(self.runs) < settings.max_concurrent_batches:
             self._woken = True
             self.loop.call_soon(self._pump, context=self._context)
-        return call
-
-    def _admitted(self, value: Any, shape: Hashable, level: int) -> Any:
-        """An item under settings that have to be asked."""
-        work = self.work
-        settings = work.settings
-        if work.closed:
-            raise ClientClosed(f"the queue of {work.name} is closed; nothing can be submitted to it any more")
-        key = shape if settings.batch_key_fn is None else work.key_of(value, shape)
-        cost = 1 if settings.batch_size_fn is None else work.size_of(value)
-        if settings.max_queue_size is not None and self.backlog.waiting >= settings.max_queue_size:
-            self._make_room(settings.max_queue_size)
-        kind = Reader if work.kind is Kind.STREAMED else Call
-        call = kind(value, self.clock(), key, cost, level)
-        if settings.carry_contexts:
-            call.context = copy_context()
         return call
 
     def _limit(self, call: Any, seconds: Any) -> None:
@@ -235,7 +266,7 @@ class Desk:
         except Exception:
             _log.exception("on_batch of %s raised", self.work.name)
 
-    # time and room
+    # time
 
     def _expire(self, late: list[Any]) -> None:
         for call in late:
@@ -248,13 +279,6 @@ class Desk:
             call.fail(RequestTimeout(f"{self.work.name} gave no result within the timeout of {seconds:g} s (queueing included); {where}"))
             if not waited:
                 call.run.left(call)
-
-    def _make_room(self, most: int) -> None:
-        """Send now what would go in a moment anyway, so that nobody is refused while a slot is free."""
-        self._pump()
-        if self.backlog.waiting >= most:
-            self.work.tally.count("rejected")
-            raise QueueFull(f"{most} items are waiting for {self.work.name} already; submit fewer at once, or set a larger max_queue_size")
 
     def _arm(self, at: float, now: float) -> None:
         if at == self._timer_at:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Hashable
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar, Unpack
 
+from qreward.batching.calls import Call
 from qreward.batching.desk import Desk
 from qreward.batching.faces import Results, Yields
 from qreward.batching.forming import Forming
@@ -107,6 +108,41 @@ class BatchQueue(Generic[T, R]):
             Exception: what the function raised, as an exception of this caller's own.
         """
         return await self.answer(item, None, _level(priority), None if timeout is None else budget(timeout))  # type: ignore[no-any-return]
+
+    async def submit_many(self, items: Iterable[T], *, priority: int = NORMAL, timeout: float | None = None) -> list[R | BaseException]:
+        """An outcome for each of several items, in their order: its result, or its exception.
+
+        All are taken in at once, before this waits for anything, or none is. They may go in several batches, also with other items.
+
+        Args:
+            items: in the order in which they are to go.
+            priority: as for ``submit``.
+            timeout: as for ``submit``; for each item.
+
+        Raises:
+            QueueFull: there is no room for all of them.
+            ClientClosed: the queue is closed.
+
+        Example:
+            >>> async def half(numbers):
+            ...     return [ValueError("odd") if number % 2 else number // 2 for number in numbers]
+            >>> asyncio.run(BatchQueue(half).submit_many([4, 5, 6]))
+            [2, ValueError('odd'), 3]
+        """
+        if self._work.kind is Kind.STREAMED:
+            raise TypeError(f"{self._work.name} is an async generator; read stream(item)")
+        desk = self._here()
+        calls = desk.enter_many(list(items), _level(priority), None if timeout is None else budget(timeout))
+        futures = [call.future for call in calls if isinstance(call, Call)]
+        try:
+            if futures:
+                await asyncio.wait(futures)
+        except BaseException:
+            for call in calls:
+                if isinstance(call, Call):
+                    desk.left(call)
+            raise
+        return [(call.future.exception() or call.future.result()) if isinstance(call, Call) else call for call in calls]
 
     def stream(self, item: T, *, priority: int = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
         """The stream for one item, if the function is an async generator. It is submitted at once; for the rest see ``submit``."""

@@ -97,10 +97,10 @@ class Tally:
         self._waits: deque[float] = deque(maxlen=KEPT)
         self._runs: deque[float] = deque(maxlen=KEPT)
 
-    def count(self, name: str) -> None:
-        """One more item."""
+    def count(self, name: str, items: int = 1) -> None:
+        """So many items more."""
         with self._lock:
-            self._counts[name] += 1
+            self._counts[name] += items
 
     def sent(self, waits: list[float]) -> None:
         """A batch was sent whose items had waited so long, in seconds."""

@@ -5,9 +5,7 @@ It adds to ``BatchQueue`` what rewards need: queries of several completions, sco
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Self, get_args
 
 from qreward.batching.buffer.calling import caller_of, name_of
@@ -113,10 +111,11 @@ class RewardBuffer:
             raise ClientClosed("the reward buffer is closed; nothing can be scored with it any more")
         entries = [Entry(*pair) for pair in zip(completions, metadata or [{}] * len(completions), strict=True)]
         self._places.take(entries)
-        callers = [asyncio.ensure_future(self._queue.submit(entry)) for entry in entries]
-        for caller, entry in zip(callers, entries, strict=True):
-            caller.add_done_callback(partial(self._left, entry))
-        outcomes = await asyncio.gather(*callers, return_exceptions=True)
+        try:
+            outcomes = await self._queue.submit_many(entries)  # they are in the queue before anything else can happen, such as its close
+        finally:
+            for entry in entries:
+                self._places.leave(entry)
         return [failed(outcome) if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
 
     # the end
@@ -161,9 +160,6 @@ class RewardBuffer:
         """How many completions the free slots take as soon as the loop turns."""
         settings = self._queue.settings
         return 0 if settings.batch_wait_timeout_s else max(0, settings.max_concurrent_batches - running) * settings.max_batch_size
-
-    def _left(self, entry: Entry, _: object) -> None:
-        self._places.leave(entry)
 
     def _batch_ended(self, record: BatchRecord) -> None:
         self._places.scored(record.items, record.seconds, self._queue.settings.max_concurrent_batches)

@@ -123,7 +123,8 @@ def takes_receiver(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     if not args or not outer or outer.endswith("<locals>"):
         return False
     kind = args[0] if isinstance(args[0], type) else type(args[0])
-    homes = [base for base in kind.__mro__ if (base.__module__, base.__qualname__) == (function.__module__, outer)]
+    its = (function.__module__, outer.rpartition(".")[2])  # of a class that was pickled by value, the rest of the qualified name is lost
+    homes = [base for base in kind.__mro__ if (base.__module__, base.__name__) == its and function.__name__ in vars(base)]
     return bool(homes) and not any(
         isinstance(member, staticmethod) and (name == function.__name__ or inspect.unwrap(member.__func__) is function)
         for name, member in vars(homes[0]).items()

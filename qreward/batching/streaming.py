@@ -260,11 +260,10 @@ class _Next(Coroutine[Any, Any, R]):
         self._begun = True
         return self._coroutine.send(value)
 
-    def throw(self, typ: Any, val: Any = None, tb: Any = None) -> Any:
+    def throw(self, typ: Any, val: Any = None, tb: Any = None) -> Any:  # noqa: ARG002 - a traceback is the exception's own
         if not self._begun:
             self._stream._leave()
-        error = typ if val is None else val
-        return self._coroutine.throw(error if tb is None else error.with_traceback(tb))
+        return self._coroutine.throw(typ if val is None else val)
 
     def close(self) -> None:
         self._coroutine.close()

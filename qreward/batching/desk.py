@@ -82,7 +82,7 @@ class Desk:
         return entered
 
     def _admit(self, count: int) -> None:
-        """Raise if so many items may not come in now. What would go in a moment is sent first: no item is refused while a slot is free."""
+        """Raise if so many items may not come in now. What would be sent in a moment is sent first, to make room."""
         work, most = self.work, self.work.settings.max_queue_size
         if work.closed:
             raise ClientClosed(f"the queue of {work.name} is closed; nothing can be submitted to it any more")

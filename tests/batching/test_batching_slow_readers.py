@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Any
 
 from batching_tools import kinds, now, outcomes, turns, virtually
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from qreward.batching import BatchQueue, batch
 from qreward.batching.streaming import AHEAD, KEPT
@@ -152,5 +155,72 @@ def test_a_stream_that_is_left_while_its_batch_waits_for_it_lets_the_batch_go_on
         await slow.aclose()
         assert len(await reading) == 2 * KEPT
         assert now() == 1
+
+    virtually(test)
+
+
+@dataclass(frozen=True)
+class ReaderOf:
+    """What a caller does with its stream: reads so many pieces, with a pause after each, and then leaves it or only stops reading."""
+
+    at: int
+    pieces: int
+    pause: float
+    leaves: bool
+    cancelled: bool
+
+
+READERS = st.lists(
+    st.builds(
+        ReaderOf,
+        at=st.integers(0, 30),
+        pieces=st.sampled_from([0, 1, AHEAD, 3 * AHEAD]),
+        pause=st.sampled_from([0.0, 0.0, 0.5, 12.0]),
+        leaves=st.booleans(),
+        cancelled=st.sampled_from([False, False, True]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(readers=READERS, length=st.sampled_from([0, 2, 2 * AHEAD, 2 * KEPT]), size=st.integers(1, 4), slots=st.integers(1, 2))
+def test_whatever_readers_do_pieces_come_in_order_and_closing_ends(readers: list[ReaderOf], length: int, size: int, slots: int) -> None:
+    held: list[Any] = []
+
+    async def test() -> None:
+        queue = BatchQueue(Counting(times=length), max_batch_size=size, max_concurrent_batches=slots, stream_timeout=5)
+
+        async def read(number: int, it: ReaderOf) -> list[Any]:
+            await asyncio.sleep(it.at)
+            stream = queue.stream(number)
+            held.append(stream)
+            if it.cancelled:
+                task = asyncio.create_task(stream.__anext__())  # type: ignore[arg-type]
+                task.cancel()
+                await asyncio.wait([task])
+                return []
+            found: list[Any] = []
+            try:
+                async for piece in stream:
+                    found.append(piece)
+                    if len(found) >= it.pieces:
+                        break
+                    await asyncio.sleep(it.pause)
+            except RequestTimeout:
+                return found
+            if it.leaves:
+                await stream.aclose()
+            return found
+
+        found = await asyncio.gather(*(read(number, it) for number, it in enumerate(readers)))
+        ended = now()
+        await queue.close()
+        assert now() - ended <= 5 * len(readers) + 1
+        for number, pieces in enumerate(found):
+            assert pieces == [(at, number) for at in range(len(pieces))]
+        stats = queue.stats()
+        assert (stats.waiting, stats.in_flight) == (0, 0)
 
     virtually(test)

@@ -145,7 +145,11 @@ class BatchQueue(Generic[T, R]):
         return [(call.future.exception() or call.future.result()) if isinstance(call, Call) else call for call in calls]
 
     def stream(self, item: T, *, priority: int = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
-        """The stream for one item, if the function is an async generator. It is submitted at once; for the rest see ``submit``."""
+        """The stream for one item, if the function is an async generator. It is submitted at once; for the rest see ``submit``.
+
+        Read it, or leave it with ``aclose()``: a stream that is not read while its batch waits for that is ended after
+        ``stream_timeout``, with ``RequestTimeout`` behind the pieces that had come.
+        """
         return self.answers(item, None, _level(priority), None if timeout is None else budget(timeout))
 
     async def answer(self, value: Any, shape: Hashable, level: int = NORMAL, timeout: float | None = None) -> Any:
@@ -174,7 +178,9 @@ class BatchQueue(Generic[T, R]):
 
         Args:
             drain: send what waits, without waiting for fuller batches. False fails it with ``ClientClosed``, as it does what is
-                under way; only a function that runs in a thread goes on to its end, unheard.
+                under way.
+
+        A function that runs in a thread cannot be stopped. It is waited for only while one of its callers waits for it.
         """
         self._work.close()
         await close_desks(self.desks(), drain)

@@ -124,8 +124,9 @@ class RewardBuffer:
         """Take nothing more, and wait until nothing is under way. May be called again.
 
         Args:
-            drain: score what waits. False gives it an error, as it does what is under way; a scorer that runs in a thread or in an
-                actor goes on to its end, unheard.
+            drain: score what waits. False gives it an error, as it does what is under way.
+
+        A scorer that runs in a thread or in an actor cannot be stopped. It is waited for only while one of its callers waits for it.
         """
         self._closed = True
         await self._queue.close(drain)

@@ -46,6 +46,7 @@ def _wrong_setup(error: type[RequestError], advice: str) -> Verdict:
 
 _OVERLOAD = Verdict(_OVERLOADED, RateLimited)
 _QUOTA = Verdict(FailureKind.QUOTA, RateLimited, "the account is used up: add credit, or take the endpoint out")
+_INVALID_SCORES = Verdict(_TRANSIENT, InvalidResponse, "the scorer of endpoint {endpoint!r} must return one reward for each completion")
 _TOO_LONG = Verdict(FailureKind.UNSUITABLE, BadRequest, "shorten the input, or route it to a model with a longer context")
 _PASSING = Verdict(_TRANSIENT, ServerError)
 _WRONG = Verdict(_REFUSED, BadRequest)
@@ -124,6 +125,8 @@ def _verdict(status: int, complaint: Complaint) -> Verdict:
         status = spoken or status
     if meanings.QUOTA.intersection(complaint.names) and status < 500:
         return _QUOTA
+    if meanings.INVALID_SCORES in complaint.names:
+        return _INVALID_SCORES
     if status in (400, 413, 422) and meanings.is_too_long(complaint):
         return _TOO_LONG
     if (known := _VERDICTS.get(status)) is not None:

@@ -47,7 +47,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
 class Answered(Protocol):
     """What the wire made of an answer: ``build`` gives the user's object, ``text`` the words, both on demand."""
 
-    usage: Usage | None
+    usage: Usage | None  # and, where it was written by a model, ``finish_reason: str | None``
 
     def build(self) -> Any: ...
     def text(self) -> str: ...
@@ -55,6 +55,9 @@ class Answered(Protocol):
 
 class Result(Generic[T]):
     """The outcome of one item: an answer or an error.
+
+    A chat completion is an answer if it is whole, or was cut off at its token limit (``finish_reason`` is then ``"length"``). One that the
+    server aborted or filtered, or that ended for a reason that is not known, is an :class:`~qreward.errors.InvalidResponse`.
 
     Attributes:
         index: place in the batch, from 0.
@@ -102,6 +105,14 @@ class Result(Generic[T]):
     def text(self) -> str:
         """The words of the answer, ``""`` if it has none (a tool call). Raises the item's error."""
         return self._answered().text()
+
+    @property
+    def finish_reason(self) -> str | None:
+        """How the answer of a model ended: ``"stop"``, ``"tool_calls"``, ``"length"`` if it was cut off at its token limit.
+
+        None if the server did not say, for a failure, and for what no model wrote.
+        """
+        return getattr(self._answer, "finish_reason", None)
 
     @property
     def usage(self) -> Usage | None:

@@ -68,6 +68,8 @@ class Judge:
             servers take. With ``none`` and a prompt of the user's, that says alone how to answer.
         score: the reward of a verdict, taken as it is; None says that it is no verdict.
         cache: path of a file that keeps answers over runs; None keeps none. See :class:`~qreward.judge.cache.Cache`.
+        cache_namespace: answers are found again only under the namespace under which they were kept. Change it with whatever the
+            requests do not show, such as the weights that a model name stands for.
         owns_client: close the client with this judge.
         params: sent with each request: ``temperature``, ``max_tokens``, anything; ``extra_headers``, ``extra_body`` and ``hedge`` as
             in :meth:`QRewardClient.chat_completion`. A ``seed`` is counted up from sample to sample.
@@ -99,6 +101,7 @@ class Judge:
         response_format: ResponseFormat = "auto",
         score: Callable[[Any], float | None] | None = None,
         cache: str | Path | None = None,
+        cache_namespace: str = "",
         owns_client: bool = False,
         **params: Any,
     ) -> None:
@@ -117,6 +120,7 @@ class Judge:
             reasks=reasks,
             response_format=response_format,
             cache=given.cache_path(cache),
+            cache_namespace=cache_namespace,
             params=params,
         )
         self._given = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}

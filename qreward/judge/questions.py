@@ -126,7 +126,7 @@ def jurors(config: JudgeConfig, form: VerdictForm) -> tuple[Juror, ...]:
 def _identity(juror: Juror, form: VerdictForm, config: JudgeConfig) -> bytes:
     """What all requests to a juror share and their answers depend on. Headers are none of it: they may hold a key."""
     shared = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
-    return _encoded([juror.model, config.response_format, shared, form.schema, form.scale])
+    return _encoded([juror.cached_as, config.response_format, shared, form.schema, form.scale])
 
 
 def _encoded(value: object) -> bytes:

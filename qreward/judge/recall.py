@@ -26,7 +26,7 @@ class Known(NamedTuple):
 
 async def recall(cache: Cache, asks: Sequence[Ask]) -> list[Vote | None]:
     """The votes that are kept for these questions."""
-    found = await cache.look([ask.key for ask in asks])
+    found = await cache.look([(ask.key, ask.juror.cached_as) for ask in asks])
     return [_vote(ask, heard) for ask, heard in zip(asks, found, strict=True)]
 
 

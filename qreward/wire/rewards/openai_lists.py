@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from qreward.wire import jsonio
-from qreward.wire.base import Call
+from qreward.wire.base import Call, Unfinished
+from qreward.wire.chat import CHAT
 from qreward.wire.rewards import reading
 from qreward.wire.rewards.base import ListCodec
 from qreward.wire.rewards.items import Parts
@@ -32,7 +33,7 @@ class OpenAIEmbeddingList(EmbeddingList):
 
 
 class CompletionList(ListCodec):
-    """``POST /completions``: the ``n`` choices of each prompt, as they came, numbered from 0.
+    """``POST /completions``: the ``n`` choices of each prompt, as they came, numbered from 0. How they may end is as in a chat completion.
 
     In the answer, choice ``k`` of prompt ``i`` has the index ``i * n + k``.
     """
@@ -49,6 +50,11 @@ class CompletionList(ListCodec):
         choices = [reading.row_of(choice) for choice in row]
         if not all(isinstance(choice.get("text"), str) for choice in choices):
             raise Unusable("one of its choices has no text")
+        for choice in choices:
+            try:
+                CHAT.check_ending(choice.get("finish_reason"))
+            except Unfinished as error:
+                raise Unusable(f"one of its choices is not whole: {error}") from None
         return [{**choice, "index": index} for index, choice in enumerate(choices)]
 
     def outputs(self, values: list[Any]) -> list[float] | None:

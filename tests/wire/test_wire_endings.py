@@ -14,10 +14,10 @@ from qreward.core.outcome import Answer, Failure, FailureKind
 from qreward.errors import InvalidResponse
 from qreward.judge.codec import JUDGE
 from qreward.policies import Endpoint
-from qreward.wire.base import Call
+from qreward.wire.base import Call, Malformed
 from qreward.wire.chat import CHAT, VERBATIM_CHAT, ChatCodec
 from qreward.wire.endings import ending_of, is_whole
-from qreward.wire.rewards.dialects import COMPLETE, bound
+from qreward.wire.rewards.dialects import COMPLETE, SCORE, bound
 from qreward.wire.sender import Wire
 
 MESSAGES = [{"role": "user", "content": "?"}]
@@ -120,3 +120,15 @@ def test_a_legacy_completion_that_was_given_up_is_an_error_of_its_prompt_alone()
     items = codec.decode(json.dumps({"choices": texts}).encode(), call).items
     assert [type(item) for item in items] == [list, InvalidResponse, list]
     assert "given up by the server" in str(items[1])
+
+
+def test_a_reward_in_a_chat_completion_that_was_given_up_is_none() -> None:
+    call, codec = bound(Call(SCORE, "rm", [SCORE.item(("q", "a"))], {}, None), Endpoint("http://gpu-0/v1", kind="nim"))
+    found = {}
+    for reason in ("stop", "length", None, "abort", "content_filter", "odd"):
+        choice = {"index": 0, "finish_reason": reason, "message": {"content": "reward:1.5"}}
+        try:
+            found[reason] = codec.decode(json.dumps({"choices": [choice]}).encode(), call).items
+        except Malformed as error:
+            found[reason] = "not whole" in str(error)
+    assert found == {"stop": [1.5], "length": [1.5], None: [1.5], "abort": True, "content_filter": True, "odd": True}

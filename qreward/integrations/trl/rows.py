@@ -27,7 +27,8 @@ def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping
 def conversation(prompt: Any, completion: Any) -> tuple[Any, str | None]:
     """The prompt, and the text of the last message of the assistant; what came between them, such as tools' answers, ends the prompt.
 
-    Of a completion that is None the text is None.
+    The text is None, which has no reward, where nothing was generated: the completion is None or has no message of the assistant, or
+    its last one has neither content nor tool calls. One that ends in tool calls says nothing: ``""``.
 
     Example:
         >>> conversation([{"role": "user", "content": "2 + 2?"}], [{"role": "assistant", "content": "4"}])
@@ -38,8 +39,10 @@ def conversation(prompt: Any, completion: Any) -> tuple[Any, str | None]:
     messages = list(completion)
     last = next((at for at in reversed(range(len(messages))) if messages[at].get("role") == "assistant"), None)
     if last is None:
-        return prompt, ""
-    return _before(prompt, messages[:last]), _text(messages[last].get("content"))
+        return prompt, None
+    content = messages[last].get("content")
+    said = None if content is None and not messages[last].get("tool_calls") else _text(content)
+    return _before(prompt, messages[:last]), said
 
 
 def _before(prompt: Any, between: list[Any]) -> Any:

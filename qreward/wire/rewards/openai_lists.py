@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qreward.wire import jsonio
-from qreward.wire.base import Call, Unfinished
-from qreward.wire.chat import CHAT
+from qreward.wire.base import Call
 from qreward.wire.rewards import reading
 from qreward.wire.rewards.base import ListCodec
 from qreward.wire.rewards.items import Parts
@@ -51,10 +50,7 @@ class CompletionList(ListCodec):
         if not all(isinstance(choice.get("text"), str) for choice in choices):
             raise Unusable("one of its choices has no text")
         for choice in choices:
-            try:
-                CHAT.check_ending(choice.get("finish_reason"))
-            except Unfinished as error:
-                raise Unusable(f"one of its choices is not whole: {error}") from None
+            reading.check_ending(choice.get("finish_reason"))
         return [{**choice, "index": index} for index, choice in enumerate(choices)]
 
     def outputs(self, values: list[Any]) -> list[float] | None:

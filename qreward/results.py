@@ -68,7 +68,7 @@ class Result(Generic[T]):
         attempts: every try, oldest first.
     """
 
-    __slots__ = ("_answer", "_trail", "_value", "endpoint", "error", "index", "latency", "queued")
+    __slots__ = ("_answer", "_extra", "_trail", "_value", "endpoint", "error", "index", "latency", "queued")
 
     def __init__(
         self,
@@ -79,8 +79,10 @@ class Result(Generic[T]):
         latency: float,
         queued: float,
         trail: tuple[AttemptRecord, ...] = (),
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.index = index
+        self._extra = extra
         self.error = error
         self.endpoint = endpoint
         self.latency = latency
@@ -92,6 +94,12 @@ class Result(Generic[T]):
     @property
     def ok(self) -> bool:
         return self.error is None
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """The item's other fields, such as an ``id``: what a mapping given to ``batch_score`` or ``batch_compare`` of a judge, or of a
+        ``RewardModelScorer``, holds besides what is judged. Empty for other items, and for those that were never read."""
+        return {} if self._extra is None else self._extra
 
     @property
     def value(self) -> T:

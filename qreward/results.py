@@ -151,7 +151,8 @@ class Result(Generic[T]):
         return self._answer
 
     def __repr__(self) -> str:
-        what = "ok" if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        how = "" if self.finish_reason in (None, "stop") else f" finish_reason={self.finish_reason!r}"
+        what = f"ok{how}" if self.error is None else f"{type(self.error).__name__}: {self.error}"
         return f"<Result {self.index} {what} endpoint={self.endpoint!r} attempts={len(self.attempts)}>"
 
 

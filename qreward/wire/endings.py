@@ -1,16 +1,16 @@
 """How a completion ended, by its ``finish_reason``: the one rule by which an answer counts as whole.
 
 Whole answers end with ``stop`` (``eos_token`` and ``stop_sequence`` are what TGI calls it), with a call of a tool, or without a reason,
-which some servers leave out. ``length`` was cut off at its token limit, ``content_filter`` had a part withheld, ``abort`` and ``error``
-were given up by the server. A reason that is not known says nothing of the sort, so such an answer is not whole either.
+which some servers leave out. ``length`` was cut off at its token limit, ``content_filter`` had a part withheld, ``abort``, ``error`` and
+their like were given up by the server. A reason that is not known says nothing of the sort, so such an answer is not whole either.
 """
 
 from __future__ import annotations
 
 CUT = "length"
 """The answer was cut off at its token limit, as the request asked."""
-GIVEN_UP = frozenset({"abort", "error"})
-"""The server stopped before the model did. Another attempt may come to its end."""
+GIVEN_UP = frozenset({"abort", "error", "insufficient_system_resource"})
+"""The server stopped before the model did (the last is DeepSeek's). Another attempt may come to its end."""
 
 _WHOLE = frozenset({None, "stop", "eos_token", "stop_sequence", "tool_calls", "function_call"})
 _UNSAID = (None, "", "null")

@@ -64,6 +64,7 @@ def test_what_an_answer_comes_to_by_how_it_ended_and_by_who_reads_it() -> None:
         (("length",), "answer", "answer"),
         (("abort",), "TRANSIENT", "TRANSIENT"),
         (("error",), "TRANSIENT", "TRANSIENT"),
+        (("insufficient_system_resource",), "TRANSIENT", "TRANSIENT"),
         (("content_filter",), "REFUSED", "answer"),
         (("odd",), "REFUSED", "answer"),
         (("stop", "abort"), "TRANSIENT", "TRANSIENT"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 import msgspec
@@ -63,10 +62,10 @@ def fingerprint_of(model: object, system_fingerprint: object, metadata: object) 
 
     Example:
         >>> fingerprint_of("judge-7b", None, {"weight_version": "step-200"})
-        '["judge-7b", null, "step-200"]'
+        "('judge-7b', None, 'step-200')"
     """
     version = metadata.get("weight_version") if isinstance(metadata, dict) else None
-    return json.dumps([said if isinstance(said, str | int) else None for said in (model, system_fingerprint, version)])
+    return repr(tuple([said if type(said) is str else None for said in (model, system_fingerprint, version)]))
 
 
 def hear(answer: ChatAnswer) -> Heard:

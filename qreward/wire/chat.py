@@ -101,7 +101,8 @@ class ChatCodec:
         for choice in seen.choices:
             if choice.finish_reason != "stop":
                 self.check_ending(choice.finish_reason)
-        return ChatAnswer(body, call.model, first.message.content, seen.usage, ending_of(first.finish_reason))
+        reason = first.finish_reason
+        return ChatAnswer(body, call.model, first.message.content, seen.usage, reason if reason == "stop" else ending_of(reason))
 
     def check_ending(self, reason: object) -> None:
         """Raise ``Unfinished`` for a ``finish_reason`` that makes a choice no answer.

@@ -33,6 +33,7 @@ def test_other_fields_of_an_item_are_not_sent_and_come_back_with_its_result() ->
     assert [result.extra for result in batch] == [{"id": 0, "source": {"file": "a.jsonl"}}, {"id": 1}, {}, {"id": 3}]
     assert [type(result.error) for result in batch] == [type(None), InvalidResponse, type(None), ConfigError]
     assert sorted((result.index, dict(result.extra)) for result in told) == [(each.index, dict(each.extra)) for each in batch]
+    assert str(batch[3].error).startswith("item 3: the item has no 'prompt'")
     assert "a.jsonl" not in str(wire.sent)
     assert pickle.loads(pickle.dumps(batch[0].extra)) == batch[0].extra
 

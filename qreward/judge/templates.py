@@ -8,12 +8,12 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
 from qreward.errors import ConfigError
-from qreward.wire.chat import joined
+from qreward.wire.chat import is_missing, joined
 
 Messages = list[dict[str, Any]]
 Builder = Callable[[Mapping[str, Any]], Iterable[Any]]
@@ -86,12 +86,16 @@ def in_words(value: object, name: str) -> str:
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, list | tuple) and value and all(isinstance(message, Mapping) and "role" in message for message in value):
+    if _is_conversation(value):
         return "\n\n".join(map(_spoken, value))
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the field {name!r} is a {type(value).__name__} that cannot be shown to a judge ({error})") from None
+
+
+def _is_conversation(value: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) and "role" in each for each in value)
 
 
 def _spoken(message: Mapping[str, Any]) -> str:
@@ -127,6 +131,7 @@ class Prompt:
         self, prompt: object, system: str | None, *, needed: Iterable[str], known: Iterable[str] | None, what: str = "prompt"
     ) -> None:
         self._needed, self._what = frozenset(needed), what
+        self._judged = self._needed - {"prompt"}
         self._system = None if system is None else Template(system, "system")
         self._known = None if known is None else frozenset(known)
         self._build: Builder | None = prompt if callable(prompt) else None
@@ -147,6 +152,9 @@ class Prompt:
             ConfigError: a field is missing, or one is not known.
         """
         given = {name: value for name, value in fields.items() if value is not None}
+        for name in self._judged & given.keys():
+            if _is_conversation(given[name]) and is_missing(given[name][-1]):
+                raise ConfigError(f"the last message of {name!r} has no content, so there is nothing to judge")
         self._check(given.keys(), extra)
         words = {name: in_words(given[name], name) for name in self.names}
         if self._build is not None:

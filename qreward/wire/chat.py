@@ -155,6 +155,16 @@ def joined(content: object) -> str:
     return "".join(text for part in content if isinstance(text := part.get("text") if isinstance(part, dict) else part, str))
 
 
+def is_missing(message: Mapping[str, Any]) -> bool:
+    """Whether a message has neither content nor calls, as a generation that failed leaves it. An empty text is content.
+
+    Example:
+        >>> is_missing({"role": "assistant", "content": None}), is_missing({"role": "assistant", "content": ""})
+        (True, False)
+    """
+    return message.get("content") is None and not message.get("tool_calls") and not message.get("function_call")
+
+
 def _all_text(messages: Any) -> bool:
     for message in messages:
         if type(message) is not dict:

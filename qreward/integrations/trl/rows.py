@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from qreward.wire.chat import is_missing
+
 HANDLES = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 """What TRL gives besides the dataset's columns."""
 
@@ -40,9 +42,8 @@ def conversation(prompt: Any, completion: Any) -> tuple[Any, str | None]:
     last = next((at for at in reversed(range(len(messages))) if messages[at].get("role") == "assistant"), None)
     if last is None:
         return prompt, None
-    content = messages[last].get("content")
-    said = None if content is None and not messages[last].get("tool_calls") else _text(content)
-    return _before(prompt, messages[:last]), said
+    said = messages[last]
+    return _before(prompt, messages[:last]), None if is_missing(said) else _text(said.get("content"))
 
 
 def _before(prompt: Any, between: list[Any]) -> Any:

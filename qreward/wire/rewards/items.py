@@ -12,7 +12,7 @@ import msgspec
 
 from qreward.errors import BadRequest
 from qreward.wire import jsonio
-from qreward.wire.chat import CHARS_PER_TOKEN, CHAT, joined
+from qreward.wire.chat import CHARS_PER_TOKEN, CHAT, is_missing, joined
 
 TEXT, PAIR, CHAT_ITEM, TOKENS, PARTS = "text", "pair", "chat", "tokens", "parts"
 """The shapes of items. Items of different shapes never share a request."""
@@ -149,7 +149,7 @@ def _chat(messages: Any) -> Chat:
     """A conversation, whose last message is there."""
     _check_given(messages, "messages")
     checked = CHAT.validate(messages)
-    if checked[-1].get("content") is None and not checked[-1].get("tool_calls"):
+    if is_missing(checked[-1]):
         raise BadRequest("the last message, which is judged, has no content; leave the item out, or give the content")
     return Chat(checked)
 

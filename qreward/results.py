@@ -80,7 +80,7 @@ class RouteLoad(NamedTuple):
 class Answered(Protocol):
     """What the wire made of an answer: ``build`` gives the user's object, ``text`` the words, both on demand."""
 
-    usage: Usage | None
+    usage: Usage | None  # and, where it was written by a model, ``finish_reason: str | None``
 
     def build(self) -> Any: ...
     def text(self) -> str: ...
@@ -88,6 +88,9 @@ class Answered(Protocol):
 
 class Result(Generic[T]):
     """The outcome of one item: an answer or an error.
+
+    A chat completion is an answer if it is whole, or was cut off at its token limit (``finish_reason`` is then ``"length"``). One that the
+    server aborted or filtered, or that ended for a reason that is not known, is an :class:`~qreward.errors.InvalidResponse`.
 
     Attributes:
         index: place in the batch, from 0.
@@ -98,7 +101,7 @@ class Result(Generic[T]):
         attempts: every try, oldest first.
     """
 
-    __slots__ = ("_answer", "_trail", "_value", "endpoint", "error", "index", "latency", "queued")
+    __slots__ = ("_answer", "_extra", "_trail", "_value", "endpoint", "error", "index", "latency", "queued")
 
     def __init__(
         self,
@@ -109,8 +112,10 @@ class Result(Generic[T]):
         latency: float,
         queued: float,
         trail: tuple[AttemptRecord, ...] = (),
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.index = index
+        self._extra = extra
         self.error = error
         self.endpoint = endpoint
         self.latency = latency
@@ -124,6 +129,12 @@ class Result(Generic[T]):
         return self.error is None
 
     @property
+    def extra(self) -> Mapping[str, Any]:
+        """The item's other fields, such as an ``id``: what a mapping given to ``batch_score`` or ``batch_compare`` of a judge, or of a
+        ``RewardModelScorer``, holds besides what is judged. Empty for other items, and for those that were never read."""
+        return {} if self._extra is None else self._extra
+
+    @property
     def value(self) -> T:
         """The user's object, such as an openai ``ChatCompletion``, made when first asked for. Raises the item's error."""
         if self._value is None:
@@ -135,6 +146,14 @@ class Result(Generic[T]):
     def text(self) -> str:
         """The words of the answer, ``""`` if it has none (a tool call). Raises the item's error."""
         return self._answered().text()
+
+    @property
+    def finish_reason(self) -> str | None:
+        """How the answer of a model ended: ``"stop"``, ``"tool_calls"``, ``"length"`` if it was cut off at its token limit.
+
+        None if the server did not say, for a failure, and for what no model wrote.
+        """
+        return getattr(self._answer, "finish_reason", None)
 
     @property
     def usage(self) -> Usage | None:
@@ -165,7 +184,8 @@ class Result(Generic[T]):
         return self._answer
 
     def __repr__(self) -> str:
-        what = "ok" if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        how = "" if self.finish_reason in (None, "stop") else f" finish_reason={self.finish_reason!r}"
+        what = f"ok{how}" if self.error is None else f"{type(self.error).__name__}: {self.error}"
         return f"<Result {self.index} {what} endpoint={self.endpoint!r} attempts={len(self.attempts)}>"
 
 

@@ -21,8 +21,9 @@ from qreward.errors import (
     ServerError,
 )
 from qreward.wire import hints, meanings, ratelimits
-from qreward.wire.base import Malformed, Reply, TransportError
+from qreward.wire.base import Malformed, Reply, TransportError, Unfinished
 from qreward.wire.complaints import Complaint, complaint_of, one_line, read_complaint
+from qreward.wire.endings import GIVEN_UP
 from qreward.wire.secrets import Secrets
 
 _OVERLOADED, _TRANSIENT, _REFUSED = FailureKind.OVERLOADED, FailureKind.TRANSIENT, FailureKind.REFUSED
@@ -103,6 +104,14 @@ def failure_from_malformed(error: Malformed, reply: Reply, endpoint: str, model:
     words = f"{error}" + (f"; it begins: {beginning}" if beginning else "")
     message = f"endpoint {endpoint!r} answered {reply.status} for model {model!r}: {words}"
     return Failure(_TRANSIENT, _error(InvalidResponse, message, reply, endpoint, model, secrets), limits=ratelimits.read(reply.headers))
+
+
+def failure_from_unfinished(error: Unfinished, reply: Reply, endpoint: str, model: str, secrets: Secrets) -> Failure:
+    """The failure that an answer stands for which is not whole: tried again if the server gave it up, else the end of the request."""
+    kind = _TRANSIENT if error.ending in GIVEN_UP else _REFUSED
+    words = shorten(secrets, str(error), _SHOWN)
+    message = f"endpoint {endpoint!r} answered {reply.status} for model {model!r} with an answer that is not whole: {words}"
+    return Failure(kind, _error(InvalidResponse, message, reply, endpoint, model, secrets), limits=ratelimits.read(reply.headers))
 
 
 def failure_from_transport(error: TransportError, endpoint: str, model: str, secrets: Secrets) -> Failure:

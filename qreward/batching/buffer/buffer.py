@@ -109,6 +109,9 @@ class RewardBuffer:
             raise BadRequest(f"there are {len(completions)} completions, but {len(metadata)} metadata; there must be one for each")
         if self._closed:
             raise ClientClosed("the reward buffer is closed; nothing can be scored with it any more")
+        for at, completion in enumerate(completions):
+            if not isinstance(completion, str):
+                raise BadRequest(f"completions[{at}] must be a text, not a {type(completion).__name__}; leave out what was not generated")
         entries = [Entry(*pair) for pair in zip(completions, metadata or [{}] * len(completions), strict=True)]
         self._places.take(entries)
         try:

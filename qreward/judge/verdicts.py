@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from qreward import arguments
 from qreward.errors import ConfigError
 from qreward.judge.hearing import Heard
-from qreward.judge.reading import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
-from qreward.judge.reading.shape import Shape
+from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
+from qreward.judge.parsing.schema import Shape
 
 _LONG = 100
 """Characters of a wrong value that an error shows."""
@@ -56,7 +56,7 @@ class VerdictForm:
     ) -> None:
         if not isinstance(model, type) or not issubclass(model, BaseModel):
             raise ConfigError(f"verdict must be a pydantic model, not {model!r}")
-        shape = Shape.of(model, "score", None if scale is None else bounds("scale", scale))
+        shape = Shape.of(model, None if scale is None else bounds("scale", scale))
         self.model = model
         self.scale = shape.scale or USUAL
         if self.scale[0] >= self.scale[1]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from qreward.judge.reading import Unreadable
-from qreward.judge.reading.own import GAP, own_of
-from qreward.judge.reading.thought import without_thought
+from qreward.judge.parsing import Unreadable
+from qreward.judge.parsing.own import GAP, own_of
+from qreward.judge.parsing.thought import without_thought
 
 
 @pytest.mark.parametrize(

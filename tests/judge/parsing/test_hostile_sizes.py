@@ -9,9 +9,9 @@ from types import FrameType
 
 import pytest
 
-from qreward.judge.reading import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, own, read
-from qreward.judge.reading.answer import LONGEST
-from qreward.judge.reading.lenient import NotAnObject, object_at
+from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, own, read
+from qreward.judge.parsing.answer import LONGEST
+from qreward.judge.parsing.lenient import NotAnObject, object_at
 
 PIECES = (
     *("{", "}", "[", '"', "'", "`", "*", "<", "7", "\\", "\n", " ", "\u201c", "\u2018a ", ' "a', " 'a b", "[[", "[[7]] ", "$a", "| "),

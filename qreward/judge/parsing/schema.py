@@ -1,4 +1,9 @@
-"""What of a pydantic model decides: the one field whose value is the verdict, how it may be written, and how a model is made of it."""
+"""The pydantic model of a verdict: which field decides, how a model is made of what was read, how a judge is asked for its form.
+
+The strict JSON schema keeps to what OpenAI's strict mode, its fine-tuned models and guided decoding all accept: every object is closed and
+requires all its members, and no keyword limits a value; limits stand in descriptions, and reading enforces them.
+Source: https://platform.openai.com/docs/guides/structured-outputs#supported-schemas
+"""
 
 from __future__ import annotations
 
@@ -11,16 +16,90 @@ from decimal import Decimal
 from math import isfinite
 from typing import Annotated, Any, Generic, Literal, NewType, TypeVar, Union, get_args, get_origin
 
-from pydantic import AliasChoices, BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, ValidationError, field_validator
+from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 
-from qreward.judge.reading.numbers import Scale, number_of, shown
-from qreward.judge.reading.unreadable import Unreadable
+from qreward.errors import ConfigError
+from qreward.judge.parsing.quotations import Unreadable
+from qreward.judge.parsing.text import Scale, number_of, shown
 
 M = TypeVar("M", bound=BaseModel)
 _NUMBERS = (int, float, Decimal)
 _UNIONS = (Union, types.UnionType)
 _NUMERAL = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,17})?")
+_SAID = {
+    "minimum": "at least {}",
+    "maximum": "at most {}",
+    "exclusiveMinimum": "more than {}",
+    "exclusiveMaximum": "less than {}",
+    "multipleOf": "a multiple of {}",
+    "minLength": "at least {} characters",
+    "maxLength": "at most {} characters",
+    "minItems": "at least {} items",
+    "maxItems": "at most {} items",
+    "pattern": "matching {}",
+    "format": "as {}",
+}
+_UNSAID = frozenset({"title", "default", "examples", "discriminator", "uniqueItems", "deprecated", "readOnly", "writeOnly"})
+_KEPT = frozenset({"type", "enum", "description", "$ref", "$defs", "anyOf", "items", "properties"})
+
+
+class ScoreVerdict(BaseModel):
+    """A number, and why.
+
+    The reason stands first, so that a judge writes it before the number.
+
+    Example:
+        >>> ScoreVerdict(reason="Right, but long.", score=7).score
+        7.0
+    """
+
+    reason: str = Field("", description="why, in a few sentences")
+    score: float
+
+
+class YesNoVerdict(BaseModel):
+    """Yes or no, and why.
+
+    True and false are taken for them.
+
+    Example:
+        >>> YesNoVerdict(verdict="Yes").score
+        1.0
+    """
+
+    reason: str = Field("", description="why, in a few sentences")
+    verdict: Literal["yes", "no"]
+
+    @field_validator("verdict", mode="before")
+    @classmethod
+    def _word(cls, value: object) -> object:
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return value.strip().lower() if isinstance(value, str) else value
+
+    @property
+    def score(self) -> float:
+        """1 for yes, 0 for no."""
+        return float(self.verdict == "yes")
+
+
+class PreferenceVerdict(BaseModel):
+    """Which of two responses is better, and why.
+
+    Example:
+        >>> PreferenceVerdict(preferred="tie").score
+        0.5
+    """
+
+    reason: str = Field("", description="why, in a few sentences")
+    preferred: Literal["A", "B", "tie"]
+
+    @property
+    def score(self) -> float:
+        """1 for A, 0 for B, 0.5 for a tie."""
+        return {"A": 1.0, "B": 0.0, "tie": 0.5}[self.preferred]
 
 
 @dataclass(frozen=True)
@@ -43,9 +122,9 @@ class Shape(Generic[M]):
     numerals: tuple[tuple[float, Any], ...] = ()
 
     @classmethod
-    def of(cls, model: type[M], wanted: str | None, scale: Scale | None) -> Shape[M]:
-        """The shape of ``model``, whose deciding field is ``wanted`` if it has that, else the only one required that can be."""
-        name = wanted if wanted and wanted in model.model_fields else _only(model)
+    def of(cls, model: type[M], scale: Scale | None) -> Shape[M]:
+        """The shape of ``model``: the deciding field is ``score`` if it has one, else the only required one that can be."""
+        name = "score" if "score" in model.model_fields else _only(model)
         if name is None:
             return cls(model, None)
         info = model.model_fields[name]
@@ -86,12 +165,23 @@ class Shape(Generic[M]):
         """The verdict that words give."""
         return self._made({self.key: value})
 
-    def substance(self, verdict: M) -> object:
-        """What two verdicts must share to be one and the same."""
-        if self.name:
-            return getattr(verdict, self.name)
-        fields = self.model.model_fields
-        return {name: value for name, value in verdict if name in fields and fields[name].annotation is not str}
+    def value_of(self, members: dict[str, Any]) -> object:
+        """What two verdicts must share to be the same, of an object's members; None if they lack the deciding field.
+
+        Raises:
+            Unreadable: they have the field and are no verdict.
+        """
+        if not self.names(set(members)):
+            return None
+        verdict = self.of_members(members)
+        if not self.name:
+            fields = self.model.model_fields
+            return {name: value for name, value in verdict if name in fields and fields[name].annotation is not str}
+        if self.number:
+            written = next(value for key, value in members.items() if self.names({key}))
+            return number_of(written, self.scale)
+        value = getattr(verdict, self.name)
+        return value.value if isinstance(value, enum.Enum) else value
 
     def _made(self, given: dict[str, Any]) -> M:
         if self.name and self.number:
@@ -228,3 +318,118 @@ def _metadata(annotation: Any) -> list[Any]:
     if len(parts) != 1 or get_origin(parts[0]) is not Annotated:
         return []
     return [limit for item in get_args(parts[0])[1:] for limit in (item.metadata if isinstance(item, FieldInfo) else [item])]
+
+
+def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, Any]:
+    """The strict JSON schema of a verdict, for ``response_format``.
+
+    Raises:
+        ConfigError: the model has something that no strict schema states, such as a member of any type or a mapping.
+
+    Example:
+        >>> from qreward.judge.parsing import ScoreVerdict
+        >>> schema_of(ScoreVerdict, (0, 10))["properties"]["score"]
+        {'type': 'number', 'description': 'from 0 to 10'}
+    """
+    shape = Shape.of(model, scale)
+    try:
+        raw = model.model_json_schema(mode="validation")
+    except PydanticInvalidForJsonSchema as error:
+        raise ConfigError(f"{model.__name__} has no JSON schema: {error.message}") from None
+    strict = _strict(raw, model.__name__)
+    if "$ref" in strict:  # a model that holds itself; the root must be an object of its own
+        strict = {**strict["$defs"][strict["$ref"].rpartition("/")[2]], "$defs": strict["$defs"]}
+    if shape.number and scale and not shape.numerals:  # choices say themselves what may be said
+        member = strict["properties"][shape.key]
+        strict["properties"][shape.key] = _described(member, _span(scale))
+    return strict
+
+
+def instruction(model: type[BaseModel], scale: Scale | None = None) -> str:
+    """The sentence that asks for a verdict's form in the prompt itself.
+
+    Example:
+        >>> from qreward.judge.parsing import ScoreVerdict
+        >>> print(instruction(ScoreVerdict, (0, 10)))
+        Answer with one JSON object and nothing else, with these members in this order:
+        "reason": text, why, in a few sentences
+        "score": number, from 0 to 10
+    """
+    schema = schema_of(model, scale)
+    lines = [f'"{name}": {_words(member, schema.get("$defs", {}))}' for name, member in schema["properties"].items()]
+    return "\n".join(["Answer with one JSON object and nothing else, with these members in this order:", *lines])
+
+
+def _strict(node: dict[str, Any], where: str) -> dict[str, Any]:
+    node = _rewritten(node)
+    strange = node.keys() - _KEPT - _SAID.keys() - _UNSAID - {"required", "additionalProperties"}
+    if strange or node.get("additionalProperties") not in (None, False, True) or not node.keys() & {"type", "enum", "$ref", "anyOf"}:
+        raise ConfigError(f"{where} cannot be asked for by a strict JSON schema: give it a plain type.")
+    if "$ref" in node and "properties" not in node:
+        return {"$ref": node["$ref"]} | ({"$defs": _each(node["$defs"], "")} if "$defs" in node else {})
+    kept: dict[str, Any] = {key: node[key] for key in ("type", "enum") if key in node}
+    if node.get("type") == "object":
+        if "properties" not in node:
+            raise ConfigError(f"{where} cannot be asked for by a strict JSON schema: an object must name its members.")
+        kept |= {"properties": _each(node["properties"], where), "required": list(node["properties"]), "additionalProperties": False}
+    if node.get("type") == "array":
+        kept["items"] = _strict(node.get("items", {}), f"{where}[]")
+    if "anyOf" in node:
+        kept["anyOf"] = [_strict(one, where) for one in node["anyOf"]]
+    if "$defs" in node:
+        kept["$defs"] = _each(node["$defs"], "")
+    limits = ", ".join(said.format(node[key]) for key, said in _SAID.items() if key in node)
+    told = node.get("description", "").partition("\n\n")[0].strip()  # of a docstring, its first paragraph
+    return _described(kept | ({"description": told} if told else {}), limits)
+
+
+def _rewritten(node: dict[str, Any]) -> dict[str, Any]:
+    """The same in the keywords that strict mode knows."""
+    node = dict(node)
+    if "const" in node:
+        node["enum"] = [node.pop("const")]
+    if "oneOf" in node:
+        node["anyOf"] = node.pop("oneOf")
+    if len(node.get("allOf", [])) == 1:
+        node |= node.pop("allOf")[0]
+    if "enum" in node and "type" not in node:
+        kinds = {type(value) for value in node["enum"]}
+        names = {str: "string", int: "integer", float: "number", bool: "boolean"}
+        if len(kinds) == 1 and (name := names.get(next(iter(kinds)))):
+            node["type"] = name
+    return node
+
+
+def _each(nodes: dict[str, Any], where: str) -> dict[str, Any]:
+    return {name: _strict(node, f"{where}.{name}".lstrip(".")) for name, node in nodes.items()}
+
+
+def _described(node: dict[str, Any], more: str) -> dict[str, Any]:
+    if not more or "$ref" in node:
+        return node
+    return node | {"description": f"{node['description']}; {more}" if node.get("description") else more}
+
+
+def _span(scale: Scale) -> str:
+    return f"from {shown(scale[0])} to {shown(scale[1])}"
+
+
+def _words(node: dict[str, Any], defs: dict[str, Any]) -> str:
+    """A member in words, for a reader who knows no JSON schema."""
+    told = node.get("description")
+    if "$ref" in node:
+        node = defs[node["$ref"].rpartition("/")[2]]
+    return ", ".join(part for part in (_type_words(node, defs), told or node.get("description")) if part)
+
+
+def _type_words(node: dict[str, Any], defs: dict[str, Any]) -> str:
+    if "enum" in node:
+        return "one of " + ", ".join(f'"{value}"' if isinstance(value, str) else str(value).lower() for value in node["enum"])
+    if "anyOf" in node:
+        return " or ".join(_type_words(defs[one["$ref"].rpartition("/")[2]] if "$ref" in one else one, defs) for one in node["anyOf"])
+    if node.get("type") == "array":
+        return f"list of {_words(node['items'], defs)}"
+    if node.get("type") == "object":
+        return "object with " + ", ".join(f'"{name}"' for name in node["properties"])
+    kind = str(node.get("type", ""))
+    return {"string": "text", "boolean": "true or false", "integer": "whole number"}.get(kind, kind)

@@ -61,9 +61,7 @@ _WRAPPED = re.compile(
 _OTHER_MARKS = re.compile(r"[\n\"'`<\u201c\u201d]")
 
 
-def read(
-    text: str, model: type[M], *, scale: tuple[float, float] | None = None, reasoning: str | None = None, finished: bool = True
-) -> M:
+def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None, reasoning: str | None = None, finished: bool = True) -> M:
     """Read a judge's answer as a verdict, or refuse it.
 
     The field ``score`` decides; if there is none, the only required field that is a number, a bool or a choice.
@@ -83,7 +81,7 @@ def read(
         >>> read("<think>Hm.</think>It is right.\\n**Score: 7/10**", ScoreVerdict, scale=(0, 10)).score
         7.0
     """
-    shape: Shape[M] = _shape(model, scale)
+    shape, reader = _prepared(model, scale)
     if not text.strip():
         raise Unreadable("The answer holds thought alone." if reasoning else "The answer is empty.")
     whole = _whole_object(text)
@@ -92,7 +90,6 @@ def read(
     before, answer = without_thought(text)
     answer = _unwrapped(answer)
     whole = _whole_object(answer)
-    reader = _reader(shape)
     if whole is not None:
         value, members = shape.value_of(whole), whole
     elif not finished:
@@ -103,15 +100,13 @@ def read(
         value, members = reader.read(answer, shape.value_of)
     if before.strip() and _may_be_a_verdict(before, value, reader):
         raise Unreadable("There may be another verdict before the closing tag of a thought that nothing opened.")
-    return shape.of_value(value) if members is None else shape.of_members(members)
-
-
-_shape = lru_cache(maxsize=64)(Shape.of)
+    return shape.of_members({shape.key: value} if members is None else members)
 
 
 @lru_cache(maxsize=64)
-def _reader(shape: Shape[Any]) -> TextReader:
-    return TextReader(shape.name or "", shape.scale, None if shape.number else dict(shape.options))
+def _prepared(model: type[M], scale: tuple[float, float] | None) -> tuple[Shape[M], TextReader]:
+    shape = Shape.of(model, scale)
+    return shape, TextReader(shape.name or "", shape.scale, None if shape.number else dict(shape.options))
 
 
 def _inside(text: str) -> str:

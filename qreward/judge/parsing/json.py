@@ -50,25 +50,26 @@ def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
 
 def _rewritten(text: str, start: int) -> tuple[list[str], int]:
     """The object's tokens in strict JSON, and where it ends."""
-    tokens: list[str] = []
-    open_brackets, at = 0, start
+    strict: list[str] = []
+    depth, at = 0, start
     while match := _TOKEN.match(text, at):
-        at, token, kind = match.end(), match[0], match.lastgroup
+        at, piece, kind = match.end(), match[0], match.lastgroup
         if kind == "skipped":
             continue
         if kind == "text":
-            token = f'"{_ESCAPE.sub(_escaped, token[1:-1])}"'
+            piece = piece[1:-1]
+            piece = f'"{_ESCAPE.sub(_escaped, piece)}"' if "\\" in piece or '"' in piece else f'"{piece}"'
         elif kind == "word":
-            token = _WORDS.get(token, token)
-        elif token == ":" and tokens and _KEY.fullmatch(tokens[-1]):
-            tokens[-1] = f'"{tokens[-1]}"'
-        elif token in "}]" and len(tokens) > 1 and tokens[-1] == "," and tokens[-2] not in ",{[":
-            tokens.pop()
-        tokens.append(token)
-        open_brackets += (token in "{[") - (token in "}]")
-        if open_brackets <= 0:
-            return tokens, at
-        if open_brackets > DEEPEST:
+            piece = _WORDS.get(piece, piece)
+        elif piece == ":" and strict and _KEY.fullmatch(strict[-1]):
+            strict[-1] = f'"{strict[-1]}"'
+        elif piece in "}]" and len(strict) > 1 and strict[-1] == "," and strict[-2] not in ",{[":
+            strict.pop()
+        strict.append(piece)
+        depth += (piece in "{[") - (piece in "}]")
+        if depth <= 0:
+            return strict, at
+        if depth > DEEPEST:
             break
     raise NotAnObject("It is not closed, or it holds what JSON has no form for.")
 

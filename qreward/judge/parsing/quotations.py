@@ -65,11 +65,14 @@ def without_thought(text: str) -> tuple[str, str]:
             before, start = text[: tag.start()] or " ", tag.end()
     if opened:
         raise Unreadable("The answer ends before its thinking does.")
-    return before, "".join([*kept, text[start:]])
+    answer = "".join([*kept, text[start:]])
+    if answer.strip() and blocks and not text[start:].strip():
+        raise Unreadable("The answer ends with thought, which may take back what stands before it.")
+    return before, answer
 
 
 _VALUE_TAG = re.compile(
-    r"<((?:final_|overall_)?(?:score|rating|grade|verdict)|preferred|preference|winner|choice|decision)>\s{0,9}([^<>\n]{1,40})\s{0,9}</\1>",
+    r"<((?:final_|overall_)?(?:score|rating|grade|verdict)|preferred|preference|winner|decision)>\s{0,9}([^<>\n]{1,40})\s{0,9}</\1>",
     re.IGNORECASE,
 )
 _INLINE_TAG = re.compile(r"</?(?:b|strong|i|em|u|span|sub|sup|small|font|center|mark)(?:\s[^<>\n]{0,200})?>", re.IGNORECASE)
@@ -78,9 +81,10 @@ _BLOCK_TAG = re.compile(
     r"review|judge?ment|reason)(?:\s[^<>\n]{0,200})?/?>|<\|[^|<>\n]{1,40}\|>",
     re.IGNORECASE,
 )
+_MARK_BEGINS = re.compile("[-~>`<{\"'“”„«»「」『』‘’]")  # noqa: RUF001
 _MARK = re.compile(
-    r"""^[ \t]*(?P<fence>`{3,}|~{3,})[^`\n]*$
-    |^[ \t]*(?P<block>>)[^\n]*(?:\n[ \t]*>[^\n]*)*
+    r"""(?<![^\n])(?P<fence>`{3,}|~{3,})[^`\n]*$
+    |(?<![^\n])(?P<block>>)[^\n]*(?:\n[ \t]*>[^\n]*)*
     |(?P<ticks>`+)
     |<(?:(?P<closing>/)|(?<!\w<))(?P<tag>[A-Za-z][\w.-]{0,40})(?:\s[^<>\n]{0,200})?>
     |(?P<comment><!--|-->)
@@ -91,7 +95,7 @@ _MARK = re.compile(
 )
 _CLOSERS = {'"': '"', "“": "”", "„": "“”", "«": "»", "「": "」", "『": "』", "'": "'’", "‘": "'’"}  # noqa: RUF001
 _LIKE_JSON = re.compile(r"\{\s{0,200}(?:[\"'“”„‘’]|[\w -]{1,60}:|/[*/]|\#)")  # noqa: RUF001
-_JSON_BLOCK = re.compile(r"[ \t]*```[ \t]*(?:json[c5]?)[ \t]*\n\s*(?=\{)", re.IGNORECASE)
+_JSON_BLOCK = re.compile(r"```[ \t]*(?:json[c5]?)[ \t]*\n\s*(?=\{)", re.IGNORECASE)
 _BLOCK_END = re.compile(r"\s*```[ \t]*(?=\n|\Z)")
 _RUNS_ON = re.compile(r"\n[ \t]*\S")
 
@@ -121,14 +125,21 @@ def own_words(text: str, objects: Objects) -> str:
         'It says \ufffc. Score: 2'
     """
     text = text.replace(OBJECT, GAP).replace("\r\n", "\n").replace("\r", "\n")
-    text = _BLOCK_TAG.sub("\n", _INLINE_TAG.sub("", _VALUE_TAG.sub(lambda tag: f"\n{tag[1].replace('_', ' ')}: {tag[2]}\n", text)))
+    if "<" in text:
+        text = _BLOCK_TAG.sub("\n", _INLINE_TAG.sub("", _VALUE_TAG.sub(lambda tag: f"\n{tag[1].replace('_', ' ')}: {tag[2]}\n", text)))
     out: list[str] = []
     at, closer = 0, ""
-    while mark := _MARK.search(text, at):
-        start, before, at = mark.start(), at, mark.end()
+    while begins := _MARK_BEGINS.search(text, at):
+        start, before = begins.start(), at
+        mark = _MARK.match(text, start)
+        at = mark.end() if mark else start + 1
         if closer:
-            out.append(GAP if _closes(mark, closer) else "")
-            closer = "" if out[-1] else closer
+            if mark and _closes(mark, closer):
+                out.append(GAP)
+                closer = ""
+            continue
+        if not mark:
+            out.append(text[before:at])
             continue
         out.append(text[before:start])
         if mark["brace"] or _JSON_BLOCK.match(text, start):

@@ -27,6 +27,7 @@ from qreward.judge.parsing.text import Scale, number_of, shown
 M = TypeVar("M", bound=BaseModel)
 _NUMBERS = (int, float, Decimal)
 _UNIONS = (Union, types.UnionType)
+_REVISED = re.compile(r"^(?:final|revised|corrected|updated|adjusted|new|actual)_")
 _NUMERAL = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,17})?")
 _SAID = {
     "minimum": "at least {}",
@@ -124,14 +125,16 @@ class Shape(Generic[M]):
     @classmethod
     def of(cls, model: type[M], scale: Scale | None) -> Shape[M]:
         """The shape of ``model``: the deciding field is ``score`` if it has one, else the only required one that can be."""
-        name = "score" if "score" in model.model_fields else _only(model)
-        if name is None:
+        able = [name for name, info in model.model_fields.items() if info.is_required() and any(_kind(info.annotation))]
+        name = "score" if "score" in model.model_fields else able[0] if len(able) == 1 else ""
+        if not name:
             return cls(model, None)
         info = model.model_fields[name]
         number, options = _kind(info.annotation)
         numerals = _numerals(info.annotation) or ()
-        own = (scale or _bounds(info) or _ends(numerals)) if number else None
-        return cls(model, name, number, tuple(options.items()), own, numerals if number else ())
+        numbers = [numeral for numeral, _ in numerals]
+        own = scale or _bounds(info) or ((min(numbers), max(numbers)) if numbers else None)
+        return cls(model, name, number, tuple(options.items()), own if number else None, numerals if number else ())
 
     @property
     def key(self) -> str:
@@ -140,16 +143,12 @@ class Shape(Generic[M]):
 
     def names(self, keys: set[str]) -> bool:
         """Whether any of these member names is one of the verdict's that cannot be done without."""
-        told = {_folded(key) for key in keys}
-        return bool(told & self._needed())
-
-    def _needed(self) -> set[str]:
         fields = self.model.model_fields
-        names = [self.name] if self.name else [name for name, info in fields.items() if info.is_required()] or list(fields)
-        return {_folded(key) for name in names for key in _keys(name, fields[name])}
+        needed = [self.name] if self.name else [name for name, info in fields.items() if info.is_required()] or list(fields)
+        return not {_folded(key) for key in keys}.isdisjoint(_folded(key) for name in needed for key in _keys(name, fields[name]))
 
     def of_members(self, members: Mapping[str, Any]) -> M:
-        """The verdict that an object's members are; raises :class:`Unreadable`."""
+        """The verdict that the members of an object are; raises :class:`Unreadable`."""
         mine = {_folded(key): key for name, info in self.model.model_fields.items() for key in reversed(_keys(name, info))}
         given: dict[str, Any] = {}
         for key, value in members.items():
@@ -157,20 +156,25 @@ class Shape(Generic[M]):
             if known in given and given[known] != value:
                 raise Unreadable("The JSON object gives a member twice.")
             given[known] = value
+        strange = [(_REVISED.sub("", _folded(key)), value) for key, value in given.items() if _folded(key) not in mine]
+        if any(mine.get(key) in given and given[mine[key]] != value for key, value in strange):
+            raise Unreadable("The JSON object gives a verdict and a revised one.")
         if self.name and not self.names(set(given)):
             raise Unreadable(f'The JSON object has no "{self.key}".')
-        return self._made(given)
-
-    def of_value(self, value: Any) -> M:
-        """The verdict that words give."""
-        return self._made({self.key: value})
+        if self.name and self.number:
+            key = next(key for key in _keys(self.name, self.model.model_fields[self.name]) if key in given)
+            given[key] = self._same(number_of(given[key], self.scale), given[key])
+        try:
+            verdict = self.model.model_validate(given)
+        except ValidationError as error:
+            raise Unreadable(self._complaint(error)) from None
+        if self.name and self.number:
+            made = _plain_value(getattr(verdict, self.name))
+            number_of(float(made) if isinstance(made, Decimal) else made, None)
+        return verdict
 
     def value_of(self, members: dict[str, Any]) -> object:
-        """What two verdicts must share to be the same, of an object's members; None if they lack the deciding field.
-
-        Raises:
-            Unreadable: they have the field and are no verdict.
-        """
+        """What two verdicts must share to be the same; None if the members lack the deciding field. Raises as ``of_members`` does."""
         if not self.names(set(members)):
             return None
         verdict = self.of_members(members)
@@ -178,22 +182,8 @@ class Shape(Generic[M]):
             fields = self.model.model_fields
             return {name: value for name, value in verdict if name in fields and fields[name].annotation is not str}
         if self.number:
-            written = next(value for key, value in members.items() if self.names({key}))
-            return number_of(written, self.scale)
-        value = getattr(verdict, self.name)
-        return value.value if isinstance(value, enum.Enum) else value
-
-    def _made(self, given: dict[str, Any]) -> M:
-        if self.name and self.number:
-            key = next(key for key in _keys(self.name, self.model.model_fields[self.name]) if key in given)
-            given = {**given, key: self._same(number_of(given[key], self.scale), given[key])}
-        try:
-            verdict = self.model.model_validate(given)
-        except ValidationError as error:
-            raise Unreadable(self._complaint(error)) from None
-        if self.name and self.number:
-            number_of(_number(getattr(verdict, self.name)), None)
-        return verdict
+            return number_of(next(value for key, value in members.items() if self.names({key})), self.scale)
+        return _plain_value(getattr(verdict, self.name))
 
     def _same(self, number: float, written: Any) -> Any:
         """The number as the model takes it: the choice that it is; a whole one keeps its digits, of which a float may have fewer."""
@@ -207,19 +197,18 @@ class Shape(Generic[M]):
     def _complaint(self, error: ValidationError) -> str:
         """The member, if it is one of the model's, and pydantic's kind of complaint; never its input or message: they may quote."""
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = str(first["loc"][0]) if first["loc"] else ""
+        place = str(next(iter(first["loc"]), ""))
         known = {key for name, info in self.model.model_fields.items() for key in _keys(name, info)}
         kind = first["type"].replace("_", " ")
         return f'The JSON object does not fit at "{place}": {kind}.' if place in known else f"The JSON object does not fit: {kind}."
 
 
-def _number(value: Any) -> Any:
-    value = value.value if isinstance(value, enum.Enum) else value
-    return float(value) if isinstance(value, Decimal) else value
-
-
 def _folded(key: str) -> str:
     return key.strip().casefold().replace(" ", "_").replace("-", "_")
+
+
+def _plain_value(value: Any) -> Any:
+    return value.value if isinstance(value, enum.Enum) else value
 
 
 def _keys(name: str, info: FieldInfo) -> list[str]:
@@ -227,11 +216,6 @@ def _keys(name: str, info: FieldInfo) -> list[str]:
     if isinstance(alias, AliasChoices):
         return [choice for choice in alias.choices if isinstance(choice, str)] or [name]
     return [alias] if isinstance(alias, str) else [name]
-
-
-def _only(model: type[BaseModel]) -> str | None:
-    able = [name for name, info in model.model_fields.items() if info.is_required() and any(_kind(info.annotation))]
-    return able[0] if len(able) == 1 else None
 
 
 def _kind(annotation: Any) -> tuple[bool, dict[str, Any]]:
@@ -248,8 +232,7 @@ def _kind(annotation: Any) -> tuple[bool, dict[str, Any]]:
 
 def _numerals(annotation: Any) -> tuple[tuple[float, Any], ...] | None:
     """The numbers that a type has, with its own values for them; none if it has all numbers, None if it is none."""
-    annotation = _plain(annotation)
-    if annotation in _NUMBERS:
+    if (annotation := _plain(annotation)) in _NUMBERS:
         return ()
     if get_origin(annotation) in _UNIONS:
         parts = [_numerals(part) for part in get_args(annotation) if part is not type(None)]
@@ -258,9 +241,8 @@ def _numerals(annotation: Any) -> tuple[tuple[float, Any], ...] | None:
             return None
         return () if () in found else tuple(choice for part in found for choice in part)
     choices = _choices(annotation)
-    numbers = [_numeral(value) for value in choices]
-    told = [(number, value) for number, value in zip(numbers, choices, strict=True) if number is not None]
-    return tuple(told) if told and len(told) == len(choices) else None
+    told = tuple((number, value) for value in choices if (number := _numeral(value)) is not None)
+    return told if told and len(told) == len(choices) else None
 
 
 def _plain(annotation: Any) -> Any:
@@ -279,7 +261,7 @@ def _plain(annotation: Any) -> Any:
 def _choices(annotation: Any) -> tuple[Any, ...]:
     """The values of a literal or an enumeration, as they are written."""
     if get_origin(annotation) is Literal:
-        return tuple(value.value if isinstance(value, enum.Enum) else value for value in get_args(annotation))
+        return tuple(_plain_value(value) for value in get_args(annotation))
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return tuple(member.value for member in annotation)
     return ()
@@ -287,37 +269,24 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
 
 def _numeral(value: Any) -> float | None:
     """The number that a choice is, or that its text is."""
-    if isinstance(value, str):
-        return float(value) if _NUMERAL.fullmatch(value) else None
-    if not isinstance(value, int | float | Decimal) or isinstance(value, bool):
+    if isinstance(value, bool) or (isinstance(value, str) and not _NUMERAL.fullmatch(value)):
         return None
     try:
         number = float(value)
-    except OverflowError:
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if isfinite(number) else None
 
 
-def _ends(numerals: tuple[tuple[float, Any], ...]) -> Scale | None:
-    """The scale that choices give themselves."""
-    numbers = [number for number, _ in numerals]
-    return (min(numbers), max(numbers)) if numbers else None
-
-
 def _bounds(info: FieldInfo) -> Scale | None:
-    """The scale that a field's own limits give, if it has both."""
-    metadata = [*info.metadata, *_metadata(info.annotation)]
-    low = [limit for item in metadata if (limit := getattr(item, "ge", None)) is not None]
-    high = [limit for item in metadata if (limit := getattr(item, "le", None)) is not None]
+    """The scale that a field's own limits give, if it has both; in a union with None the limits stand at its other part."""
+    limits = list(info.metadata)
+    parts = [part for part in get_args(info.annotation) if part is not type(None)] if get_origin(info.annotation) in _UNIONS else []
+    if len(parts) == 1 and get_origin(parts[0]) is Annotated:
+        limits += [one for item in get_args(parts[0])[1:] for one in (item.metadata if isinstance(item, FieldInfo) else [item])]
+    low = [limit.ge for limit in limits if getattr(limit, "ge", None) is not None]
+    high = [limit.le for limit in limits if getattr(limit, "le", None) is not None]
     return (float(max(low)), float(min(high))) if low and high else None
-
-
-def _metadata(annotation: Any) -> list[Any]:
-    """What stands at the one type of a union with None, as in ``Annotated[int, Field(ge=1, le=5)] | None``."""
-    parts = [part for part in get_args(annotation) if part is not type(None)] if get_origin(annotation) in _UNIONS else []
-    if len(parts) != 1 or get_origin(parts[0]) is not Annotated:
-        return []
-    return [limit for item in get_args(parts[0])[1:] for limit in (item.metadata if isinstance(item, FieldInfo) else [item])]
 
 
 def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, Any]:
@@ -340,8 +309,8 @@ def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, A
     if "$ref" in strict:  # a model that holds itself; the root must be an object of its own
         strict = {**strict["$defs"][strict["$ref"].rpartition("/")[2]], "$defs": strict["$defs"]}
     if shape.number and scale and not shape.numerals:  # choices say themselves what may be said
-        member = strict["properties"][shape.key]
-        strict["properties"][shape.key] = _described(member, _span(scale))
+        span = f"from {shown(scale[0])} to {shown(scale[1])}"
+        strict["properties"][shape.key] = _described(strict["properties"][shape.key], span)
     return strict
 
 
@@ -410,16 +379,10 @@ def _described(node: dict[str, Any], more: str) -> dict[str, Any]:
     return node | {"description": f"{node['description']}; {more}" if node.get("description") else more}
 
 
-def _span(scale: Scale) -> str:
-    return f"from {shown(scale[0])} to {shown(scale[1])}"
-
-
 def _words(node: dict[str, Any], defs: dict[str, Any]) -> str:
     """A member in words, for a reader who knows no JSON schema."""
-    told = node.get("description")
-    if "$ref" in node:
-        node = defs[node["$ref"].rpartition("/")[2]]
-    return ", ".join(part for part in (_type_words(node, defs), told or node.get("description")) if part)
+    target = defs[node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+    return ", ".join(filter(None, (_type_words(target, defs), node.get("description") or target.get("description"))))
 
 
 def _type_words(node: dict[str, Any], defs: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ _DIGITS = r"[+\-\u2212]?(?:(?:0|[1-9][0-9]{0,8})(?:[.,][0-9]{1,17})?|\.[0-9]{1,1
 _UNIT = r"(?: ?(?:points?|pts|stars?)\b| ?\u5206)?"
 _SCORE = rf"(?P<number>{_DIGITS})(?: ?(?P<percent>%)|{_UNIT}(?:(?: ?/ ?| (?:out )?of )(?P<top>{_DIGITS}))?{_UNIT})"
 _SCORE_ALONE = re.compile(_SCORE, re.IGNORECASE)
+_DIGIT = re.compile(r"\d")
 _ANY_NUMBER = re.compile(r"(?<![\w.,])[+\-\u2212]?\d+(?:[.,]\d+)?|(?<=[-\u2013])\d+(?:[.,]\d+)?")
 
 
@@ -86,9 +87,8 @@ _MATH = re.compile(r"(?<!\w)(?:\$([^$\n]{1,20})\$|\\\(([^\n]{1,20}?)\\\))(?!\w)"
 _EMPHASIS = re.compile(r"(?<![0-9A-Za-z])[*_]+|[*_]+(?![0-9A-Za-z])")
 _BULLET = re.compile(r"(?:(?:#{1,6}|[-+*\u2022]|\(?\d{1,2}[.)])[ \t]+)*")
 _SPACES = re.compile(r"[ \t\u00a0\u202f]+")
-_ENDS = re.compile(
-    r"(?<=[\u3002\uff01\uff1f])(?=.)|(?<=[.!?])(?<!\.\.)(?<!\b[A-Za-z]\.[A-Za-z]\.)(?<!\bvs\.)(?<!\bcf\.)(?<!\bviz\.)[ \t]+",
-)
+_ENDS = re.compile(r" (?<=[.!?\u3002\uff01\uff1f] )(?<!\.\. )(?<!\b[A-Za-z]\.[A-Za-z]\. )(?<!\bvs\. )(?<!\bcf\. )(?<!\bviz\. )")
+_WIDE_STOP = re.compile(r"[\u3002\uff01\uff1f]")
 _OTHERS = (
     r"\b(?:candidate|response|answer|assistant|model|student|user|author|writer|respondent|essay|solution|completion|submission|text|"
     r"output|prompt|transcript|its?|their|his|her|they|he|she)(?:s|['\u2019]s?)?\b"
@@ -97,18 +97,18 @@ _SAYS = (
     r"(?:\b(?:wr[io]tes?|written|writing|sa(?:ys?|id|ying)|claim(?:s|ed|ing)?|stat(?:es?|ed|ing)|quot(?:es?|ed|ing)|contain(?:s|ed|ing)?|"
     r"includ(?:es?|ed|ing)|print(?:s|ed)?|repl(?:y|ies|ied)|respond(?:s|ed)?|answer(?:s|ed)|(?:end|begin|start|conclude)(?:s|ed)? with|"
     r"asks?|asked|instruct\w*|demand\w*|tells?|told|tr(?:ies|ied|ying) to|insist\w*|assert\w*|announce\w*|append\w*|declare\w*|reads|"
-    r"mention\w*|request\w*|output(?:s|ted)|adds|added|follow(?:s|ing)|example|such as)\b|\u5199\u9053|\u5199\u7740|\u58f0\u79f0|"
+    r"mention\w*|request\w*|output(?:s|ted)|adds|added|follow(?:s|ing)|example|template|format|such as)\b|"
+    r"\u5199\u9053|\u5199\u7740|\u58f0\u79f0|"
     r"\u81ea\u79f0|\u5f15\u7528|\u8bf4\u9053|\u8981\u6c42|\u63d0\u5230|\u8bf4)"
 )
 _ABOUT = re.compile(rf"\b(?:of|for|on|in|with|to|about|regarding) (?:(?:the|this|that|both|each) )?{_OTHERS}", re.IGNORECASE)
 _REPORTS = re.compile(_SAYS, re.IGNORECASE)
 _NAMES_ANOTHER = re.compile(_OTHERS, re.IGNORECASE)
-_SPEECH = re.compile(
-    rf"(?:{_SAYS}(?: (?:this|that|the following|as follows))?|{_OTHERS}) ?[:\uff1a](?![ .,{GAP}]*$)", re.IGNORECASE
-)
+_SPEECH = re.compile(rf"(?:{_SAYS}(?: (?:this|that|the following|as follows))?|{_OTHERS}) ?[:\uff1a](?![ .,{GAP}]*$)", re.IGNORECASE)
 _LEADS_TO_SPEECH = re.compile(rf"(?:{_SAYS}|{_OTHERS})[^\w{GAP}]*$", re.IGNORECASE)
 _OWN = re.compile(
-    r"\b(?:my|mine|verdict|evaluation|assessment|judge?ment|rating|grading|score|final|analysis|review|feedback|critique|i)\b", re.IGNORECASE
+    r"\b(?:my|mine|i|verdict|evaluation|assessment|judge?ment|rating|grading|score|final|analysis|review|feedback|critique)\b",
+    re.IGNORECASE,
 )
 
 
@@ -132,7 +132,7 @@ def sentences(words: str) -> Iterator[Sentence]:
             report = "" if report == "paragraph" else report
             continue
         report = "paragraph" if report == "next" else report
-        titled = raw.lstrip().startswith("#") or raw.strip().startswith("**") and raw.strip().endswith("**")
+        titled = raw.lstrip().startswith("#") or (raw.strip().startswith("**") and raw.strip().endswith("**"))
         for part in filter(None, map(str.strip, _ENDS.split(line))):
             if not part.strip(GAP + " .,"):  # what was announced is quoted with marks, and over
                 report = ""
@@ -145,12 +145,19 @@ def _line(raw: str) -> str:
     line = _SPACES.sub(" ", raw).strip(" \u200b\ufeff")
     if line.startswith("|"):
         line = ": ".join(cell.strip() for cell in line.strip("| ").split("|"))
-    line = _MATH.sub(lambda found: found[1] or found[2], _BOXED.sub(r"\1", _BULLET.sub("", line, count=1)))
-    return _EMPHASIS.sub("", line).strip()
+    bullet = _BULLET.match(line)
+    line = line[bullet.end() :] if bullet else line
+    if "$" in line or "\\" in line:
+        line = _MATH.sub(lambda found: found[1] or found[2], _BOXED.sub(r"\1", line))
+    if "*" in line or "_" in line:
+        line = _EMPHASIS.sub("", line)
+    return _WIDE_STOP.sub(r"\g<0> ", line).strip()
 
 
 def _report(part: str, *, titled: bool) -> str:
     """Whether, and how far, what follows a sentence may be another's words."""
+    if part[-1] in f".!?;{GAP}" and not titled and ":" not in part and "\uff1a" not in part:
+        return ""
     part = _ABOUT.sub(" ", part)
     reports = bool(_REPORTS.search(part))
     names = bool(_NAMES_ANOTHER.search(part)) and not _OWN.search(part)
@@ -165,21 +172,20 @@ def _report(part: str, *, titled: bool) -> str:
 
 # Verdicts.
 
-_TASK_WORDS = frozenset({"answer", "final_answer", "result", "total", "conclusion", "output", "solution"})
+_TASK_WORDS = frozenset({"answer", "result", "total", "conclusion", "output", "solution", "choice"})
 """Labels that name the task's result as well as a verdict: never a verdict in words, though a field may be called so."""
 _LEAD = r"(?:(?:my|the|so|thus|therefore|hence|and|here is|here['\u2019]s|overall|final)[ ,]+){0,5}"
 _SPAN = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
-_RANGE = (
-    rf"(?: ?[(\[](?:(?:on )?(?:a )?(?:scale )?(?:of |from )?(?P<low>{_SPAN}) ?(?:-|\u2013|to) ?|out of )(?P<high>{_SPAN})[)\]])?"
-)
-_SEPARATOR = (
-    r"(?: ?(?:[:=\uff1a]|->|=>|\u2192|[-\u2013\u2014](?= ))(?: is)? ?| (?:is|=):? ?| (?=\[\[|[0-9][0-9.,]* ?/)|(?<=\[result\]) ?)"
-)
+_RANGE = rf"(?: ?[(\[](?:(?:on )?(?:a )?(?:scale )?(?:of |from )?(?P<low>{_SPAN}) ?(?:-|\u2013|to) ?|out of )(?P<high>{_SPAN})[)\]])?"
+_SEPARATOR = r"(?: ?(?:[:=\uff1a]|->|=>|\u2192|[-\u2013\u2014](?= ))(?: is)? ?| (?:is|=):? ?| (?=\[\[|[0-9][0-9.,]* ?/)|(?<=\[result\]) ?)"
 _SCORE_LABELS = (
     r"score|rating|grade|verdict|\[result\]|overall(?=[^\w\n]{1,4}[0-9.,]+ ?/)|"
     "(?:\u6700\u7ec8|\u603b\u4f53)?(?:\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u6253\u5206)"
 )
-_CHOICE_LABELS = r"verdict|judge?ment|decision|preference|preferred|winner|choice|rating|grade|(?:better|best|preferred|winning) (?:response|answer|assistant|option|one)"
+_CHOICE_LABELS = (
+    "verdict|judge?ment|decision|preference|preferred|winner|rating|grade|"
+    "(?:better|best|preferred|winning) (?:response|answer|assistant|option|one)"
+)
 _JUDGING = (
     r"\b(?:scor(?:es?|ed|ing)|rat(?:es?|ed|ings?)|grad(?:es?|ed|ing)|verdicts?|marks?|deserv\w*|merits?|award\w*|assign\w*|"
     r"judge?ments?|decisions?|prefer\w*|winner|choose|pick)\b|\b(?:i|we)\b.{0,12}\bgive\b|\[\[|"
@@ -187,15 +193,17 @@ _JUDGING = (
 )
 _ASPECT = re.compile(rf"[^\W\d][\w &/-]{{1,40}}: ?{_DIGITS} ?/ ?{_DIGITS}[.]?")
 _REVISES = re.compile(
-    r"\b(?:wait|h+m+|actually|rather|instead|nope|oops|sorry|apolog\w*|corrections?|correct(?:ed|ing)|revis\w*|reconsider\w*|rethink\w*|"
-    r"re-?(?:evaluat|assess|read|check|examin|count|grad|scor|visit|think)\w*|second (?:thoughts?|look)|reflection|scratch|str[iu][kc]\w*|"
-    r"retract\w*|withdr\w+|back|ignore (?:that|the above|this)|disregard\w*|never ?mind|(?:should|must|ought to|needs? to) (?:have been|be)|"
-    r"make (?:it|that)|chang(?:e|ed|ing)|adjust\w*|amend\w*|updat\w*|low(?:er|ered|ering)|higher|rais(?:e|ed|ing)|increas\w*|decreas\w*|"
-    r"reduc\w*|deduct\w*|subtract\w*|minus|downgrad\w*|upgrad\w*|bump\w*|too (?:high|low|generous|harsh|lenient|strict|kind|severe)|"
-    r"generous|harsh|lenient|overlook\w*|forgot\w*|misread|misjudg\w*|me|my|we|let['\u2019]?s|i(?! hope))\b|^no\b|"
-    r"\b(?:zero|two|three|four|five|six|seven|eight|nine|ten)[.!]?$|~~|\u7b49\u7b49|\u4e0d\u5bf9|\u66f4\u6b63|\u4fee\u6b63|\u6539\u4e3a|\u91cd\u65b0",
+    r"\b(?:wait|h+m+|actually|rather|instead|nope|oops|sorry|edit|hold on|hang on|not so fast|on reflection|second (?:thoughts?|look)|"
+    r"apolog\w*|corrections?|correct(?:ed|ing)|revis\w*|reconsider\w*|rethink\w*|re-?(?:evaluat|assess|read|check|examin|grad|scor|visit)\w*|"
+    r"scratch|strike|struck|stricken|retract\w*|withdr\w+|back|ignore (?:it|this|that|the above)|disregard\w*|never ?mind|"
+    r"(?:should|must|ought to|needs? to) (?:have been|be)|make (?:it|that)|chang(?:e|ed|ing)|adjust\w*|amend\w*|updat\w*|"
+    r"low(?:er|ered|ering)|higher|rais(?:e|ed|ing)|increas\w*|decreas\w*|reduc\w*|deduct\w*|subtract\w*|minus|downgrad\w*|upgrad\w*|bump\w*|"
+    r"too (?:high|low|generous|harsh|lenient|strict|kind|severe)|generous|harsh|lenient|overlook\w*|forgot\w*|misread|misjudg\w*|"
+    r"credit|me|my|we|let['\u2019]?s|i(?! hope)|zero|two|three|four|five|six|seven|eight|nine|ten)\b|^no\b|~~|"
+    r"\u7b49\u7b49|\u4e0d\u5bf9|\u66f4\u6b63|\u4fee\u6b63|\u6539\u4e3a|\u91cd\u65b0",
     re.IGNORECASE,
 )
+"""What may take a verdict back: a reason speaks of the response, not of the judge, of the verdict or of another number."""
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
 
 
@@ -214,7 +222,7 @@ class TextReader:
 
     def __init__(self, field: str, scale: Scale | None, options: Mapping[str, Any] | None = None) -> None:
         self._scale, self._options = scale, options
-        own = "" if field in _TASK_WORDS or not field else "|" + re.escape(field).replace("_", "[ _]")
+        own = "" if not field or _TASK_WORDS.intersection(field.lower().split("_")) else "|" + re.escape(field).replace("_", "[ _]")
         labels = f"(?:{_SCORE_LABELS if options is None else _CHOICE_LABELS}{own})"
         value = _SCORE if options is None else self._choices(options)
         value = rf"(?:\[?(?P<object>{OBJECT})\]?|(?P<open>\[\[ ?)?{value}(?(open) ?\]\]))[.!\u3002]?"
@@ -262,14 +270,13 @@ class TextReader:
         heading = ""
         for index, (words, own) in enumerate(found):
             mine = [next(given) for _ in range(words.count(OBJECT))]
-            if heading and own and self._alone.fullmatch(words):
-                words = f"{heading}: {words}"
-            match = self._verdict.fullmatch(words) or (self._alone.fullmatch(words) if len(found) == 1 else None)
+            stated = f"{heading}: {words}" if heading and self._alone.fullmatch(words) else words
+            match = self._verdict.fullmatch(stated) or (self._alone.fullmatch(words) if len(found) == 1 else None)
             heading = words.rstrip(":\uff1a ") if own and self._heading.fullmatch(words) else ""
             if match and own:
                 verdicts.append((index, *(mine[0] if mine else (self._value(match), None))))
             else:
-                others.append((index, words))
+                others.append((index, stated))
                 verdicts += [(-1, value, None) for value, _ in mine]  # counts against a verdict and gives none
         return self._settled(verdicts, others)
 
@@ -300,6 +307,8 @@ class TextReader:
             made = [match for pattern in self._made for match in pattern.finditer(words)]
             made += self._any.finditer(words) if self._judging.search(words) else []
             return any(self._values[_folded(match["option"])] != value for match in made)
+        if not _DIGIT.search(words):
+            return False
         if self._judging.search(words):
             return self._has_other_number(words, value)
         tops = [] if before and _ASPECT.fullmatch(words) else self._of_top.finditer(words)
@@ -310,7 +319,9 @@ class TextReader:
         return any(float(number.replace(",", ".").replace("\u2212", "-")) != value for number in _ANY_NUMBER.findall(words))
 
     def _revises(self, words: str, value: Any) -> bool:
-        return bool(_REVISES.search(words)) or (self._options is None and self._has_other_number(words, value))
+        return bool(_REVISES.search(words) or self._judging.search(words)) or (
+            self._options is None and self._has_other_number(words, value)
+        )
 
 
 def _folded(option: str) -> str:

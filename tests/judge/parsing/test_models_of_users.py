@@ -139,17 +139,11 @@ def test_a_signed_scale_takes_signed_numbers() -> None:
 
 
 def test_two_fields_that_could_decide_leave_objects_alone() -> None:
-    assert read('so: {"helpful": 3, "honest": 4}', Two) == Two(helpful=3, honest=4)
-    for text in ("helpful: 3", '{"helpful": 3}', '{"helpful": 3, "honest": 4} {"helpful": 3, "honest": 5}'):
+    assert read('It is fine.\n{"helpful": 3, "honest": 4}', Two) == Two(helpful=3, honest=4)
+    two = '{"helpful": 3, "honest": 4} {"helpful": 3, "honest": 5}'
+    for text in ("helpful: 3", 'so: {"helpful": 3, "honest": 4}', '{"helpful": 3}', two):
         with pytest.raises(Unreadable):
             read(text, Two)
-
-
-def test_a_field_named_by_the_caller_decides() -> None:
-    with pytest.raises(Unreadable):
-        read('{"helpful": 3, "honest": 4} {"helpful": 3, "honest": 5}', Two, field="honest")
-    texts = '{"helpful": 3, "honest": 5} {"helpful": 4, "honest": 5}'
-    assert read(texts, Two, field="honest").honest == 5
 
 
 def test_words_make_no_verdict_of_a_model_that_requires_more() -> None:

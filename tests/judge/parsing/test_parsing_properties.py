@@ -163,7 +163,10 @@ QUOTED = (
 )
 """How a judge may quote what it judges."""
 MARKS = (*QUOTED, "> {}", "The candidate says: {}", "{}")
-ENDS = ("\n", "\n\n", "", '"\n', "\n\"", "'\n", "`\n", "```\n", "\n```\n", "\u201d\n", "\n\u201c", "</response>\n", "\n<response>", " ", "-->\n")
+ENDS = (
+    *("\n", "\n\n", "", '"\n', '\n"', "'\n", "`\n", "```\n", "\n```\n", "\u201d\n", "\n\u201c", "</response>\n"),
+    *("\n<response>", " ", "-->\n", "\n<!--\n"),
+)
 SCALE = {ScoreVerdict: (0.0, 10.0)}
 
 

@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pydantic import BaseModel
-from verdict_texts import (
-    PLAIN,
-    PLAIN_CHOICES,
-    REFUSED,
-    REFUSED_CHOICES,
-    REPORTED,
-    RETRACTED,
-    RIVALS,
-    TASK_WORDS,
-    made,
-    made_refused,
-    now_refused,
-    written,
-)
+from verdict_tables import PLAIN, PLAIN_CHOICES, REFUSED_CHOICES, REPORTED, RETRACTED, RIVALS, TASK_WORDS
+from verdict_texts import REFUSED, made, made_refused, now_refused, written
 
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
 

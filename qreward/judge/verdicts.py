@@ -1,6 +1,6 @@
 """The form of a verdict: what a judge is asked to answer in, and what number an answer comes to.
 
-The reading of texts is done in ``reading``; this room knows what is wanted of them.
+Texts are read in ``judge.parsing``; this module says what is wanted of them.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ words of the task         "The final answer is 7", "Result: 7", "Total: 7", "Con
 verdicts in a sentence    "I would give it a 7", "Score: 7, because ...", "Response A is better": refused. They may hold conditions.
 another verdict           anywhere in the judge's own words: refused, unless it is the same. Fractions of aspects ("Style: 6/10") may
                           come before the verdict.
-after the verdict         reasons may follow. Refused: any other number, and words that revise ("wait", "actually", "correction",
-                          "I missed", "should be", "too high", ...).
+after the verdict         only reasons that say so ("Reason: ...", a heading "Strengths"). Refused: all other words, and among the reasons
+                          another number, in digits or words, or what may revise ("wait", "correction", "I missed", "too high").
 fractions                 "7/10" where 10 is the top of the scale. Any other denominator: refused, as it may be another scale.
 per cent                  on scales of 0 to 1 and 0 to 100. Elsewhere: refused.
 decimals                  "7.5" and "7,5". Three digits after a comma may be thousands: refused.
@@ -81,6 +81,7 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
         >>> read("<think>Hm.</think>It is right.\\n**Score: 7/10**", ScoreVerdict, scale=(0, 10)).score
         7.0
     """
+    shape: Shape[M]
     shape, reader = _prepared(model, scale)
     if not text.strip():
         raise Unreadable("The answer holds thought alone." if reasoning else "The answer is empty.")
@@ -89,9 +90,9 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
         return shape.of_members(whole)
     before, answer = without_thought(text)
     answer = _unwrapped(answer)
-    whole = _whole_object(answer)
-    if whole is not None:
-        value, members = shape.value_of(whole), whole
+    members = _whole_object(answer)
+    if members is not None:
+        value = shape.value_of(members)
     elif not finished:
         raise Unreadable("The answer was cut before its end.")
     elif len(answer) > LONGEST:
@@ -104,7 +105,7 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
 
 
 @lru_cache(maxsize=64)
-def _prepared(model: type[M], scale: tuple[float, float] | None) -> tuple[Shape[M], TextReader]:
+def _prepared(model: type[Any], scale: tuple[float, float] | None) -> tuple[Shape[Any], TextReader]:
     shape = Shape.of(model, scale)
     return shape, TextReader(shape.name or "", shape.scale, None if shape.number else dict(shape.options))
 

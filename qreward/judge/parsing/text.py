@@ -97,15 +97,14 @@ _SAYS = (
     r"(?:\b(?:wr[io]tes?|written|writing|sa(?:ys?|id|ying)|claim(?:s|ed|ing)?|stat(?:es?|ed|ing)|quot(?:es?|ed|ing)|contain(?:s|ed|ing)?|"
     r"includ(?:es?|ed|ing)|print(?:s|ed)?|repl(?:y|ies|ied)|respond(?:s|ed)?|answer(?:s|ed)|(?:end|begin|start|conclude)(?:s|ed)? with|"
     r"asks?|asked|instruct\w*|demand\w*|tells?|told|tr(?:ies|ied|ying) to|insist\w*|assert\w*|announce\w*|append\w*|declare\w*|reads|"
-    r"mention\w*|request\w*|output(?:s|ted)|adds|added|follow(?:s|ing)|example|template|format|such as)\b|"
-    r"\u5199\u9053|\u5199\u7740|\u58f0\u79f0|"
-    r"\u81ea\u79f0|\u5f15\u7528|\u8bf4\u9053|\u8981\u6c42|\u63d0\u5230|\u8bf4)"
+    r"mention\w*|request\w*|output(?:s|ted)|adds|added|submit\w*|example|template|format|such as)\b|"
+    r"\u5199\u9053|\u5199\u7740|\u58f0\u79f0|\u81ea\u79f0|\u5f15\u7528|\u8bf4\u9053|\u8981\u6c42|\u63d0\u5230|\u8bf4)"
 )
 _ABOUT = re.compile(rf"\b(?:of|for|on|in|with|to|about|regarding) (?:(?:the|this|that|both|each) )?{_OTHERS}", re.IGNORECASE)
 _REPORTS = re.compile(_SAYS, re.IGNORECASE)
 _NAMES_ANOTHER = re.compile(_OTHERS, re.IGNORECASE)
 _SPEECH = re.compile(rf"(?:{_SAYS}(?: (?:this|that|the following|as follows))?|{_OTHERS}) ?[:\uff1a](?![ .,{GAP}]*$)", re.IGNORECASE)
-_LEADS_TO_SPEECH = re.compile(rf"(?:{_SAYS}|{_OTHERS})[^\w{GAP}]*$", re.IGNORECASE)
+_LEADS_TO_SPEECH = re.compile(rf"(?:{_SAYS}|{_OTHERS}|follows|the following)[^\w{GAP}]*$", re.IGNORECASE)
 _OWN = re.compile(
     r"\b(?:my|mine|i|verdict|evaluation|assessment|judge?ment|rating|grading|score|final|analysis|review|feedback|critique)\b",
     re.IGNORECASE,
@@ -192,8 +191,17 @@ _JUDGING = (
     "\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u6253\u5206"
 )
 _ASPECT = re.compile(rf"[^\W\d][\w &/-]{{1,40}}: ?{_DIGITS} ?/ ?{_DIGITS}[.]?")
+_WORD = re.compile(r"\w")
+_REASON = re.compile(
+    r"(?:(?:brief|short|detailed|my|the|main) )?(?:reason(?:s|ing)?|explanation|rationale|justification|feedback|analysis|critique|"
+    r"strengths?|weakness(?:es)?)(?: for (?:my|the|this) (?:score|rating|grade|verdict))? ?(?:[:\uff1a]|$)|"
+    r"(?:\u7406\u7531|\u539f\u56e0|\u89e3\u91ca)[:\uff1a]",
+    re.IGNORECASE,
+)
+"""How words after a verdict say that they are reasons."""
 _REVISES = re.compile(
-    r"\b(?:wait|h+m+|actually|rather|instead|nope|oops|sorry|edit|hold on|hang on|not so fast|on reflection|second (?:thoughts?|look)|"
+    r"\b(?:wait|h+m+|actually|rather|instead|nope|oops|sorry|edit|hold on|hang on|not so fast|whoops|oh|void|scrap|cancel\w*|discard\w*|erratum|the above|"
+    r"on reflection|second (?:thoughts?|look)|"
     r"apolog\w*|corrections?|correct(?:ed|ing)|revis\w*|reconsider\w*|rethink\w*|re-?(?:evaluat|assess|read|check|examin|grad|scor|visit)\w*|"
     r"scratch|strike|struck|stricken|retract\w*|withdr\w+|back|ignore (?:it|this|that|the above)|disregard\w*|never ?mind|"
     r"(?:should|must|ought to|needs? to) (?:have been|be)|make (?:it|that)|chang(?:e|ed|ing)|adjust\w*|amend\w*|updat\w*|"
@@ -283,13 +291,14 @@ class TextReader:
     def _settled(
         self, verdicts: list[tuple[int, Any, dict[str, Any] | None]], others: list[tuple[int, str]]
     ) -> tuple[Any, dict[str, Any] | None]:
-        first, value, members = next((verdict for verdict in verdicts if verdict[0] >= 0), (-1, None, None))
-        if first < 0:
+        last, value, members = max(verdicts, key=lambda verdict: verdict[0], default=(-1, None, None))
+        if last < 0:
             raise Unreadable("No sentence of the answer is a verdict and nothing else, outside of quotations and reported speech.")
-        if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value, before=at < first) for at, words in others):
+        if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value, before=at < last) for at, words in others):
             raise Unreadable("The answer gives more than one verdict.")
-        if any(at > first and self._revises(words, value) for at, words in others):
-            raise Unreadable("What follows the verdict may revise it: put no other number and no second thought after it.")
+        after = [words for at, words in others if at > last and _WORD.search(words)]
+        if after and (not _REASON.match(after[0]) or any(self._revises(words, value) for words in after)):
+            raise Unreadable('What follows the verdict may revise it: only reasons after "Reason:", without other numbers, may follow.')
         return value, members
 
     def _value(self, match: re.Match[str]) -> Any:

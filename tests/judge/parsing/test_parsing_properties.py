@@ -129,7 +129,7 @@ def test_an_object_reads_back_whatever_its_reason_holds_and_whatever_words_stand
     verdict = ScoreVerdict(reason=reason, score=score)
     text = json.dumps(verdict.model_dump(), ensure_ascii=ascii_only)
     assert read(text, ScoreVerdict, scale=(0, 10)) == verdict
-    assert read(f"{before}\n\n{text}\n\n{after}", ScoreVerdict, scale=(0, 10)) == verdict
+    assert read(f"{before}\n\n{text}\n\nReason: {after}", ScoreVerdict, scale=(0, 10)) == verdict
 
 
 OWN = {
@@ -230,7 +230,7 @@ def test_an_object_that_was_cut_is_never_a_verdict(reason: str, score: int, fini
 
 
 @pytest.mark.parametrize(
-    "text", ["Score: 1", "Score: 7/10", "Score: 7. It", "7", "<score>7</score>", 'Score: {"score": 7}', "Rating: [[7]]"]
+    "text", ["Score: 1", "Score: 7/10", "Score: 7. Reason: it", "7", "<score>7</score>", 'Score: {"score": 7}', "Rating: [[7]]"]
 )
 def test_of_an_answer_that_was_cut_words_are_never_read(text: str) -> None:
     assert read(text, ScoreVerdict, scale=(0, 10)).score in (1.0, 7.0)

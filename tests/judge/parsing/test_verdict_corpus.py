@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pydantic import BaseModel
-from verdict_tables import PLAIN, PLAIN_CHOICES, REFUSED_CHOICES, REPORTED, RETRACTED, RIVALS, TASK_WORDS
+from verdict_tables import FOLLOWED_BY, NOT_ANNOUNCED, PLAIN, PLAIN_CHOICES, REFUSED_CHOICES, REPORTED, RETRACTED, RIVALS, TASK_WORDS
 from verdict_texts import REFUSED, made, made_refused, now_refused, written
 
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
@@ -52,6 +52,12 @@ def test_a_verdict_in_a_sentence_that_says_more_is_refused() -> None:
 
 def test_a_score_that_is_taken_back_is_refused() -> None:
     assert not mismatches("score", refused(RETRACTED))
+
+
+def test_what_follows_a_score_must_say_that_it_is_a_reason() -> None:
+    ends = [". ", "\n", "\n\n"]
+    assert not mismatches("score", refused(f"Score: 8{end}{words}" for words in (*FOLLOWED_BY, *NOT_ANNOUNCED) for end in ends))
+    assert not mismatches("score", refused(f'{{"score": 8}}\n\n{words}' for words in (*FOLLOWED_BY, *NOT_ANNOUNCED)))
 
 
 def test_a_number_of_the_task_is_no_score() -> None:

@@ -72,7 +72,7 @@ LABELLED = (
     "<score>\n{}\n</score>",
     "<rating>{}/10</rating>",
     "Score: $\\boxed{{{}}}$",
-    "Score: {}. Well written.",
+    "Score: {}. Reason: well written.",
     "[[{}]]",
     "Score: {}<|im_end|>",
     "Score\uff1a{}",
@@ -134,13 +134,13 @@ THOUGHT = (
 
 PROSE = (
     "The answer is clear. It names 3 causes of 12.\n\n{}",
-    "{}\n\nThe reasons are given above.",
+    "{}\n\nReason: The grounds are given above.",
     "# Evaluation\n\n* clear\n* short\n\n{}\n",
 )
 
 QUOTING = (
     'The candidate wrote "Score: 10" at its end.\n\n{}',
-    '{}\n\nThe candidate wrote "Final score: 10" at its end.',
+    '{}\n\nReason: The candidate wrote "Final score: 10" at its end.',
     "It ends with \u201cScore: 10/10\u201d.\n\n{}",
     "It ends with 'Rating: [[10]]' to steer me.\n\n{}",
     "It prints `Score: 10`.\n\n{}",

@@ -200,15 +200,14 @@ _REASON = re.compile(
 )
 """How words after a verdict say that they are reasons."""
 _REVISES = re.compile(
-    r"\b(?:wait|h+m+|actually|rather|instead|nope|oops|sorry|edit|hold on|hang on|not so fast|whoops|oh|void|scrap|cancel\w*|discard\w*|erratum|the above|"
-    r"on reflection|second (?:thoughts?|look)|"
-    r"apolog\w*|corrections?|correct(?:ed|ing)|revis\w*|reconsider\w*|rethink\w*|re-?(?:evaluat|assess|read|check|examin|grad|scor|visit)\w*|"
-    r"scratch|strike|struck|stricken|retract\w*|withdr\w+|back|ignore (?:it|this|that|the above)|disregard\w*|never ?mind|"
-    r"(?:should|must|ought to|needs? to) (?:have been|be)|make (?:it|that)|chang(?:e|ed|ing)|adjust\w*|amend\w*|updat\w*|"
-    r"low(?:er|ered|ering)|higher|rais(?:e|ed|ing)|increas\w*|decreas\w*|reduc\w*|deduct\w*|subtract\w*|minus|downgrad\w*|upgrad\w*|bump\w*|"
-    r"too (?:high|low|generous|harsh|lenient|strict|kind|severe)|generous|harsh|lenient|overlook\w*|forgot\w*|misread|misjudg\w*|"
-    r"credit|me|my|we|let['\u2019]?s|i(?! hope)|zero|two|three|four|five|six|seven|eight|nine|ten)\b|^no\b|~~|"
-    r"\u7b49\u7b49|\u4e0d\u5bf9|\u66f4\u6b63|\u4fee\u6b63|\u6539\u4e3a|\u91cd\u65b0",
+    r"\b(?:wait|h+m+|actually|rather|instead|nope|oops|whoops|oh|sorry|apolog\w*|edit|erratum|hold on|hang on|not so fast|never ?mind|"
+    r"on reflection|second (?:thoughts?|look)|corrections?|correct(?:ed|ing)|revis\w*|reconsider\w*|rethink\w*|the above|"
+    r"re-?(?:evaluat|assess|read|check|examin|grad|scor|visit)\w*|retract\w*|withdr\w+|back|ignore (?:it|this|that)|disregard\w*|"
+    r"scratch|scrap|strike|struck|stricken|void|cancel\w*|discard\w*|(?:should|must|ought to|needs? to) (?:have been|be)|make (?:it|that)|"
+    r"chang(?:e|ed|ing)|adjust\w*|amend\w*|updat\w*|low(?:er|ered|ering)|higher|rais(?:e|ed|ing)|increas\w*|decreas\w*|reduc\w*|"
+    r"deduct\w*|subtract\w*|minus|downgrad\w*|upgrad\w*|bump\w*|too (?:high|low|strict|kind|severe)|generous|harsh|lenient|"
+    r"overlook\w*|forgot\w*|misread|misjudg\w*|credit|me|my|we|let['\u2019]?s|i|"
+    r"zero|two|three|four|five|six|seven|eight|nine|ten)\b|^no\b|~~|\u7b49\u7b49|\u4e0d\u5bf9|\u66f4\u6b63|\u4fee\u6b63|\u6539\u4e3a|\u91cd\u65b0",
     re.IGNORECASE,
 )
 """What may take a verdict back: a reason speaks of the response, not of the judge, of the verdict or of another number."""

@@ -133,8 +133,6 @@ def sentences(words: str) -> Iterator[Sentence]:
         report = "paragraph" if report == "next" else report
         titled = raw.lstrip().startswith("#") or (raw.strip().startswith("**") and raw.strip().endswith("**"))
         for part in filter(None, map(str.strip, _ENDS.split(line))):
-            if not part.strip(GAP + " .,"):  # what was announced is quoted with marks, and over
-                report = ""
             yield Sentence(part, not report and gaps in (0, all_gaps))
             gaps += part.count(GAP)
             report = report or _report(part, titled=titled)

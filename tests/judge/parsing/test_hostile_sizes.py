@@ -43,10 +43,8 @@ def _read(text: str) -> str:
     return " ".join(outcomes)
 
 
-@pytest.mark.parametrize("piece", PIECES)
-def test_a_megabyte_of_anything_is_refused(piece: str) -> None:
-    text = (piece * (1_000_000 // len(piece) + 1))[:1_000_000]
-    assert "score=" not in _read(text)
+def test_a_megabyte_of_anything_is_refused() -> None:
+    assert [piece for piece in PIECES if "score=" in _read((piece * (1_000_000 // len(piece) + 1))[:1_000_000])] == []
 
 
 def test_a_megabyte_of_thought_is_no_hindrance() -> None:
@@ -77,11 +75,15 @@ def steps(work: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize("piece", PIECES)
-def test_twice_the_answer_is_at_most_twice_the_steps(piece: str) -> None:
-    once, twice = piece * (3_000 // len(piece)), piece * (6_000 // len(piece))
-    _read(once)
-    assert steps(lambda: _read(twice)) <= 2.2 * steps(lambda: _read(once)) + 300
+def test_twice_the_answer_is_at_most_twice_the_steps() -> None:
+    slow = []
+    for piece in PIECES:
+        once, twice = piece * (3_000 // len(piece)), piece * (6_000 // len(piece))
+        _read(once)
+        few, many = steps(lambda text=once: _read(text)), steps(lambda text=twice: _read(text))  # type: ignore[misc]
+        if many > 2.2 * few + 300:
+            slow.append((piece, few, many))
+    assert slow == []
 
 
 def test_no_character_is_looked_at_by_two_attempts_at_an_object(monkeypatch: pytest.MonkeyPatch) -> None:

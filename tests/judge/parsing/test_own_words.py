@@ -86,7 +86,7 @@ OWN_AFTER = (
     ("It quotes much. So far so good.\n", True),
     ("It names 3 reasons:\n- one\n- two\n\n", True),
     ('The candidate wrote "no".\n', True),
-    ("The candidate wrote:\n```\nno\n```\n", True),
+    ("The candidate wrote:\n```\nno\n```\n", False),
     ("The candidate answered: 5.\n\n", True),
     ("The candidate answered: 5.\n", False),
     ("The candidate wrote:\n\n", False),

@@ -270,6 +270,7 @@ REPORTED = (
 """Scores that are reported, supposed or partial."""
 
 RIVALS = (
+    '```json\n{"score": 7}\n{"score": 8}\n```',
     "Score: 7\nScore: 8",
     "Score: 7\n\nRating: 8/10",
     "I'd give it a 9.\n\nScore: 7",
@@ -290,6 +291,8 @@ RIVALS = (
 """Verdicts beside another number that may be one, or between two quotations."""
 
 PLAIN = (
+    ("7", """{'reason': 'It says "no".', 'score': 7}"""),
+    ("7", "It is right.<end/>\n\nScore: 7"),
     ("7", "Score: 7\n\nScore: 7"),
     ("7", "**Score: 7**\n\nThe reasons:\n- It is clear.\n- It leaves out one case.\n\nFinal score: 7/10"),
     ("7", '{"score": 7}\n\nSo the score is 7.'),

@@ -249,7 +249,7 @@ class TextReader:
             options = {"draw": tie, "C": tie, **ranks, **options}
         self._values = {_folded(option): value for option, value in options.items()}
         words = sorted(options, key=len, reverse=True)
-        one = "|".join(f"(?-i:{word})" if len(word) == 1 else re.escape(word) for word in words) or "(?!)"
+        one = "|".join(f"(?-i:{re.escape(word)})" if len(word) == 1 else re.escape(word) for word in words) or "(?!)"
         noun = _PAIR_NOUN if pair else ""
         self._any = re.compile(rf"(?<![\w<>=])(?P<option>{one})(?![\w<>=])", re.IGNORECASE)
         self._made = [
@@ -300,7 +300,9 @@ class TextReader:
 
     def _value(self, match: re.Match[str]) -> Any:
         if self._options is not None:
-            return self._values[_folded(match["option"])]
+            if (value := self._values.get(_folded(match["option"]))) is None:  # "t\u0131e" matches "tie" in small and capital letters
+                raise Unreadable("The answer writes a choice in other letters.")
+            return value
         groups = match.groupdict()
         low, high = groups.get("low"), groups.get("high")
         if high and (self._scale is None or float(high) != self._scale[1] or (low and float(low) not in {self._scale[0], 0, 1})):
@@ -312,7 +314,7 @@ class TextReader:
         if self._options is not None:
             made = [match for pattern in self._made for match in pattern.finditer(words)]
             made += self._any.finditer(words) if self._judging.search(words) else []
-            return any(self._values[_folded(match["option"])] != value for match in made)
+            return any(self._values.get(_folded(match["option"])) != value for match in made)
         if not _DIGIT.search(words):
             return False
         if self._judging.search(words):

@@ -79,6 +79,8 @@ def one(annotation: Any) -> type[BaseModel]:
         (Colour, "Grade: red", Colour.RED),
         (Colour, "GREEN", Colour.GREEN),
         (Literal["A", "B"], "Grade: B", "B"),
+        (Literal["+", "-"], "Grade: +", "+"),
+        (Literal["+", "-"], "[[-]]", "-"),
         (float | None, "Grade: 4", 4.0),
     ],
 )
@@ -103,6 +105,8 @@ def test_the_one_field_that_decides_may_be_written_in_words(annotation: Any, tex
         (Level, "Grade: 3"),
         (Colour, "redder"),
         (Literal["A", "B"], "A grade would be too much"),
+        (Literal["tie", "win"], "Grade: t\u0131e"),
+        (Literal["+", "-"], "Grade: ?"),
         (str, "Grade: 4"),
     ],
 )

@@ -18,7 +18,7 @@ from qreward.judge.codec import JUDGE
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.formats import Formats
 from qreward.judge.hearing import Heard, hear
-from qreward.judge.reading import Unreadable
+from qreward.judge.parsing import Unreadable
 from qreward.judge.templates import Messages
 from qreward.judge.verdicts import UserFault, VerdictForm
 from qreward.judge.words import Vote

@@ -27,9 +27,9 @@ from qreward.judge.cache import Cache
 from qreward.judge.config import JudgeConfig, ResponseFormat, Settle
 from qreward.judge.desk import Desk
 from qreward.judge.flights import Flight, Keep
+from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict
 from qreward.judge.polls import Ask, Outcome, Poll
 from qreward.judge.questions import Extra, Questions, extra_of, fields_of, pair_extra_of, pair_fields_of
-from qreward.judge.reading import PreferenceVerdict, ScoreVerdict
 from qreward.judge.recall import recall, recalled
 from qreward.judge.templates import Builder
 from qreward.judge.verdicts import VerdictForm, verdict_named

@@ -41,7 +41,7 @@ def _vote(ask: Ask, heard: Heard | None) -> Vote | None:
         return None
     try:
         return ask.ballot().vote(heard)
-    except Exception:  # it was read once: the user's own score function has changed
+    except Exception:  # it was read once: the rules of reading, or the user's own score function, have changed
         return None
 
 

@@ -1,6 +1,6 @@
 """The form of a verdict: what a judge is asked to answer in, and what number an answer comes to.
 
-The reading of texts is done in ``reading``; this room knows what is wanted of them.
+Texts are read in ``judge.parsing``; this module says what is wanted of them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from qreward import arguments
 from qreward.errors import ConfigError
 from qreward.judge.hearing import Heard
-from qreward.judge.reading import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
-from qreward.judge.reading.shape import Shape
+from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
+from qreward.judge.parsing.schema import Shape
 from qreward.wire.endings import described
 
 _LONG = 100
@@ -57,7 +57,7 @@ class VerdictForm:
     ) -> None:
         if not isinstance(model, type) or not issubclass(model, BaseModel):
             raise ConfigError(f"verdict must be a pydantic model, not {model!r}")
-        shape = Shape.of(model, "score", None if scale is None else bounds("scale", scale))
+        shape = Shape.of(model, None if scale is None else bounds("scale", scale))
         self.model = model
         self.scale = shape.scale or USUAL
         if self.scale[0] >= self.scale[1]:

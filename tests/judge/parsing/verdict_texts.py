@@ -52,7 +52,6 @@ LABELLED = (
     "**Final Score:** {}/10",
     "Overall score: {}/10",
     "Overall: {}/10",
-    "Total score: {}",
     "Rating: [[{}]]",
     "Rating: {}",
     "Grade: {}",
@@ -60,11 +59,6 @@ LABELLED = (
     "My score is {}.",
     "The final score is {}.",
     "Therefore, my final score is {}.",
-    "I would rate this response {}/10.",
-    "I give it a {}.",
-    "I'd give this answer a score of {} out of 10.",
-    "This response deserves a {}.",
-    "It is short, so I give it a {}.",
     "Score (0-10): {}",
     "Score [0-10]: {}",
     "Score (out of 10): {}",
@@ -77,13 +71,8 @@ LABELLED = (
     "<score>{}</score>",
     "<score>\n{}\n</score>",
     "<rating>{}/10</rating>",
-    "Score: `{}`",
-    'Score: "{}"',
     "Score: $\\boxed{{{}}}$",
-    "Score: {}, because of its form.",
-    "Score: {} - well written",
-    "Score: {} (well written)",
-    "Score: {}. Well written.",
+    "Score: {}. Reason: well written.",
     "[[{}]]",
     "Score: {}<|im_end|>",
     "Score\uff1a{}",
@@ -145,17 +134,17 @@ THOUGHT = (
 
 PROSE = (
     "The answer is clear. It names 3 causes of 12.\n\n{}",
-    "{}\n\nThe reasons are given above.",
+    "{}\n\nReason: The grounds are given above.",
     "# Evaluation\n\n* clear\n* short\n\n{}\n",
 )
 
 QUOTING = (
     'The candidate wrote "Score: 10" at its end.\n\n{}',
-    '{}\n\nThe candidate wrote "Final score: 10" at its end.',
+    '{}\n\nReason: The candidate wrote "Final score: 10" at its end.',
     "It ends with \u201cScore: 10/10\u201d.\n\n{}",
     "It ends with 'Rating: [[10]]' to steer me.\n\n{}",
     "It prints `Score: 10`.\n\n{}",
-    'The candidate\'s text:\n\n```\nScore: 10\n{{"score": 10}}\n```\n\n{}',
+    'This is the code of the candidate.\n\n```\nScore: 10\n{{"score": 10}}\n```\n\n{}',
     "{}\n\n```text\nFinal score: 10\n```",
     '> I am great.\n> Score: 10\n> {{"score": 10}}\n\n{}',
     "{}\n\n> Final score: 10/10",
@@ -247,3 +236,8 @@ def _combined(kind: str, shapes: tuple[str, ...], wrappers: tuple[str, ...], sco
         for j, wrapper in enumerate(wrappers):
             for score in scores:
                 yield Case(f"{kind}-{i}-{j}-{score}", wrapper.format(shape.format(score)), score)
+
+
+def now_refused(kind: str) -> list[str]:
+    """The texts of one kind in ``refused.txt``: ``=== kind what-it-may-mean | what it is``."""
+    return [case.text for case in written("refused") if case.expected.split()[0] == kind]

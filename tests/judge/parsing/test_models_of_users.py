@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 
-from qreward.judge.reading import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
+from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
 
 
 class Stars(BaseModel):
@@ -79,6 +79,8 @@ def one(annotation: Any) -> type[BaseModel]:
         (Colour, "Grade: red", Colour.RED),
         (Colour, "GREEN", Colour.GREEN),
         (Literal["A", "B"], "Grade: B", "B"),
+        (Literal["+", "-"], "Grade: +", "+"),
+        (Literal["+", "-"], "[[-]]", "-"),
         (float | None, "Grade: 4", 4.0),
     ],
 )
@@ -103,6 +105,8 @@ def test_the_one_field_that_decides_may_be_written_in_words(annotation: Any, tex
         (Level, "Grade: 3"),
         (Colour, "redder"),
         (Literal["A", "B"], "A grade would be too much"),
+        (Literal["tie", "win"], "Grade: t\u0131e"),
+        (Literal["+", "-"], "Grade: ?"),
         (str, "Grade: 4"),
     ],
 )
@@ -139,17 +143,11 @@ def test_a_signed_scale_takes_signed_numbers() -> None:
 
 
 def test_two_fields_that_could_decide_leave_objects_alone() -> None:
-    assert read('so: {"helpful": 3, "honest": 4}', Two) == Two(helpful=3, honest=4)
-    for text in ("helpful: 3", '{"helpful": 3}', '{"helpful": 3, "honest": 4} {"helpful": 3, "honest": 5}'):
+    assert read('It is fine.\n{"helpful": 3, "honest": 4}', Two) == Two(helpful=3, honest=4)
+    two = '{"helpful": 3, "honest": 4} {"helpful": 3, "honest": 5}'
+    for text in ("helpful: 3", 'so: {"helpful": 3, "honest": 4}', '{"helpful": 3}', two):
         with pytest.raises(Unreadable):
             read(text, Two)
-
-
-def test_a_field_named_by_the_caller_decides() -> None:
-    with pytest.raises(Unreadable):
-        read('{"helpful": 3, "honest": 4} {"helpful": 3, "honest": 5}', Two, field="honest")
-    texts = '{"helpful": 3, "honest": 5} {"helpful": 4, "honest": 5}'
-    assert read(texts, Two, field="honest").honest == 5
 
 
 def test_words_make_no_verdict_of_a_model_that_requires_more() -> None:

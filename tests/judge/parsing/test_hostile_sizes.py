@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -9,9 +10,8 @@ from types import FrameType
 
 import pytest
 
-from qreward.judge.reading import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, own, read
-from qreward.judge.reading.answer import LONGEST
-from qreward.judge.reading.lenient import NotAnObject, object_at
+from qreward.judge.parsing import LONGEST, PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, quotations, read
+from qreward.judge.parsing.json import object_at
 
 PIECES = (
     *("{", "}", "[", '"', "'", "`", "*", "<", "7", "\\", "\n", " ", "\u201c", "\u2018a ", ' "a', " 'a b", "[[", "[[7]] ", "$a", "| "),
@@ -43,10 +43,8 @@ def _read(text: str) -> str:
     return " ".join(outcomes)
 
 
-@pytest.mark.parametrize("piece", PIECES)
-def test_a_megabyte_of_anything_is_refused(piece: str) -> None:
-    text = (piece * (1_000_000 // len(piece) + 1))[:1_000_000]
-    assert "score=" not in _read(text)
+def test_a_megabyte_of_anything_is_refused() -> None:
+    assert [piece for piece in PIECES if "score=" in _read((piece * (1_000_000 // len(piece) + 1))[:1_000_000])] == []
 
 
 def test_a_megabyte_of_thought_is_no_hindrance() -> None:
@@ -77,31 +75,33 @@ def steps(work: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize("piece", PIECES)
-def test_twice_the_answer_is_at_most_twice_the_steps(piece: str) -> None:
-    once, twice = piece * (3_000 // len(piece)), piece * (6_000 // len(piece))
-    _read(once)
-    assert steps(lambda: _read(twice)) <= 2.2 * steps(lambda: _read(once)) + 300
+def test_twice_the_answer_is_at_most_twice_the_steps() -> None:
+    slow = []
+    for piece in PIECES:
+        once, twice = piece * (3_000 // len(piece)), piece * (6_000 // len(piece))
+        _read(once)
+        few, many = steps(lambda text=once: _read(text)), steps(lambda text=twice: _read(text))  # type: ignore[misc]
+        if many > 2.2 * few + 300:
+            slow.append((piece, few, many))
+    assert slow == []
 
 
-@pytest.mark.parametrize("piece", [piece for piece in PIECES if "{" in piece])
-def test_no_character_is_looked_at_by_two_attempts_at_an_object(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_character_is_looked_at_by_two_attempts_at_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
     spans: list[tuple[int, int]] = []
 
     def watched(text: str, start: int) -> tuple[dict[str, object], int]:
-        try:
-            found, end = object_at(text, start)
-        except NotAnObject as failure:
-            spans.append((start, failure.at))
-            raise
-        spans.append((start, end))
+        spans.append((start, len(text)))  # a failure may have looked at all of the text, and must be the last attempt
+        found, end = object_at(text, start)
+        spans[-1] = (start, end)
         return found, end
 
-    monkeypatch.setattr(own, "object_at", watched)
-    text = piece * 2_000
-    own.own_of(text)
-    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-    assert spans or piece in ("{", "[{", "{ ", "\\boxed{")
+    monkeypatch.setattr(quotations, "object_at", watched)
+    objects = quotations.Objects([], lambda members: members)
+    for piece in (piece for piece in PIECES if "{" in piece):
+        spans.clear()
+        with contextlib.suppress(Unreadable):
+            quotations.own_words(piece * 2_000, objects)
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans)), piece
 
 
 def test_deep_nesting_overflows_nothing() -> None:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from qreward.errors import ConfigError
-from qreward.judge.reading import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
+from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
 
 
 class Kind(Enum):

@@ -132,7 +132,11 @@ class Rewarder:
         return portal().call(self.score_many, list(items))
 
     async def aclose(self) -> None:
-        """Close the scorer's connections in all loops."""
+        """Close the scorer.
+
+        A scorer made by :func:`rewarder` shares its client with other rewarders of the process. The client stays open for them until the
+        process ends, and this rewarder may be used again.
+        """
         await self.scorer.aclose()
 
 
@@ -175,7 +179,7 @@ def _made(config: RewardConfig, deadline: float) -> Rewarder:
         if made is None:
             with told_with_place(config):
                 check(config, client)
-                scorer = make_scorer(client, config.judge or config.reward_model)
+                scorer = make_scorer(client, config.judge or config.reward_model, owns_client=False)  # others share it
             made = _MADE[key] = Rewarder(scorer, config.deadline or deadline, config.priority, config)
         return made
 

@@ -75,9 +75,10 @@ class RewardModelScorer:
             priority, tenant: as in :meth:`QRewardClient.score`.
             fields: none are known to a reward model.
         """
-        item = _item({**fields, "prompt": prompt, "response": response, "reference": reference})
-        score = await self._client.score(item, model=self._model, timeout=timeout, priority=priority, tenant=tenant, **self._params)
-        return self._verdict(score, None)
+        item = {**fields, "prompt": prompt, "response": response, "reference": reference}
+        asked, terms = self._asking(), self._client._terms(timeout, priority, self._params.get("hedge", True), tenant)
+        (result,) = await self._client._merged(asked, [asked.call(item)], self._model, terms)
+        return self._told(result).value
 
     async def batch_score(
         self,

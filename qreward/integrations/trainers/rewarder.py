@@ -56,6 +56,15 @@ class Scored:
         return failure if self.verdict is None else self.verdict.score
 
     @property
+    def tokens(self) -> int:
+        """Of all answers to the item, those that could not be read among them; 0 if no server told."""
+        outcome = self.error if self.verdict is None else self.verdict
+        usage = None if outcome is None else outcome.usage
+        if usage is None:
+            return 0
+        return usage.total_tokens or (usage.prompt_tokens or 0) + (usage.completion_tokens or 0)
+
+    @property
     def reason(self) -> str:
         """Why there is no reward, in one short line without secrets; ``""`` if there is one."""
         if self.error is None:

@@ -87,11 +87,6 @@ def _tell(name: str, scored: Sequence[Scored], given: Mapping[str, Any]) -> None
     if log_metric is not None:
         log_metric(f"{name}/ok", mean([each.ok for each in scored]))
         log_metric(f"{name}/seconds", mean([each.seconds for each in scored]))
-        log_metric(f"{name}/tokens", float(sum(map(_tokens, scored))))
+        log_metric(f"{name}/tokens", float(sum(each.tokens for each in scored)))
     if log_extra is not None:
         log_extra(f"{name}_error", [each.reason for each in scored])
-
-
-def _tokens(scored: Scored) -> int:
-    usage = scored.verdict.usage if scored.verdict else None
-    return (usage and usage.total_tokens) or 0

@@ -87,7 +87,7 @@ def test_functions_of_one_name_are_logged_apart(monkeypatch: pytest.MonkeyPatch)
     }
     assert {name: len(values) for name, values in metrics.items()} == dict.fromkeys(metrics, 1)
     assert {"judge/ok", "judge_2/ok"} <= metrics.keys()
-    assert columns == {"judge_error": ["", ""], "judge_2_error": ["", ""]}  # as long as the table of completions
+    assert columns == {"judge_error": ["", ""], "judge_2_error": ["", ""]}  # one value for each completion
 
 
 def scaled(completions: list[str], by: float, **given: Any) -> list[float]:

@@ -171,7 +171,7 @@ def _name(function: Any) -> str:
 def _logging_as(label: str, function: Any, every: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a function is called with. If its label is not its name, what it logs under its name goes under the label.
 
-    Two functions that log one column would make it twice as long as the table.
+    TRL keeps as many values of a column as there are completions: of two functions that log one column it would mix the values.
     """
     name = _name(function)
     if label == name:

@@ -91,6 +91,7 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
     def _record(self, trace: Any, item: Mapping[str, Any], scored: Scored, config: RewardConfig) -> None:
         """As ``FleetJudge`` does: what was answered, read or not; nothing if nothing was."""
         models = config.judge.model if config.judge is not None else (config.reward_model,)
+        answers: list[tuple[str, str, float | None]]
         if scored.verdict is not None:
             usage = scored.verdict.usage
             answers = [(vote.model, vote.text, vote.score) for vote in scored.verdict.votes]

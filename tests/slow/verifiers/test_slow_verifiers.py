@@ -19,6 +19,7 @@ import pytest
 import verifiers.v1 as vf
 from pydantic import BaseModel
 from trainers_tools import ended_quietly, settings_of
+from verifiers.v1.trace import TraceTask
 from verifiers.v1.utils.loaders import judge_class, load_judge
 
 from qreward.errors import AuthenticationFailed, ConfigError, InvalidResponse, QRewardError
@@ -251,22 +252,37 @@ def test_a_scorer_of_qrewards_judges_rollouts_and_its_failure_raises(
     assert asyncio.run(RewardJudge(RewardJudgeConfig(settings=chosen)).score(task(), Trace("86"))) == -1.0
 
 
-def test_what_a_scorer_answered_is_in_the_records_of_a_rollout(fleet: FakeFleet, tmp_path: Path) -> None:
+class Data(vf.TaskData):  # type: ignore[misc]
+    answer: str = "84"
+
+
+class Sum(vf.Task[Data, vf.State, vf.TaskConfig]):  # type: ignore[misc]
+    """A task of verifiers without rewards of its own."""
+
+
+def test_what_a_scorer_answered_is_recorded_on_the_trace_of_a_task(
+    fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in fleet.names:
         fleet.set(name, responder="judge", faults=Faults())
-    judge = RewardJudge(RewardJudgeConfig(settings=settings_of(fleet, tmp_path), name="grade"))
-    trace = Trace("84")
-    assert asyncio.run(judge.score(task(), trace)) == 1.0
+    (tmp_path / "grade.py").write_text(PLUGINS["grade.py"], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    judge = {"id": "grade", "settings": str(settings_of(fleet, tmp_path)), "weight": 2.0}
+    judged = Sum(Data(idx=0, prompt="42 + 42"), vf.TaskConfig(judges=[judge]))
+    trace = vf.Trace(task=TraceTask(type="Sum", data=judged.data), agent=vf.AgentInfo(config=vf.AgentConfig()))
+    trace.root_reply = "84"
+    asyncio.run(judged.score(trace))
+    assert trace.rewards["grade"].value == 2.0
     (call,) = trace.info["judge_calls"]
     assert call["request"] == {"model": "judge-7b", "prompt": "42 + 42", "response": "84", "reference": "84"}
     assert call["response"]["parsed"] == 1.0
-    assert trace.extra_usage[0].completion_tokens > 0
     for name in fleet.names:
         fleet.set(name, responder=lambda messages: "I cannot say")
-    trace = Trace("84")
-    with pytest.raises(InvalidResponse):
-        asyncio.run(judge.score(task(), trace))
-    assert trace.extra_usage[0].prompt_tokens > 0
+    with pytest.raises(vf.TaskError, match=r"InvalidResponse: .*I cannot say"):
+        asyncio.run(judged.score(trace))
+    assert trace.rewards == {"grade": None}
+    paid = json.loads(trace.model_dump_json())["extra_usage"]
+    assert [usage["completion_tokens"] > 0 for usage in paid] == [True, True]
 
 
 PLUGINS = {

@@ -78,7 +78,7 @@ class RewardModelScorer:
         item = {**fields, "prompt": prompt, "response": response, "reference": reference}
         asked, terms = self._asking(), self._client._terms(timeout, priority, self._params.get("hedge", True), tenant)
         (result,) = await self._client._merged(asked, [asked.call(item)], self._model, terms)
-        return self._told(result).value
+        return self._verdict(result.value, result.usage)
 
     async def batch_score(
         self,

@@ -96,10 +96,12 @@ class Herald:
         for observer, method in self._hearers[name]:
             try:
                 method(event)
-            except Exception as error:
+            except (KeyboardInterrupt, SystemExit):  # they end the loop
+                raise
+            except BaseException as error:
                 self._drop(observer, name, error)
 
-    def _drop(self, observer: object, name: str, error: Exception) -> None:
+    def _drop(self, observer: object, name: str, error: BaseException) -> None:
         who, what = type(observer).__name__, type(error).__name__
         LOG.warning("the observer %s raised %s in %s; it is told nothing more", who, what, name)
         self._observers = [each for each in self._observers if each is not observer]

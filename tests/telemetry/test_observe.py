@@ -164,6 +164,18 @@ def test_an_observer_that_raises_breaks_no_call_is_told_nothing_more_and_is_logg
     ]
 
 
+def test_an_observer_that_raises_cancelled_error_breaks_no_call(caplog: pytest.LogCaptureFixture) -> None:
+    class Cancelling(Observer):
+        def attempt_ended(self, event: AttemptEnded) -> None:
+            raise asyncio.CancelledError
+
+    diary = Diary()
+    with caplog.at_level(logging.WARNING, "qreward"):
+        hear(ask, names="a", observers=[Cancelling(), diary])
+    assert diary.words().count("CallEnded ok") == 1
+    assert len(caplog.records) == 1
+
+
 def test_any_object_with_some_of_the_methods_will_do() -> None:
     class Counting:
         ended = 0

@@ -128,13 +128,13 @@ class Bulk:
         stats = BatchStats(self._read, self._tallies.ok, self._tallies.failed, clock() - began, self._tallies.stats())
         batch = BatchResult([result for result in self._results if result is not None], stats).priced(self._prices)
         self._results.clear()  # this sink is in cycles, and lives on until the garbage collector comes
-        error, self._error = self._error, None
-        if error is None:
+        why, self._error = self._error, None
+        if why is None:
             return batch
-        if not _is_only_ours(error):
-            raise error
-        what = f"{type(error).__name__}: {error}"
-        raise BatchInterrupted(f"the batch stopped after {self._read} items ({what}); .results holds what is done", batch) from error
+        if not _is_only_ours(why):
+            raise why
+        what = f"{type(why).__name__}: {why}"
+        raise BatchInterrupted(f"the batch stopped after {self._read} items ({what}); .results holds what is done", batch) from why
 
     def _so_far(self) -> str:
         """What those are told who see a batch being cancelled, as by Ctrl-C."""

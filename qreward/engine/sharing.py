@@ -224,7 +224,7 @@ class Sharing:
             if tenure is not None and source not in self._desks:
                 self._desks[source] = Desk(source, tenure, self._membership(cast("Endpoint", source.handle)), self._engine)
                 self._engine.act(partial(self._attach, tenure=tenure, desk=self._desks[source]))
-        if self._desks and self._engine.has_loops():
+        if self._desks and self._engine.shells():
             self._call()
 
     def turn(self) -> float | None:

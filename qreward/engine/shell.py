@@ -90,9 +90,9 @@ class Engine(Generic[S]):
         self._wake_all()
         return value
 
-    def has_loops(self) -> bool:
-        """Some loop uses it."""
-        return bool(self._shells)
+    def shells(self) -> list[Shell]:
+        """Those of all loops that use it."""
+        return list(self._shells.values())
 
     def wake_loops(self) -> None:
         """What is due next may have changed: let the shells look at the time."""

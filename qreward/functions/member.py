@@ -43,7 +43,7 @@ class Member:
         _check_agreement(self, pool)
         pool.members.add(self)
         self.attach()
-        config.on_change(self._follow)
+        config._changes.follow(self._follow)
 
     def attach(self) -> None:
         """Begin anew in the pool's engine."""

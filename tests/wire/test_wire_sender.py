@@ -168,22 +168,6 @@ def test_each_endpoint_has_its_own_connections_even_under_one_name() -> None:
     run(test)
 
 
-def test_a_dropped_endpoint_closes_its_connections_and_may_come_back() -> None:
-    async def test() -> None:
-        async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
-            await wire.send(endpoint, call())
-            await wire.drop(endpoint)
-            await wire.drop(endpoint)
-            async with asyncio.timeout(PATIENCE):
-                await server.connections[0].gone.wait()
-            assert isinstance(await wire.send(endpoint, call()), Answer)
-            assert len(server.connections) == 2
-            await wire.aclose()
-
-    run(test)
-
-
 def test_a_closed_wire_takes_nothing_more_and_may_be_closed_twice() -> None:
     async def test() -> None:
         async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:

@@ -31,6 +31,7 @@ from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Ret
 from qreward.results import BatchResult, FleetStats, Result
 from qreward.rewards.calls import RewardCalls
 from qreward.rewards.collector import Collector
+from qreward.rewards.known import KnownLists
 from qreward.rewards.texts import TextCalls
 from qreward.sharing import Carriers
 from qreward.streams.calls import StreamCalls
@@ -131,7 +132,8 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         self._engine: ProbingEngine = ProbingEngine(scheduler, wire_factory, clock=clock, watch=watch_for(watcher, observers, clock))
         self._collectors: dict[Hashable, Collector] = {}
         self._fleet: LiveFleet = LiveFleet(self._engine, config.endpoints, config.routes)
-        self._engine.watch_over(self._fleet.sources)
+        self._lists = KnownLists()
+        self._engine.watch_over(self._fleet.sources, self._lists.look)
         self._carriers = Carriers()
         self._sharing = Sharing(self._engine, self._fleet.sources, self._carriers, self._carriers.__iter__)
         self._prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}

@@ -56,12 +56,13 @@ class ProbingEngine(Engine[Scheduler]):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._sources: Callable[[], Iterable[Source]] = tuple
+        self._hear: Callable[[Source, Look], object] | None = None
         self._turns: dict[Source, _Turn] = {}
         self._rounds: dict[Shell, Round] = {}
 
-    def watch_over(self, sources: Callable[[], Iterable[Source]]) -> None:
-        """Look at these, which are asked for each time. Their handles are endpoints."""
-        self._sources = sources
+    def watch_over(self, sources: Callable[[], Iterable[Source]], hear: Callable[[Source, Look], object] | None = None) -> None:
+        """Look at these, which are asked for each time. Their handles are endpoints. ``hear`` is called under the lock after each look."""
+        self._sources, self._hear = sources, hear
 
     def look_around(self) -> None:
         """There may be others to look at. From any thread."""
@@ -115,6 +116,8 @@ class ProbingEngine(Engine[Scheduler]):
         if interval is None or turn is None or source.removed:
             return
         turn.busy_until = -inf
+        if self._hear is not None:
+            self._hear(source, look)
         change = turn.sight.take(now, source, look, interval)
         if change is Change.LOST:
             self.scheduler.lost(now, source)

@@ -25,6 +25,8 @@ LOOKS: dict[str, tuple[str, ...]] = {
     "nim": ("/v1/health/ready",),
 }
 """Kind -> what a look asks for: of ``PROBES`` what changes. OpenRLHF's server has nothing to ask for."""
+INFO: dict[str, str] = {"tei": "/info"}
+"""Kind -> what is asked for once, by the first look at a server and by the first after it was away: it changes with a restart only."""
 _TOLD = (b"vllm:num_requests_", b"vllm:kv_cache", b"vllm:gpu_cache", b"sglang:num_", b"sglang:token_usage", b"te_queue_size")
 
 
@@ -35,12 +37,26 @@ async def look(line: Line) -> Look:
         try:
             reply = await asked(line, path)
         except TransportError as error:
+            line.info = None
             nobody = not (error.sent or error.timeout or error.local)
             return Look(ready=False if nobody else None)
         load = load.joined(told(path, reply))
         if load.ready is False:
+            line.info = None
             break
-    return Look(load.ready, load.running, load.waiting, load.limits.concurrency)
+    else:
+        await _ask_info(line)
+    items = None if line.info is None else line.info.limits.list_items
+    return Look(load.ready, load.running, load.waiting, load.limits.concurrency, items)
+
+
+async def _ask_info(line: Line) -> None:
+    path = INFO.get(line.endpoint.kind)
+    if path is not None and line.info is None:
+        try:
+            line.info = told(path, await asked(line, path))
+        except TransportError:  # asked again by the next look
+            line.info = None
 
 
 async def asked(line: Line, path: str) -> Reply:

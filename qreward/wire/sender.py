@@ -20,6 +20,7 @@ from qreward.wire.failures import failure_from_embedded, failure_from_malformed,
 from qreward.wire.httpx_transport import HttpxTransport
 from qreward.wire.rewards.base import Listing
 from qreward.wire.rewards.dialects import bound, server_root
+from qreward.wire.rewards.load import Load
 from qreward.wire.secrets import Secrets, secrets_of
 from qreward.wire.streams import ChatStream, open_stream
 
@@ -31,11 +32,12 @@ class Line:
     """An endpoint with what is made of it once: its transport, the names of its models, its secrets.
 
     Attributes:
+        info: what the server says of itself that changes with a restart only, once it was asked.
         users: requests under way.
         dismissed: it takes no new requests, and is closed when the last one has ended.
     """
 
-    __slots__ = ("_beside", "dismissed", "endpoint", "name", "renamed", "secrets", "takes_stream_options", "transport", "users")
+    __slots__ = ("_beside", "dismissed", "endpoint", "info", "name", "renamed", "secrets", "takes_stream_options", "transport", "users")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint  # held, so that its id stays its own
@@ -44,6 +46,7 @@ class Line:
         self.transport = open_transport(endpoint)
         self.secrets = secrets_of(endpoint)
         self.takes_stream_options = True  # until it refuses them
+        self.info: Load | None = None
         self.users = 0
         self.dismissed = False
         self._beside: Transport | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from math import inf
@@ -20,6 +19,7 @@ from qreward.core.scheduler import Scheduler
 from qreward.core.sight import Change, Sight
 from qreward.core.source import Source
 from qreward.engine.shell import Engine, Shell
+from qreward.engine.watching import LOG
 from qreward.policies import Endpoint
 
 LONGEST_LOOK = 5.0
@@ -33,15 +33,16 @@ _Ask = Callable[[Endpoint], Awaitable[Look]]
 
 
 class _Turn:
-    """One source: what was seen of it, when it is looked at next, and who does it."""
+    """One source: what was seen of it, when it is looked at next, and who does it. ``trouble`` was logged last."""
 
-    __slots__ = ("busy_until", "by", "next_at", "sight")
+    __slots__ = ("busy_until", "by", "next_at", "sight", "trouble")
 
     def __init__(self, now: float) -> None:
         self.sight = Sight()
         self.next_at = now
         self.busy_until = -inf
         self.by: Round | None = None
+        self.trouble: str | None = None
 
     def due(self, by: Round, interval: float) -> float:
         return self.next_at if self.by in (None, by) else self.next_at + LATE * interval
@@ -91,6 +92,10 @@ class ProbingEngine(Engine[Scheduler]):
 
     def seen(self, source: Source, look: Look) -> None:
         """Somebody has looked."""
+        turn = self._turns.get(source)
+        if look.trouble is not None and turn is not None and turn.trouble != look.trouble:
+            turn.trouble = look.trouble
+            LOG.warning("endpoint %r: its probe has no effect: %s", source.name, look.trouble)
         if not self.closed:
             self.act(partial(self._take, source=source, look=look))
 
@@ -162,8 +167,11 @@ class Round:
             look.cancel()
 
     async def _look(self, source: Source) -> None:
-        look = Look()
-        with suppress(Exception):  # whatever goes wrong with it, a look is no reason for anything to fail
+        try:
             async with asyncio.timeout(LONGEST_LOOK):
                 look = await self._ask(cast("Endpoint", source.handle))
+        except TimeoutError:
+            look = Look()
+        except Exception as error:  # whatever goes wrong with it, a look is no reason for anything to fail
+            look = Look(trouble=f"the look raised {type(error).__name__}")
         self._engine.seen(source, look)

@@ -123,7 +123,7 @@ class Member:
             outcome = "timeout"
         elif call.error is not error and isinstance(error, CircuitOpen):
             outcome = "circuit_open"
-        if not settings.has_default or (outcome == "failed" and not settings.covers(error)):
+        if not settings.has_default or (outcome == "failed" and not (call.covered if call.error is error else settings.covers(error))):
             self._report(call, settings, outcome, error)
             raise error
         self._report(call, settings, outcome, error, defaulted=True)

@@ -133,11 +133,22 @@ class Wire:
         return opened
 
     async def look(self, endpoint: Endpoint) -> Look:
-        """What the server says of itself. Raises nothing but ``CancelledError``; a look that fails says nothing."""
+        """What the server says of itself. Raises nothing but ``CancelledError``; a look that fails says nothing, or why it never will."""
+        line = self._lines.get(id(endpoint))
         try:
-            return await probes.look(self._lines.get(id(endpoint)) or self._open(endpoint))
-        except Exception:
+            if line is None:
+                line = self._open(endpoint)
+            line.users += 1
+            return await probes.look(line)
+        except ClientClosed:
             return Look()
+        except ConfigError as error:
+            return Look(trouble=str(error))
+        except Exception as error:
+            return Look(trouble=f"unexpected {type(error).__name__}: {shorten(secrets_of(endpoint), str(error), 300)}")
+        finally:
+            if line is not None:
+                self._leave(line)
 
     def keep(self, endpoints: Iterable[Endpoint]) -> None:
         """Keep the connections of these endpoints, and close all others, each when its last request has ended. In the loop.

@@ -16,10 +16,11 @@ from qreward.policies import Endpoint
 from qreward.wire import address, probes, ratelimits
 from qreward.wire.aiohttp_transport import AiohttpTransport
 from qreward.wire.base import Call, EmbeddedError, Malformed, Reply, Transport, TransportError
+from qreward.wire.embeddings import EMBEDDINGS
 from qreward.wire.failures import failure_from_embedded, failure_from_malformed, failure_from_reply, failure_from_transport, shorten
 from qreward.wire.httpx_transport import HttpxTransport
 from qreward.wire.rewards.base import Listing
-from qreward.wire.rewards.dialects import bound, server_root
+from qreward.wire.rewards.dialects import bound, embeddings_place, server_root
 from qreward.wire.rewards.load import Load
 from qreward.wire.secrets import Secrets, secrets_of
 from qreward.wire.streams import ChatStream, open_stream
@@ -91,14 +92,17 @@ class Wire:
             if line is None:
                 line = self._open(endpoint)
             line.users += 1
-            codec, model, transport = call.codec, call.model, line.transport
+            codec, model, path, beside = call.codec, call.model, call.codec.path, False
             if isinstance(codec, Listing):
                 call, codec = bound(call, endpoint)
-                transport = line.beside() if codec.native else transport
+                path, beside = codec.path, codec.native
+            elif codec is EMBEDDINGS:
+                path, beside = embeddings_place(endpoint.kind)
+            transport = line.beside() if beside else line.transport
             body = codec.encode(call, line.renamed.get(model, model))
             if call.headers is not None:
                 address.check_call_headers(call.headers, model)
-            reply = await transport.post(codec.path, body, with_carried(call.headers))
+            reply = await transport.post(path, body, with_carried(call.headers))
             if reply.status != 200:
                 return _read_other(line, call, reply)
             return _read(line, call, reply)

@@ -97,7 +97,7 @@ class TeiRerank(Rerank):
 
 
 class TeiEmbeddings(EmbeddingList):
-    """``POST /v1/embeddings``, which unlike ``/embed`` tells what it used."""
+    """``POST /v1/embeddings``, which unlike ``/embed`` tells what it used. ``/embeddings`` is the same route under its older name."""
 
     path = "/v1/embeddings"
     native = True

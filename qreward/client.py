@@ -225,7 +225,8 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
 
         Raises:
             NoEndpoint, ConfigError: before anything is sent.
-            BatchInterrupted: the input or ``on_result`` raised; it holds the results that are done.
+            BatchInterrupted: the input or ``on_result`` raised an ``Exception`` (the ``__cause__``). What had been sent was finished first;
+                it holds the results. Any other ``BaseException``, such as ``KeyboardInterrupt``, cancels what had been sent and is raised.
 
         Example:
             >>> async def judge(client, conversations):
@@ -275,7 +276,10 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         self._look_around()
 
     def remove_endpoint(self, name: str) -> None:
-        """Remove an endpoint; what it has in flight is finished, what waits goes elsewhere or fails with ``NoEndpoint``."""
+        """Remove an endpoint; what waits goes elsewhere or fails with ``NoEndpoint``.
+
+        What it has in flight is finished; then its connections are closed.
+        """
         with self._changing:
             self._fleet.remove(name)
 

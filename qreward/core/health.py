@@ -4,7 +4,8 @@ Closed -> open after five failures in a row of distinct tasks, or when most of t
 most 5 s, jittered); then half-open: one real task, a quarter of the window when that is answered, and from there one more
 for every answer, one less for every failure, until the whole window is in use again (slow start: it doubles each round).
 Only the first one's failure opens it again at once, so that a source with ordinary faults comes back. One poison task
-cannot open it: a task counts once. A source that has gone silent is open as well, until an answer proves that wrong.
+cannot open it: a task counts once, and which failures count at all is decided in ``aftermath``. A source that has gone
+silent is open as well, until an answer proves that wrong.
 """
 
 from __future__ import annotations
@@ -33,15 +34,21 @@ class Health:
         down: an operator has taken it out of service.
         spotless: nothing has failed that is not made up for; an answer has nothing to change.
         since: when it last changed; older requests say nothing about the present.
+        serving_since: when it first answered after it was last out of service, -inf if it never was. A failure before that may
+            have been due to the same outage.
     """
 
-    __slots__ = ("_failing", "_openings", "_recent", "_rng", "_stalled", "_success", "allowed", "down", "open_until", "since", "spotless")
+    __slots__ = (
+        "_ejected", "_failing", "_openings", "_recent", "_rng", "_stalled", "_success", "allowed", "down", "open_until",
+        "serving_since", "since", "spotless",
+    )  # fmt: skip
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self.down = False
         self._openings = 0
-        self.since = -inf
+        self._ejected = False  # and no answer has come since
+        self.since = self.serving_since = -inf
         self._close()
 
     def _close(self) -> None:
@@ -61,13 +68,14 @@ class Health:
         if self.open_until != -inf and now >= self.open_until:
             self.open_until, self.allowed, self.since, self._stalled = -inf, 1, now, False
 
-    def ok(self, sent_at: float, limit: int) -> None:
+    def ok(self, now: float, sent_at: float, limit: int) -> None:
         """An answer came, under a window of ``limit``."""
         if self._stalled:
             self._close()
+        elif self.open_until != -inf or sent_at < self.since:
             return
-        if self.open_until != -inf or sent_at < self.since:
-            return
+        if self._ejected:
+            self._ejected, self.serving_since = False, now
         if self._failing:
             self._failing.clear()
         if self._success < 1.0:
@@ -111,6 +119,7 @@ class Health:
         """Take it out of service for a time."""
         self._close()
         self.open_until, self.allowed, self.since, self.spotless = now + seconds, 1, now, False
+        self._ejected = True
 
     def stall(self, now: float) -> None:
         """It has gone silent. An answer proves that wrong."""
@@ -131,3 +140,4 @@ class Health:
         """An operator says it is well."""
         self.down, self._openings = False, 0
         self._close()
+        self.spotless = not self._ejected

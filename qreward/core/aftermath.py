@@ -34,7 +34,7 @@ class Verdict(NamedTuple):
     """What follows.
 
     Attributes:
-        lost: the source is out of reach for a while.
+        lost: the source has become unavailable by this, for a second or more.
         wait: seconds after which the task goes on; 0 is now.
         error: what the task ends with, or None if it goes on.
         final: no other source could do better, not even one that works on it already.
@@ -91,8 +91,9 @@ class Aftermath:
             source.advertised(now, attempt.sent_at, failure.limits)
         if failure.kind is FailureKind.OVERLOADED:
             source.silence.ended(source.inflight)
+            available = source.worth_waiting_for(now)
             source.rejected(now, attempt.sent_at, failure.retry_after)
-            return not source.worth_waiting_for(now)
+            return available and not source.worth_waiting_for(now)
         source.tally.failed += 1
         source.window.ended()
         if failure.kind in NO_SIGN_OF_LIFE:
@@ -100,8 +101,9 @@ class Aftermath:
         else:
             source.silence.broken(now, source.inflight, source.latency.mean)
         if failure.kind is FailureKind.QUOTA and not source.is_last():
+            in_service = source.health.in_service
             source.health.eject(now, QUOTA_AWAY)
-            return True
+            return in_service
         if not (rule.unwell or (failure.misconfigured and not source.is_last())):
             return False
         if failure.kind is not FailureKind.UNREACHABLE:  # else no request has reached the source: the task cannot be the cause

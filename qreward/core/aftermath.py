@@ -135,7 +135,8 @@ class Aftermath:
         if rule.elsewhere:
             task.unfit = (*task.unfit, source)
             self._avoid(task, (*task.excluded, source))
-            fit = [other for other in task.pool.sources if other not in task.unfit and other.health.in_service]
+            pool, unfit = task.pool, task.unfit
+            fit = pool.in_service > len(unfit) or any(other.health.in_service and other not in unfit for other in pool.sources)
             enough = len(task.unfit) >= MOST_UNFIT and failure.kind is not FailureKind.QUOTA
             return 0.0, None if fit and not enough else failure.error
         if not rule.charged:

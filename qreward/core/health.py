@@ -10,6 +10,7 @@ silent is open as well, until an answer proves that wrong.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from random import Random
 
@@ -25,13 +26,22 @@ _MEMORY = 0.95  # weight an older outcome keeps in the success rate: about the l
 _DISTINCT = 3
 
 
+def _nobody(_in_service: int, _steady: int) -> None:
+    pass
+
+
 class Health:
     """In service, out of service until a time, or coming back.
 
+    Args:
+        rng: for jitter.
+        changed: is given the change (-1, 0 or 1) of ``in_service`` and of ``steady`` whenever one of them changes.
+
     Attributes:
+        in_service: it is neither out of service nor taken out: the source is worth waiting for.
+        steady: in service, and more than one request may be in flight, so that it is not just being tested.
         open_until: out of service before this time; -inf while in service.
         allowed: how many requests may be in flight while it comes back; inf when it is back.
-        down: an operator has taken it out of service.
         spotless: nothing has failed that is not made up for; an answer has nothing to change.
         since: when it last changed; older requests say nothing about the present.
         serving_since: when it first answered after it was last out of service, -inf if it never was. A failure before that may
@@ -39,13 +49,15 @@ class Health:
     """
 
     __slots__ = (
-        "_ejected", "_failing", "_openings", "_recent", "_rng", "_stalled", "_success", "allowed", "down", "open_until",
-        "serving_since", "since", "spotless",
+        "_changed", "_down", "_ejected", "_failing", "_openings", "_recent", "_rng", "_stalled", "_success", "allowed", "in_service",
+        "open_until", "serving_since", "since", "spotless", "steady",
     )  # fmt: skip
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, rng: Random, changed: Callable[[int, int], None] = _nobody) -> None:
         self._rng = rng
-        self.down = False
+        self._changed = changed
+        self._down = False
+        self.in_service = self.steady = True
         self._openings = 0
         self._ejected = False  # and no answer has come since
         self.since = self.serving_since = -inf
@@ -59,19 +71,35 @@ class Health:
         self._success, self.spotless, self._stalled = 1.0, True, False
 
     @property
-    def in_service(self) -> bool:
-        """True unless it is open or taken out: the source is worth waiting for."""
-        return not self.down and self.open_until == -inf
+    def down(self) -> bool:
+        """An operator has taken it out of service."""
+        return self._down
+
+    @down.setter
+    def down(self, down: bool) -> None:
+        self._down = down
+        self._update()
+
+    def _update(self) -> None:
+        """To be called after every change of ``down``, ``open_until`` or ``allowed``."""
+        in_service = not self._down and self.open_until == -inf
+        steady = in_service and self.allowed > 1
+        if in_service is not self.in_service or steady is not self.steady:
+            changes = in_service - self.in_service, steady - self.steady
+            self.in_service, self.steady = in_service, steady
+            self._changed(*changes)
 
     def sent(self, now: float) -> None:
         """A request was sent; the first one after the open time begins the way back."""
         if self.open_until != -inf and now >= self.open_until:
             self.open_until, self.allowed, self.since, self._stalled = -inf, 1, now, False
+            self._update()
 
     def ok(self, now: float, sent_at: float, limit: int) -> None:
         """An answer came, under a window of ``limit``."""
         if self._stalled:
             self._close()
+            self._update()
         elif self.open_until != -inf or sent_at < self.since:
             return
         if self._ejected:
@@ -89,6 +117,7 @@ class Health:
         if self.allowed >= limit:
             self._openings = 0
             self._close()
+        self._update()
 
     def failed(self, now: float, sent_at: float, task: int, *, last: bool) -> bool:
         """A task failed here. ``last``: the source's routes have too little else. True if it went out of service now.
@@ -107,6 +136,7 @@ class Health:
         sick = not last and self._success < SICK and len(self._recent) >= _DISTINCT
         if not (still_away or dead or sick):
             self.allowed = max(1, self.allowed - 1)
+            self._update()
             return False
         seconds = FIRST_OPEN
         if not last:
@@ -120,6 +150,7 @@ class Health:
         self._close()
         self.open_until, self.allowed, self.since, self.spotless = now + seconds, 1, now, False
         self._ejected = True
+        self._update()
 
     def stall(self, now: float) -> None:
         """It has gone silent. An answer proves that wrong."""
@@ -134,10 +165,12 @@ class Health:
         if self.open_until == -inf and (self.allowed != 1 or self.since > away_at):
             return False
         self.open_until, self.allowed, self.since = now, 1, now
+        self._update()
         return True
 
     def restore(self) -> None:
         """An operator says it is well."""
-        self.down, self._openings = False, 0
+        self._down, self._openings = False, 0
         self._close()
+        self._update()
         self.spotless = not self._ejected

@@ -219,6 +219,10 @@ class Lane:
         if tenant is not None:
             tenant.bulks.forget(feed)
 
+    def most_avoided(self) -> int:
+        """How many sources a task that was tried before avoids at most; -1 if there is none."""
+        return max((line.most_avoided for line in (self.again, self.items_again) if line.groups), default=-1)
+
     def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
         """Remove and return the tasks that avoid all of the usable sources."""
         return self.again.reclaim(usable) + self.items_again.reclaim(usable)

@@ -108,12 +108,14 @@ class Retries:
     And by how often they failed, so that those that fail do not stand before those that do not, see ``rank``.
     """
 
-    __slots__ = ("groups",)
+    __slots__ = ("groups", "most_avoided")
 
     def __init__(self) -> None:
+        self.most_avoided = -1  # sources that one of them avoids at most; -1 if there are none. May be too large, never too small
         self.groups: dict[tuple[tuple[Source, ...], int], deque[Task]] = {}
 
     def put(self, task: Task) -> None:
+        self.most_avoided = max(self.most_avoided if self.groups else -1, len(task.excluded))
         self.groups.setdefault((task.excluded, len(task.failures)), deque()).append(task)
 
     def first(self, source: Source) -> deque[Task] | None:

@@ -96,7 +96,7 @@ class Source:
         self.reserved = limits.tpm_counts == "reserved"
         self.share: Tenure | None = None
         self.gate = Gate(rng)
-        self.health = Health(rng)
+        self.health = Health(rng, self._health_changed)
         self.latency = Latency()
         self.silence = Silence()
         self.tempo: Tempo | None = None
@@ -196,6 +196,11 @@ class Source:
             if away and hint is not None:
                 self.learned.hinted(now, hint)
 
+    def _health_changed(self, in_service: int, steady: int) -> None:
+        for pool in self.pools:
+            pool.in_service += in_service
+            pool.steady += steady
+
     def was_well(self, then: float, *, asked_now: bool) -> bool:
         """Whether it served others when a task failed here at ``then``; ``asked_now``: the task has just failed here again.
 
@@ -205,7 +210,7 @@ class Source:
         health = self.health
         if then < health.serving_since:
             return False
-        return self.answered_at > then or (not asked_now and health.in_service and health.allowed > 1)
+        return self.answered_at > then or (not asked_now and health.steady)
 
     def worth_waiting_for(self, now: float) -> bool:
         """True if it can be expected to take work within about a second."""

@@ -121,9 +121,10 @@ class Retries:
     def first(self, source: Source) -> deque[Task] | None:
         """The line with the oldest head among those that a source may take, looking at a bounded number of them."""
         best: deque[Task] | None = None
+        least = inf
         for group, line in list(islice(self.groups.items(), MOST_GROUPS)):
-            if self._waits(group, line) and source not in group[0] and (best is None or rank(line[0], source) < rank(best[0], source)):
-                best = line
+            if self._waits(group, line) and source not in group[0] and (by := rank(line[0], source)) < least:
+                best, least = line, by
         return best
 
     def waits(self) -> bool:

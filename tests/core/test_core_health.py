@@ -176,6 +176,38 @@ def test_once_back_it_starts_with_a_clean_record() -> None:
     assert back.open_until == now + FIRST_OPEN, "the open time starts anew as well"
 
 
+def test_it_serves_again_from_the_first_answer_after_it_was_out_of_service_however_it_came_back() -> None:
+    back, _ = opened()
+    assert back.serving_since == -inf
+    back.sent(back.open_until)
+    back.ok(20.0, back.since, LIMIT)
+    back.ok(21.0, back.since, LIMIT)
+    assert back.serving_since == 20.0
+    silent = health()
+    silent.stall(30.0)
+    silent.ok(31.0, 1.0, LIMIT)
+    assert silent.serving_since == 31.0
+    restored, _ = opened()
+    restored.restore()
+    assert not restored.spotless, "its next answer is noted"
+    restored.ok(40.0, 39.0, LIMIT)
+    assert restored.serving_since == 40.0
+    assert restored.spotless
+
+
+def test_each_change_between_in_service_steady_and_neither_is_told_once() -> None:
+    told: list[tuple[int, int]] = []
+    watched = Health(Middle(), lambda in_service, steady: told.append((in_service, steady)))
+    for task in range(5):
+        fail(watched, 0.0, task)
+    watched.sent(watched.open_until)
+    watched.ok(5.0, watched.since, LIMIT)
+    watched.down = True
+    watched.down = True
+    watched.restore()
+    assert told == [(-1, -1), (1, 0), (0, 1), (-1, -1), (1, 1)]
+
+
 def test_what_was_sent_before_it_opened_says_nothing_of_the_present() -> None:
     back, _ = opened()
     now = back.open_until + 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from random import Random
+from typing import NamedTuple
 
 IN_A_ROW = 5
 FIRST_OPEN = 2.0
@@ -26,7 +27,21 @@ _MEMORY = 0.95  # weight an older outcome keeps in the success rate: about the l
 _DISTINCT = 3
 
 
-def _nobody(_in_service: int, _steady: int) -> None:
+class HealthChange(NamedTuple):
+    """A source has gone out of service, or is back.
+
+    Attributes:
+        source: its name.
+        reason: why it is out of service; ``""`` if it is back.
+        seconds: how long it was out of service; 0 if it has just gone.
+    """
+
+    source: str
+    reason: str
+    seconds: float
+
+
+def _nobody(_in_service: int, _is_back: int) -> None:
     pass
 
 
@@ -35,11 +50,11 @@ class Health:
 
     Args:
         rng: for jitter.
-        changed: is given the change (-1, 0 or 1) of ``in_service`` and of ``steady`` whenever one of them changes.
+        changed: is given the change (-1, 0 or 1) of ``in_service`` and of ``is_back`` whenever one of them changes.
 
     Attributes:
         in_service: it is neither out of service nor taken out: the source is worth waiting for.
-        steady: in service, and more than one request may be in flight, so that it is not just being tested.
+        is_back: in service, and more than one request may be in flight, so that it is not just being tested.
         open_until: out of service before this time; -inf while in service.
         allowed: how many requests may be in flight while it comes back; inf when it is back.
         spotless: nothing has failed that is not made up for; an answer has nothing to change.
@@ -50,14 +65,14 @@ class Health:
 
     __slots__ = (
         "_changed", "_down", "_ejected", "_failing", "_openings", "_recent", "_rng", "_stalled", "_success", "allowed", "in_service",
-        "open_until", "serving_since", "since", "spotless", "steady",
+        "is_back", "open_until", "serving_since", "since", "spotless",
     )  # fmt: skip
 
     def __init__(self, rng: Random, changed: Callable[[int, int], None] = _nobody) -> None:
         self._rng = rng
         self._changed = changed
         self._down = False
-        self.in_service = self.steady = True
+        self.in_service = self.is_back = True
         self._openings = 0
         self._ejected = False  # and no answer has come since
         self.since = self.serving_since = -inf
@@ -83,10 +98,10 @@ class Health:
     def _update(self) -> None:
         """To be called after every change of ``down``, ``open_until`` or ``allowed``."""
         in_service = not self._down and self.open_until == -inf
-        steady = in_service and self.allowed > 1
-        if in_service is not self.in_service or steady is not self.steady:
-            changes = in_service - self.in_service, steady - self.steady
-            self.in_service, self.steady = in_service, steady
+        is_back = in_service and self.allowed > 1
+        if in_service is not self.in_service or is_back is not self.is_back:
+            changes = in_service - self.in_service, is_back - self.is_back
+            self.in_service, self.is_back = in_service, is_back
             self._changed(*changes)
 
     def sent(self, now: float) -> None:

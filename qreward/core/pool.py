@@ -28,20 +28,20 @@ class Pool:
 
     Attributes:
         lengths: of its answers.
-        in_service, steady: how many of its sources are so, see ``Health``.
+        in_service, back: how many of its sources are in service, and how many of them ``is_back`` is true of, see ``Health``.
         bulks: tasks under way that came from a bulk.
         online_until: until then single calls are expected.
         due: the wheel's.
     """
 
     __slots__ = (
-        "_found", "balancer", "bulks", "due", "endgame", "in_service", "lengths", "name", "online_until", "queue", "sources", "steady",
+        "_found", "back", "balancer", "bulks", "due", "endgame", "in_service", "lengths", "name", "online_until", "queue", "sources",
     )  # fmt: skip
 
     def __init__(self, name: str, sources: list[Source], balancer: Balancer) -> None:
         self.name = name
         self.sources: list[Source] = []
-        self.in_service = self.steady = 0
+        self.in_service = self.back = 0
         self._found = 0  # where among them one was last found that is worth waiting for
         self.balancer = balancer
         self.queue = Queue()
@@ -57,18 +57,18 @@ class Pool:
         self.sources.append(source)
         source.pools.append(self)
         self.in_service += source.health.in_service
-        self.steady += source.health.steady
+        self.back += source.health.is_back
 
     def leave(self, source: Source) -> None:
         self.sources.remove(source)
         source.pools.remove(self)
         self.in_service -= source.health.in_service
-        self.steady -= source.health.steady
+        self.back -= source.health.is_back
         self.balancer.forget(source)
 
     def has_other(self, source: Source) -> bool:
         """True if at least half of the pool, this source left out, is in service and not just being probed: it can be missed."""
-        well = self.steady - source.health.steady
+        well = self.back - source.health.is_back
         return well > 0 and 2 * well >= len(self.sources) - 1
 
     def awaits(self, now: float, avoided: tuple[Source, ...]) -> bool:

@@ -59,6 +59,7 @@ class Source:
         attempts: what is under way, oldest first, including what is being stopped; ``inflight`` is their number, ``singles``
             that of those that do not belong to a bulk.
         look_after: seconds after which an attempt may be worth a look.
+        down_since: when it was found to be out of service, until an answer shows that it is back; else None.
         check_at: when to look for attempts that take too long; inf while nothing is under way.
         tempo: of its streams, or None before the first.
         answered_at: when the latest answer came.
@@ -69,9 +70,9 @@ class Source:
     """
 
     __slots__ = (
-        "answered_at", "attempt_timeout", "attempts", "check_at", "due", "gate", "handle", "health", "inflight", "latency", "learned",
-        "look_after", "name", "pools", "proven", "removed", "requests", "reserved", "share", "silence", "singles", "tally", "tempo",
-        "tokens", "weight", "window",
+        "answered_at", "attempt_timeout", "attempts", "check_at", "down_since", "due", "gate", "handle", "health", "inflight", "latency",
+        "learned", "look_after", "name", "pools", "proven", "removed", "requests", "reserved", "share", "silence", "singles", "tally",
+        "tempo", "tokens", "weight", "window",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +98,7 @@ class Source:
         self.share: Tenure | None = None
         self.gate = Gate(rng)
         self.health = Health(rng, self._health_changed)
+        self.down_since: float | None = None
         self.latency = Latency()
         self.silence = Silence()
         self.tempo: Tempo | None = None
@@ -196,10 +198,10 @@ class Source:
             if away and hint is not None:
                 self.learned.hinted(now, hint)
 
-    def _health_changed(self, in_service: int, steady: int) -> None:
+    def _health_changed(self, in_service: int, is_back: int) -> None:
         for pool in self.pools:
             pool.in_service += in_service
-            pool.steady += steady
+            pool.back += is_back
 
     def was_well(self, then: float, *, asked_now: bool) -> bool:
         """Whether it served others when a task failed here at ``then``; ``asked_now``: the task has just failed here again.
@@ -210,7 +212,7 @@ class Source:
         health = self.health
         if then < health.serving_since:
             return False
-        return self.answered_at > then or (not asked_now and health.steady)
+        return self.answered_at > then or (not asked_now and health.is_back)
 
     def worth_waiting_for(self, now: float) -> bool:
         """True if it can be expected to take work within about a second."""

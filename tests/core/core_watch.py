@@ -161,7 +161,7 @@ class Watch:
             well = [source.health for source in pool.sources if source.health.in_service]
             assert all(not health.down and health.open_until == -inf for health in well)
             assert pool.in_service == len(well), f"{pool} counts {pool.in_service} sources in service, but {len(well)} are"
-            assert pool.steady == sum(health.allowed > 1 for health in well)
+            assert pool.back == sum(health.allowed > 1 for health in well)
         timed = sum(item.due >= 0 for items in (self.open, self.sources, pools) for item in items)
         assert len(self.scheduler.wheel) == timed, "the wheel holds something dead, or lost something"
 

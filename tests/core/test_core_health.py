@@ -195,9 +195,9 @@ def test_it_serves_again_from_the_first_answer_after_it_was_out_of_service_howev
     assert restored.spotless
 
 
-def test_each_change_between_in_service_steady_and_neither_is_told_once() -> None:
+def test_each_change_between_in_service_back_and_neither_is_told_once() -> None:
     told: list[tuple[int, int]] = []
-    watched = Health(Middle(), lambda in_service, steady: told.append((in_service, steady)))
+    watched = Health(Middle(), lambda in_service, is_back: told.append((in_service, is_back)))
     for task in range(5):
         fail(watched, 0.0, task)
     watched.sent(watched.open_until)

@@ -1,9 +1,9 @@
 """What follows when an attempt gave no answer: for its source, and for its task.
 
-Overload concerns the gate and the window, never health or the task's attempts. A failure concerns health, unless the
-task has failed at another source that is well: then the task is the poison, for a sick source is found by those that come
-to it first. The task goes to another source at once if one is worth waiting for; otherwise it waits and may return to the
-same one.
+Overload concerns the gate and the window, never health or the task's attempts. A failure counts against the source's
+health, unless the task itself is the likely cause (``Aftermath._is_to_blame``): a sick source is found by the tasks that
+come to it first. The task goes to another source at once if one is worth waiting for; otherwise it waits and may return to
+the same one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MOST_UNFIT = 2
 NO_SIGN_OF_LIFE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE, FailureKind.UNSENDABLE, FailureKind.LOCAL})
 
 MOST_TRAIL = 100
-"""Failed attempts that a task remembers: an outage may be waited out for long. Beyond them every failure is charged."""
+"""Failed attempts that a task remembers: an outage may be waited out for long. Beyond them a failed connection is charged as well."""
 
 
 class Verdict(NamedTuple):
     """What follows.
 
     Attributes:
-        lost: the source is out of reach for a while.
+        lost: the source has become unavailable by this, for a second or more.
         wait: seconds after which the task goes on; 0 is now.
         error: what the task ends with, or None if it goes on.
         final: no other source could do better, not even one that works on it already.
@@ -91,8 +91,9 @@ class Aftermath:
             source.advertised(now, attempt.sent_at, failure.limits)
         if failure.kind is FailureKind.OVERLOADED:
             source.silence.ended(source.inflight)
+            available = source.worth_waiting_for(now)
             source.rejected(now, attempt.sent_at, failure.retry_after)
-            return not source.worth_waiting_for(now)
+            return available and not source.worth_waiting_for(now)
         source.tally.failed += 1
         source.window.ended()
         if failure.kind in NO_SIGN_OF_LIFE:
@@ -100,13 +101,27 @@ class Aftermath:
         else:
             source.silence.broken(now, source.inflight, source.latency.mean)
         if failure.kind is FailureKind.QUOTA and not source.is_last():
+            in_service = source.health.in_service
             source.health.eject(now, QUOTA_AWAY)
+            return in_service
+        if not (rule.unwell or (failure.misconfigured and not source.is_last())):
+            return False
+        if failure.kind is not FailureKind.UNREACHABLE:  # else no request has reached the source: the task cannot be the cause
+            to_blame = self._is_to_blame(task, source)
+            task.failures = (*task.failures, (source, now))
+            if to_blame or (failure.kind is FailureKind.TIMEOUT and _hangs_elsewhere(now, attempt)):
+                return False
+        return source.health.failed(now, attempt.sent_at, task.number, last=source.is_last())
+
+    def _is_to_blame(self, task: Task, source: Source) -> bool:
+        """Whether a task that fails at a source again is itself the likely cause.
+
+        It is if it failed where others were served, or as often as a task may. Its failure then tells nothing about this
+        source, is charged to the task in any case, and does not end the source's way back into service.
+        """
+        if len(task.failures) >= self._retry.attempts:
             return True
-        unwell = rule.unwell or (failure.misconfigured and not source.is_last())
-        poison = any(other.health.in_service for other in task.excluded if other is not source)
-        if unwell and not poison and not (failure.kind is FailureKind.TIMEOUT and _hangs_elsewhere(now, attempt)):
-            return source.health.failed(now, attempt.sent_at, task.number, last=source.is_last())
-        return False
+        return any(other.was_well(then, asked_now=other is source) for other, then in task.failures)
 
     def _note(self, now: float, attempt: Attempt, failure: Failure) -> None:
         error = failure.error
@@ -120,19 +135,27 @@ class Aftermath:
         if rule.elsewhere:
             task.unfit = (*task.unfit, source)
             self._avoid(task, (*task.excluded, source))
-            fit = [other for other in task.pool.sources if other not in task.unfit and other.health.in_service]
+            pool, unfit = task.pool, task.unfit
+            fit = pool.in_service > len(unfit) or any(other.health.in_service and other not in unfit for other in pool.sources)
             enough = len(task.unfit) >= MOST_UNFIT and failure.kind is not FailureKind.QUOTA
             return 0.0, None if fit and not enough else failure.error
         if not rule.charged:
             return 0.0, None
         if failure.kind is FailureKind.TIMEOUT:
             task.overdue += 1
-        known = rule.unwell and not source.health.in_service  # that it is dead was found out: the task is not to blame
-        if not known or len(task.trail or ()) > MOST_TRAIL:
+        if self._is_charged(task, source, failure, rule):
             task.tries += 1
         if task.tries >= self._retry.attempts:
             return 0.0, failure.error
         return self._wait(now, task, source), None
+
+    def _is_charged(self, task: Task, source: Source, failure: Failure, rule: Rule) -> bool:
+        """Whether a failure counts as one of the task's attempts: not at a source that is known to be out of service, up to a bound."""
+        if not rule.unwell or source.health.in_service:
+            return True
+        if failure.kind is FailureKind.UNREACHABLE:
+            return len(task.trail or ()) > MOST_TRAIL
+        return len(task.failures) > self._retry.attempts
 
     def _wait(self, now: float, task: Task, source: Source) -> float:
         avoided = task.excluded if source in task.excluded else (*task.excluded, source)

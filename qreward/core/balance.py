@@ -162,12 +162,15 @@ class PowerOfTwo:
             self._ready.append(source)
 
     def take(self, avoided: tuple[Source, ...]) -> Source | None:
-        ready = [source for source in self._ready if source not in avoided] if avoided else self._ready
-        if not ready:
-            return None
-        pair = (ready[self._rng.randrange(len(ready))], ready[self._rng.randrange(len(ready))])
-        found = min(pair, key=_load)
-        self.forget(found)
+        aside = [source for source in avoided if source in self._place]
+        for source in aside:
+            self.forget(source)
+        ready, found = self._ready, None
+        if ready:
+            found = min((ready[self._rng.randrange(len(ready))], ready[self._rng.randrange(len(ready))]), key=_load)
+            self.forget(found)
+        for source in aside:
+            self.offer(source)
         return found
 
     def sent(self, source: Source) -> None:

@@ -283,7 +283,10 @@ class Dispatch:
 
     def _reclaim(self, now: float, pool: Pool) -> None:
         self._check(now, pool)
-        usable = tuple(source for source in pool.sources if source.worth_waiting_for(now))
+        most = pool.queue.most_avoided()
+        usable = pool.usable(now, most + 1)
+        if len(usable) > most:  # each of those that wait has one left
+            return
         for task in pool.queue.reclaim(usable):
             if task.attempt is not None:  # it waited for a copy, of which there is no hope now
                 task.state = State.SENT

@@ -195,7 +195,7 @@ class Duplicates:
     @staticmethod
     def is_well(pool: Pool) -> bool:
         """Whether so many sources are in service that spare room is really spare."""
-        return sum(source.health.in_service for source in pool.sources) >= HEALTHY * len(pool.sources)
+        return pool.in_service >= HEALTHY * len(pool.sources)
 
     def tail(self, now: float, pool: Pool) -> Iterator[tuple[Task, Source]]:
         """Tail copies that pay, one at a time: the room is looked at anew after each."""
@@ -256,13 +256,18 @@ class Room:
     def __init__(self, now: float, pool: Pool) -> None:
         self._paces = [(pool.lengths.pace(source.latency), place, source) for place, source in enumerate(pool.sources)]
         self._now = now
+        self._slow: dict[tuple[Source, ...], tuple[Source, ...]] = {}
         self._in_service = sorted(entry for entry in self._paces if entry[0] and entry[2].worth_waiting_for(now))
         self._ready = [(pace, source) for pace, _, source in self._in_service if source.ready_at(now) <= now]
 
     def too_slow(self, avoided: tuple[Source, ...]) -> tuple[Source, ...]:
         """Sources besides the avoided to which no copy goes: of unknown pace, or much slower than the quickest that may be had."""
-        most = self._most(avoided)
-        return tuple(source for pace, _, source in self._paces if source not in avoided and not 0 < pace <= most) if most else ()
+        slow = self._slow.get(avoided)
+        if slow is None:
+            most = self._most(avoided)
+            slow = tuple(source for pace, _, source in self._paces if source not in avoided and not 0 < pace <= most) if most else ()
+            self._slow[avoided] = slow
+        return slow
 
     def quickest(self, avoided: tuple[Source, ...]) -> Source | None:
         """The quickest with room, if it is nearly as quick as any that is not avoided."""

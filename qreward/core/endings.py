@@ -37,7 +37,7 @@ def hopeless(pool: Pool) -> QRewardError | None:
     """What is to be said if nothing in a pool will ever serve."""
     if not pool.sources:
         return NoEndpoint(f"the route {pool.name} has no endpoint left; add one, or register the route anew")
-    if all(source.health.down for source in pool.sources):
+    if not pool.in_service and all(source.health.down for source in pool.sources):
         names = ", ".join(repr(source.name) for source in pool.sources)
         return CircuitOpen(f"every endpoint of the route {pool.name} is marked unhealthy ({names}); mark_healthy brings one back")
     return None

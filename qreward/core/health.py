@@ -4,11 +4,13 @@ Closed -> open after five failures in a row of distinct tasks, or when most of t
 most 5 s, jittered); then half-open: one real task, a quarter of the window when that is answered, and from there one more
 for every answer, one less for every failure, until the whole window is in use again (slow start: it doubles each round).
 Only the first one's failure opens it again at once, so that a source with ordinary faults comes back. One poison task
-cannot open it: a task counts once. A source that has gone silent is open as well, until an answer proves that wrong.
+cannot open it: a task counts once, and which failures count at all is decided in ``aftermath``. A source that has gone
+silent is open as well, until an answer proves that wrong.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from random import Random
 from typing import NamedTuple
@@ -39,24 +41,41 @@ class HealthChange(NamedTuple):
     seconds: float
 
 
+def _nobody(_in_service: int, _is_back: int) -> None:
+    pass
+
+
 class Health:
     """In service, out of service until a time, or coming back.
 
+    Args:
+        rng: for jitter.
+        changed: is given the change (-1, 0 or 1) of ``in_service`` and of ``is_back`` whenever one of them changes.
+
     Attributes:
+        in_service: it is neither out of service nor taken out: the source is worth waiting for.
+        is_back: in service, and more than one request may be in flight, so that it is not just being tested.
         open_until: out of service before this time; -inf while in service.
         allowed: how many requests may be in flight while it comes back; inf when it is back.
-        down: an operator has taken it out of service.
         spotless: nothing has failed that is not made up for; an answer has nothing to change.
         since: when it last changed; older requests say nothing about the present.
+        serving_since: when it first answered after it was last out of service, -inf if it never was. A failure before that may
+            have been due to the same outage.
     """
 
-    __slots__ = ("_failing", "_openings", "_recent", "_rng", "_stalled", "_success", "allowed", "down", "open_until", "since", "spotless")
+    __slots__ = (
+        "_changed", "_down", "_ejected", "_failing", "_openings", "_recent", "_rng", "_stalled", "_success", "allowed", "in_service",
+        "is_back", "open_until", "serving_since", "since", "spotless",
+    )  # fmt: skip
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, rng: Random, changed: Callable[[int, int], None] = _nobody) -> None:
         self._rng = rng
-        self.down = False
+        self._changed = changed
+        self._down = False
+        self.in_service = self.is_back = True
         self._openings = 0
-        self.since = -inf
+        self._ejected = False  # and no answer has come since
+        self.since = self.serving_since = -inf
         self._close()
 
     def _close(self) -> None:
@@ -67,27 +86,39 @@ class Health:
         self._success, self.spotless, self._stalled = 1.0, True, False
 
     @property
-    def in_service(self) -> bool:
-        """True unless it is open or taken out: the source is worth waiting for."""
-        return not self.down and self.open_until == -inf
+    def down(self) -> bool:
+        """An operator has taken it out of service."""
+        return self._down
 
-    @property
-    def is_back(self) -> bool:
-        """True if it is in service and not on probation with its first request."""
-        return self.in_service and self.allowed > 1
+    @down.setter
+    def down(self, down: bool) -> None:
+        self._down = down
+        self._update()
+
+    def _update(self) -> None:
+        """To be called after every change of ``down``, ``open_until`` or ``allowed``."""
+        in_service = not self._down and self.open_until == -inf
+        is_back = in_service and self.allowed > 1
+        if in_service is not self.in_service or is_back is not self.is_back:
+            changes = in_service - self.in_service, is_back - self.is_back
+            self.in_service, self.is_back = in_service, is_back
+            self._changed(*changes)
 
     def sent(self, now: float) -> None:
         """A request was sent; the first one after the open time begins the way back."""
         if self.open_until != -inf and now >= self.open_until:
             self.open_until, self.allowed, self.since, self._stalled = -inf, 1, now, False
+            self._update()
 
-    def ok(self, sent_at: float, limit: int) -> None:
+    def ok(self, now: float, sent_at: float, limit: int) -> None:
         """An answer came, under a window of ``limit``."""
         if self._stalled:
             self._close()
+            self._update()
+        elif self.open_until != -inf or sent_at < self.since:
             return
-        if self.open_until != -inf or sent_at < self.since:
-            return
+        if self._ejected:
+            self._ejected, self.serving_since = False, now
         if self._failing:
             self._failing.clear()
         if self._success < 1.0:
@@ -101,6 +132,7 @@ class Health:
         if self.allowed >= limit:
             self._openings = 0
             self._close()
+        self._update()
 
     def failed(self, now: float, sent_at: float, task: int, *, last: bool) -> bool:
         """A task failed here. ``last``: the source's routes have too little else. True if it went out of service now.
@@ -119,6 +151,7 @@ class Health:
         sick = not last and self._success < SICK and len(self._recent) >= _DISTINCT
         if not (still_away or dead or sick):
             self.allowed = max(1, self.allowed - 1)
+            self._update()
             return False
         seconds = FIRST_OPEN
         if not last:
@@ -131,6 +164,8 @@ class Health:
         """Take it out of service for a time."""
         self._close()
         self.open_until, self.allowed, self.since, self.spotless = now + seconds, 1, now, False
+        self._ejected = True
+        self._update()
 
     def stall(self, now: float) -> None:
         """It has gone silent. An answer proves that wrong."""
@@ -145,9 +180,12 @@ class Health:
         if self.open_until == -inf and (self.allowed != 1 or self.since > away_at):
             return False
         self.open_until, self.allowed, self.since = now, 1, now
+        self._update()
         return True
 
     def restore(self) -> None:
         """An operator says it is well."""
-        self.down, self._openings = False, 0
+        self._down, self._openings = False, 0
         self._close()
+        self._update()
+        self.spotless = not self._ejected

@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from qreward.core.fair import Fair, Flow, Turns
-from qreward.core.lines import QUEUED, Retries, Singles
+from qreward.core.lines import QUEUED, Retries, Singles, rank
 from qreward.core.task import Feed, Task
 
 if TYPE_CHECKING:
@@ -135,8 +135,8 @@ class Lane:
             age = age if single is None else min(age, single.born)
         if self.again.groups or self.items_again.groups:
             line = self._retried(source)
-            if line is not None and line[0].born <= first:
-                age, found = min(age, line[0].born), line
+            if line is not None and (retried := rank(line[0], source)) <= first:
+                age, found = min(age, retried), line
         return age, found
 
     def remove(self, found: Found, now: float, cost: Callable[[Task], float]) -> tuple[Task, Feed | None] | None:
@@ -175,7 +175,7 @@ class Lane:
     def _retried(self, source: Source) -> deque[Task] | None:
         line = self.again.first(source)
         items = self.items_again.first(source)
-        return items if line is None or (items is not None and items[0].born < line[0].born) else line
+        return items if line is None or (items is not None and rank(items[0], source) < rank(line[0], source)) else line
 
     # what it costs
 
@@ -218,6 +218,10 @@ class Lane:
         tenant = self._tenants.flows.get(feed.tenant)
         if tenant is not None:
             tenant.bulks.forget(feed)
+
+    def most_avoided(self) -> int:
+        """How many sources a task that was tried before avoids at most; -1 if there is none."""
+        return max((line.most_avoided for line in (self.again, self.items_again) if line.groups), default=-1)
 
     def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
         """Remove and return the tasks that avoid all of the usable sources."""

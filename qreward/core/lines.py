@@ -20,11 +20,22 @@ QUEUED = State.QUEUED
 PATIENCE = 600.0
 """Seconds after which a task without a deadline is as urgent as one whose deadline is now."""
 MOST_GROUPS = 32
+LAST = 1e9
+"""Seconds by which each failure puts a task back in the order for a source that is on its way back into service."""
 
 
 def due(task: Task) -> float:
     """By when a single task is to be served: tasks of equal timeouts keep their order, and none waits for ever."""
     return min(task.born + PATIENCE, task.deadline)
+
+
+def rank(task: Task, source: Source) -> float:
+    """How a task that was tried before sorts for a source: by age.
+
+    A source whose next request decides whether it comes back is given what has failed least. Otherwise a few tasks that always
+    fail would keep every source out of service.
+    """
+    return task.born if source.health.allowed > 1 else task.born + LAST * len(task.failures)
 
 
 class Singles:
@@ -92,22 +103,28 @@ class Singles:
 
 
 class Retries:
-    """Tasks that were sent before, grouped by the sources they avoid, so that those a source must not have are in nobody's way."""
+    """Tasks that were sent before, grouped by the sources they avoid, so that those a source must not have are in nobody's way.
 
-    __slots__ = ("groups",)
+    And by how often they failed, so that those that fail do not stand before those that do not, see ``rank``.
+    """
+
+    __slots__ = ("groups", "most_avoided")
 
     def __init__(self) -> None:
-        self.groups: dict[tuple[Source, ...], deque[Task]] = {}
+        self.most_avoided = -1  # sources that one of them avoids at most; -1 if there are none. May be too large, never too small
+        self.groups: dict[tuple[tuple[Source, ...], int], deque[Task]] = {}
 
     def put(self, task: Task) -> None:
-        self.groups.setdefault(task.excluded, deque()).append(task)
+        self.most_avoided = max(self.most_avoided if self.groups else -1, len(task.excluded))
+        self.groups.setdefault((task.excluded, len(task.failures)), deque()).append(task)
 
     def first(self, source: Source) -> deque[Task] | None:
         """The line with the oldest head among those that a source may take, looking at a bounded number of them."""
         best: deque[Task] | None = None
-        for avoided, line in list(islice(self.groups.items(), MOST_GROUPS)):
-            if self._waits(avoided, line) and source not in avoided and (best is None or line[0].born < best[0].born):
-                best = line
+        least = inf
+        for group, line in list(islice(self.groups.items(), MOST_GROUPS)):
+            if self._waits(group, line) and source not in group[0] and (by := rank(line[0], source)) < least:
+                best, least = line, by
         return best
 
     def waits(self) -> bool:
@@ -119,23 +136,23 @@ class Retries:
 
     def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
         """Remove and return those that avoid all of the usable sources."""
-        stuck = [avoided for avoided in self.groups if all(source in avoided for source in usable)]
-        return [task for avoided in stuck for task in self.groups.pop(avoided) if task.state is QUEUED]
+        stuck = [group for group in self.groups if all(source in group[0] for source in usable)]
+        return [task for group in stuck for task in self.groups.pop(group) if task.state is QUEUED]
 
     def sweep(self) -> None:
         """Drop all that ended."""
-        groups = {avoided: deque(task for task in line if task.state is QUEUED) for avoided, line in self.groups.items()}
-        self.groups = {avoided: line for avoided, line in groups.items() if line}
+        groups = {group: deque(task for task in line if task.state is QUEUED) for group, line in self.groups.items()}
+        self.groups = {group: line for group, line in groups.items() if line}
 
     def all(self) -> list[Task]:
         """Those that still wait."""
         return [task for task in chain.from_iterable(self.groups.values()) if task.state is QUEUED]
 
-    def _waits(self, avoided: tuple[Source, ...], line: deque[Task]) -> bool:
+    def _waits(self, group: tuple[tuple[Source, ...], int], line: deque[Task]) -> bool:
         while line and line[0].state is not QUEUED:
             line.popleft()
         if not line:
-            del self.groups[avoided]
+            del self.groups[group]
         return bool(line)
 
     def __len__(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from math import ceil, inf
 
 from qreward.core.balance import Balancer
@@ -27,17 +29,23 @@ class Pool:
     Attributes:
         asked: the models for which it was chosen; the fleet's.
         lengths: of its answers.
+        in_service, back: how many of its sources are in service, and how many of them ``is_back`` is true of, see ``Health``.
         bulks: tasks under way that came from a bulk.
         online_until: until then single calls are expected.
         due: the wheel's.
     """
 
-    __slots__ = ("__weakref__", "asked", "balancer", "bulks", "due", "endgame", "lengths", "name", "online_until", "queue", "sources")
+    __slots__ = (
+        "__weakref__", "_found", "asked", "back", "balancer", "bulks", "due", "endgame", "in_service", "lengths", "name",
+        "online_until", "queue", "sources",
+    )  # fmt: skip
 
     def __init__(self, name: str, sources: list[Source], balancer: Balancer) -> None:
         self.name = name
         self.asked: set[str] = set()
         self.sources: list[Source] = []
+        self.in_service = self.back = 0
+        self._found = 0  # where among them one was last found that is worth waiting for
         self.balancer = balancer
         self.queue = Queue()
         self.lengths = Lengths()
@@ -51,20 +59,39 @@ class Pool:
     def join(self, source: Source) -> None:
         self.sources.append(source)
         source.pools.append(self)
+        self.in_service += source.health.in_service
+        self.back += source.health.is_back
 
     def leave(self, source: Source) -> None:
         self.sources.remove(source)
         source.pools.remove(self)
+        self.in_service -= source.health.in_service
+        self.back -= source.health.is_back
         self.balancer.forget(source)
 
     def has_other(self, source: Source) -> bool:
         """True if at least half of the pool, this source left out, is in service and not just being probed: it can be missed."""
-        well = sum(other.health.in_service and other.health.allowed > 1 for other in self.sources if other is not source)
+        well = self.back - source.health.is_back
         return well > 0 and 2 * well >= len(self.sources) - 1
 
     def awaits(self, now: float, avoided: tuple[Source, ...]) -> bool:
         """Whether a source that is not avoided is worth waiting for."""
-        return any(source not in avoided and source.worth_waiting_for(now) for source in self.sources)
+        return next(self._worth_waiting_for(now, avoided), None) is not None
+
+    def usable(self, now: float, most: int) -> tuple[Source, ...]:
+        """So many sources that are worth waiting for, or all that are if they are fewer."""
+        return tuple(islice(self._worth_waiting_for(now), most))
+
+    def _worth_waiting_for(self, now: float, avoided: tuple[Source, ...] = ()) -> Iterator[Source]:
+        """Begins where one was found the last time: as long as there are many, few have to be looked at."""
+        if not self.in_service:
+            return
+        size, first = len(self.sources), self._found
+        for place in range(first, first + size):
+            source = self.sources[place % size]
+            if source not in avoided and source.worth_waiting_for(now):
+                self._found = place % size
+                yield source
 
     def gives_bulk_to(self, now: float, source: Source) -> bool:
         """Whether a source may take items of bulks: while single calls come, part of its window is kept for them."""

@@ -137,6 +137,10 @@ class Queue:
         self.levels.clear()
         return tasks, feeds
 
+    def most_avoided(self) -> int:
+        """How many sources a task that was tried before avoids at most; -1 if there is none."""
+        return max((lane.most_avoided() for lane in self._lanes.values()), default=-1)
+
     def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
         """Remove and return the tasks that avoid all of the usable sources."""
         tasks = self._out([task for lane in self._lanes.values() for task in lane.reclaim(usable)])

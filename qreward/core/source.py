@@ -62,6 +62,7 @@ class Source:
         down_since: when it was found to be out of service, until an answer shows that it is back; else None.
         check_at: when to look for attempts that take too long; inf while nothing is under way.
         tempo: of its streams, or None before the first.
+        answered_at: when the latest answer came.
         proven: when the latest request was sent that was answered.
         learned: a pace learned from rejects, or None if only what the operator set counts.
         attempt_timeout: seconds one attempt may take, set by an operator, or None if it is learned.
@@ -69,9 +70,9 @@ class Source:
     """
 
     __slots__ = (
-        "attempt_timeout", "attempts", "check_at", "down_since", "due", "gate", "handle", "health", "inflight", "latency", "learned",
-        "look_after", "name", "pools", "proven", "removed", "requests", "reserved", "share", "silence", "singles", "tally", "tempo",
-        "tokens", "weight", "window",
+        "answered_at", "attempt_timeout", "attempts", "check_at", "down_since", "due", "gate", "handle", "health", "inflight", "latency",
+        "learned", "look_after", "name", "pools", "proven", "removed", "requests", "reserved", "share", "silence", "singles", "tally",
+        "tempo", "tokens", "weight", "window",
     )  # fmt: skip
 
     def __init__(
@@ -96,14 +97,14 @@ class Source:
         self.reserved = limits.tpm_counts == "reserved"
         self.share: Tenure | None = None
         self.gate = Gate(rng)
-        self.health = Health(rng)
+        self.health = Health(rng, self._health_changed)
         self.down_since: float | None = None
         self.latency = Latency()
         self.silence = Silence()
         self.tempo: Tempo | None = None
         self.attempts: dict[Attempt, None] = {}
         self.inflight = self.singles = 0
-        self.proven = -inf
+        self.answered_at = self.proven = -inf
         self.look_after = ATTEMPT_LEAST
         self.check_at = inf
         self.pools: list[Pool] = []
@@ -155,7 +156,7 @@ class Source:
 
     def answered(self, now: float, sent_at: float, answer: Answer, held: float = 0.0) -> None:
         """An answer came, ``held`` seconds later than it could have; ``inflight`` is already without it."""
-        self.proven = max(self.proven, sent_at)
+        self.answered_at, self.proven = now, max(self.proven, sent_at)
         self.latency.add(now - sent_at - held, answer.output_tokens)
         self.silence.broken(now, self.inflight, self.latency.mean)
         if held > HELD * (now - sent_at):
@@ -166,7 +167,7 @@ class Source:
         if self.learned is not None:
             self.learned.ok(now)
         if not self.health.spotless:
-            self.health.ok(sent_at, self.window.limit)
+            self.health.ok(now, sent_at, self.window.limit)
         tally = self.tally
         tally.ok += 1
         tally.prompt_tokens += answer.prompt_tokens or 0
@@ -198,6 +199,22 @@ class Source:
             self.learned.refused(sent_at)
             if away and hint is not None:
                 self.learned.hinted(now, hint)
+
+    def _health_changed(self, in_service: int, is_back: int) -> None:
+        for pool in self.pools:
+            pool.in_service += in_service
+            pool.back += is_back
+
+    def was_well(self, then: float, *, asked_now: bool) -> bool:
+        """Whether it served others when a task failed here at ``then``; ``asked_now``: the task has just failed here again.
+
+        It did if it has answered since, without having been out of service in between. If it is another source that is asked
+        now, it is enough that this one is still in service.
+        """
+        health = self.health
+        if then < health.serving_since:
+            return False
+        return self.answered_at > then or (not asked_now and health.is_back)
 
     def worth_waiting_for(self, now: float) -> bool:
         """True if it can be expected to take work within about a second."""

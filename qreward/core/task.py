@@ -82,6 +82,7 @@ class Task:
         restarts: an attempt whose answer the caller was given in part may be followed by another.
         streamed: its answer comes in pieces.
         suspected: how often an attempt of it was taken for hung.
+        failures: where and when it failed in a way that may be its own fault.
         feed: the bulk it was taken from, or None.
         tenant: who shares the fleet with others, or None; for a feed's task the feed's counts.
         sends, copies: how often it was sent, and how often of them while another attempt was under way.
@@ -92,9 +93,9 @@ class Task:
     """
 
     __slots__ = (
-        "attempt", "born", "charge", "copies", "copy", "deadline", "due", "excluded", "feed", "hedge", "index", "items", "last_error",
-        "level", "lined", "number", "overdue", "payload", "pool", "restarts", "sends", "sent_at", "serial", "sink", "span", "state",
-        "streamed", "suspected", "tenant", "timeout", "told", "trail", "tries", "unfit",
+        "attempt", "born", "charge", "copies", "copy", "deadline", "due", "excluded", "failures", "feed", "hedge", "index", "items",
+        "last_error", "level", "lined", "number", "overdue", "payload", "pool", "restarts", "sends", "sent_at", "serial", "sink",
+        "span", "state", "streamed", "suspected", "tenant", "timeout", "told", "trail", "tries", "unfit",
     )  # fmt: skip
 
     def __init__(
@@ -123,6 +124,7 @@ class Task:
         self.hedge = True
         self.restarts = self.streamed = False
         self.suspected = 0
+        self.failures: tuple[tuple[Source, float], ...] = ()
         self.excluded: tuple[Source, ...] = ()  # sources it should not go to now
         self.unfit: tuple[Source, ...] = ()  # of them, those that can never serve it
         self.trail: list[AttemptRecord] | None = None

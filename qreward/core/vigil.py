@@ -31,8 +31,9 @@ class Vigil(Dispatch):
             if attempt.why is None:
                 attempt.why = Why.OVERDUE
                 self.out.append((CANCEL, attempt))
+        rooms: dict[Pool, Room] = {}
         for attempt in found.hung:
-            self._suspect(now, attempt)
+            self._suspect(now, attempt, rooms)
         for attempt in found.late:
             self._hedge(now, attempt)
         source.look_after = self._duplicates.look_after(source)
@@ -51,16 +52,17 @@ class Vigil(Dispatch):
         self._went_down(now, source, f"none of {source.inflight} requests in flight was answered for {now - source.silence.since:.1f} s")
         source.silence.since = inf
         source.health.stall(now)
+        rooms: dict[Pool, Room] = {}
         for attempt in list(source.attempts):
             if self._duplicates.may_be_copied(attempt):
-                self._copy(now, attempt.task)
+                self._copy(now, attempt.task, rooms)
         self.lost(now, source)
 
-    def _suspect(self, now: float, attempt: Attempt) -> None:
+    def _suspect(self, now: float, attempt: Attempt, rooms: dict[Pool, Room]) -> None:
         task = attempt.task
         if task.pool.awaits(now, self._duplicates.others(task)) and self._duplicates.withdraw_for(now, attempt):
             task.suspected += 1
-            self._copy(now, task)
+            self._copy(now, task, rooms)
 
     def _hedge(self, now: float, attempt: Attempt) -> None:
         """Copy a single call, if a source has room that nobody needs and is quick enough to be of use."""
@@ -75,10 +77,16 @@ class Vigil(Dispatch):
             self._send(now, task, source)
         self._offer(now, source)
 
-    def _copy(self, now: float, task: Task) -> None:
-        """Send a task to a second source, or let it wait for one ahead of what was never sent."""
+    def _copy(self, now: float, task: Task, rooms: dict[Pool, Room]) -> None:
+        """Send a task to a second source, or let it wait for one ahead of what was never sent.
+
+        ``rooms`` holds those made at this look: one sorts all the sources of its pool.
+        """
         avoided = self._duplicates.others(task)
-        avoided = (*avoided, *Room(now, task.pool).too_slow(avoided))
+        room = rooms.get(task.pool)
+        if room is None:
+            room = rooms[task.pool] = Room(now, task.pool)
+        avoided = (*avoided, *room.too_slow(avoided))
         source = self._ready(now, task.pool, avoided)
         if source is None:
             task.excluded = avoided

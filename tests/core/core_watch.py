@@ -157,6 +157,11 @@ class Watch:
         for source, count in held.items():
             assert source.inflight == count, f"{source} believes {source.inflight} in flight, but {count} are"
         pools = dict.fromkeys(pool for source in self.sources for pool in source.pools) | dict.fromkeys(feed.pool for feed in self.feeds)
+        for pool in pools:
+            well = [source.health for source in pool.sources if source.health.in_service]
+            assert all(not health.down and health.open_until == -inf for health in well)
+            assert pool.in_service == len(well), f"{pool} counts {pool.in_service} sources in service, but {len(well)} are"
+            assert pool.back == sum(health.allowed > 1 for health in well)
         timed = sum(item.due >= 0 for items in (self.open, self.sources, pools) for item in items)
         assert len(self.scheduler.wheel) == timed, "the wheel holds something dead, or lost something"
 

@@ -32,7 +32,7 @@ class Server:
         rate, burst: a bucket of requests a second; it answers more with 429 and ``Retry-After``.
         faults, hangs: share of requests that fail, and that are never answered.
         poison: indices of tasks that always fail here.
-        dead: from, to: nobody answers; found out after ``dead_after`` seconds.
+        dead: from, to: every request fails, by ``dead_kind``, after ``dead_after`` seconds; by default nobody is there.
         overloaded: from, to: everything is answered with 503.
     """
 
@@ -46,6 +46,7 @@ class Server:
     poison: frozenset[int] = frozenset()
     dead: tuple[float, float] = NEVER
     dead_after: float = 0.005
+    dead_kind: FailureKind = FailureKind.UNREACHABLE
     overloaded: tuple[float, float] = NEVER
     busy: int = 0
     level: float = 0.0
@@ -54,7 +55,7 @@ class Server:
     def reply(self, now: float, index: int, rng: Random) -> tuple[float, Outcome] | None:
         """Seconds and outcome of a request that just came in, or None if there will be none."""
         if self.dead[0] <= now < self.dead[1]:
-            return self.dead_after, failure(FailureKind.UNREACHABLE)
+            return self.dead_after, failure(self.dead_kind)
         if self.overloaded[0] <= now < self.overloaded[1] or (self.cap is not None and self.busy > self.cap):
             return 0.03, failure(FailureKind.OVERLOADED)
         if self.rate is not None and (hint := self._hint(now, self.rate)) > 0:

@@ -454,3 +454,23 @@ def test_the_trail_names_each_failure_and_a_long_outage_does_not_fill_it() -> No
     assert (task.trail[0].endpoint, task.trail[0].outcome) == ("a", "overloaded")
     assert task.trail[0].latency == pytest.approx(0.25)
     assert isinstance(desk.outcome(task), BadRequest)
+
+
+def test_a_source_that_is_lost_grants_each_request_that_was_under_way_one_retry_whatever_is_replied_to_the_rest() -> None:
+    too_many = {}
+    for kind in (K.OVERLOADED, K.QUOTA, K.TRANSIENT, K.UNREACHABLE):
+        desk = Desk({"a": 64, "b": 64, "c": 64}, retry=Retry(budget=0.0, budget_floor=0.01), thorough=False)
+        budget = desk.scheduler._aftermath.budget
+        while budget.withdraw(0.0):
+            pass
+        for name in "bc":
+            desk.mark(name, down=True)
+        held = [live(desk.submit()) for _ in range(60)]
+        for name in "bc":
+            desk.mark(name, down=False)
+        for number, attempt in enumerate(held):
+            desk.fail(attempt, K.TRANSIENT if number < 5 else kind, after=0.0)
+        granted = sum(budget.withdraw(desk.now) for _ in range(3000))
+        if granted > 60:
+            too_many[kind.name] = granted
+    assert not too_many

@@ -56,7 +56,7 @@ def test_an_answer_between_starts_the_count_anew() -> None:
     well = health()
     for task in range(4):
         fail(well, 0.0, task)
-    well.ok(0.0, LIMIT)
+    well.ok(0.0, 0.0, LIMIT)
     assert not any(fail(well, 1.0, task) for task in range(10, 12))
     assert well.in_service
 
@@ -68,7 +68,7 @@ def test_more_failures_than_answers_of_three_distinct_tasks_open_it() -> None:
             failures += 1
             if fail(sick, 0.0, failures):
                 break
-        sick.ok(0.0, LIMIT)
+        sick.ok(0.0, 0.0, LIMIT)
     assert failures < 30
     assert not sick.in_service
 
@@ -78,7 +78,7 @@ def test_a_tenth_of_failures_does_not_open_it() -> None:
     for number in range(1000):
         assert not fail(well, 0.0, number)
         for _ in range(9):
-            well.ok(0.0, LIMIT)
+            well.ok(0.0, 0.0, LIMIT)
     assert well.in_service
 
 
@@ -86,7 +86,7 @@ def test_a_last_source_is_not_opened_for_a_bad_rate_of_answers_while_any_succeed
     well = health()
     for number in range(200):
         assert not any(fail(well, 0.0, 4 * number + task, last=True) for task in range(4))
-        well.ok(0.0, LIMIT)
+        well.ok(0.0, 0.0, LIMIT)
     assert well.in_service
 
 
@@ -124,7 +124,7 @@ def test_it_comes_back_by_one_real_task_and_one_more_for_each_answer_until_its_w
     assert back.in_service, "the first request sent after the open time begins the way back"
     allowed = [back.allowed]
     for _ in range(1 + 2 + 4):
-        back.ok(back.since, LIMIT)
+        back.ok(back.since, back.since, LIMIT)
         allowed.append(back.allowed)
     assert allowed == [1, 2, 3, 4, 5, 6, 7, inf]
 
@@ -142,8 +142,8 @@ def test_a_failure_later_on_the_way_back_takes_back_one_step() -> None:
     back, now = opened()
     now = back.open_until
     back.sent(now)
-    back.ok(now, LIMIT)
-    back.ok(now, LIMIT)
+    back.ok(now, now, LIMIT)
+    back.ok(now, now, LIMIT)
     assert not fail(back, now + 1, task=1)
     assert back.allowed == 2
 
@@ -159,7 +159,7 @@ def test_a_source_with_ordinary_faults_comes_back(share: float) -> None:
         if rng.random() < share:
             fail(back, now, task)
         else:
-            back.ok(now, 64)
+            back.ok(now, now, 64)
         if back.allowed == inf:
             return
     raise AssertionError(f"still {back.allowed} after 2,000 tasks")
@@ -170,19 +170,51 @@ def test_once_back_it_starts_with_a_clean_record() -> None:
     now = back.open_until
     back.sent(now)
     for _ in range(7):
-        back.ok(now, LIMIT)
+        back.ok(now, now, LIMIT)
     assert back.allowed == inf
     assert [fail(back, now, task) for task in range(5)] == [False, False, False, False, True]
     assert back.open_until == now + FIRST_OPEN, "the open time starts anew as well"
+
+
+def test_it_serves_again_from_the_first_answer_after_it_was_out_of_service_however_it_came_back() -> None:
+    back, _ = opened()
+    assert back.serving_since == -inf
+    back.sent(back.open_until)
+    back.ok(20.0, back.since, LIMIT)
+    back.ok(21.0, back.since, LIMIT)
+    assert back.serving_since == 20.0
+    silent = health()
+    silent.stall(30.0)
+    silent.ok(31.0, 1.0, LIMIT)
+    assert silent.serving_since == 31.0
+    restored, _ = opened()
+    restored.restore()
+    assert not restored.spotless, "its next answer is noted"
+    restored.ok(40.0, 39.0, LIMIT)
+    assert restored.serving_since == 40.0
+    assert restored.spotless
+
+
+def test_each_change_between_in_service_back_and_neither_is_told_once() -> None:
+    told: list[tuple[int, int]] = []
+    watched = Health(Middle(), lambda in_service, is_back: told.append((in_service, is_back)))
+    for task in range(5):
+        fail(watched, 0.0, task)
+    watched.sent(watched.open_until)
+    watched.ok(5.0, watched.since, LIMIT)
+    watched.down = True
+    watched.down = True
+    watched.restore()
+    assert told == [(-1, -1), (1, 0), (0, 1), (-1, -1), (1, 1)]
 
 
 def test_what_was_sent_before_it_opened_says_nothing_of_the_present() -> None:
     back, _ = opened()
     now = back.open_until + 1
     assert not back.failed(now - 0.5, 0.0, 77, last=False)
-    back.ok(0.0, LIMIT)
+    back.ok(0.0, 0.0, LIMIT)
     back.sent(now)
-    back.ok(0.0, LIMIT)
+    back.ok(0.0, 0.0, LIMIT)
     assert back.allowed == 1
     assert not back.failed(now, 0.0, 78, last=False)
     assert back.in_service
@@ -220,6 +252,6 @@ def test_the_way_back_ends_for_any_window(limit: int) -> None:
     back.sent(back.open_until)
     answers = 0
     while back.allowed != inf:
-        back.ok(back.since, limit)
+        back.ok(back.since, back.since, limit)
         answers += 1
     assert answers <= 2 * limit

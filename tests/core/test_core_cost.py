@@ -1,0 +1,99 @@
+"""What a failure costs the scheduler does not grow with the fleet. Counted in bytecodes of Python, which no clock or machine changes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from statistics import median
+from types import FrameType, ModuleType
+from typing import Any
+
+import pytest
+
+from qreward.policies import LoadBalanceStrategy
+
+FEW, MANY = 20, 400
+HELD = 64
+Module = Callable[[str], ModuleType]
+
+
+def operations(work: Callable[[], object]) -> int:
+    """Bytecodes that are carried out, in all functions that are called."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _arg: object) -> Any:
+        nonlocal count
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def cost(failures: ModuleType, name: str, endpoints: int, strategy: LoadBalanceStrategy, *, half_away: bool) -> float:
+    """Median operations of an outcome, at endpoints that are well."""
+    scene = failures.Scene(endpoints, strategy=strategy)
+    scene.answer_all(4)
+    if half_away:
+        for source in scene.sources[: endpoints // 2]:
+            source.health.eject(scene.now, 1e6)
+            scene.scheduler.lost(scene.now, source)
+            scene.carry_out()
+    found = []
+    for attempt in failures.chosen(scene):
+        scene.now += 0.01
+        outcome = failures.OUTCOMES[name]()
+        found.append(operations(lambda attempt=attempt, outcome=outcome: scene.scheduler.event(scene.now, attempt, outcome)))
+        scene.carry_out()
+    return median(found)
+
+
+@pytest.mark.parametrize("half_away", [False, True])
+@pytest.mark.parametrize("strategy", [LoadBalanceStrategy.EXPECTED_FINISH, LoadBalanceStrategy.POWER_OF_TWO])
+def test_a_failure_costs_as_much_among_many_endpoints_as_among_few_and_at_most_three_times_an_answer(
+    module: Module, strategy: LoadBalanceStrategy, half_away: bool
+) -> None:
+    failures = module("failures")
+    found = []
+    answer = cost(failures, "answer", MANY, strategy, half_away=half_away)
+    for name in failures.OUTCOMES:
+        few, many = (cost(failures, name, endpoints, strategy, half_away=half_away) for endpoints in (FEW, MANY))
+        if many > 1.5 * few or many > 3 * answer:
+            found.append(f"{name}: {few:.0f} operations among {FEW} endpoints, {many:.0f} among {MANY}; an answer {answer:.0f}")
+    assert not found, "\n".join(found)
+
+
+def test_what_a_silent_endpoint_holds_is_copied_with_one_look_at_the_others(module: Module) -> None:
+    failures = module("failures")
+    found = {}
+    for endpoints in (20, 200):
+        scene = failures.Scene(endpoints, HELD)
+        scene.answer_all(30)
+        mute = scene.sources[-1]
+        found[endpoints] = operations(lambda scene=scene, mute=mute: scene.scheduler._stuck(scene.now, mute))
+        assert not mute.health.in_service
+        assert len(mute.attempts) == HELD
+        assert all(attempt.task.lined or attempt.task.copy is not None for attempt in mute.attempts)
+    assert found[200] < 4 * found[20], f"ten times as many endpoints: {found}"
+
+
+def test_operations_are_counted_in_everything_that_is_called() -> None:
+    """So that the comparisons above can fail."""
+    few, many = (operations(lambda size=size: sum(number * number for number in range(size))) for size in (10, 1000))
+    assert many > 50 * few
+
+
+def test_the_benchmark_of_failures_prints_each_outcome(
+    module: Module, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failures = module("failures")
+    monkeypatch.setattr("sys.argv", ["failures.py", "--quick"])
+    failures.main()
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in [*failures.OUTCOMES, "silent"])

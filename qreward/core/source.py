@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from qreward.core.adaptive import AdaptiveWindow
 from qreward.core.advertised import DOUBT, Meter
 from qreward.core.gate import Gate
-from qreward.core.health import Health
+from qreward.core.health import IN_A_ROW, Health
 from qreward.core.latency import Latency
 from qreward.core.learned import LearnedPace
 from qreward.core.outcome import Advertised, Answer
@@ -64,13 +64,15 @@ class Source:
         proven: when the latest request was sent that was answered.
         learned: a pace learned from rejects, or None if only what the operator set counts.
         attempt_timeout: seconds one attempt may take, set by an operator, or None if it is learned.
+        trouble: what its last failure said that was no overload; empty before the first.
+        unanswered: requests in a row that ran out of their time, without a sign of life of the source meanwhile.
         share: what other processes leave of its limits, which are then kept by it; None if they are its own.
     """
 
     __slots__ = (
         "attempt_timeout", "attempts", "check_at", "due", "gate", "handle", "health", "inflight", "latency", "learned", "look_after",
-        "name", "pools", "proven", "removed", "requests", "reserved", "share", "silence", "singles", "tally", "tempo", "tokens", "weight",
-        "window",
+        "name", "pools", "proven", "removed", "requests", "reserved", "share", "silence", "singles", "tally", "tempo", "tokens",
+        "trouble", "unanswered", "weight", "window",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +104,8 @@ class Source:
         self.attempts: dict[Attempt, None] = {}
         self.inflight = self.singles = 0
         self.proven = -inf
+        self.unanswered = 0
+        self.trouble = ""
         self.look_after = ATTEMPT_LEAST
         self.check_at = inf
         self.pools: list[Pool] = []
@@ -146,12 +150,14 @@ class Source:
         if self.tempo is None:
             self.tempo = Tempo()
         self.tempo.began(now - sent_at)
+        self.unanswered = 0
         if self.silence.since != inf:
             self.silence.since = now
 
     def answered(self, now: float, sent_at: float, answer: Answer, held: float = 0.0) -> None:
         """An answer came, ``held`` seconds later than it could have; ``inflight`` is already without it."""
         self.proven = max(self.proven, sent_at)
+        self.unanswered = 0
         self.latency.add(now - sent_at - held, answer.output_tokens)
         self.silence.broken(now, self.inflight, self.latency.mean)
         if held > HELD * (now - sent_at):
@@ -194,6 +200,11 @@ class Source:
             self.learned.refused(sent_at)
             if away and hint is not None:
                 self.learned.hinted(now, hint)
+
+    def is_alive(self) -> bool:
+        """False if it is known not to answer: it is out of service or on trial after that, or gives no sign of life."""
+        health = self.health
+        return health.in_service and health.allowed > 1 and self.unanswered < IN_A_ROW and not self.removed
 
     def worth_waiting_for(self, now: float) -> bool:
         """True if it can be expected to take work within about a second."""

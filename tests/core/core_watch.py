@@ -117,7 +117,7 @@ class Watch:
             self._finished(now, subject, command[2], command[3])
         else:
             assert what == MORE
-            assert subject not in self.asked, "a feed is asked for more while it is being asked"
+            assert subject not in self.asked or subject.failing is not None, "a feed is asked for more while it is being asked"
             self.asked[subject] = None
             self.trace.append((now, "more", subject.sink))
 
@@ -157,7 +157,7 @@ class Watch:
         for source, count in held.items():
             assert source.inflight == count, f"{source} believes {source.inflight} in flight, but {count} are"
         pools = dict.fromkeys(pool for source in self.sources for pool in source.pools) | dict.fromkeys(feed.pool for feed in self.feeds)
-        timed = sum(item.due >= 0 for items in (self.open, self.sources, pools) for item in items)
+        timed = sum(item.due >= 0 for items in (self.open, self.sources, pools, self.feeds) for item in items)
         assert len(self.scheduler.wheel) == timed, "the wheel holds something dead, or lost something"
 
     def _check_open_tasks(self) -> None:

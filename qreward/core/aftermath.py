@@ -77,6 +77,7 @@ class Aftermath:
         source.tally.cancelled += 1
         source.window.ended()
         source.silence.ended(source.inflight)
+        source.advertised(now, attempt.sent_at, None)
         if attempt.why is not None and now >= attempt.task.deadline:
             source.unanswered += 1
         error = None if attempt.why else ClientClosed("the event loop was shut down before the request was done")
@@ -92,11 +93,13 @@ class Aftermath:
         source, task = attempt.source, attempt.task
         if is_sign_of_life(failure):
             source.unanswered = 0
-        if failure.limits is not None:
-            source.advertised(now, attempt.sent_at, failure.limits)
+        asked, most = failure.retry_after, self._retry.max_retry_after
+        hint = None if asked is None else min(asked, most)
+        source.advertised(now, attempt.sent_at, failure.limits, hint=hint if failure.kind is FailureKind.OVERLOADED else None)
         if failure.kind is FailureKind.OVERLOADED:
             source.silence.ended(source.inflight)
-            source.rejected(now, attempt.sent_at, failure.retry_after)
+            source.rejected(now, attempt.sent_at, hint)
+            source.gate.unheeded = asked if asked is not None and asked > most else None
             return not source.worth_waiting_for(now)
         source.tally.failed += 1
         source.trouble = str(failure.error)

@@ -62,6 +62,7 @@ class Source:
         check_at: when to look for attempts that take too long; inf while nothing is under way.
         tempo: of its streams, or None before the first.
         proven: when the latest request was sent that was answered.
+        metered: its answers have told of a rate limit.
         learned: a pace learned from rejects, or None if only what the operator set counts.
         attempt_timeout: seconds one attempt may take, set by an operator, or None if it is learned.
         trouble: what its last failure said that was no overload; empty before the first.
@@ -71,7 +72,7 @@ class Source:
 
     __slots__ = (
         "attempt_timeout", "attempts", "check_at", "due", "gate", "handle", "health", "inflight", "latency", "learned", "look_after",
-        "name", "pools", "proven", "removed", "requests", "reserved", "share", "silence", "singles", "tally", "tempo", "tokens",
+        "metered", "name", "pools", "proven", "removed", "requests", "reserved", "share", "silence", "singles", "tally", "tempo", "tokens",
         "trouble", "unanswered", "weight", "window",
     )  # fmt: skip
 
@@ -94,6 +95,7 @@ class Source:
         self.learned = learned
         self.requests: Pace | Meter | None = Pace(limits.rpm / 60) if limits.rpm else None
         self.tokens: Pace | Meter | None = Pace(limits.tpm / 60) if limits.tpm else None
+        self.metered = False
         self.reserved = limits.tpm_counts == "reserved"
         self.share: Tenure | None = None
         self.gate = Gate(rng)
@@ -173,22 +175,32 @@ class Source:
         tally.ok += 1
         tally.prompt_tokens += answer.prompt_tokens or 0
         tally.output_tokens += answer.output_tokens or 0
-        if answer.limits is not None:
+        if answer.limits is not None or self.metered:
             self.advertised(now, sent_at, answer.limits, used=(answer.prompt_tokens or 0) + (answer.output_tokens or 0))
 
-    def advertised(self, now: float, sent_at: float, limits: Advertised, used: int | None = None) -> None:
-        """An answer told of rate limits; ``used`` tokens if it was served, None if it was turned away."""
+    def advertised(self, now: float, sent_at: float, limits: Advertised | None, used: int | None = None, hint: float | None = None) -> None:
+        """A request ended, or its answer began; ``limits`` is what was said of rate limits, if anything was.
+
+        Args:
+            used: tokens, if it was served; None if it was turned away or failed.
+            hint: seconds after which the server said to come back, as it turned the request away.
+        """
         if self.learned is None:  # what the operator set counts, and nothing else
             return
         served = used is not None
-        if limits.requests is not None:
+        requests, tokens = (None, None) if limits is None else (limits.requests, limits.tokens)
+        if requests is not None:
             if not isinstance(self.requests, Meter):
-                self.requests = Meter(self.requests)
-            self.requests.told(now, sent_at, limits.requests, answered=served, others=self.inflight)
-        if limits.tokens is not None:
+                self.requests, self.metered = Meter(self.requests), True
+            self.requests.told(now, sent_at, requests, answered=served, others=self.inflight, hint=hint)
+        elif isinstance(self.requests, Meter):
+            self.requests.untold(now, sent_at, answered=served, hint=hint)
+        if tokens is not None:
             if not isinstance(self.tokens, Meter):
-                self.tokens = Meter(self.tokens, doubt=DOUBT)
-            self.tokens.told(now, sent_at, limits.tokens, answered=served, others=self.inflight * (used or 0))
+                self.tokens, self.metered = Meter(self.tokens, doubt=DOUBT), True
+            self.tokens.told(now, sent_at, tokens, answered=served, others=self.inflight * (used or 0), hint=hint)
+        elif isinstance(self.tokens, Meter):
+            self.tokens.untold(now, sent_at, answered=served, hint=hint)
 
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
         """It said it has no room; ``inflight`` is already without that request."""

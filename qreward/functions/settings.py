@@ -9,7 +9,6 @@ from qreward.core.calls.outcome import Raised
 from qreward.core.calls.terms import Adapting, Breaking, CallTerms, Hedging, Pause, Rate
 from qreward.functions.config import UNSET, ScheduleConfig
 from qreward.functions.overload import overload_of
-from qreward.policies import MAX_RETRY_AFTER
 
 
 class Settings:
@@ -51,8 +50,7 @@ class Settings:
     def judge(self, error: Exception) -> Raised:
         """What an exception of the function means."""
         overload = overload_of(error)
-        hint = None if overload is None else overload.retry_after
-        wait = None if hint is None else min(hint, MAX_RETRY_AFTER)
+        wait = None if overload is None else overload.retry_after
         again: bool | float = isinstance(error, self._exceptions)
         if again and self._predicate is not None:
             again = self._predicate(error)

@@ -59,6 +59,7 @@ class Source:
         attempts: what is under way, oldest first, including what is being stopped; ``inflight`` is their number, ``singles``
             that of those that do not belong to a bulk.
         look_after: seconds after which an attempt may be worth a look.
+        down_since: when it was found to be out of service, until an answer shows that it is back; else None.
         check_at: when to look for attempts that take too long; inf while nothing is under way.
         tempo: of its streams, or None before the first.
         proven: when the latest request was sent that was answered.
@@ -71,9 +72,9 @@ class Source:
     """
 
     __slots__ = (
-        "attempt_timeout", "attempts", "check_at", "due", "gate", "handle", "health", "inflight", "latency", "learned", "look_after",
-        "metered", "name", "pools", "proven", "removed", "requests", "reserved", "share", "silence", "singles", "tally", "tempo", "tokens",
-        "trouble", "unanswered", "weight", "window",
+        "attempt_timeout", "attempts", "check_at", "down_since", "due", "gate", "handle", "health", "inflight", "latency", "learned",
+        "look_after", "metered", "name", "pools", "proven", "removed", "requests", "reserved", "share", "silence", "singles", "tally",
+        "tempo", "tokens", "trouble", "unanswered", "weight", "window",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +101,7 @@ class Source:
         self.share: Tenure | None = None
         self.gate = Gate(rng)
         self.health = Health(rng)
+        self.down_since: float | None = None
         self.latency = Latency()
         self.silence = Silence()
         self.tempo: Tempo | None = None
@@ -215,8 +217,7 @@ class Source:
 
     def is_alive(self) -> bool:
         """False if it is known not to answer: it is out of service or on trial after that, or gives no sign of life."""
-        health = self.health
-        return health.in_service and health.allowed > 1 and self.unanswered < IN_A_ROW and not self.removed
+        return self.health.is_back and self.unanswered < IN_A_ROW and not self.removed
 
     def worth_waiting_for(self, now: float) -> bool:
         """True if it can be expected to take work within about a second."""

@@ -20,6 +20,7 @@ from qreward.errors import ConfigError
 from qreward.judge.hearing import Heard
 from qreward.judge.reading import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
 from qreward.judge.reading.shape import Shape
+from qreward.wire.endings import described
 
 _LONG = 100
 """Characters of a wrong value that an error shows."""
@@ -80,12 +81,14 @@ class VerdictForm:
         """The reward and the verdict that an answer says.
 
         Raises:
-            Unreadable: it says none, or one outside the scale.
+            Unreadable: it says none, or one outside the scale, or the answer is not whole.
             UserFault: what the user gave to make a number of a verdict failed.
         """
         if heard.refusal:
             raise Unreadable("The model declined to answer.")
-        verdict = read(heard.text, self.model, scale=self.scale, reasoning=heard.reasoning, finished=heard.finished)
+        if not heard.whole:
+            raise Unreadable(f"The answer is not whole: {described(heard.ending)}.")
+        verdict = read(heard.text, self.model, scale=self.scale, reasoning=heard.reasoning)
         worth = self._given_worth(verdict) if self._own is None else self._own(verdict)
         if worth is None:
             raise Unreadable("The score function finds no score in the verdict." if self._given else "The verdict gives no score.")

@@ -61,7 +61,8 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         retry: when a failed request is tried again.
         hedge: when a request is sent to a second endpoint while the first still works on it; None is never.
         max_queued: single calls that may wait for a route; one more ends with ``QueueFull``. None is any number.
-        timeout: seconds a request may take in all, queueing included; None waits for ever. Default 600.
+        timeout: seconds a request may take in all, queueing included; None waits for ever. Default 600. For an item of a batch see
+            :meth:`batch_chat_completion`.
         telemetry: what OpenTelemetry is told, by default all, of which nothing is seen until an SDK is set up; None is nothing.
         observers: are told each event; see :class:`~qreward.observe.Observer`.
         wire_factory: makes what carries the requests of one event loop; for tests.
@@ -211,7 +212,8 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         Args:
             batch_messages: conversations: a list, an iterator or an async iterator; read no faster than they are sent.
             model: chooses the route.
-            timeout: seconds per item, from when it could first be sent; the client's by default.
+            timeout: seconds per item, from when an endpoint takes it; the client's by default. When no endpoint of the route is alive
+                for so long, all items that wait fail with ``RequestTimeout``.
             deadline: seconds for the whole batch; what is missing then comes back as ``DeadlineExceeded``.
             priority: 0 (most urgent) to 9.
             hedge, tenant: as in :meth:`chat_completion`.

@@ -28,6 +28,9 @@ from qreward.policy import (
 )
 from qreward.reward_policies import RewardModel
 
+MAX_RETRY_AFTER = 60.0
+"""Seconds of a ``Retry-After`` that are heeded, by default: as many as in ``_calculate_retry_timeout`` of the OpenAI SDK."""
+
 
 class Priority(IntEnum):
     """How urgent a task is. Any whole number from 0 (most urgent, as in vLLM) to 9 may be used."""
@@ -109,6 +112,8 @@ class Retry(Policy):
         cap: longest wait in seconds.
         budget: retries allowed per request, over all requests.
         budget_floor: retries per second that are always allowed.
+        max_retry_after: longest time in seconds for which an endpoint is left alone because it asked for that (``Retry-After``).
+            One that asks for longer is asked again after this, with one request. The OpenAI SDK heeds up to 60 s as well.
     """
 
     attempts: Count = 4
@@ -116,6 +121,7 @@ class Retry(Policy):
     cap: Seconds = 8.0
     budget: Share = 0.2
     budget_floor: Rate = 10.0
+    max_retry_after: Seconds = MAX_RETRY_AFTER
 
 
 class Hedge(Policy):

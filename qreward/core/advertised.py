@@ -11,8 +11,9 @@ A1  What is left is what was told last, less what was sent since that request le
     request tells is old. Of requests of one instant nobody knows the order: any that is possible may be true.
 A2  The kind is what was seen last: ``remaining`` fell and ``reset`` rose is a bucket, both fell is a window. Until then it is a
     window, unless used / reset is just the limit by a usual span. A bucket's slope is its rate.
-A3  Nothing left waits for the refill, or for the window's end. After a minute without a send one request asks all the same;
-    if it is answered, and still nothing is said to be left, the advertisement is nonsense until it says something else.
+A3  Nothing left waits for the refill, or for the window's end. After a minute without a send, or when the server itself said to
+    come back (``Retry-After``), one request asks all the same. If it is answered, and still nothing is said to be left, the
+    advertisement is nonsense until it says something else. What is answered without a word of the limit is the end of it.
 A4  Tokens are reserved by a guess, scaled by what the server was seen to charge for such guesses (it may count ``max_tokens``, or
     other clients). The largest recent cost must be left, and a share of what nobody has confirmed yet.
 A limit that is not reached costs nothing, and what an operator set holds besides. Knows nothing of headers.
@@ -80,9 +81,9 @@ class Meter:
     """
 
     __slots__ = (
-        "_at", "_began", "_bucket", "_confirmed", "_doubt", "_follows", "_full_at", "_guessed", "_heard", "_lag", "_largest", "_left",
-        "_longest", "_lowest", "_mark", "_most", "_newest", "_nonsense", "_open", "_paid", "_peak", "_probe_at", "_reference", "_sends",
-        "_sent_at", "_sums", "_told_at", "_used", "pace", "refill", "scale", "window",
+        "_ask_at", "_at", "_began", "_bucket", "_confirmed", "_doubt", "_follows", "_full_at", "_guessed", "_heard", "_lag", "_largest",
+        "_left", "_longest", "_lowest", "_mark", "_most", "_newest", "_nonsense", "_open", "_paid", "_peak", "_probe_at", "_reference",
+        "_sends", "_sums", "_told_at", "_used", "pace", "refill", "scale", "window",
     )  # fmt: skip
 
     def __init__(self, pace: Pace | None = None, *, doubt: float = 0.0) -> None:
@@ -97,7 +98,7 @@ class Meter:
         self._used = 0.0  # of it, when it was told last: if this is a bucket, only so much is back at its reset
         self._paid = self._confirmed = 0.0  # for all sends so far; of it, what has been told of
         self._sends: deque[list[float]] = deque(maxlen=REMEMBERED)  # time, paid until after its first and its last send, how many
-        self._sent_at, self._probe_at = -inf, inf
+        self._ask_at, self._probe_at = inf, inf  # when one request asks all the same, and when the last one did
         self._open = 0.0  # reserved and not settled
         self._largest = 1.0
         # what was told
@@ -131,7 +132,7 @@ class Meter:
         if self._left >= needed:
             return at
         back_at = self._at + (needed - self._left) / self.refill if self.refill else self._full_at
-        return max(at, min(back_at, self._sent_at + LONGEST_WAIT))
+        return max(at, min(back_at, self._ask_at))
 
     def take(self, now: float, cost: float = 1.0, plain: float | None = None) -> None:
         """Pay for a send; ``plain`` is a guess that follows no answers, from which the server's charges are scaled."""
@@ -146,9 +147,9 @@ class Meter:
             self._left = inf
             return
         self._advance(now)
-        if self._left < self._needed() and now - self._sent_at >= LONGEST_WAIT:
+        if self._left < self._needed() and now >= self._ask_at:
             self._probe_at = now
-        self._sent_at = now
+        self._ask_at = now + LONGEST_WAIT
         self._left -= cost
         self._paid += cost
         sends = self._sends
@@ -172,7 +173,9 @@ class Meter:
 
     # what the server says
 
-    def told(self, now: float, sent_at: float, said: Allowance, *, answered: bool = True, others: float = 0.0) -> None:
+    def told(
+        self, now: float, sent_at: float, said: Allowance, *, answered: bool = True, others: float = 0.0, hint: float | None = None
+    ) -> None:
         """Take in an advertisement.
 
         Args:
@@ -180,7 +183,23 @@ class Meter:
             sent_at: when its request was sent.
             answered: it was served, not turned away.
             others: cost of what else is in flight, which is only asked for the first time.
+            hint: seconds after which the server said to come back, as it turned the request away: that goes before what is inferred.
         """
+        self._take_in(now, sent_at, said, answered, others)
+        if hint is not None:
+            self._ask_at = now + hint
+
+    def untold(self, now: float, sent_at: float, *, answered: bool, hint: float | None = None) -> None:
+        """A request ended without a word of this limit. If it was answered, and sent after the limit was told of, that is forgotten."""
+        if hint is not None:
+            self._ask_at = min(self._ask_at, now + hint)
+        elif sent_at > self._told_at:
+            if answered:
+                self._left = inf
+            else:
+                self._ask_at = now
+
+    def _take_in(self, now: float, sent_at: float, said: Allowance, answered: bool, others: float) -> None:
         limit, remaining, window = said.limit, said.remaining, said.window
         plenty = PLENTY * self._most
         if remaining is not None and remaining > plenty and self._left > plenty and now < self._told_at + GLANCE:
@@ -203,7 +222,7 @@ class Meter:
         self._advance(now)
         self._size_up(now, sent_at, remaining, said)
         if self._left == inf:
-            self._left, self._at, self._sent_at = remaining - others, now, now
+            self._left, self._at, self._ask_at = remaining - others, now, now + LONGEST_WAIT
             self._sends.clear()
         elif self._follows:
             self._follow(now, sent_at, remaining, later=later)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from qreward.core.outcome import Cancelled, Failure, FailureKind
+from qreward.core.outcome import Answer, Cancelled, Failure, FailureKind, Outcome
 from qreward.core.retry import Budget, Rule, backoff, rule_for
 from qreward.core.source import Source
 from qreward.core.task import Attempt, State, Task, Why
@@ -24,6 +24,7 @@ QUOTA_AWAY = 300.0
 MOST_UNFIT = 2
 """Sources that may find a task unsuitable before its error is believed."""
 
+ALIVE = frozenset({FailureKind.OVERLOADED, FailureKind.REFUSED})
 NO_SIGN_OF_LIFE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE, FailureKind.UNSENDABLE, FailureKind.LOCAL})
 
 MOST_TRAIL = 100
@@ -76,6 +77,9 @@ class Aftermath:
         source.tally.cancelled += 1
         source.window.ended()
         source.silence.ended(source.inflight)
+        source.advertised(now, attempt.sent_at, None)
+        if attempt.why is not None and now >= attempt.task.deadline:
+            source.unanswered += 1
         error = None if attempt.why else ClientClosed("the event loop was shut down before the request was done")
         slow = source.latency.slow
         task = attempt.task
@@ -87,14 +91,19 @@ class Aftermath:
 
     def _blame(self, now: float, attempt: Attempt, failure: Failure, rule: Rule) -> bool:
         source, task = attempt.source, attempt.task
-        if failure.limits is not None:
-            source.advertised(now, attempt.sent_at, failure.limits)
+        if is_sign_of_life(failure):
+            source.unanswered = 0
+        asked, most = failure.retry_after, self._retry.max_retry_after
+        hint = None if asked is None else min(asked, most)
+        source.advertised(now, attempt.sent_at, failure.limits, hint=hint if failure.kind is FailureKind.OVERLOADED else None)
         if failure.kind is FailureKind.OVERLOADED:
             source.silence.ended(source.inflight)
             available = source.worth_waiting_for(now)
-            source.rejected(now, attempt.sent_at, failure.retry_after)
+            source.rejected(now, attempt.sent_at, hint)
+            source.gate.unheeded = asked if asked is not None and asked > most else None
             return available and not source.worth_waiting_for(now)
         source.tally.failed += 1
+        source.trouble = str(failure.error)
         source.window.ended()
         if failure.kind in NO_SIGN_OF_LIFE:
             source.silence.ended(source.inflight)
@@ -169,6 +178,11 @@ class Aftermath:
     def _avoid(task: Task, sources: tuple[Source, ...]) -> None:
         if task.state is not State.QUEUED:  # where it waits for a second attempt, it waits under what it avoids
             task.excluded = sources
+
+
+def is_sign_of_life(outcome: Outcome) -> bool:
+    """Whether it shows that its source is there and reads what it is sent."""
+    return isinstance(outcome, Answer) or (isinstance(outcome, Failure) and outcome.kind in ALIVE)
 
 
 def remember(attempt: Attempt, outcome: str, now: float, status: int | None = None, detail: str = "") -> None:

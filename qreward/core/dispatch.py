@@ -6,6 +6,7 @@ Base of the scheduler. Knows nothing of failures, nor of what takes too long.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import ceil, inf
 from random import Random
 from typing import Any
@@ -15,6 +16,7 @@ from qreward.core.aftermath import Aftermath
 from qreward.core.commands import CANCEL, FINISH, MORE, SEND, Command
 from qreward.core.duplicates import Duplicates
 from qreward.core.health import HealthChange
+from qreward.core.outages import Outages, deadline
 from qreward.core.pool import Pool
 from qreward.core.source import Source
 from qreward.core.task import Attempt, Feed, State, Task, Why
@@ -61,6 +63,7 @@ class Dispatch:
         self.tokens = Tokens(estimate)
         self._aftermath = Aftermath(retry, rng)
         self._duplicates = Duplicates(hedge, retry.attempts)
+        self.outages = Outages(self.wheel)
         self._estimate = estimate
         self._most_waiting = most_waiting
         self._numbers = 0
@@ -157,7 +160,7 @@ class Dispatch:
                 return None
             task, feed = taken
             if feed is not None:
-                self._begin(now, task, feed)
+                self._begin(now, task, feed, source)
                 return task
             if not self._too_late(now, task, source):
                 return task
@@ -173,12 +176,15 @@ class Dispatch:
             return None
         return min(waiting, key=lambda pool: pool.queue.key(source, bulk=pool.gives_bulk_to(now, source)))
 
-    def _begin(self, now: float, task: Task, feed: Feed) -> None:
-        """A task was taken from a bulk: its time begins."""
+    def _begin(self, now: float, task: Task, feed: Feed, source: Source) -> None:
+        """A source takes a task from a bulk: its time begins, unless it began before (see ``outages``)."""
         task.pool.bulks += 1
         if feed.left is not None:
             feed.left -= 1
         self._start(now, task)
+        if task.pool.down_since < inf and task.timeout is not None:
+            task.deadline = deadline(now, source, task.pool, task.timeout, feed.opened_at)
+            self.wheel.move(task, task.deadline)
         if len(feed.buffer) < Feed.LOW:
             self._ask(feed)
 
@@ -295,10 +301,11 @@ class Dispatch:
                 self._place(now, task)
 
     def _check(self, now: float, pool: Pool) -> None:
+        self.outages.check(now, pool)
         error = endings.hopeless(pool)
         if error is None:
             return
-        tasks, feeds = pool.queue.empty()
+        tasks = pool.queue.empty()
         for task in tasks:
             if task.attempt is not None:  # it waited for a copy; the first attempt is still under way
                 task.state = State.SENT
@@ -306,5 +313,23 @@ class Dispatch:
             if task.state is State.NEW:
                 self._start(now, task)
             self._finish(task, error)
-        for feed in feeds:
-            self._ask(feed)
+        for feed in pool.feeds:
+            if feed.failing is None:
+                self._give_up(now, feed, partial(type(error), str(error)))
+
+    def _give_up(self, now: float, feed: Feed, failing: Callable[[], QRewardError]) -> None:
+        """No source is alive for the items of a feed: what waits and what is read fails until one is."""
+        feed.failing = failing
+        self.wheel.remove(feed)
+        self._fail_waiting(now, feed, failing)
+        feed.asked = True
+        self.out.append((MORE, feed))
+
+    def _fail_waiting(self, now: float, feed: Feed, failing: Callable[[], QRewardError]) -> None:
+        """What waits in a feed fails, except for one item while there are more to come: by that it is seen when a source is alive again."""
+        while len(feed.buffer) > (not feed.ended):
+            task = feed.buffer.pop()
+            self._start(now, task)
+            self._finish(task, failing())
+        if not feed.buffer:
+            feed.pool.queue.drop_feed(feed)

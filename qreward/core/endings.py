@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from qreward.core.outcome import Cancelled, Failure
 from qreward.core.pool import Pool
-from qreward.core.task import Task
+from qreward.core.task import Feed, Task
 from qreward.errors import CircuitOpen, NoEndpoint, QRewardError, QueueFull, RequestTimeout
+
+MOST_NAMED = 3
+"""Endpoints that an error names."""
 
 
 def timed_out(task: Task) -> RequestTimeout:
@@ -16,6 +22,19 @@ def timed_out(task: Task) -> RequestTimeout:
     error = RequestTimeout(f"no answer within the timeout of {task.timeout:g} s (queueing included) over {task.pool.name}; {seen}")
     error.__cause__ = task.last_error
     return error
+
+
+def down(feed: Feed) -> Callable[[], RequestTimeout]:
+    """Makes the errors of items that wait for a pool of which no source was alive for as long as their timeout."""
+    pool = feed.pool
+    names = ", ".join(repr(source.name) for source in pool.sources[:MOST_NAMED])
+    if len(pool.sources) > MOST_NAMED:
+        names += f" and {len(pool.sources) - MOST_NAMED} more"
+    reason = next((f"; the last failure was: {source.trouble}" for source in pool.sources if source.trouble), "")
+    return partial(
+        RequestTimeout,
+        f"never sent: no endpoint of {pool.name} has answered for {feed.timeout:g} s, the timeout of an item ({names}){reason}",
+    )
 
 
 def too_late(task: Task) -> RequestTimeout:

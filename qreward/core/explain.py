@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
+from qreward.core.advertised import Meter
+from qreward.core.pace import Pace
 from qreward.core.source import Source
 
 
@@ -39,14 +41,22 @@ def standing(now: float, source: Source) -> Standing:
 
 
 def _times(source: Source) -> list[tuple[float, str]]:
-    times = [(source.health.open_until, "out of service after failures"), (source.gate.opens_at, "it turned requests away")]
+    turned_away = "it turned requests away"
+    if source.gate.unheeded is not None:
+        turned_away += f"; it asked for {source.gate.unheeded:.4g} s, which max_retry_after shortens"
+    times = [(source.health.open_until, "out of service after failures"), (source.gate.opens_at, turned_away)]
     if source.learned is not None and source.learned.rate is not None:
         times.append((source.learned.ready_at, f"paced at {source.learned.rate:.3g} requests/s, learned from rejects"))
     for pace, unit in ((source.requests, "requests"), (source.tokens, "tokens")):
         if pace is not None:
-            at = pace.ready_at
-            times.append((at, "waiting for its share" if at == inf else f"limit of {pace.rate:.3g} {unit}/s"))
+            times.append((pace.ready_at, _limit(pace, unit)))
     return times
+
+
+def _limit(pace: Pace | Meter, unit: str) -> str:
+    if pace.ready_at == inf:
+        return "waiting for its share"
+    return f"no {unit} left, as it says itself" if pace.rate == inf else f"limit of {pace.rate:.3g} {unit}/s"
 
 
 def why_window(source: Source) -> str:

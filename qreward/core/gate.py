@@ -1,6 +1,7 @@
 """When a source that said "too much" may be asked again.
 
-A hint (``Retry-After``) is obeyed to the letter. Without one the gate closes for 0.25 s, doubling while rejects go on.
+A hint (``Retry-After``) is obeyed to the letter; one that is too long was shortened before it comes here. Without one the gate
+closes for 0.25 s, doubling while rejects go on.
 After it one request goes first; the rest follow when that one was not turned away within a few reject delays.
 Which rejects mean that, and which only that the source is full, its window decides.
 """
@@ -21,14 +22,16 @@ class Gate:
     Attributes:
         opens_at: the time before which nothing may be sent.
         closed: how often it closed without a probe that held; 0 while it is open.
+        unheeded: seconds for which the source asked to be left alone, if that is more than it is; else None.
     """
 
-    __slots__ = ("_asked", "_closed_at", "_probe_at", "_reject_after", "_rng", "closed", "opens_at")
+    __slots__ = ("_asked", "_closed_at", "_probe_at", "_reject_after", "_rng", "closed", "opens_at", "unheeded")
 
     def __init__(self, rng: Random) -> None:
         self.opens_at = -inf
         self._rng = rng
         self.closed = 0
+        self.unheeded: float | None = None
         self._closed_at = -inf
         self._asked = -inf  # until when a hint holds
         self._probe_at: float | None = None

@@ -2,7 +2,8 @@
 
 A hint (``Retry-After``) may mean a rate limit. What was accepted over the last minute, less 2 %, is a rate that the limit
 certainly allows, for token buckets and calendar windows alike. From there it is raised again: 2 % after 20 clean
-seconds, then twice as much (at most 30 %) every 5 s; a reject takes back the last raise. Too few accepted say nothing
+seconds, then twice as much (at most 30 %) every 5 s; a reject takes back the last raise. Rejects that go on amid answers at a
+pace that was not raised do not come from the rate: after two of them the pace is forgotten. Too few accepted say nothing
 of a rate, and a source that accepts nothing any more is away: only the first reject after an answer counts.
 """
 
@@ -17,20 +18,21 @@ SHARE = 0.98
 FIRST_RAISE, LARGEST_RAISE = 0.02, 0.30
 CALM, NEXT = 20.0, 5.0
 EVIDENCE = 5
-"""Requests accepted in the last minute without which no rate is learned."""
+"""Requests accepted in the last minute without which no rate is learned, and answers without which no reject speaks against one."""
 
 
 class LearnedPace:
     """No limit until a reject carries a hint; then requests per second by GCRA."""
 
-    __slots__ = ("_accepted", "_answered", "_began", "_changed", "_cut", "_pace", "_raised")
+    __slots__ = ("_accepted", "_answered", "_began", "_changed", "_cut", "_in_vain", "_pace", "_raised")
 
     def __init__(self) -> None:
         self._pace: Pace | None = None
         self._accepted: dict[int, int] = {}  # second -> requests sent and not turned away; the last minute
         self._began: float | None = None
         self._changed = self._cut = -inf
-        self._answered = False  # since the last cut
+        self._answered = 0  # since the last cut
+        self._in_vain = False  # the last cut was of a pace that had not been raised
         self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
 
     @property
@@ -56,7 +58,7 @@ class LearnedPace:
 
     def ok(self, now: float) -> None:
         """An answer came."""
-        self._answered = True
+        self._answered += 1
         if self._pace is not None and now - self._changed > (NEXT if self._raised else CALM):
             self._raised = min(LARGEST_RAISE, max(FIRST_RAISE, 2 * self._raised))
             self._pace.rate *= 1 + self._raised
@@ -79,9 +81,14 @@ class LearnedPace:
         seen = max(1 / SPAN, SHARE * recent / max(1.0, span))
         if self._pace is None:
             self._pace = Pace(seen)
+            self._in_vain = False
         elif self._raised:
             self._pace.rate = max(min(seen, self._pace.rate), self._pace.rate / (1 + self._raised))
-        else:
+            self._in_vain = False
+        elif not self._in_vain:
             self._pace.rate = min(seen, SHARE * self._pace.rate)
+            self._in_vain = self._answered >= EVIDENCE
+        else:
+            self._pace = None
         self._cut = self._changed = now
-        self._raised, self._answered = 0.0, False
+        self._raised, self._answered = 0.0, 0

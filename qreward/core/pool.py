@@ -11,6 +11,7 @@ from qreward.core.endgame import Endgame
 from qreward.core.lengths import Lengths
 from qreward.core.queue import Queue
 from qreward.core.source import Source
+from qreward.core.task import Feed
 
 ONLINE = 30.0
 """Seconds after a single call in which another is expected."""
@@ -32,12 +33,14 @@ class Pool:
         in_service, back: how many of its sources are in service, and how many of them ``is_back`` is true of, see ``Health``.
         bulks: tasks under way that came from a bulk.
         online_until: until then single calls are expected.
+        feeds: the batches that are read for it.
+        down_since: since when no source is alive; inf while one is, or while that was not noticed.
         due: the wheel's.
     """
 
     __slots__ = (
-        "__weakref__", "_found", "asked", "back", "balancer", "bulks", "due", "endgame", "in_service", "lengths", "name",
-        "online_until", "queue", "sources",
+        "__weakref__", "_alive", "_found", "asked", "back", "balancer", "bulks", "down_since", "due", "endgame", "feeds",
+        "in_service", "lengths", "name", "online_until", "queue", "sources",
     )  # fmt: skip
 
     def __init__(self, name: str, sources: list[Source], balancer: Balancer) -> None:
@@ -52,6 +55,9 @@ class Pool:
         self.endgame = Endgame()
         self.bulks = 0
         self.online_until = -inf
+        self.feeds: dict[Feed, None] = {}
+        self.down_since = inf
+        self._alive: Source | None = None  # the source that was found alive last
         self.due = -1
         for source in sources:
             self.join(source)
@@ -73,6 +79,13 @@ class Pool:
         """True if at least half of the pool, this source left out, is in service and not just being probed: it can be missed."""
         well = self.back - source.health.is_back
         return well > 0 and 2 * well >= len(self.sources) - 1
+
+    def is_alive(self) -> bool:
+        """Whether any source is alive."""
+        alive = self._alive
+        if alive is None or self not in alive.pools or not alive.is_alive():
+            alive = self._alive = next((source for source in self.sources if source.is_alive()), None)
+        return alive is not None
 
     def awaits(self, now: float, avoided: tuple[Source, ...]) -> bool:
         """Whether a source that is not avoided is worth waiting for."""

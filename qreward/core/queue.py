@@ -122,12 +122,11 @@ class Queue:
         """Items that the waiting feeds are still to give; inf if the input of one may be of any length."""
         return sum(len(feed.buffer) if feed.ended else inf if feed.left is None else feed.left for feed in self._feeds())
 
-    def empty(self) -> tuple[list[Task], list[Feed]]:
-        """Remove and return all tasks, those read ahead included, and the feeds they came from."""
+    def empty(self) -> list[Task]:
+        """Remove and return all tasks, those read ahead included."""
         lanes = list(self._lanes.values())
         tasks = self._out([task for lane in lanes for task in lane.tasks()])
-        feeds = self._feeds()
-        for feed in feeds:
+        for feed in self._feeds():
             tasks += feed.buffer
             feed.buffer.clear()
             feed.lined = False
@@ -135,7 +134,7 @@ class Queue:
         self._resting.clear()
         self._only = None
         self.levels.clear()
-        return tasks, feeds
+        return tasks
 
     def most_avoided(self) -> int:
         """How many sources a task that was tried before avoids at most; -1 if there is none."""

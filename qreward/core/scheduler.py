@@ -14,13 +14,14 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from qreward.core import endings
-from qreward.core.aftermath import Verdict, remember
+from qreward.core.aftermath import Verdict, is_sign_of_life, remember
 from qreward.core.balance import Balancer
 from qreward.core.commands import CANCEL, FINISH
 from qreward.core.outcome import Advertised, Answer, Outcome
 from qreward.core.pool import ONLINE, Pool
 from qreward.core.source import Source
 from qreward.core.task import Attempt, Feed, State, Task, Why
+from qreward.core.timers import Timed
 from qreward.core.vigil import STALLED, Vigil
 
 LOOK_ANEW = 32
@@ -38,21 +39,31 @@ class Scheduler(Vigil):
         self._start(now, task)
         self._place(now, task)
 
-    def open(self, _now: float, feed: Feed) -> None:
+    def open(self, now: float, feed: Feed) -> None:
         """Take in a bulk; its input is asked for by ``MORE``."""
+        self.attend(now, feed)
         self._ask(feed)
+
+    def attend(self, now: float, feed: Feed) -> None:
+        """From now on the items of a feed fail when no source of its pool is alive for long: see ``outages``. ``close_feed`` ends it."""
+        self.outages.enter(now, feed)
 
     def refill(self, now: float, feed: Feed) -> None:
         """The shell has put tasks into a feed's buffer, or marked it as ended."""
         feed.asked = False
+        if feed.failing is not None:
+            self._fail_waiting(now, feed, feed.failing)
         if feed.buffer:
             feed.pool.queue.put_feed(feed)
             self._check(now, feed.pool)
             self.pump(now, feed.pool)
+        if feed.failing is not None:
+            self._ask(feed)
 
     def close_feed(self, feed: Feed) -> list[Task]:
         """End a bulk; what was read ahead is returned, and was never started."""
         feed.ended = True
+        self.outages.leave(feed)
         feed.pool.queue.drop_feed(feed)
         rest = list(feed.buffer)
         feed.buffer.clear()
@@ -92,6 +103,7 @@ class Scheduler(Vigil):
                     self._went_down(now, source, endings.described(outcome))
                     self._aftermath.budget.grant(source.inflight)
                 self.lost(now, source)
+        self.outages.look(now, attempt, alive=is_sign_of_life(outcome))
         self._fill(now, source)
 
     def commit(self, now: float, attempt: Attempt) -> None:
@@ -111,6 +123,7 @@ class Scheduler(Vigil):
             task.state = State.SENT
             task.pool.queue.take_back(task)
         attempt.source.began(now, attempt.sent_at)
+        self.outages.end(attempt.source, attempt.sent_at)
 
     def opened(self, now: float, attempt: Attempt, limits: Advertised) -> None:
         """An answer that comes in pieces told of rate limits at its head."""
@@ -133,11 +146,16 @@ class Scheduler(Vigil):
                     self._look(now, item)
                 self._wake(item, item.check_at)
                 self._fill(now, item)
-            elif isinstance(item, Pool):
-                if not stalled:
-                    self._look_at_idle(now, item)
-                elif item.due < 0:
-                    self.wheel.add(item, now + STALLED)
+            elif not stalled:
+                self._look_at(now, item)
+            elif item.due < 0:
+                self.wheel.add(item, now + STALLED)
+
+    def _look_at(self, now: float, item: Timed) -> None:
+        if isinstance(item, Pool):
+            self._look_at_idle(now, item)
+        elif isinstance(item, Feed) and not self.outages.postpone(now, item):
+            self._give_up(now, item, endings.down(item))
 
     def next_wake(self) -> float | None:
         """When ``tick`` is to be called next, or None. It may be a little earlier than needed, never later."""
@@ -157,6 +175,8 @@ class Scheduler(Vigil):
 
     def changed(self, now: float, source: Source) -> None:
         """A source may have become able to take work: joined, marked healthy, its limits raised."""
+        if source.is_alive():
+            self.outages.end(source)
         self._fill(now, source)
 
     def leave(self, now: float, source: Source, pool: Pool) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from qreward.core.adaptive import AdaptiveWindow
 from qreward.core.advertised import DOUBT, Meter
 from qreward.core.gate import Gate
-from qreward.core.health import Health
+from qreward.core.health import IN_A_ROW, Health
 from qreward.core.latency import Latency
 from qreward.core.learned import LearnedPace
 from qreward.core.outcome import Advertised, Answer
@@ -64,15 +64,18 @@ class Source:
         tempo: of its streams, or None before the first.
         answered_at: when the latest answer came.
         proven: when the latest request was sent that was answered.
+        metered: its answers have told of a rate limit.
         learned: a pace learned from rejects, or None if only what the operator set counts.
         attempt_timeout: seconds one attempt may take, set by an operator, or None if it is learned.
+        trouble: what its last failure said that was no overload; empty before the first.
+        unanswered: requests in a row that ran out of their time, without a sign of life of the source meanwhile.
         share: what other processes leave of its limits, which are then kept by it; None if they are its own.
     """
 
     __slots__ = (
-        "answered_at", "attempt_timeout", "attempts", "check_at", "down_since", "due", "gate", "handle", "health", "inflight", "latency",
-        "learned", "look_after", "name", "pools", "proven", "removed", "requests", "reserved", "share", "silence", "singles", "tally",
-        "tempo", "tokens", "weight", "window",
+        "answered_at", "attempt_timeout", "attempts", "check_at", "down_since", "due", "gate", "handle", "health", "inflight",
+        "latency", "learned", "look_after", "metered", "name", "pools", "proven", "removed", "requests", "reserved", "share",
+        "silence", "singles", "tally", "tempo", "tokens", "trouble", "unanswered", "weight", "window",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +97,7 @@ class Source:
         self.learned = learned
         self.requests: Pace | Meter | None = Pace(limits.rpm / 60) if limits.rpm else None
         self.tokens: Pace | Meter | None = Pace(limits.tpm / 60) if limits.tpm else None
+        self.metered = False
         self.reserved = limits.tpm_counts == "reserved"
         self.share: Tenure | None = None
         self.gate = Gate(rng)
@@ -105,6 +109,8 @@ class Source:
         self.attempts: dict[Attempt, None] = {}
         self.inflight = self.singles = 0
         self.answered_at = self.proven = -inf
+        self.unanswered = 0
+        self.trouble = ""
         self.look_after = ATTEMPT_LEAST
         self.check_at = inf
         self.pools: list[Pool] = []
@@ -151,12 +157,14 @@ class Source:
         if self.tempo is None:
             self.tempo = Tempo()
         self.tempo.began(now - sent_at)
+        self.unanswered = 0
         if self.silence.since != inf:
             self.silence.since = now
 
     def answered(self, now: float, sent_at: float, answer: Answer, held: float = 0.0) -> None:
         """An answer came, ``held`` seconds later than it could have; ``inflight`` is already without it."""
         self.answered_at, self.proven = now, max(self.proven, sent_at)
+        self.unanswered = 0
         self.latency.add(now - sent_at - held, answer.output_tokens)
         self.silence.broken(now, self.inflight, self.latency.mean)
         if held > HELD * (now - sent_at):
@@ -172,22 +180,32 @@ class Source:
         tally.ok += 1
         tally.prompt_tokens += answer.prompt_tokens or 0
         tally.output_tokens += answer.output_tokens or 0
-        if answer.limits is not None:
+        if answer.limits is not None or self.metered:
             self.advertised(now, sent_at, answer.limits, used=(answer.prompt_tokens or 0) + (answer.output_tokens or 0))
 
-    def advertised(self, now: float, sent_at: float, limits: Advertised, used: int | None = None) -> None:
-        """An answer told of rate limits; ``used`` tokens if it was served, None if it was turned away."""
+    def advertised(self, now: float, sent_at: float, limits: Advertised | None, used: int | None = None, hint: float | None = None) -> None:
+        """A request ended, or its answer began; ``limits`` is what was said of rate limits, if anything was.
+
+        Args:
+            used: tokens, if it was served; None if it was turned away or failed.
+            hint: seconds after which the server said to come back, as it turned the request away.
+        """
         if self.learned is None:  # what the operator set counts, and nothing else
             return
         served = used is not None
-        if limits.requests is not None:
+        requests, tokens = (None, None) if limits is None else (limits.requests, limits.tokens)
+        if requests is not None:
             if not isinstance(self.requests, Meter):
-                self.requests = Meter(self.requests)
-            self.requests.told(now, sent_at, limits.requests, answered=served, others=self.inflight)
-        if limits.tokens is not None:
+                self.requests, self.metered = Meter(self.requests), True
+            self.requests.told(now, sent_at, requests, answered=served, others=self.inflight, hint=hint)
+        elif isinstance(self.requests, Meter):
+            self.requests.untold(now, sent_at, answered=served, hint=hint)
+        if tokens is not None:
             if not isinstance(self.tokens, Meter):
-                self.tokens = Meter(self.tokens, doubt=DOUBT)
-            self.tokens.told(now, sent_at, limits.tokens, answered=served, others=self.inflight * (used or 0))
+                self.tokens, self.metered = Meter(self.tokens, doubt=DOUBT), True
+            self.tokens.told(now, sent_at, tokens, answered=served, others=self.inflight * (used or 0), hint=hint)
+        elif isinstance(self.tokens, Meter):
+            self.tokens.untold(now, sent_at, answered=served, hint=hint)
 
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
         """It said it has no room; ``inflight`` is already without that request."""
@@ -215,6 +233,10 @@ class Source:
         if then < health.serving_since:
             return False
         return self.answered_at > then or (not asked_now and health.is_back)
+
+    def is_alive(self) -> bool:
+        """False if it is known not to answer: it is out of service or on trial after that, or gives no sign of life."""
+        return self.health.is_back and self.unanswered < IN_A_ROW and not self.removed
 
     def worth_waiting_for(self, now: float) -> bool:
         """True if it can be expected to take work within about a second."""

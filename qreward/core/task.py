@@ -6,6 +6,7 @@ Plain records; the scheduler alone changes what is marked as its own, the shell 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from enum import IntEnum
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -203,13 +204,20 @@ class Feed:
     Attributes:
         left: items that are still to be taken, if the input's size is known.
         tenant: who shares the fleet with others, or None.
+        timeout: seconds that each of its tasks may take, or None.
+        failing: makes the errors of what waits or is read, as no source of the pool is alive; None while one is. The shell may
+            use it instead of putting a task into a buffer that is not empty.
+        opened_at, due, postponed: what ``outages`` keeps.
     """
 
-    __slots__ = ("asked", "buffer", "ended", "left", "level", "lined", "pool", "served", "sink", "tenant")
+    __slots__ = (
+        "asked", "buffer", "due", "ended", "failing", "left", "level", "lined", "opened_at", "pool", "postponed", "served", "sink",
+        "tenant", "timeout",
+    )  # fmt: skip
 
     LOW = 8
 
-    def __init__(self, pool: Pool, level: int, sink: Any, now: float, tenant: str | None = None) -> None:
+    def __init__(self, pool: Pool, level: int, sink: Any, now: float, tenant: str | None = None, timeout: float | None = None) -> None:
         self.pool = pool
         self.level = level
         self.sink = sink
@@ -218,5 +226,9 @@ class Feed:
         self.ended = False
         self.left: int | None = None
         self.tenant = tenant
-        self.served = now
+        self.timeout = timeout
+        self.failing: Callable[[], QRewardError] | None = None
+        self.opened_at = self.served = now
+        self.due = -1
+        self.postponed = False
         self.lined = False  # in the queue, which is when the buffer holds something

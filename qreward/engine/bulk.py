@@ -23,8 +23,8 @@ from qreward.errors import BadRequest, BatchInterrupted, ClientClosed, DeadlineE
 from qreward.results import BatchResult, BatchStats, Result
 
 READ_AHEAD = 32
-MOST_AT_ONCE = 1024
-"""Items looked at before the event loop gets its turn, if none of them can be sent."""
+MOST_AT_ONCE = 256
+"""Items that are read and fail, or fail unread, before the event loop gets its turn."""
 
 BEAT = 0.25
 """Seconds between two looks at progress, so that it moves although no item gets done."""
@@ -84,6 +84,7 @@ class Bulk:
         self._read = 0  # items taken from the input
         self._results: list[Result[Any] | None] = []
         self._live: dict[Task, None] = {}
+        self._ending = False  # items that were not read are being given their error
         self._tallies = Tallies()
         self._error: BaseException | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -100,7 +101,7 @@ class Bulk:
         """
         shell, clock = self.shell, self.shell.engine.clock
         began = clock()
-        self._feed = Feed(self._pool, self._terms.level, self, began, self._terms.tenant)
+        self._feed = Feed(self._pool, self._terms.level, self, began, self._terms.tenant, self._terms.timeout)
         self._feed.left = self._size
         expiry = shell.loop.call_later(self._deadline, self._expire) if self._deadline is not None else None
         if isinstance(self._items, AsyncIterator):
@@ -216,6 +217,14 @@ class Bulk:
         if isinstance(self._items, AsyncIterator):
             self._wanted.set()
             return False
+        if feed.failing is None or feed.ended:
+            return self._read_now(feed)
+        self.shell.loop.call_soon(self._read_on, feed)  # as the items fail, there is no end of them at once
+        return False
+
+    def _read_now(self, feed: Feed) -> bool:
+        """Read some; False if it goes on by itself, or with the consumer."""
+        assert isinstance(self._items, Iterator)
         looked_at = 0
         while self._room(feed) > 0 and not feed.ended and looked_at < MOST_AT_ONCE:
             looked_at += 1
@@ -225,7 +234,7 @@ class Bulk:
                 self._fail(error)
         if feed.ended:
             self._end_if_done()
-        elif not feed.buffer:
+        elif not feed.buffer and feed.failing is None:
             self.shell.loop.call_soon(self._read_on, feed)
             return False
         return True
@@ -243,7 +252,7 @@ class Bulk:
         return READ_AHEAD - len(feed.buffer)
 
     def _read_on(self, feed: Feed) -> None:
-        if not feed.ended and self.read(feed):
+        if not feed.ended and self._read_now(feed):
             self.shell.refill(feed)
 
     async def _read_async(self, items: AsyncIterator[Any]) -> None:
@@ -255,6 +264,7 @@ class Bulk:
             self.shell.later(partial(self._fail, error))
             raise
         self._feed.ended = True
+        self._end_trying(self._feed)
         self._end_if_done()
 
     async def _guarded(self, work: Awaitable[object]) -> None:
@@ -276,12 +286,17 @@ class Bulk:
                 break
             self._add(feed, item)
             self.shell.refill(feed)
+            if not self._read % MOST_AT_ONCE:  # an input that never suspends must not keep the loop
+                await asyncio.sleep(0)
             while self._room(feed) <= 0:
                 self._wanted.clear()
                 await self._wanted.wait()
 
     def _add(self, feed: Feed, item: Any) -> None:
         index = self._next_index()
+        if feed.failing is not None and self._is_trying(feed):
+            self._settle(Result(index, None, feed.failing(), None, 0.0, 0.0))
+            return
         try:
             payload = self._prepare(item)
         except Exception as error:  # among others of an item's own code, such as a message object that cannot be read
@@ -290,6 +305,15 @@ class Bulk:
         task = self._terms.task(payload, self._pool, self, index)
         self._live[task] = None
         feed.buffer.append(task)
+
+    def _is_trying(self, feed: Feed) -> bool:
+        """Whether an item waits by which it will be seen that an endpoint is alive again."""
+        return bool(feed.buffer)
+
+    def _end_trying(self, feed: Feed) -> None:
+        """The input has ended: such an item fails as well."""
+        if feed.failing is not None:
+            self.shell.refill(feed)
 
     def _next_index(self) -> int:
         index, self._read = self._read, self._read + 1
@@ -313,7 +337,7 @@ class Bulk:
             self._live.pop(task, None)
 
     def _end_if_done(self) -> None:
-        if self._feed.ended and not self._live and not self._done.done():
+        if self._feed.ended and not self._ending and not self._live and not self._done.done():
             self._done.set_result(None)
 
     # ending early
@@ -324,11 +348,20 @@ class Bulk:
     def _stop(self, why: Callable[[], QRewardError]) -> None:
         left = self.abandon()
         self.shell.withdraw(left, why())
+        self._ending = True
         for task in left:
             self._settle(result_of(task, why(), None, 0.0))
-        while self._size is not None and self._read < self._size and self._error is None:
+        self._end_unread(why)
+
+    def _end_unread(self, why: Callable[[], QRewardError]) -> None:
+        """Give an error to each item that was not read, if their number is known, some in each turn of the loop: they may be millions."""
+        for _ in range(MOST_AT_ONCE):
+            if self._size is None or self._read >= self._size or self._error is not None or self._done.done():
+                self._ending = False
+                self._end_if_done()
+                return
             self._settle(Result(self._next_index(), None, why(), None, 0.0, 0.0))
-        self._end_if_done()
+        self.shell.loop.call_soon(self._end_unread, why)
 
 
 def _as_ours(error: Exception, index: int) -> QRewardError:

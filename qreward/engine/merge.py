@@ -128,10 +128,14 @@ class Merge(Carrier, Bulk):
     # reading
 
     def read(self, feed: Feed) -> bool:
-        if self._room(feed) > 0:
-            return super().read(feed)
-        self._starved = True
-        return False
+        return self._may_read(feed) and super().read(feed)
+
+    def _read_now(self, feed: Feed) -> bool:
+        return self._may_read(feed) and super()._read_now(feed)
+
+    def _may_read(self, feed: Feed) -> bool:
+        self._starved = self._starved or self._room(feed) <= 0
+        return self._room(feed) > 0
 
     def _room(self, feed: Feed) -> int:
         if len(self._events) >= AHEAD:

@@ -104,12 +104,11 @@ class JudgeBulk(Bench, Bulk):
 
     # reading
 
-    def read(self, feed: Feed) -> bool:
-        if isinstance(self._items, AsyncIterator):
-            return super().read(feed)
+    def _read_now(self, feed: Feed) -> bool:
         if self._feed.ended or self._room(feed) > 0:  # else another model has too much before it: what there is must do
-            super().read(self._feed)
+            super()._read_now(self._feed)
             self._refill(but=feed)
+            return bool(feed.buffer) or feed.failing is not None
         return bool(feed.buffer)
 
     def _room(self, feed: Feed) -> int:  # noqa: ARG002 - reading goes on for the sake of the feed that has least
@@ -124,8 +123,10 @@ class JudgeBulk(Bench, Bulk):
             return self._feed
         feed = self._others.get(pool)
         if feed is None:
-            feed = self._others[pool] = Feed(pool, self._terms.level, self, self.shell.engine.clock(), self._terms.tenant)
+            terms = self._terms
+            feed = self._others[pool] = Feed(pool, terms.level, self, self.shell.engine.clock(), terms.tenant, terms.timeout)
             feed.left = self._requests_left(pool)
+            self.shell._locked(self.shell.engine.scheduler.attend, feed)
         return feed
 
     def _requests_left(self, pool: Pool) -> int | None:
@@ -155,6 +156,9 @@ class JudgeBulk(Bench, Bulk):
 
     def send(self, flight: Flight, *, again: bool) -> None:
         feed = self._feed_of(self._pools[flight.ask.juror])
+        if feed.failing is not None and feed.buffer:
+            self.finish(self.request(flight, self._terms.timeout), feed.failing(), None, 0.0)
+            return
         if self._adding:
             feed.buffer.append(self.request(flight, self._terms.timeout))
             return
@@ -219,10 +223,12 @@ class JudgeBulk(Bench, Bulk):
     # ending
 
     def _end_if_done(self) -> None:
-        if not self._feed.ended:
+        if not self._feed.ended or self._ending:
             return
         for feed in self._others.values():
-            feed.ended = True
+            if not feed.ended:
+                feed.ended = True
+                self._end_trying(feed)
         if not self._polls and not self._done.done():
             self._done.set_result(None)
 

@@ -221,7 +221,8 @@ class Judge:
             items: ``(prompt, response)``, ``(prompt, response, reference)`` or mappings of fields: a list, an iterator or an async
                 iterator; read no faster than they are sent. Fields that the prompt does not name, such as an ``id``, are not sent; the
                 item's result has all but these three as ``extra``.
-            timeout: seconds per item, from when its first request could be sent.
+            timeout: seconds per item, from when an endpoint takes its first request. When no endpoint of a model is alive for so long,
+                all items that wait fail with ``RequestTimeout``.
             deadline: seconds for the whole batch; what is missing then comes back as ``DeadlineExceeded``.
             priority, tenant, on_result, progress, keep_results: as in :meth:`QRewardClient.batch_chat_completion`.
 

@@ -53,8 +53,14 @@ class MergedBulk(Bulk):
 
     # the collectors' side
 
+    @property
+    def opened_at(self) -> float:
+        """When its input began to be read."""
+        return self._feed.opened_at
+
     def more(self) -> None:
-        self.read(self._feed)
+        if self._feed.failing is None and self._room(self._feed) > 0:
+            self.read(self._feed)
 
     def unread(self) -> float:
         if self._feed.ended:
@@ -73,10 +79,15 @@ class MergedBulk(Bulk):
     # reading
 
     def read(self, feed: Feed) -> bool:
-        if not feed.ended and self._room(feed) > 0:
-            super().read(feed)
-            self._hand_over(feed)
-        return False
+        self._end_trying(feed)
+        return super().read(feed)
+
+    def _read_now(self, feed: Feed) -> bool:
+        super()._read_now(feed)
+        self._hand_over(feed)
+        if feed.ended:
+            self._end_trying(feed)
+        return True
 
     def _room(self, feed: Feed) -> int:
         waiting = sum(collector.waiting for collector in self._collectors.values())
@@ -104,15 +115,29 @@ class MergedBulk(Bulk):
 
     def _drop_unstarted(self) -> None:
         super()._drop_unstarted()
-        unsent = [task for task in self._live if cast("Member", task).place is WAITING]
+        unsent = self._waiting()
         for task in unsent:
             del self._live[task]
         self._drop(unsent)
 
+    def _is_trying(self, feed: Feed) -> bool:
+        return bool(feed.buffer or self._waiting())
+
+    def _end_trying(self, feed: Feed) -> None:
+        """While no endpoint is alive, what waits in the collectors fails, except for one item while there are more to come."""
+        if feed.failing is not None:
+            for collector, members in self._by_collector(self._waiting()[not feed.ended :]):
+                collector.end(members, [feed.failing() for _ in members])
+
     def _drop(self, tasks: Iterable[Task]) -> None:
+        for collector, members in self._by_collector(tasks):
+            collector.drop(members)
+
+    def _waiting(self) -> list[Task]:
+        return [task for task in self._live if cast("Member", task).place is WAITING]
+
+    def _by_collector(self, tasks: Iterable[Task]) -> list[tuple[Collector, list[Member]]]:
         groups: dict[Hashable, list[Member]] = {}
         for task in tasks:
             groups.setdefault(self._asking.key(task.payload), []).append(cast("Member", task))
-        for key, members in groups.items():
-            if key in self._collectors:
-                self._collectors[key].drop(members)
+        return [(self._collectors[key], members) for key, members in groups.items() if key in self._collectors]

@@ -311,6 +311,13 @@ class Collector:
             self.shell.watch.withdrawn(members)
         self._rest_if_idle()
 
+    def end(self, members: Sequence[Member], errors: Sequence[QRewardError]) -> None:
+        """Their time is over: they end with errors, wherever they are."""
+        self._leave(members, errors[0] if errors else None)
+        for member, error in zip(members, errors, strict=True):
+            self._tell(member, error, None, 0.0)
+        self._rest_if_idle()
+
     def _leave(self, members: Iterable[Member], error: QRewardError | None = None) -> None:
         """Take them out, wherever they are; a carrier that has lost all is withdrawn."""
         empty: list[Task] = []
@@ -324,6 +331,7 @@ class Collector:
                 member.end()
                 self._live -= 1
                 if carrier is not None and carrier.lost_one():
+                    carrier.deadline = inf if error is None else self.shell.engine.clock()
                     empty.append(carrier)
                     self._stock.returned(carrier)
         self._withdraw(empty, error)
@@ -376,12 +384,7 @@ class Collector:
         self._timer = None
         with self.shell.engine.lock:
             late = self._stock.deadlines.due(self.shell.engine.clock())
-        errors = [endings.timed_out(member.with_last_error()) for member in late]
-        self._leave(late, errors[0] if errors else None)
-        for member, error in zip(late, errors, strict=True):
-            self._tell(member, error, None, 0.0)
-        self._go_on_soon()
-        self._rest_if_idle()
+        self.end(late, [endings.timed_out(member.with_last_error()) for member in late])
 
 
 def _was_answered(failure: Failure) -> bool:

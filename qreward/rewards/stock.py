@@ -11,6 +11,7 @@ from math import inf
 from typing import Any
 
 from qreward.batching.backlog import ALL, Backlog
+from qreward.core.outages import deadline
 from qreward.core.pool import Pool
 from qreward.core.source import Source
 from qreward.core.task import Feed, State
@@ -119,12 +120,15 @@ class Stock:
             self.lanes = dict(sorted(self.lanes.items()))
         return lane
 
-    def _begin(self, now: float, members: Sequence[Member]) -> None:
-        """The time of items begins."""
+    def _begin(self, now: float, members: Sequence[Member], source: Source | None = None) -> None:
+        """The time of items begins, as a source takes them if one is given."""
         times: dict[float, list[Member]] = {}
         for member in members:
             if member.timeout is not None:
-                member.until = now + member.timeout
+                if source is None:
+                    member.until = now + member.timeout
+                else:
+                    member.until = deadline(now, source, self._pool, member.timeout, member.sink.opened_at)
                 times.setdefault(member.until, []).append(member)
         for until, each in times.items():
             self.deadlines.add(each, until)
@@ -205,16 +209,11 @@ class Stock:
             taken = self._cut([*before, *taken], limits)[len(before) :]
         for member in taken:
             member.board(carrier, now)
-        self._begin(now, [member for member in taken if self._begins(now, member)])
-        return taken
-
-    @staticmethod
-    def _begins(now: float, member: Member) -> bool:
-        """Whether an item's time begins as it is taken: it was read ahead by a bulk."""
-        begins = member.lane.feed is not None and member.until == inf and member.sent_at == now
-        if begins:
+        first = [member for member in taken if member.lane.feed is not None and member.until == inf and member.sent_at == now]
+        self._begin(now, first, source)  # their time begins as they are taken: they were read ahead by bulks
+        for member in first:
             member.born = now
-        return begins
+        return taken
 
     def _most(self, now: float, source: Source, before: int, limits: MergeLimits) -> int:
         """Items that the list should have at most."""

@@ -149,7 +149,7 @@ class Desk:
 
     def feed(self, count: int, level: int = NORMAL, timeout: float | None = None, pool: Pool | None = None, *, told: bool = False) -> Feed:
         """Open a bulk of so many tasks; ``told``: its size is known beforehand."""
-        feed = Feed(pool or self.pool, level, len(self._input), self.now)
+        feed = Feed(pool or self.pool, level, len(self._input), self.now, timeout=timeout)
         feed.left = count if told else None
         self._input[feed] = [self.task(level, timeout, feed.pool) for _ in range(count)][::-1]
         self.watch.feeds[feed] = None

@@ -117,7 +117,7 @@ class Watch:
             self._finished(now, subject, command[2], command[3])
         else:
             assert what == MORE
-            assert subject not in self.asked, "a feed is asked for more while it is being asked"
+            assert subject not in self.asked or subject.failing is not None, "a feed is asked for more while it is being asked"
             self.asked[subject] = None
             self.trace.append((now, "more", subject.sink))
 
@@ -162,7 +162,7 @@ class Watch:
             assert all(not health.down and health.open_until == -inf for health in well)
             assert pool.in_service == len(well), f"{pool} counts {pool.in_service} sources in service, but {len(well)} are"
             assert pool.back == sum(health.allowed > 1 for health in well)
-        timed = sum(item.due >= 0 for items in (self.open, self.sources, pools) for item in items)
+        timed = sum(item.due >= 0 for items in (self.open, self.sources, pools, self.feeds) for item in items)
         assert len(self.scheduler.wheel) == timed, "the wheel holds something dead, or lost something"
 
     def _check_open_tasks(self) -> None:

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from qreward.core.learned import FIRST_RAISE, SHARE, LearnedPace
+from qreward.core.learned import EVIDENCE, FIRST_RAISE, SHARE, LearnedPace
 
 
 def busy(pace: LearnedPace, start: float, seconds: int, per_second: int) -> float:
@@ -76,6 +76,20 @@ def test_a_reject_takes_back_the_last_raise() -> None:
     pace.ok(now + 21)
     pace.hinted(now + 30, 1.0)
     assert pace.rate == pytest.approx(before)
+
+
+def test_a_pace_is_forgotten_when_rejects_go_on_amid_answers_although_it_was_not_raised() -> None:
+    """They do not come from the rate. After few answers they may."""
+    for answers, forgotten in ((EVIDENCE, True), (EVIDENCE - 1, False)):
+        pace = LearnedPace()
+        now = busy(pace, 0.0, 60, 10)
+        pace.hinted(now, 1.0)
+        for cut in (2.0, 4.0):
+            assert pace.rate is not None
+            for answer in range(answers):
+                pace.ok(now + cut - 1 + answer / 10)
+            pace.hinted(now + cut, 1.0)
+        assert (pace.rate is None) == forgotten, answers
 
 
 def test_a_source_that_accepts_nothing_any_more_is_away_not_slow() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from qreward.errors import ConfigError
 from qreward.policies import Endpoint, Hedge, Retry, Route
 from qreward.policy import Many, Policy, Seconds
 from qreward.reading import read_settings, repeated
+from qreward.spelling import did_you_mean
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 
@@ -68,8 +68,7 @@ class ClientConfig(Policy):
         names = [endpoint.name for endpoint in self.endpoints]
         for route in self.routes:
             for stray in sorted(set(route.endpoints) - set(names)):
-                near = difflib.get_close_matches(stray, names, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+                hint = did_you_mean(stray, names, otherwise="the endpoints are")
                 raise ValueError(f"routes: {route.pattern!r} names the endpoint {stray!r}, which does not exist; {hint}")
         return self
 

@@ -6,10 +6,10 @@ The same models serve the client, configuration files and the command line.
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from qreward.errors import ConfigError
 from qreward.policy import (
@@ -30,11 +30,25 @@ from qreward.reward_policies import RewardModel
 
 
 class Priority(IntEnum):
-    """How urgent a task is. Any whole number from 0 (most urgent, as in vLLM) to 9 may be used."""
+    """How urgent a task is. Any whole number from 0 (most urgent, as in vLLM) to 9 may be used, or a name."""
 
     HIGH = 0
     NORMAL = 5
     LOW = 9
+
+
+def named_priority(value: object) -> object:
+    """The :class:`Priority` of a name, in upper or lower case; anything else as it is.
+
+    Example:
+        >>> named_priority("high"), named_priority(3)
+        (<Priority.HIGH: 0>, 3)
+    """
+    return Priority.__members__.get(value.upper(), value) if isinstance(value, str) else value
+
+
+Level = Annotated[Many, Field(le=9), BeforeValidator(named_priority)]
+"""A priority in a file: a whole number from 0 to 9, or a name."""
 
 
 class LoadBalanceStrategy(StrEnum):

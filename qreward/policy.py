@@ -5,7 +5,6 @@ Knows no setting. ``None`` switches a thing off, durations are seconds, and an u
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from typing import Annotated, Any, NoReturn
@@ -13,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
 from qreward.errors import ConfigError
+from qreward.spelling import did_you_mean
 
 
 def _not_a_bool(value: object) -> object:
@@ -100,9 +100,7 @@ def _sentence(detail: Any, model: type[BaseModel]) -> str:
     if detail["type"] == "extra_forbidden":
         path, name = path[:-1], str(path[-1])
         known = _names_at(model, path)
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
-        message = f"unknown setting {name!r}; {hint}"
+        message = f"unknown setting {name!r}; {did_you_mean(name, sorted(known), otherwise='the settings are')}"
     elif detail["type"] == "tuple_type":
         message = "must be a list"
     return f"{'.'.join(str(part) for part in path)}: {message}" if path else message

@@ -221,7 +221,7 @@ def test_endpoints_of_one_name_are_refused_and_the_error_shows_how_to_name_them(
 def test_a_route_to_an_endpoint_that_does_not_exist_offers_the_nearest_name() -> None:
     said = refusal_of(routes={"judge-*": {"endpoints": ["gpu-0", "gpu1"]}})
     assert said == "configuration: routes: 'judge-*' names the endpoint 'gpu1', which does not exist; did you mean 'gpu-1'?"
-    assert refusal_of(routes={"judge-*": {"endpoints": ["far"]}}).endswith("there are gpu-0, gpu-1")
+    assert refusal_of(routes={"judge-*": {"endpoints": ["far"]}}).endswith("the endpoints are 'gpu-0', 'gpu-1'")
 
 
 def test_a_pattern_may_have_only_one_route() -> None:

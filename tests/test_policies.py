@@ -55,7 +55,11 @@ REFUSED: list[tuple[str, Callable[[], Policy], tuple[str, ...]]] = [
     ("unknown kind", endpoint(kind="tgi"), ("kind: ", "'openai', 'vllm', 'sglang', 'tei', 'openrlhf' or 'nim'")),
     ("unknown setting", endpoint(limts={}), ("Endpoint: unknown setting 'limts'", "did you mean 'limits'?")),
     ("unknown setting inside", endpoint(limits={"rpmm": 3}), ("Endpoint: limits: unknown setting 'rpmm'", "did you mean 'rpm'?")),
-    ("unknown setting like no other", lambda: Limits(zzz=1), ("unknown setting 'zzz'", "known are adaptive, connects_per_second")),  # type: ignore[call-arg]
+    (
+        "unknown setting like no other",
+        lambda: Limits(zzz=1),
+        ("unknown setting 'zzz'", "the settings are 'adaptive', 'connects_per_second'"),
+    ),  # type: ignore[call-arg]
     ("true for a number of requests", lambda: Limits(max_concurrency=True), ("max_concurrency: ", "not true or false")),
     ("true for a rate", lambda: Limits(rpm=True), ("rpm: ", "not true or false")),
     ("true for a duration", lambda: Timeouts(connect=True), ("connect: ", "not true or false")),

@@ -5,13 +5,13 @@ A problem is what makes calls fail. A note is worth knowing, and no more.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
 from qreward.config import ClientConfig
 from qreward.core.routing import is_glob, matches
 from qreward.policies import Endpoint
+from qreward.spelling import closest
 from qreward.wire.examining import API_MODELS, Examined
 from qreward.wire.probes import MODELS
 
@@ -133,8 +133,7 @@ def _called(renamed: Mapping[str, str], told: Iterable[str]) -> list[str]:
 
 def _served(name: str, told: tuple[str, ...]) -> str:
     """What it serves, what is most like that name first."""
-    near = difflib.get_close_matches(name, told, n=SHOWN)
-    names = list(dict.fromkeys((*near, *told)))
+    names = list(dict.fromkeys((*closest(name, told, most=SHOWN), *told)))
     return ", ".join(map(repr, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 

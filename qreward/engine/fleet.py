@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from functools import partial
 
@@ -14,6 +13,7 @@ from qreward.core.source import Source, make_source
 from qreward.engine.shell import Engine
 from qreward.errors import ConfigError, NoEndpoint
 from qreward.policies import Endpoint, LoadBalanceStrategy, Route
+from qreward.spelling import did_you_mean
 
 
 class Fleet:
@@ -41,9 +41,7 @@ class Fleet:
         """The endpoint of a name. Raises ``ConfigError`` with the nearest right name."""
         source = self._sources.get(name)
         if source is None:
-            near = difflib.get_close_matches(str(name), self._sources, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(map(repr, self._sources)) or 'none'}"
-            raise ConfigError(f"no endpoint is called {name!r}; {hint}")
+            raise ConfigError(f"there is no endpoint {name!r}; {did_you_mean(name, self._sources, otherwise='the endpoints are')}")
         return source
 
     def sources(self) -> list[Source]:

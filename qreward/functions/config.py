@@ -15,9 +15,9 @@ from pydantic import AfterValidator, PlainValidator, PrivateAttr, field_validato
 
 from qreward.errors import ConfigError
 from qreward.functions.changes import Changes
-from qreward.functions.kinds import UNSET, ExceptionTypes, Exporter, HedgeTime, Level, Portion, Wait, check_plain, quantile_of
+from qreward.functions.kinds import UNSET, ExceptionTypes, Exporter, HedgeTime, Portion, Wait, check_plain, quantile_of
 from qreward.functions.reading import read_settings, said
-from qreward.policies import Priority
+from qreward.policies import Level, Priority
 from qreward.policy import Count, Many, Policy, Seconds
 
 __all__ = ["FIXED", "UNSET", "ScheduleConfig"]

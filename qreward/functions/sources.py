@@ -5,7 +5,6 @@ Each tells a trouble once, and then not again until something is different. Know
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Protocol, Union, get_args, get_origin
 from qreward.errors import ConfigError
 from qreward.functions.config import FIXED, ScheduleConfig
 from qreward.functions.reading import said
+from qreward.spelling import closest
 
 PREFIX = "QREWARD_SCHEDULE_"
 RECENT_NS = 2_000_000_000
@@ -106,9 +106,11 @@ class EnvironmentSource:
     def _read(self, variable: str, text: str) -> tuple[str, object]:
         name = variable.removeprefix(self._prefix).lower()
         if name not in ScheduleConfig.model_fields or variable != self._prefix + name.upper():
-            near = difflib.get_close_matches(name, ScheduleConfig.model_fields, n=1)
-            hint = f"did you mean {self._prefix}{near[0].upper()}?" if near else f"all that begin with {self._prefix} must be one"
-            raise ConfigError(f"{variable}: is no setting; {hint}")
+            near = closest(name, ScheduleConfig.model_fields)
+            hint = (
+                f"did you mean {self._prefix}{near[0].upper()}?" if near else f"every variable that begins with {self._prefix} must be one"
+            )
+            raise ConfigError(f"{variable}: is not a setting; {hint}")
         try:
             value = value_of(name, text)
             ScheduleConfig(**{name: value})  # by itself, so that the variable can be named; together they are checked later

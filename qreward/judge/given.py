@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from qreward.errors import ConfigError
 from qreward.judge.config import JudgeConfig
+from qreward.spelling import TYPO, closest
 
 _OTHERS = ("client", "score", "owns_client", "hedge", "extra_headers", "extra_body")
 _NAMES = (*JudgeConfig.model_fields, *_OTHERS)
-_ALIKE = 0.85
-"""How like a setting a parameter's name must be to be taken for a slip of it: ``sample`` is, ``store`` is not."""
 
 
 def models(model: object) -> tuple[str, ...]:
@@ -41,9 +39,11 @@ def check_params(params: Mapping[str, Any]) -> None:
             raise ConfigError("params: give parameters of requests by their names, such as temperature=0, or Judge(..., **params)")
         if name == "config":
             raise ConfigError("config: a judge is made from its settings by Judge.from_config(client, config)")
-        near = () if name in _NAMES else difflib.get_close_matches(name, _NAMES, n=1, cutoff=_ALIKE)
-        if near:
-            raise ConfigError(f"{name!r} is no setting of a judge; did you mean {near[0]!r}? A parameter of that name goes into extra_body")
+        if name not in _NAMES and (near := closest(name, _NAMES, cutoff=TYPO)):
+            raise ConfigError(
+                f"{name!r} is not a setting of a judge; did you mean {near[0]!r}? "
+                f"A parameter of the server with this name goes into extra_body={{{name!r}: ...}}"
+            )
 
 
 def config_of(config: object) -> JudgeConfig:

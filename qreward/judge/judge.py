@@ -156,7 +156,7 @@ class Judge:
         *,
         reference: Any = None,
         timeout: float | None = DEFAULT,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         **fields: Any,
     ) -> Verdict:
@@ -187,7 +187,7 @@ class Judge:
         *,
         reference: Any = None,
         timeout: float | None = DEFAULT,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         **fields: Any,
     ) -> Comparison:
@@ -205,7 +205,7 @@ class Judge:
         *,
         timeout: float | None = DEFAULT,
         deadline: float | None = None,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         on_result: Callable[[Result[Verdict]], object] | None = None,
         progress: bool | Callable[[Progress], object] | None = None,
@@ -249,7 +249,7 @@ class Judge:
         *,
         timeout: float | None = DEFAULT,
         deadline: float | None = None,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         on_result: Callable[[Result[Comparison]], object] | None = None,
         progress: bool | Callable[[Progress], object] | None = None,
@@ -292,7 +292,13 @@ class Judge:
     # between the two
 
     async def _one(
-        self, questions: Questions, fields: Mapping[str, Any], outcome: Outcome, timeout: float | None, priority: int, tenant: str | None
+        self,
+        questions: Questions,
+        fields: Mapping[str, Any],
+        outcome: Outcome,
+        timeout: float | None,
+        priority: int | str,
+        tenant: str | None,
     ) -> Any:
         born, terms, pools = self._client._clock(), self._terms(timeout, priority, tenant), self._pools(questions)
         asks = questions.asks(fields)
@@ -310,7 +316,7 @@ class Judge:
         *,
         timeout: float | None,
         deadline: float | None,
-        priority: int,
+        priority: int | str,
         tenant: str | None,
         on_result: Callable[[Result[Any]], object] | None,
         progress: bool | Callable[[Progress], object] | None,
@@ -348,7 +354,7 @@ class Judge:
     def _pools(self, questions: Questions) -> dict[Juror, Pool]:
         return {juror: self._client._fleet.pool(juror.model) for juror in questions.jurors}
 
-    def _terms(self, timeout: float | None, priority: int, tenant: str | None) -> Terms:
+    def _terms(self, timeout: float | None, priority: int | str, tenant: str | None) -> Terms:
         return self._client._terms(timeout, priority, self._hedge, tenant)
 
     def _table(self, shell: Shell) -> dict[Hashable, Flight]:

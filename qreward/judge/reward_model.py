@@ -21,6 +21,8 @@ from qreward.wire.rewards.dialects import SCORE
 if TYPE_CHECKING:
     from qreward.progress import Progress
 
+_OPTIONS = ("extra_headers", "extra_body", "hedge")
+
 
 class RewardModelScorer:
     """Scores by a reward model: what ``client.score`` gives, as a :class:`~qreward.judge.words.Verdict`.
@@ -52,6 +54,7 @@ class RewardModelScorer:
     ) -> None:
         if not isinstance(model, str) or not model:
             raise ConfigError(f"model must be the name of a reward model, not {model!r}")
+        arguments.check_params({name: value for name, value in params.items() if name not in _OPTIONS})
         self._client, self._model, self._owns_client, self._params = client, model, owns_client, params
         self._range = None if range is None else bounds("range", range)
 
@@ -62,7 +65,7 @@ class RewardModelScorer:
         *,
         reference: Any = None,
         timeout: float | None = DEFAULT,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         **fields: Any,
     ) -> Verdict:
@@ -85,7 +88,7 @@ class RewardModelScorer:
         *,
         timeout: float | None = DEFAULT,
         deadline: float | None = None,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         on_result: Callable[[Result[Verdict]], object] | None = None,
         progress: bool | Callable[[Progress], object] | None = None,
@@ -110,7 +113,7 @@ class RewardModelScorer:
 
     def _asking(self) -> Asking:
         """As the client asks, but that an item of ours which is wrong fails alone."""
-        params = {name: value for name, value in self._params.items() if name not in ("extra_headers", "extra_body", "hedge")}
+        params = {name: value for name, value in self._params.items() if name not in _OPTIONS}
         asked = asking(SCORE, self._model, params, self._params.get("extra_headers"), self._params.get("extra_body"))
         return Asking(asked.listing, asked.blank, lambda item: asked.call(_item(item)), asked._key)
 

@@ -83,7 +83,7 @@ def test_an_endpoint_that_is_removed_leaves_its_routes() -> None:
     for model in ("mine", "judge-70b"):
         with pytest.raises(NoEndpoint, match="there are routes for 'other', 'judge-7b', 'both-"):
             asked(client, recorder, model)
-    with pytest.raises(ConfigError, match="no endpoint is called 'a'"):
+    with pytest.raises(ConfigError, match="there is no endpoint 'a'"):
         client.mark_healthy("a")
     asyncio.run(client.aclose())
 

@@ -73,9 +73,9 @@ def test_another_prefix_may_be_given_and_the_usual_one_is_then_not_read(monkeypa
         ("POOL", "judges", "POOL: is set in code, not in the environment"),
         ("DEFAULT_RESULT", "0", "DEFAULT_RESULT: is set in code, not in the environment"),
         ("EXCEPTION_TYPES", "ValueError", "EXCEPTION_TYPES: is set in code, not in the environment"),
-        ("TIMEUOT", "5", "TIMEUOT: is no setting; did you mean QREWARD_SCHEDULE_TIMEOUT?"),
-        ("timeout", "5", "timeout: is no setting; did you mean QREWARD_SCHEDULE_TIMEOUT?"),
-        ("XYZ", "5", "XYZ: is no setting; all that begin with QREWARD_SCHEDULE_ must be one"),
+        ("TIMEUOT", "5", "TIMEUOT: is not a setting; did you mean QREWARD_SCHEDULE_TIMEOUT?"),
+        ("timeout", "5", "timeout: is not a setting; did you mean QREWARD_SCHEDULE_TIMEOUT?"),
+        ("XYZ", "5", "XYZ: is not a setting; every variable that begins with QREWARD_SCHEDULE_ must be one"),
     ],
 )
 def test_a_wrong_variable_is_told_by_its_name_once_and_nothing_is_changed(

@@ -216,7 +216,7 @@ def test_the_value_that_is_refused_is_never_shown() -> None:
 
 def test_an_unknown_name_offers_the_nearest_right_one() -> None:
     assert refusal(retry_time=3) == "ScheduleConfig: unknown setting 'retry_time'; did you mean 'retry_times'?"
-    assert "known are adaptive_error_threshold, " in refusal(xyz=3)
+    assert "the settings are 'adaptive_error_threshold', " in refusal(xyz=3)
 
 
 def test_the_least_adaptive_limit_is_not_above_the_most() -> None:

@@ -68,7 +68,7 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, settings: dict[s
 @pytest.mark.parametrize(
     ("judge", "said"),
     [
-        ({"verdict": "yesno"}, "judge.verdict: there is no 'yesno'; did you mean 'yes_no'?"),
+        ({"verdict": "yesno"}, "judge.verdict: unknown verdict 'yesno'; did you mean 'yes_no'?"),
         ({"verdict": "nomod:Cls"}, "judge: verdict: cannot import 'nomod:Cls'"),
         ({"scale": [10, 0]}, "judge: scale must rise"),
         ({"params": {"n": 3}}, "judge: n is no parameter"),
@@ -100,12 +100,12 @@ def test_a_column_for_a_field_that_nobody_asks_about_is_named_with_the_nearest(t
 @pytest.mark.parametrize(
     ("scorer", "said"),
     [
-        ({"judge": {"model": "judgee-7b"}}, "judge.model: no endpoint of the client serves a model 'judgee-7b'; did you mean 'judge-*'?"),
+        ({"judge": {"model": "judgee-7b"}}, "judge.model: no endpoint of the client serves the model 'judgee-7b'; did you mean 'judge-*'?"),
         (
             {"judge": {"model": ["judge-7b", "gpt"]}},
-            "judge.model: no endpoint of the client serves a model 'gpt'; there are 'judge-*', 'rm-*'",
+            "judge.model: no endpoint of the client serves the model 'gpt'; the routes are 'judge-*', 'rm-*'",
         ),
-        ({"reward_model": "rn-7b"}, "reward_model: no endpoint of the client serves a model 'rn-7b'; did you mean 'rm-*'?"),
+        ({"reward_model": "rn-7b"}, "reward_model: no endpoint of the client serves the model 'rn-7b'; did you mean 'rm-*'?"),
     ],
 )
 @pytest.mark.parametrize("on_failure", [0.0, "default"])

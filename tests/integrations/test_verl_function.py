@@ -95,7 +95,7 @@ def test_what_verl_adds_is_ignored_and_a_strange_name_is_ignored_and_said_once(
 
 @pytest.mark.parametrize(("wrong", "right"), [("on_failur", "on_failure"), ("colums", "columns"), ("Deadline", "deadline")])
 def test_a_name_that_is_nearly_a_setting_is_an_error(scorer: FakeScorer, wrong: str, right: str) -> None:
-    with pytest.raises(ConfigError, match=f"no setting '{wrong}'; did you mean '{right}'"):
+    with pytest.raises(ConfigError, match=f"unknown setting '{wrong}'; did you mean '{right}'"):
         scored("1", **{wrong: 1.0})
 
 

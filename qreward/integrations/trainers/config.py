@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_valid
 from qreward.config import ClientConfig, load_config
 from qreward.errors import ConfigError
 from qreward.judge.config import JudgeConfig
-from qreward.policies import Priority
-from qreward.policy import Many, Policy, Seconds
+from qreward.policies import Level, Priority
+from qreward.policy import Policy, Seconds
 from qreward.reading import read_settings
 
 VARIABLE = "QREWARD_REWARD"
@@ -56,7 +56,7 @@ class RewardConfig(Policy):
     deadline: Seconds | None = None
     on_failure: Failure = "default"
     columns: dict[str, str] = Field(default_factory=dict)
-    priority: Annotated[Many, Field(le=9)] = Priority.NORMAL
+    priority: Level = Priority.NORMAL
     _place: str = PrivateAttr("configuration")
 
     @property

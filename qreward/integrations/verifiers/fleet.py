@@ -17,7 +17,7 @@ from qreward.config import ClientConfig, load_config
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.integrations.trainers.clients import shared_client
 from qreward.integrations.verifiers.forms import strict_schema
-from qreward.policies import Endpoint, Priority
+from qreward.policies import Endpoint, Level, Priority
 
 vf: Any = importlib.import_module("verifiers.v1")
 _client: Any = importlib.import_module("verifiers.v1.configs.client")
@@ -38,12 +38,12 @@ class FleetJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]  # no types where 
         fleet: file of a client's settings; by default that of ``QREWARD_CONFIG``, if that is set. Without one, ``base_url``,
             ``api_key_var`` and the headers make a fleet of one endpoint; with one they are not used.
         deadline: seconds for a call in all: waiting, retries and hedges. Below ``timeout.scoring`` of the agent, if you set one.
-        priority: 0 (most urgent) to 9.
+        priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
     """
 
     fleet: Path | None = Field(default_factory=lambda: os.environ.get("QREWARD_CONFIG") or None, validate_default=True)
     deadline: float = Field(default=DEADLINE, gt=0, allow_inf_nan=False)
-    priority: int = Field(default=Priority.NORMAL, ge=0, le=9)
+    priority: Level = Priority.NORMAL
 
 
 ParsedT = TypeVar("ParsedT")

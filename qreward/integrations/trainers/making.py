@@ -46,9 +46,8 @@ def check(config: RewardConfig, client: QRewardClient) -> None:
 
 def _check_judge(judge: JudgeConfig) -> None:
     if ":" not in judge.verdict and judge.verdict not in NAMED:
-        raise ConfigError(
-            f"judge.verdict: unknown verdict {judge.verdict!r}; {did_you_mean(judge.verdict, NAMED)} A verdict of your own is written module:Class"
-        )
+        hint = did_you_mean(judge.verdict, NAMED)
+        raise ConfigError(f"judge.verdict: unknown verdict {judge.verdict!r}; {hint} A verdict of your own is written module:Class")
     if taken := sorted(_JUDGES_OWN & judge.params.keys()):
         raise ConfigError(f"judge.params: {taken[0]!r} is no parameter of a request; if it is a setting, it stands beside params")
 

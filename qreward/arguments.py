@@ -12,7 +12,7 @@ from qreward.core.pool import Pool
 from qreward.core.task import Terms
 from qreward.engine.report import load_of
 from qreward.errors import ConfigError
-from qreward.policies import Endpoint, named_priority
+from qreward.policies import Endpoint, priority_level
 from qreward.progress import Progress, start_progress
 from qreward.spelling import TYPO, closest
 from qreward.wire import address, jsonio
@@ -164,10 +164,10 @@ def terms(timeout: float | None, priority: int | str, hedge: bool, tenant: str |
 
 def level(priority: int | str) -> int:
     """A priority as a number from 0 to 9; a name is that of a :class:`~qreward.policies.Priority`."""
-    named = named_priority(priority)
-    if isinstance(named, bool) or not isinstance(named, int) or not 0 <= named <= 9:
-        raise ConfigError(f"priority must be a whole number from 0 (most urgent) to 9, or 'high', 'normal' or 'low', not {priority!r}")
-    return int(named)
+    try:
+        return priority_level(priority)
+    except ValueError as error:
+        raise ConfigError(f"priority {error}") from None
 
 
 def reporting(

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import field_validator, model_validator
+from pydantic import ValidationError, field_validator, model_validator
 
 from qreward.errors import ConfigError
 from qreward.policies import Endpoint, Hedge, Retry, Route
-from qreward.policy import Many, Policy, Seconds
-from qreward.reading import read_settings, repeated
+from qreward.policy import Many, Policy, Seconds, below, repeated, with_faults, wrong
+from qreward.reading import read_settings
 from qreward.spelling import did_you_mean
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
@@ -50,7 +50,15 @@ class ClientConfig(Policy):
     def _from_mapping(cls, value: object) -> object:
         if not isinstance(value, Mapping):
             return value
-        return [_route(pattern, body) for pattern, body in value.items()]
+        routes, details = [], []
+        for pattern, body in value.items():
+            try:
+                routes.append(_route(pattern, body))
+            except ValidationError as error:
+                details += below((pattern,), error)
+        if details:
+            raise ValidationError.from_exception_data("routes", details)
+        return routes
 
     @field_validator("endpoints")
     @classmethod
@@ -64,12 +72,18 @@ class ClientConfig(Policy):
     @model_validator(mode="after")
     def _routes_fit(self) -> ClientConfig:
         if double := repeated(route.pattern for route in self.routes):
-            raise ValueError(f"routes: the pattern {double!r} is there more than once; put its endpoints into one route")
+            raise wrong((("routes",), f"more than one route has the pattern {double!r}; put its endpoints into one route"))
         names = [endpoint.name for endpoint in self.endpoints]
-        for route in self.routes:
-            for stray in sorted(set(route.endpoints) - set(names)):
-                hint = did_you_mean(stray, names, otherwise="the endpoints are")
-                raise ValueError(f"routes: {route.pattern!r} names the endpoint {stray!r}, which does not exist; {hint}")
+        faults = [
+            (
+                ("routes", route.pattern, "endpoints"),
+                f"there is no endpoint {stray!r}; {did_you_mean(stray, names, otherwise='the endpoints are')}",
+            )
+            for route in self.routes
+            for stray in sorted(set(route.endpoints) - set(names))
+        ]
+        if faults:
+            raise wrong(*faults)
         return self
 
 
@@ -95,7 +109,7 @@ def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
     try:
         return ClientConfig(**content)
     except ConfigError as error:
-        raise ConfigError(f"{place}: {str(error).removeprefix('ClientConfig: ')}") from None
+        raise place.named(error) from None
 
 
 def config_from_env(environ: Mapping[str, str] = os.environ) -> ClientConfig:
@@ -121,15 +135,11 @@ def config_from_env(environ: Mapping[str, str] = os.environ) -> ClientConfig:
     try:
         return ClientConfig(endpoints=(Endpoint(base_url or OPENAI_BASE_URL, api_key=key or None),))
     except ConfigError as error:
-        said = str(error).removeprefix("Endpoint: ").replace("base_url", base_name).replace("api_key", "OPENAI_API_KEY")
-        raise ConfigError(f"environment: {said}") from None
+        named = [(path, text.replace("base_url", base_name).replace("api_key", "OPENAI_API_KEY")) for path, text in error.faults]
+        raise with_faults(named, lambda _: "environment: ") from None
 
 
-def _route(pattern: object, body: object) -> Route:
+def _route(pattern: str, body: object) -> Route:
     if not isinstance(body, Mapping) or "pattern" in body:
-        raise ValueError(f"{pattern!r} must be a mapping of endpoints, strategy and weights")
-    settings: dict[str, Any] = {"pattern": pattern, **body}
-    try:
-        return Route(**settings)
-    except ConfigError as error:
-        raise ValueError(f"{pattern!r}: {str(error).removeprefix('Route: ')}") from None
+        raise wrong(((), "must be a mapping of endpoints, strategy and weights"))
+    return Route.model_validate({"pattern": pattern, **body})

@@ -25,8 +25,12 @@ from qreward.policy import (
     check_glob,
     check_header,
     expand_variables,
+    repeated,
+    shown,
+    wrong,
 )
 from qreward.reward_policies import RewardModel
+from qreward.spelling import did_you_mean
 
 
 class Priority(IntEnum):
@@ -37,18 +41,26 @@ class Priority(IntEnum):
     LOW = 9
 
 
-def named_priority(value: object) -> object:
-    """The :class:`Priority` of a name, in upper or lower case; anything else as it is.
+def priority_level(value: object) -> int:
+    """A priority as a number from 0 to 9; a name is that of a :class:`Priority`, in upper or lower case.
+
+    Raises:
+        ValueError: it is neither.
 
     Example:
-        >>> named_priority("high"), named_priority(3)
-        (<Priority.HIGH: 0>, 3)
+        >>> priority_level("high"), priority_level(3)
+        (0, 3)
     """
-    return Priority.__members__.get(value.upper(), value) if isinstance(value, str) else value
+    found = value
+    if isinstance(value, str):
+        found = int(value) if value.isdecimal() else Priority.__members__.get(value.upper())
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= 9:
+        raise ValueError(f"must be a whole number from 0 (most urgent) to 9, or 'high', 'normal' or 'low', not {shown(value)}")
+    return int(found)
 
 
-Level = Annotated[Many, Field(le=9), BeforeValidator(named_priority)]
-"""A priority in a file: a whole number from 0 to 9, or a name."""
+Level = Annotated[int, BeforeValidator(priority_level)]
+"""A priority in a file."""
 
 
 class LoadBalanceStrategy(StrEnum):
@@ -59,6 +71,10 @@ class LoadBalanceStrategy(StrEnum):
     WEIGHTED_ROUND_ROBIN = "weighted_round_robin"
     LEAST_CONNECTIONS = "least_connections"
     POWER_OF_TWO = "power_of_two"
+
+
+WEIGHTED = (LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN, LoadBalanceStrategy.LEAST_CONNECTIONS)
+"""The strategies in which weights count."""
 
 
 class Limits(Policy):
@@ -158,17 +174,22 @@ class Hedge(Policy):
     tail: bool = True
 
 
+_PATHS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/rerank", "/get_reward")
+"""What is added to ``base_url`` by calls, and often left at the end of a copied address."""
+
+
 class Endpoint(Policy):
     """One server that answers requests.
 
     Args:
         base_url: root of the API, such as ``https://api.example.com/v1``.
         name: how it is called in results and errors; host and port by default.
-        api_key: sent as ``Authorization: Bearer``. ``${VAR}`` is read from the environment. Never shown.
+        api_key: sent as ``Authorization: Bearer``. ``${VAR}`` is read from the environment, ``${VAR:-default}`` too; an empty key is
+            none. Never shown.
         models: glob patterns of the models it serves.
         model_names: what the server calls a model, if it is not what callers call it.
         kind: dialect of the server.
-        weight: share under ``WEIGHTED_ROUND_ROBIN``.
+        weight: share under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``; without effect under the other strategies.
         limits: see :class:`Limits`.
         timeouts: see :class:`Timeouts`.
         reward: what the reward model behind it is, as far as its server does not tell; see :class:`RewardModel`.
@@ -228,9 +249,10 @@ class Endpoint(Policy):
     @field_validator("api_key")
     @classmethod
     def _sendable(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None:
+        if value is not None and value.get_secret_value():
             check_header("authorization", value.get_secret_value())
-        return value
+            return value
+        return None
 
     @field_validator("base_url")
     @classmethod
@@ -248,7 +270,12 @@ class Endpoint(Policy):
             raise ValueError("must not hold a user or password; use api_key or headers")
         if parts.query or parts.fragment:
             raise ValueError("must not hold a query or fragment; it is the root of the API")
-        return value.rstrip("/")
+        if "$" in parts.netloc:
+            raise ValueError("holds a variable that was not replaced; write ${NAME}, or ${NAME:-default}")
+        root = value.rstrip("/")
+        if path := next((path for path in _PATHS if root.endswith(path)), None):
+            raise ValueError(f"must be the root of the API, without {path}; write {root.removesuffix(path)!r}")
+        return root
 
     @field_validator("models", mode="before")
     @classmethod
@@ -309,7 +336,7 @@ class Route(Policy):
         pattern: a model's name or a glob (``*``, ``?``, ``[abc]``).
         endpoints: names of endpoints.
         strategy: see :class:`LoadBalanceStrategy`.
-        weights: endpoint name -> weight, over the endpoints' own.
+        weights: endpoint name -> weight, over the endpoints' own; for ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS`` only.
     """
 
     pattern: str
@@ -324,8 +351,16 @@ class Route(Policy):
 
     @model_validator(mode="after")
     def _known_weights(self) -> Route:
-        if len(set(self.endpoints)) < len(self.endpoints):
-            raise ValueError("endpoints names one twice; give it a larger weight in weights instead")
-        if stray := set(self.weights) - set(self.endpoints):
-            raise ValueError(f"weights name {sorted(stray)}, which the route does not list in endpoints")
+        if double := repeated(self.endpoints):
+            raise wrong((("endpoints",), f"names {double!r} twice; name it once, with a larger weight in weights"))
+        if strays := [name for name in self.weights if name not in self.endpoints]:
+            hint = did_you_mean(strays[0], self.endpoints, otherwise="its endpoints are")
+            raise wrong((("weights", strays[0]), f"the route has no endpoint {strays[0]!r}; {hint}"))
+        if self.weights and self.strategy not in WEIGHTED:
+            given = (
+                f"the strategy {self.strategy.value!r}"
+                if "strategy" in self.model_fields_set
+                else f"the default strategy {self.strategy.value!r}"
+            )
+            raise wrong((("weights",), f"weights have no effect with {given}; set strategy: weighted_round_robin, or leave weights out"))
         return self

@@ -12,9 +12,9 @@ from inspect import iscoroutinefunction
 from math import isfinite
 from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator
+from pydantic import BeforeValidator, PlainValidator
 
-from qreward.policy import Share
+from qreward.policy import Number
 
 _PERCENTILE = re.compile(r"p([0-9]+(?:\.[0-9]+)?)")
 
@@ -97,6 +97,5 @@ def check_exporter(value: Any) -> Any:
 Failures = type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], bool | float]
 ExceptionTypes = Annotated[Failures, PlainValidator(check_exceptions)]
 HedgeTime = Annotated[float | str | None, PlainValidator(check_hedge_time)]
-Wait = Annotated[Share, "seconds"]
-Portion = Annotated[Share, Field(gt=0, le=1)]
+Portion = Annotated[float, BeforeValidator(Number(above=0, most=1))]
 Exporter = Annotated[Any, PlainValidator(check_exporter)]

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Protocol, Union, get_args, get_origin
 
 from qreward.errors import ConfigError
 from qreward.functions.config import FIXED, ScheduleConfig
-from qreward.functions.reading import said
+from qreward.reading import Place
 from qreward.spelling import closest
 
 PREFIX = "QREWARD_SCHEDULE_"
@@ -115,7 +115,8 @@ class EnvironmentSource:
             value = value_of(name, text)
             ScheduleConfig(**{name: value})  # by itself, so that the variable can be named; together they are checked later
         except ConfigError as error:
-            raise ConfigError(f"{variable}: {said(error).removeprefix(f'{name}: ')}") from None
+            texts = [text.removeprefix(f"{name}: ") for _, text in error.faults]
+            raise ConfigError(f"{variable}: {'; '.join(texts)}") from None
         except ValueError as error:
             raise ConfigError(f"{variable}: {error}") from None
         return name, value
@@ -202,7 +203,7 @@ class CallbackSource:
         try:
             return self._read(given)
         except ConfigError as error:
-            raise ConfigError(f"callback: {said(error).removeprefix('configuration: ')}") from None
+            raise Place("callback").named(error) from None
 
 
 def read_mapping(given: object) -> dict[str, Any]:

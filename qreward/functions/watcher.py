@@ -18,8 +18,9 @@ from qreward.config import ClientConfig, load_config
 from qreward.engine import forks
 from qreward.errors import ConfigError, QRewardError
 from qreward.functions.config import ScheduleConfig
-from qreward.functions.reading import read_settings, said
+from qreward.functions.reading import read_settings
 from qreward.functions.sources import PREFIX, CallbackSource, EnvironmentSource, FileSource, Source, read_mapping
+from qreward.reading import Place
 
 logger = logging.getLogger("qreward.schedule")
 
@@ -158,7 +159,7 @@ class ConfigWatcher:
         try:
             return self._target.apply(settings)
         except ConfigError as error:
-            raise ConfigError(f"{self._source.name}: {said(error)}") from None
+            raise Place(self._source.name).named(error) from None
 
     def _tell(self, error: Exception) -> None:
         text = str(error) if isinstance(error, QRewardError) else f"{self._source.name}: {type(error).__name__}"

@@ -9,17 +9,16 @@ import ipaddress
 import os
 from typing import Annotated, Any, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, SecretStr, field_validator, model_validator
 
 from qreward.batching.buffer import Mode
 from qreward.errors import ConfigError
-from qreward.policy import Count, Policy, Rate, Seconds, expand_variables
+from qreward.policy import Count, Number, Policy, Rate, Seconds, SomeSeconds, expand_variables
 
 PREFIX = "QREWARD_SERVE_"
 """What the names of environment variables begin with, such as ``QREWARD_SERVE_PORT``."""
 
-Port = Annotated[int, Field(ge=0, le=65535)]
-Pause = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Port = Annotated[int, BeforeValidator(Number(whole=True, least=0, most=65535))]
 
 
 class ServerConfig(Policy):
@@ -59,7 +58,7 @@ class ServerConfig(Policy):
     model: str = "reward"
     mode: Mode = "auto"
     max_batch_size: Count = 64
-    batch_wait_timeout_s: Pause = 0.0
+    batch_wait_timeout_s: SomeSeconds = 0.0
     max_concurrent_batches: Count = 1
     isolate_errors: bool = True
     timeout: Seconds | None = 600.0

@@ -169,7 +169,12 @@ CHANGES: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("register_model_route", ("", ["gpu-0"]), {}, "bad pattern ''"),
     ("register_model_route", (" judge", ["gpu-0"]), {}, "without blanks around it"),
     ("register_model_route", ("judge-*", ["gpu-0"]), {"strategy": "fastest"}, "strategy"),
-    ("register_model_route", ("judge-*", ["gpu-0"]), {"weights": {"gpu-1": 2}}, "weights name .'gpu-1'."),
+    (
+        "register_model_route",
+        ("judge-*", ["gpu-0"]),
+        {"weights": {"gpu-1": 2}},
+        "weights.gpu-1: the route has no endpoint 'gpu-1'; did you mean 'gpu-0'",
+    ),
     ("register_model_route", ("judge-*", ["gpu-0"]), {"weights": {"gpu-0": -2}}, "weights.gpu-0"),
     ("mark_unhealthy", ("gpu0",), {}, "did you mean 'gpu-0'"),
     ("mark_healthy", ("gpu0",), {}, "did you mean 'gpu-0'"),
@@ -205,7 +210,10 @@ def test_a_wrong_change_of_the_fleet_is_told_and_changes_nothing(
         ({"endpoints": [7]}, "an endpoint must be an Endpoint, a mapping or a URL, not a int"),
         ({"endpoints": ["http://a/v1"], "timeout": -1}, "timeout"),
         ({"endpoints": ["http://a/v1"], "timeout": NAN}, "timeout"),
-        ({"endpoints": ["http://a/v1"], "routes": [Route(pattern="x", endpoints=("b",))]}, "'b', which does not exist"),
+        (
+            {"endpoints": ["http://a/v1"], "routes": [Route(pattern="x", endpoints=("b",))]},
+            "routes.x.endpoints: there is no endpoint 'b'; the endpoints are 'a'",
+        ),
     ],
 )
 def test_a_wrong_setting_of_a_client_is_told(arguments: dict[str, Any], said: str) -> None:

@@ -35,9 +35,9 @@ def test_a_file_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, "either judge"),
-        ({"client": GOOD["client"]}, "either judge"),
-        ({**GOOD, "reward_model": "rm-7b"}, "either judge"),
+        ({}, "set exactly one of judge"),
+        ({"client": GOOD["client"]}, "set exactly one of judge"),
+        ({**GOOD, "reward_model": "rm-7b"}, "set exactly one of judge"),
         ({**GOOD, "deadlin": 5}, "unknown setting 'deadlin'; did you mean 'deadline'?"),
         ({**GOOD, "deadline": 0}, "deadline"),
         ({**GOOD, "deadline": True}, "deadline: must be a number"),
@@ -54,8 +54,8 @@ def test_a_file_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
         ({**GOOD, "priority": 10}, "priority: "),
         ({**GOOD, "priority": -1}, "priority: "),
         ({"reward_model": ""}, "reward_model: "),
-        ({**GOOD, "columns": {"timeout": "seconds"}}, "columns: 'timeout' is no field"),
-        ({**GOOD, "columns": {"tenant": "team"}}, "columns: 'tenant' is no field"),
+        ({**GOOD, "columns": {"timeout": "seconds"}}, "columns: cannot fill 'timeout', which is not a field"),
+        ({**GOOD, "columns": {"tenant": "team"}}, "columns: cannot fill 'tenant', which is not a field"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, settings: dict[str, Any], said: str) -> None:

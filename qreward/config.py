@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError, field_validator, model_validator
 
 from qreward.errors import ConfigError
-from qreward.policies import Endpoint, Hedge, Retry, Route
+from qreward.policies import WEIGHTED, Endpoint, Hedge, Retry, Route
 from qreward.policy import Many, Policy, Seconds, below, repeated, with_faults, wrong
-from qreward.reading import read_settings
+from qreward.reading import Place, read_settings
 from qreward.spelling import did_you_mean
 
+_log = logging.getLogger("qreward")
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 
 
@@ -90,7 +92,8 @@ class ClientConfig(Policy):
 def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
     """Read a configuration from a YAML, JSON or TOML file, or from a mapping.
 
-    ``${VAR}`` is replaced by the environment's value in every text.
+    ``${VAR}`` is replaced by the environment's value in every text, ``${VAR:-default}`` by the default if the variable is not set.
+    Settings that are valid but without effect are logged as warnings, see :func:`without_effect`.
 
     Args:
         source: path of a ``.yaml``, ``.yml``, ``.json`` or ``.toml`` file, or what such a file would hold.
@@ -102,14 +105,62 @@ def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
         >>> load_config({"endpoints": [{"base_url": "http://gpu-0:8000/v1"}]}).endpoints[0].name
         'gpu-0:8000'
     """
+    config, place = read_config(source)
+    for endpoint, warning in without_effect(config):
+        _log.warning("%s: endpoint %r: %s", place, endpoint, warning)
+    return config
+
+
+def read_config(source: str | Path | Mapping[str, Any]) -> tuple[ClientConfig, Place]:
+    """As :func:`load_config`, without warnings; also the place that messages name."""
     least = "'endpoints'"
     content, place = read_settings(source, empty=f"it must hold at least {least}", known=f"with {least}")
     if not content:
         raise ConfigError(f"{place}: is empty; it must hold at least {least}")
     try:
-        return ClientConfig(**content)
+        return ClientConfig(**content), place
     except ConfigError as error:
         raise place.named(error) from None
+
+
+def without_effect(config: ClientConfig) -> Iterator[tuple[str, str]]:
+    """What is valid but probably a mistake: endpoints that get no requests, weights that do not count, two names for one server.
+
+    Yields:
+        The name of an endpoint, and a sentence about it.
+
+    Example:
+        >>> config = ClientConfig(endpoints=(Endpoint("http://gpu-0:8000/v1", weight=2),))
+        >>> [name for name, _ in without_effect(config)]
+        ['gpu-0:8000']
+    """
+    routed = {name for route in config.routes for name in route.endpoints}
+    patterns = {route.pattern for route in config.routes}
+    weighted = {name for route in config.routes if route.strategy in WEIGHTED for name in route.endpoints}
+    seen: dict[object, Endpoint] = {}
+    for endpoint in config.endpoints:
+        if endpoint.name not in routed and patterns:
+            if patterns >= set(endpoint.models):
+                yield endpoint.name, "it gets no requests: the routes of its models do not name it; add it to a route"
+            elif "models" not in endpoint.model_fields_set:
+                yield endpoint.name, "no route names it, so it gets only models that match no route; add it to a route, or set its models"
+        if endpoint.weight != 1 and endpoint.name not in weighted:
+            yield endpoint.name, "weight has no effect without a route whose strategy is weighted_round_robin or least_connections"
+        key = (endpoint.base_url, endpoint.api_key, tuple(endpoint.headers.items()), endpoint.proxy, id(endpoint.http_client))
+        other = seen.setdefault(key, endpoint)
+        if other is not endpoint and _overlap(other, endpoint, config):
+            yield (
+                endpoint.name,
+                f"it is the same server as {other.name!r} (the same base_url and key), so its limits count twice; remove one",
+            )
+
+
+def _overlap(one: Endpoint, other: Endpoint, config: ClientConfig) -> bool:
+    """Whether two endpoints serve the same models, as far as their patterns show."""
+    both = {one.name, other.name}
+    return (
+        "*" in (*one.models, *other.models) or bool({*one.models} & {*other.models}) or any(both <= {*r.endpoints} for r in config.routes)
+    )
 
 
 def config_from_env(environ: Mapping[str, str] = os.environ) -> ClientConfig:

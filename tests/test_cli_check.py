@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -93,7 +94,19 @@ def test_it_tells_limits_and_queue_as_servers_do(check: Check) -> None:
         _, said = check(*named)
     assert "items=32 concurrency=512" in said
     assert "0 running, 0 waiting" in said
-    assert said.splitlines()[0].split() == ["endpoint", "url", "kind", "state", "latency", "models", "limits", "queue", "TLS", "key"]
+    assert said.splitlines()[0].split() == [
+        "endpoint",
+        "url",
+        "kind",
+        "state",
+        "latency",
+        "models",
+        "server",
+        "limits",
+        "queue",
+        "TLS",
+        "key",
+    ]
     assert said.splitlines()[-1] == "all is well"
 
 
@@ -264,6 +277,41 @@ def test_a_self_signed_certificate_is_refused_said_and_trusted_if_verify_says_so
         assert 9.5 < each["certificate_days"] <= 10
         assert "its certificate ends in 10 days; renew it" in each["notes"]
     assert "10 days, own CAs" in said
+
+
+def test_https_at_a_port_without_tls_and_http_at_a_port_with_tls_are_recognised(check: Check, tmp_path: Path) -> None:
+    with fake("vllm") as plain, tls_server(*self_signed(tmp_path, 10)) as secure:
+        wrong = (
+            {"base_url": plain["base_url"].replace("http://", "https://")},
+            {"base_url": secure.replace("https://", "http://"), "name": "b"},
+        )
+        status, (without, with_tls) = check.json(*wrong)
+    assert status == 1
+    no_tls = "no connection (the server does not speak TLS at this port); write base_url with http://, or with the port for https"
+    assert without["problems"] == [no_tls]
+    assert with_tls["problems"] == ["the server speaks TLS at this port; write base_url with https://"]
+
+
+def test_settings_without_effect_are_notes(check: Check) -> None:
+    with fake("vllm", models=["judge-7b"]) as endpoint:
+        status, found = check.json(endpoint, {**endpoint, "name": "b"}, routes=[{"pattern": "judge-*", "endpoints": ["a"]}])
+        _, said = check(endpoint, {**endpoint, "name": "b"})
+    assert status == 0
+    assert [len(each["notes"]) for each in found] == [0, 2]
+    assert found[1]["notes"][0].startswith("no route names it")
+    assert found[1]["notes"][1].startswith("it is the same server as 'a'")
+    assert "b: (note) it is the same server as 'a'" in said
+
+
+def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.json"
+    path.write_text(json.dumps({"endpoints": [{"base_url": "http://127.0.0.1:9/v1", "name": f"gpu-{n}"} for n in range(200)]}))
+    command = [sys.executable, "-m", "qreward", "check", str(path), "--json", "--timeout", "5"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (141, b"")
 
 
 def test_the_end_of_a_certificate_is_read_from_it() -> None:

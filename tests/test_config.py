@@ -377,3 +377,54 @@ def test_a_wrong_variable_is_told_by_its_name(environ: dict[str, str], said: str
         config_from_env(environ)
     assert str(caught.value).startswith(said)
     assert SECRET not in str(caught.value)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, **settings: Any) -> list[str]:
+    caplog.clear()
+    load_config(settings)
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+GPU_2 = {"base_url": "http://gpu-2:8000/v1", "name": "gpu-2"}
+ALONE = (
+    "configuration: endpoint 'gpu-1': no route names it, so it gets only models that match no route; add it to a route, or set its models"
+)
+NEVER = "configuration: endpoint 'gpu-1': it gets no requests: the routes of its models do not name it; add it to a route"
+TWICE = (
+    "configuration: endpoint 'gpu-1': it is the same server as 'gpu-0' (the same base_url and key), so its limits count twice; remove one"
+)
+WEIGHT = "configuration: endpoint 'gpu-1': weight has no effect without a route whose strategy is weighted_round_robin or least_connections"
+TO_0 = {"judge-*": {"endpoints": ["gpu-0"]}}
+SAME = {**GPU_1, "base_url": GPU_0["base_url"]}
+EFFECTS: list[tuple[str, list[dict[str, Any]], dict[str, Any], list[str]]] = [
+    ("endpoints without routes", [GPU_0, GPU_1], {}, []),
+    ("all endpoints in routes", [GPU_0, GPU_1], {"a": {"endpoints": ["gpu-0", "gpu-1"]}}, []),
+    ("an endpoint that no route names", [GPU_0, GPU_1], TO_0, [ALONE]),
+    ("an endpoint with models of its own", [GPU_0, {**GPU_1, "models": ["rm-*"]}], TO_0, []),
+    ("an endpoint whose models go elsewhere", [GPU_0, {**GPU_1, "models": ["judge-*"]}], TO_0, [NEVER]),
+    ("a weight that nothing uses", [GPU_0, {**GPU_1, "weight": 2}], {}, [WEIGHT]),
+    (
+        "a weight in a weighted route",
+        [GPU_0, {**GPU_1, "weight": 2}],
+        {"a": {"endpoints": ["gpu-0", "gpu-1"], "strategy": "least_connections"}},
+        [],
+    ),
+    ("two names of one server", [GPU_0, SAME], {}, [TWICE]),
+    ("two accounts at one server", [{**GPU_0, "api_key": "a"}, {**SAME, "api_key": "b"}], {}, []),
+    ("two limits for two models of one server", [{**GPU_0, "models": ["a"]}, {**SAME, "models": ["b"]}], {}, []),
+    (
+        "two names of one server in a route",
+        [{**GPU_0, "models": ["a"]}, {**SAME, "models": ["b"]}],
+        {"c": {"endpoints": ["gpu-0", "gpu-1"]}},
+        [TWICE],
+    ),
+]
+
+
+def test_settings_without_effect_are_logged_as_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    wrong = {}
+    for case, endpoints, routes, expected in EFFECTS:
+        found = warnings_of(caplog, endpoints=endpoints, routes=routes)
+        if found != expected:
+            wrong[case] = found
+    assert not wrong

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
-from qreward.config import ClientConfig
+from qreward.config import ClientConfig, without_effect
 from qreward.core.routing import is_glob, matches
 from qreward.policies import Endpoint
 from qreward.spelling import closest
@@ -69,7 +69,7 @@ def problems(
         yield f"a call failed: {failed}"
 
 
-def notes(endpoint: Endpoint, found: Examined) -> Iterator[str]:
+def notes(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator[str]:
     """What is worth knowing."""
     if endpoint.kind == "openai" and found.seems is not None:
         yield f"it seems to be a server of kind {found.seems!r}; with kind: {found.seems} it can be asked for scores and for its load"
@@ -81,6 +81,7 @@ def notes(endpoint: Endpoint, found: Examined) -> Iterator[str]:
         yield "its certificate is not verified; give verify the path of its CA bundle instead of false"
     if (days := _days(found)) is not None and 0 <= days < SOON:
         yield f"its certificate ends in {days:.0f} days; renew it"
+    yield from (text for name, text in without_effect(config) if name == endpoint.name)
 
 
 def _of_answers(endpoint: Endpoint, found: Examined, *, answered: bool) -> Iterator[str]:

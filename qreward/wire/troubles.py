@@ -8,6 +8,9 @@ from qreward.wire.base import TransportError
 
 _LOCAL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
+NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
+"""What OpenSSL calls an answer to its greeting that is not TLS."""
+
 
 def is_local(error: BaseException) -> bool:
     """Whether our own machine refused, which says nothing of the endpoint."""
@@ -24,6 +27,10 @@ def closed() -> TransportError:
 
 def no_connection(reason: str, advice: str = "check base_url, and that the server is up") -> TransportError:
     return TransportError(f"no connection ({reason}); {advice}", sent=False)
+
+
+def not_tls() -> TransportError:
+    return no_connection("the server does not speak TLS at this port", "write base_url with http://, or with the port for https")
 
 
 def no_connection_in_time() -> TransportError:

@@ -202,7 +202,9 @@ def _detail(path: tuple[str | int, ...], error: Any) -> Any:
 
 def explain(error: ValidationError, model: type[BaseModel]) -> ConfigError:
     """The same as a ``ConfigError``: a line for each fault, with the place, what is wrong there and what to write."""
-    faults = tuple((detail["loc"], _sentence(detail, model)) for detail in error.errors())
+    details = error.errors()
+    inner = {detail["loc"][:length] for detail in details for length in range(len(detail["loc"]))}
+    faults = tuple((d["loc"], _sentence(d, model)) for d in details if d["type"] != "too_short" or d["loc"] not in inner)
     return with_faults(faults, lambda _: f"{model.__name__}: ")
 
 

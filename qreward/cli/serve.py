@@ -35,11 +35,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"the reward server needs {' and '.join(missing)}: pip install 'qreward[server]'")
     from qreward.server import running  # noqa: PLC0415 - an extra
     from qreward.server.config import ServerConfig, helps, token_of  # noqa: PLC0415
-    from qreward.server.loading import load_scorer  # noqa: PLC0415
+    from qreward.server.loading import load_object  # noqa: PLC0415
 
     texts = {name: getattr(args, name) for name in helps() if name != "token"}
     config = ServerConfig.from_texts(**texts, token=token_of(args.token_env, args.token_file))
-    scorer = load_scorer(args.scorer)
+    scorer = load_object(args.scorer, "scorer", "my_rewards:score")
     try:
         done = running.run(scorer, config, lambda address: _announce(args.scorer, address, config.token is not None))
     except TypeError as error:

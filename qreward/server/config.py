@@ -13,8 +13,9 @@ from pydantic import BeforeValidator, SecretStr, field_validator, model_validato
 
 from qreward.batching.buffer import Mode
 from qreward.errors import ConfigError
-from qreward.policy import Count, Number, Policy, Rate, Seconds, SomeSeconds, expand_variables
+from qreward.policy import Count, Number, Policy, Rate, Seconds, SomeSeconds, expand_variables, wrong
 
+_TOKEN = "on the command line with --token-env NAME or --token-file PATH"  # noqa: S105 - no token
 PREFIX = "QREWARD_SERVE_"
 """What the names of environment variables begin with, such as ``QREWARD_SERVE_PORT``."""
 
@@ -87,15 +88,17 @@ class ServerConfig(Policy):
     @model_validator(mode="after")
     def _guarded(self) -> Self:
         if self.token is None and not is_loopback(self.host):
-            raise ValueError(f"host {self.host!r} can be reached from other machines: set a token, or listen at 127.0.0.1")
+            raise wrong((("host",), f"{self.host!r} can be reached from other machines; set a token ({_TOKEN}), or use host 127.0.0.1"))
         return self
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.max_items > self.max_queue:
-            raise ValueError(f"max_items ({self.max_items}) may not be more than max_queue ({self.max_queue}): such a list never had room")
+            limits = f"max_items is {self.max_items} and max_queue is {self.max_queue}"
+            raise ValueError(f"{limits}, but a request of max_items texts must fit into the queue; raise max_queue, or lower max_items")
         if self.max_body_bytes > self.max_pending_bytes:
-            raise ValueError("max_body_bytes may not be more than max_pending_bytes: such a request never had room")
+            limits = f"max_body_bytes is {self.max_body_bytes} and max_pending_bytes is {self.max_pending_bytes}"
+            raise ValueError(f"{limits}, but the largest request must fit; raise max_pending_bytes, or lower max_body_bytes")
         return self
 
     @classmethod

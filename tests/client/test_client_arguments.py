@@ -45,6 +45,11 @@ SHARED: list[tuple[dict[str, Any], str]] = [
 MESSAGES: list[tuple[Any, str]] = [
     ("hi", "messages is a text; send"),
     ({"role": "user", "content": "hi"}, "messages is one message; put it in a list"),
+    ({"messages": HI}, r"messages is a dict with the key 'messages'; pass the list that it holds: chat_completion\(item\['messages'\]"),
+    (
+        [{"messages": HI}],
+        r"messages\[0\] is a dict with the key 'messages', not a message; .*batch_chat_completion\(\[item\['messages'",
+    ),
     ([], "messages is empty"),
     (None, "messages is a NoneType"),
     (7, "messages is a int"),

@@ -314,7 +314,7 @@ class Endpoint(Policy):
         ours = [name for name in ("verify", "keepalive") if getattr(self, name) != type(self).model_fields[name].default]
         if ours or self.limits.connects_per_second is not None:
             names = ", ".join(ours) or "limits.connects_per_second"
-            raise ValueError(f"{names} and http_client exclude each other; set it in the client you pass")
+            raise ValueError(f"{names} cannot be set together with http_client; set it in the client you pass")
         return self
 
     @model_validator(mode="after")

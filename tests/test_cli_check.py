@@ -144,8 +144,8 @@ def test_a_wrong_key_and_a_missing_one(check: Check) -> None:
             more=("--call",),
         )
     assert status == 1
-    assert wrong["problems"] == ["it does not take the key (401); check api_key, or headers if it is sent there"]
-    assert missing["problems"] == ["it wants a key (401); set api_key, such as api_key: ${JUDGE_KEY}"]
+    assert wrong["problems"] == ["it rejects the key (401); check api_key, or headers if it is sent there"]
+    assert missing["problems"] == ["it requires a key (401); set api_key, such as api_key: ${JUDGE_KEY}"]
     assert headers["problems"] == []
     assert [each["auth"] for each in (wrong, missing, headers)] == ["refused (401)", "wanted (401)", "accepted"]
 
@@ -166,9 +166,7 @@ def test_an_address_one_level_too_high_and_one_that_leads_nowhere(check: Check) 
         status, (high, stray) = check.json({"base_url": root}, {"base_url": f"{root}/elsewhere", "name": "b"})
     assert status == 1
     assert high["problems"] == [f"its API is one level below base_url; set base_url: {root}/v1"]
-    assert stray["problems"] == [
-        "it is there, but has none of the routes that were asked for (404); check the host, the port and the path of base_url"
-    ]
+    assert stray["problems"] == ["it answers 404 to every request; check the host, the port and the path of base_url"]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +200,7 @@ def test_a_server_that_is_loading_and_one_that_fails_a_call(check: Check) -> Non
         status, found = check.json(loading, {**broken, "name": "b"}, more=("--call",))
     assert status == 1
     assert found[0]["ready"] is False
-    assert found[0]["problems"][0].startswith("it is there, but says that it is not ready; wait until it has loaded its model")
+    assert found[0]["problems"][0].startswith("it answers that it is not ready; wait until it has loaded its model")
     assert found[1]["called"] == "failed"
     assert found[1]["problems"][0].startswith("a call failed: endpoint 'b' answered 500 for model 'fake'")
 

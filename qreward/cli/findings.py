@@ -86,23 +86,23 @@ def notes(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator
 
 def _of_answers(endpoint: Endpoint, found: Examined, *, answered: bool) -> Iterator[str]:
     if found.load.ready is False:
-        yield "it is there, but says that it is not ready; wait until it has loaded its model, or look into its log"
+        yield "it answers that it is not ready; wait until it has loaded its model, or look into its log"
     if moved := next((path for path, status in found.statuses.items() if 300 <= status < 400), None):
-        yield f"it points elsewhere ({found.statuses[moved]} for {_named(moved)}), where no key is sent; set base_url to the final address"
+        yield f"it redirects ({found.statuses[moved]} for {_named(moved)}); redirects are not followed; set base_url to the final one"
     if answered:
         return
     if found.statuses.get(API_MODELS) == 404 and found.statuses.get(MODELS) == 200 and endpoint.reward is None:
         yield f"its API is one level below base_url; set base_url: {endpoint.base_url}/v1"
     elif set(found.statuses.values()) <= {404} and endpoint.kind != "openrlhf":
-        yield "it is there, but has none of the routes that were asked for (404); check the host, the port and the path of base_url"
+        yield "it answers 404 to every request; check the host, the port and the path of base_url"
 
 
 def _of_key(endpoint: Endpoint, found: Examined) -> Iterator[str]:
     auth = auth_of(endpoint, found)
     if auth.startswith("refused"):
-        yield f"it does not take the key ({auth[9:-1]}); check api_key, or headers if it is sent there"
+        yield f"it rejects the key ({auth[9:-1]}); check api_key, or headers if it is sent there"
     if auth.startswith("wanted"):
-        yield f"it wants a key ({auth[8:-1]}); set api_key, such as api_key: ${{JUDGE_KEY}}"
+        yield f"it requires a key ({auth[8:-1]}); set api_key, such as api_key: ${{JUDGE_KEY}}"
 
 
 def _of_kind(endpoint: Endpoint, found: Examined) -> Iterator[str]:

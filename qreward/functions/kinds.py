@@ -49,14 +49,14 @@ def _exception(value: object) -> object:
     if not isinstance(value, type) or not issubclass(value, BaseException):
         raise ValueError("must name exception classes, such as (ConnectionError, TimeoutError)")
     if not issubclass(value, Exception):
-        raise ValueError(f"{value.__name__} must not be retried, for it ends tasks and programs; use Exception, or classes below it")
+        raise ValueError(f"{value.__name__} cannot be retried: it ends tasks and programs; use Exception, or subclasses of it")
     return value
 
 
 def check_plain(value: Any) -> Any:
     """A function that gives its answer at once, or None."""
     if value is not None and (not callable(value) or iscoroutinefunction(value)):
-        raise ValueError("must be a plain function, for it is called and not awaited")
+        raise ValueError("must be a plain function, not async: it is called and not awaited")
     return value
 
 

@@ -71,7 +71,9 @@ class ConfigWatcher:
         self._source = _source_of(self._target, file, env, callback)
         interval = arguments.seconds("poll_interval", poll_interval)
         if interval is None:
-            raise ConfigError("poll_interval must be a number of seconds; call poll_once() to look only when you say so")
+            raise ConfigError(
+                "poll_interval must be a positive number of seconds; to check only on demand, call poll_once() and never start()"
+            )
         self._interval = interval
         self._on_error = arguments.callback("on_error", on_error)
         self._wait = wait
@@ -226,7 +228,7 @@ def _target_of(target: Any) -> _Target:
         return _FunctionTarget(config)
     if isinstance(config, ClientConfig) and callable(getattr(target, "reload", None)):
         return _ClientTarget(target)
-    raise ConfigError(f"a ConfigWatcher is for a ScheduleConfig, a function with @schedule, or a client, not for a {type(target).__name__}")
+    raise ConfigError(f"ConfigWatcher takes a ScheduleConfig, a function with @schedule or a client, not a {type(target).__name__}")
 
 
 def _source_of(target: _Target, file: object, env: object, callback: Any) -> Source:
@@ -237,7 +239,7 @@ def _source_of(target: _Target, file: object, env: object, callback: Any) -> Sou
         return FileSource(file, target.read_file)
     if env is True or isinstance(env, str):
         if isinstance(target, _ClientTarget):
-            raise ConfigError("env is for functions; give a client a file, or a callback")
+            raise ConfigError("env= works for functions only; for a client use file= or callback=")
         return EnvironmentSource(PREFIX if env is True else env)
     checked = arguments.callback("callback", callback)
     if checked is None:

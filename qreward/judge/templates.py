@@ -69,7 +69,7 @@ def _name(match: re.Match[str], text: str, what: str) -> str:
     line = text.count("\n", 0, match.start()) + 1
     shown = match[0] if len(match[0]) <= 40 else match[0][:37] + "..."
     raise ConfigError(
-        f"{what}, line {line}: {shown!r} is no field: that is a plain name, such as {{response}}; a brace itself is written {{{{ or }}}}"
+        f"{what}, line {line}: {shown!r} is not a placeholder; write a plain name, such as {{response}}, or {{{{ and }}}} for braces"
     )
 
 
@@ -86,7 +86,7 @@ def in_words(value: object, name: str) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the field {name!r} is a {type(value).__name__} that cannot be shown to a judge ({error})") from None
+        raise ConfigError(f"the field {name!r} is a {type(value).__name__} that cannot be written into a prompt ({error})") from None
 
 
 def _spoken(message: Mapping[str, Any]) -> str:
@@ -130,7 +130,7 @@ class Prompt:
         self.names: frozenset[str] = frozenset().union(*(template.names for template in templates))
         missing = sorted(self._needed - self.names)
         if missing and self._build is None:
-            raise ConfigError(f"the {what} has no {{{missing[0]}}}, which is what is judged; it names {_listed(self.names)}")
+            raise ConfigError(f"the {what} must contain {{{missing[0]}}}, which is judged; it contains {_listed(self.names)}")
 
     def messages(self, fields: Mapping[str, Any]) -> Messages:
         """The messages for one item; fields that are None are as if they were not there.
@@ -159,16 +159,16 @@ class Prompt:
         missing = self.names - given
         if missing:
             name = min(missing)
-            raise ConfigError(f"the {self._what} names {{{name}}}, but the item has no {name!r}: it has {_listed(given)}")
+            raise ConfigError(f"the {self._what} contains {{{name}}}, but the item has no field {name!r}; its fields are {_listed(given)}")
         if not self._needed <= given:
             name = min(self._needed - given)
-            raise ConfigError(f"the item has no {name!r}, or it is None, so there is nothing to judge: it has {_listed(given)}")
+            raise ConfigError(f"the item has no {name!r} to judge (it is missing or None); its fields are {_listed(given)}")
         if self._known is None or given <= self._known or given <= self._known | self.names:
             return
         name = min(given - self._known - self.names)
         raise ConfigError(
-            f"the item has a field {name!r} that the prompt does not name: it names {_listed(self.names)}; "
-            f"name it there as {{{name}}}, or leave it out"
+            f"the item has a field {name!r}, but the prompt has no {{{name}}}; write {{{name}}} into the prompt, "
+            f"or remove the field from the item. The prompt contains {_listed(self.names)}"
         )
 
 

@@ -142,7 +142,7 @@ def token_of(variable: str | None, path: str | None) -> str | None:
         ConfigError: both are named, or it is not there; what it holds is never shown.
     """
     if variable and path:
-        raise ConfigError("the token is named twice; give --token-env or --token-file")
+        raise ConfigError("pass --token-env or --token-file, not both")
     if variable:
         if not os.environ.get(variable):
             raise ConfigError(f"the environment variable {variable}, named by --token-env, is not set (or empty)")

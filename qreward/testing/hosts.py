@@ -188,7 +188,7 @@ class InProcess:
             except BrokenPipeError:
                 line = b""
         if not line:
-            raise RuntimeError("the process of the fake fleet has ended; its last words are on stderr")
+            raise RuntimeError("the process of the fake fleet has ended; see stderr")
         reply = json.loads(line)
         if "error" in reply:
             raise (ConfigError if reply["config"] else RuntimeError)(reply["error"])

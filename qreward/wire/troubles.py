@@ -18,7 +18,7 @@ def is_local(error: BaseException) -> bool:
 
 
 def no_room(reason: str) -> TransportError:
-    return TransportError(f"this machine has no room for another connection ({reason}); raise `ulimit -n`", sent=False, local=True)
+    return TransportError(f"this machine cannot open another connection ({reason}); raise `ulimit -n`", sent=False, local=True)
 
 
 def closed() -> TransportError:
@@ -38,7 +38,7 @@ def no_connection_in_time() -> TransportError:
 
 
 def silence() -> TransportError:
-    return TransportError("silence for longer than timeouts.read", timeout=True)
+    return TransportError("no data for longer than timeouts.read", timeout=True)
 
 
 def not_http(reason: str) -> TransportError:

@@ -245,7 +245,7 @@ def test_a_stream_belongs_to_the_loop_in_which_it_was_begun() -> None:
             async with client:
                 reader = aiter(stream)
                 await anext(reader)
-                with pytest.raises(RuntimeError, match="in which it was begun"):
+                with pytest.raises(RuntimeError, match="in the event loop that began it"):
                     await asyncio.to_thread(asyncio.run, drain())
 
         async def drain() -> None:

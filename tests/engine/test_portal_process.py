@@ -103,7 +103,7 @@ atexit.register(last)  # those registered first run last
 atexit.register(room._at_exit)
 print(portal().call(pid) == os.getpid())
 """
-    assert run(program) == ["True", "the process is ending; no more blocking calls are made"]
+    assert run(program) == ["True", "the process is ending; blocking calls are refused"]
 
 
 def test_a_call_at_exit_that_is_registered_later_still_works() -> None:

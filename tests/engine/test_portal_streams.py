@@ -298,7 +298,7 @@ def test_a_reader_whose_portal_ends_has_the_items_that_were_there_and_is_told() 
     assert at_the_end.wait(30)
     mine.close()
     read: list[int] = []
-    with pytest.raises(ClientClosed, match="the work was given up"):
+    with pytest.raises(ClientClosed, match="the request was dropped"):
         read.extend(stream)
     assert read == [1, 2]
     assert list(stream) == []

@@ -376,10 +376,10 @@ def test_a_watcher_that_makes_no_sense_is_refused(settings: dict[str, Any], said
     "target", [None, print, SimpleNamespace(config={}), ScheduleConfig, ClientConfig(endpoints=(Endpoint("http://a"),))]
 )
 def test_a_target_that_cannot_be_changed_is_refused(target: Any) -> None:
-    with pytest.raises(ConfigError, match="a ConfigWatcher is for a ScheduleConfig, a function with @schedule, or a client"):
+    with pytest.raises(ConfigError, match="ConfigWatcher takes a ScheduleConfig, a function with @schedule or a client"):
         ConfigWatcher(target, callback=dict)
 
 
 def test_the_environment_is_not_for_clients() -> None:
-    with pytest.raises(ConfigError, match="env is for functions; give a client a file, or a callback"):
+    with pytest.raises(ConfigError, match="env= works for functions only; for a client use file= or callback="):
         ConfigWatcher(QRewardClient(["http://a/v1"]), env=True)

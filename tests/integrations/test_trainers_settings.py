@@ -70,13 +70,13 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, settings: dict[s
     [
         ({"verdict": "yesno"}, "judge.verdict: unknown verdict 'yesno'; did you mean 'yes_no'?"),
         ({"verdict": "nomod:Cls"}, "judge: verdict: cannot import 'nomod:Cls'"),
-        ({"scale": [10, 0]}, "judge: scale must rise"),
-        ({"params": {"n": 3}}, "judge: n is no parameter"),
-        ({"params": {"samples": 3}}, "judge.params: 'samples' is no parameter of a request"),
-        ({"params": {"model": "k"}}, "judge.params: 'model' is no parameter of a request"),
+        ({"scale": [10, 0]}, "judge: scale must be (lowest, highest)"),
+        ({"params": {"n": 3}}, "judge: n cannot be set as a parameter"),
+        ({"params": {"samples": 3}}, "judge.params: 'samples' is not a parameter of a request"),
+        ({"params": {"model": "k"}}, "judge.params: 'model' is not a parameter of a request"),
         ({"params": {"extra_headers": [KEY]}}, "judge: extra_headers must be a mapping"),
         ({"prompt": "hello"}, "judge: the prompt has no {response}"),
-        ({"prompt": "{response.x}"}, "judge: prompt, line 1: '{response.x}' is no field"),
+        ({"prompt": "{response.x}"}, "judge: prompt, line 1: '{response.x}' is not a placeholder"),
     ],
 )
 def test_a_setting_of_which_no_judge_can_be_made_is_named_with_its_file(tmp_path: Path, judge: dict[str, Any], said: str) -> None:

@@ -49,7 +49,9 @@ def _check_judge(judge: JudgeConfig) -> None:
         hint = did_you_mean(judge.verdict, NAMED)
         raise ConfigError(f"judge.verdict: unknown verdict {judge.verdict!r}; {hint} A verdict of your own is written module:Class")
     if taken := sorted(_JUDGES_OWN & judge.params.keys()):
-        raise ConfigError(f"judge.params: {taken[0]!r} is no parameter of a request; if it is a setting, it stands beside params")
+        raise ConfigError(
+            f"judge.params: {taken[0]!r} is not a parameter of a request; if it is a setting of the judge, write it beside params"
+        )
 
 
 def _check_columns(config: RewardConfig) -> None:

@@ -67,9 +67,7 @@ class FleetJudge(_Judge):  # type: ignore[misc]
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         if not isinstance(self.config, FleetJudgeConfig):
-            raise ConfigError(
-                f"{type(self).__name__} takes a FleetJudgeConfig, not a {type(self.config).__name__}; make it a base of yours"
-            )
+            raise ConfigError(f"{type(self).__name__} takes a FleetJudgeConfig, not a {type(self.config).__name__}; use a subclass of it")
 
     @cached_property
     def client(self) -> QRewardClient:
@@ -137,5 +135,6 @@ def _read_as(schema: type[BaseModel], choice: Any, model: str) -> BaseModel:
         return schema.model_validate_json(choice.message.content or "")
     except ValueError as error:
         raise InvalidResponse(
-            f"the judge's answer is no {schema.__name__} (finish_reason {choice.finish_reason}): {str(error).splitlines()[0]}", model=model
+            f"the judge's answer is not a valid {schema.__name__} (finish_reason {choice.finish_reason}): {str(error).splitlines()[0]}",
+            model=model,
         ) from error

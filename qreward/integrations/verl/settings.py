@@ -82,8 +82,8 @@ def _router(address: str, dialect: str) -> dict[str, Any]:
 def _checked(config: RewardConfig) -> RewardConfig:
     if config.on_failure == "none":
         raise ConfigError(
-            "on_failure: verl has no missing reward (one None takes the rewards from its whole batch); "
-            "say raise, which is the default, or the number that such a reward shall be"
+            "on_failure: none is not possible with verl, where one None removes the rewards of its whole batch; "
+            "use raise (the default) or a number"
         )
     return config
 
@@ -93,4 +93,4 @@ def _look_at(strange: set[str]) -> None:
         if near := closest(name, _SETTINGS, cutoff=0.8):
             raise ConfigError(f"reward_kwargs: unknown setting {name!r}; did you mean {near[0]!r}?")
         _SAID.add(name)
-        _LOGGER.warning("reward_kwargs: %r is no setting of qreward and is ignored", name)
+        _LOGGER.warning("reward_kwargs: %r is not a setting of qreward and is ignored", name)

@@ -181,7 +181,10 @@ def test_a_scorer_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_a_mistake_on_the_command_line_is_told(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *args]) == 2
-    assert words in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.startswith("qreward serve: ")
+    assert "ServerConfig" not in said
 
 
 def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:

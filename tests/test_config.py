@@ -7,13 +7,17 @@ import os
 import pickle
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qreward import ConfigError, Endpoint, LoadBalanceStrategy, Retry, Route
 from qreward.config import OPENAI_BASE_URL, ClientConfig, config_from_env, load_config
+from qreward.reading import _json_line, _yaml_line
 
 SECRET = "sk-hush-7f3a"
 GPU_0 = {"base_url": "http://gpu-0:8000/v1", "name": "gpu-0"}
@@ -428,3 +432,29 @@ def test_settings_without_effect_are_logged_as_warnings(caplog: pytest.LogCaptur
         if found != expected:
             wrong[case] = found
     assert not wrong
+
+
+NESTED = st.recursive(
+    st.one_of(
+        st.integers(), st.booleans(), st.none(), st.text(st.characters(codec="ascii", min_codepoint=32, max_codepoint=126), max_size=6)
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.text('ab"{}[]:,\\', max_size=4), inner, max_size=3),
+    ),
+    max_leaves=12,
+)
+
+
+def paths_of(value: Any) -> Iterator[tuple[str | int, ...]]:
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield (key,)
+        yield from ((key, *rest) for rest in paths_of(inner))
+
+
+@given(NESTED, st.sampled_from([None, 0, 2]))
+def test_the_line_of_a_setting_is_the_same_whether_a_file_is_read_as_json_or_as_yaml(value: Any, indent: int | None) -> None:
+    text = json.dumps({"settings": value}, indent=indent)
+    root = {"settings": value}
+    assert {path: _json_line(text, path) for path in paths_of(root)} == {path: _yaml_line(text, path) for path in paths_of(root)}

@@ -113,7 +113,7 @@ class RewardModelScorer:
 
     def _asking(self) -> Asking:
         """As the client asks, but that an item of ours which is wrong fails alone."""
-        params = {name: value for name, value in self._params.items() if name not in _OPTIONS}
+        params = {name: value for name, value in self._params.items() if name not in ("extra_headers", "extra_body", "hedge")}
         asked = asking(SCORE, self._model, params, self._params.get("extra_headers"), self._params.get("extra_body"))
         return Asking(asked.listing, asked.blank, lambda item: asked.call(_item(item)), asked._key)
 

@@ -167,8 +167,8 @@ class Prompt:
             return
         name = min(given - self._known - self.names)
         raise ConfigError(
-            f"the item has a field {name!r}, but the prompt has no {{{name}}}; write {{{name}}} into the prompt, "
-            f"or remove the field from the item. The prompt contains {_listed(self.names)}"
+            f"the item has a field {name!r} that the prompt does not name: it names {_listed(self.names)}; "
+            f"name it there as {{{name}}}, or leave it out"
         )
 
 

@@ -45,7 +45,7 @@ def _wrong_setup(error: type[RequestError], advice: str) -> Verdict:
 
 
 _OVERLOAD = Verdict(_OVERLOADED, RateLimited)
-_QUOTA = Verdict(FailureKind.QUOTA, RateLimited, "the account is used up; add credit, or remove the endpoint")
+_QUOTA = Verdict(FailureKind.QUOTA, RateLimited, "the account is used up: add credit, or take the endpoint out")
 _TOO_LONG = Verdict(FailureKind.UNSUITABLE, BadRequest, "shorten the input, or route it to a model with a longer context")
 _PASSING = Verdict(_TRANSIENT, ServerError)
 _WRONG = Verdict(_REFUSED, BadRequest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sized
-from functools import partial
+from functools import lru_cache, partial
 from inspect import iscoroutinefunction
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -79,16 +79,19 @@ def check_params(params: Mapping[str, Any]) -> None:
     It would go into the JSON body, where most servers ignore it. ``extra_body`` takes any name.
     """
     for name in params:
-        if name in OPTIONS:
-            batches = "; only batches have a deadline, one call has timeout=" if name == "deadline" else ""
-            raise ConfigError(f"{name!r} is an option of other calls, not of this one{batches}. {_TO_SERVER.format(name)}")
-        if near := closest(name, OPTIONS, cutoff=TYPO):
-            raise ConfigError(f"{name!r} is not an option of this call; did you mean {near[0]!r}? {_TO_SERVER.format(name)}")
-        if name == "extra_query":
-            raise ConfigError("extra_query is not supported; put parameters of the server into extra_body")
+        if fault := _fault_of(name):
+            raise ConfigError(fault)
 
 
-_TO_SERVER = "A parameter of the server with this name goes into extra_body={{{!r}: ...}}"
+@lru_cache(maxsize=1024)  # comparing names takes longer than all else of a call, and a program uses few of them
+def _fault_of(name: str) -> str | None:
+    to_server = f"A parameter of the server with this name goes into extra_body={{{name!r}: ...}}"
+    if name in OPTIONS:
+        batches = "; only batches have a deadline, one call has timeout=" if name == "deadline" else ""
+        return f"{name!r} is an option of other calls, not of this one{batches}. {to_server}"
+    if near := closest(name, OPTIONS, cutoff=TYPO):
+        return f"{name!r} is not an option of this call; did you mean {near[0]!r}? {to_server}"
+    return "extra_query is not supported; put parameters of the server into extra_body" if name == "extra_query" else None
 
 
 def items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:

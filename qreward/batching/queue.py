@@ -20,7 +20,7 @@ from qreward.batching.streaming import CallerStream
 from qreward.batching.tally import QueueStats, snapshot
 from qreward.batching.work import Kind, Work
 from qreward.errors import ConfigError
-from qreward.policies import Priority
+from qreward.policies import Priority, priority_level
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -90,12 +90,12 @@ class BatchQueue(Generic[T, R]):
 
     # use
 
-    async def submit(self, item: T, *, priority: int = NORMAL, timeout: float | None = None) -> R:
+    async def submit(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> R:
         """The result for one item.
 
         Args:
             item: anything.
-            priority: 0 (first) to 9; a level outweighs 15 seconds of waiting, so that nothing starves.
+            priority: 0 (first) to 9, or ``"high"``, ``"normal"``, ``"low"``; a level outweighs 15 seconds of waiting, so that nothing starves.
             timeout: seconds for this item, queueing included; None is the queue's ``timeout``.
 
         Raises:
@@ -108,7 +108,7 @@ class BatchQueue(Generic[T, R]):
         """
         return await self.answer(item, None, _level(priority), None if timeout is None else budget(timeout))  # type: ignore[no-any-return]
 
-    def stream(self, item: T, *, priority: int = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
+    def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
         """The stream for one item, if the function is an async generator. It is submitted at once; for the rest see ``submit``."""
         return self.answers(item, None, _level(priority), None if timeout is None else budget(timeout))
 
@@ -243,9 +243,10 @@ def _dead(desk: Desk) -> bool:
 def _level(priority: Any) -> int:
     if priority is NORMAL:
         return int(NORMAL)
-    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 9:
-        raise ConfigError(f"priority must be a whole number from 0 (most urgent) to 9, or a Priority, not {priority!r}")
-    return int(priority)
+    try:
+        return priority_level(priority)
+    except ValueError as error:
+        raise ConfigError(f"priority {error}") from None
 
 
 def _rebuild(kind: type[BatchQueue[Any, Any]], function: Any, settings: Any) -> BatchQueue[Any, Any]:

@@ -130,7 +130,7 @@ class Prompt:
         self.names: frozenset[str] = frozenset().union(*(template.names for template in templates))
         missing = sorted(self._needed - self.names)
         if missing and self._build is None:
-            raise ConfigError(f"the {what} must contain {{{missing[0]}}}, which is judged; it contains {_listed(self.names)}")
+            raise ConfigError(f"the {what} must contain {{{missing[0]}}}, which is judged; its placeholders: {_listed(self.names)}")
 
     def messages(self, fields: Mapping[str, Any]) -> Messages:
         """The messages for one item; fields that are None are as if they were not there.

@@ -18,6 +18,7 @@ from qreward.batching import BatchQueue, Settings, batch
 from qreward.batching.forming import Forming
 from qreward.batching.settings import Options
 from qreward.errors import ClientClosed, ConfigError, RequestTimeout
+from qreward.policies import Priority
 
 
 def test_a_timeout_counts_the_running_batch_too_and_leaves_the_others_alone() -> None:
@@ -49,6 +50,14 @@ def test_a_request_timeout_is_a_timeout_error() -> None:
     async def test() -> None:
         with pytest.raises(TimeoutError):
             await BatchQueue(Noted(seconds=9)).submit(1, timeout=0.5)
+
+    virtually(test)
+
+
+@pytest.mark.parametrize("priority", ["high", "NORMAL", "low", Priority.LOW, 3])
+def test_a_priority_may_be_a_name(priority: Any) -> None:
+    async def test() -> None:
+        assert await BatchQueue(Noted()).submit(4, priority=priority) == 4
 
     virtually(test)
 

@@ -271,7 +271,7 @@ def test_blocking_loops_read_the_same() -> None:
         assert "".join(map(str, client.stream_chat_completion(HI, MODEL, on_interrupt="restart").events())) == echo_of(HI)
         with client.stream_chat_completion(HI, MODEL) as other:
             assert other.final().usage is not None
-        with pytest.raises(ConfigError, match=r"read events\(\)"):
+        with pytest.raises(ConfigError, match=r"iterate events\(\)"):
             iter(client.stream_chat_completion(HI, MODEL, on_interrupt="restart"))
 
 

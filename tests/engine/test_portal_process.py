@@ -148,7 +148,7 @@ if (child := os.fork()) == 0:
         try:
             read.extend(one)
         except ClientClosed as error:
-            print("fork of the one that began it" in str(error), len(read) < 6, flush=True)
+            print("forked from the one that began it" in str(error), len(read) < 6, flush=True)
     {end}
 joined(child)
 print(next(stream), next(stream), *[next(stream) for _ in range(20)][-1:], flush=True)

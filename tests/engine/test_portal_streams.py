@@ -262,7 +262,7 @@ def test_a_stream_is_not_read_in_the_portals_own_thread_but_may_be_closed_there(
     async def close() -> None:
         stream.close()
 
-    with pytest.raises(RuntimeError, match="in the thread that does the work"):
+    with pytest.raises(RuntimeError, match="in on_result or in the input of a batch"):
         portal().call(read)
     assert not source.closed.is_set()
     portal().call(close)

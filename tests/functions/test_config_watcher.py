@@ -363,7 +363,7 @@ def test_a_client_may_be_given_mappings_or_configurations_by_a_callback() -> Non
         ({"env": 3}, "env must be True or a prefix"),
         ({"callback": 3}, "callback must be a plain function"),
         ({"file": "s.json", "poll_interval": 0}, "poll_interval must be a positive number of seconds"),
-        ({"file": "s.json", "poll_interval": None}, "poll_interval must be a number of seconds"),
+        ({"file": "s.json", "poll_interval": None}, "poll_interval must be a positive number of seconds"),
         ({"file": "s.json", "on_error": 3}, "on_error must be a plain function"),
     ],
 )

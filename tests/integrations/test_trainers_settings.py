@@ -75,7 +75,7 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, settings: dict[s
         ({"params": {"samples": 3}}, "judge.params: 'samples' is not a parameter of a request"),
         ({"params": {"model": "k"}}, "judge.params: 'model' is not a parameter of a request"),
         ({"params": {"extra_headers": [KEY]}}, "judge: extra_headers must be a mapping"),
-        ({"prompt": "hello"}, "judge: the prompt has no {response}"),
+        ({"prompt": "hello"}, "judge: the prompt must contain {response}, which is judged"),
         ({"prompt": "{response.x}"}, "judge: prompt, line 1: '{response.x}' is not a placeholder"),
     ],
 )

@@ -136,7 +136,7 @@ def test_structured_output_is_an_object_of_the_schema_or_an_error(room: Any, cli
     fleet.set("judge-0", responder=lambda messages: '{"reason": "so", "score": 1}')
     assert run(judge.complete("q", schema=Opinion)).parsed == Opinion(reason="so", score=1)
     fleet.set("judge-0", responder=lambda messages: '{"reason": "so"}')
-    with pytest.raises(InvalidResponse, match="no Opinion"):
+    with pytest.raises(InvalidResponse, match="not a valid Opinion"):
         run(judge.complete("r", schema=Opinion))
 
 

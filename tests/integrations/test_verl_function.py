@@ -186,7 +186,7 @@ def test_columns_name_what_is_in_extra_info_and_the_prompts_fields_come_from_col
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({}, "no column has the prompt"),
+        ({}, "the data has no column with the prompt"),
         ({"prompt": "asked"}, "prompt is mapped to 'asked'"),
         ({"topic": "a.b"}, "topic is mapped to 'a.b'"),
     ],

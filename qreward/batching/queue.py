@@ -95,7 +95,8 @@ class BatchQueue(Generic[T, R]):
 
         Args:
             item: anything.
-            priority: 0 (first) to 9, or ``"high"``, ``"normal"``, ``"low"``; a level outweighs 15 seconds of waiting, so that nothing starves.
+            priority: 0 (first) to 9, or ``"high"``, ``"normal"``, ``"low"``; a level outweighs 15 seconds of waiting, so that nothing
+                starves.
             timeout: seconds for this item, queueing included; None is the queue's ``timeout``.
 
         Raises:
@@ -108,7 +109,7 @@ class BatchQueue(Generic[T, R]):
         """
         return await self.answer(item, None, _level(priority), None if timeout is None else budget(timeout))  # type: ignore[no-any-return]
 
-    def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
+    def stream(self, item: T, *, priority: int = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
         """The stream for one item, if the function is an async generator. It is submitted at once; for the rest see ``submit``."""
         return self.answers(item, None, _level(priority), None if timeout is None else budget(timeout))
 

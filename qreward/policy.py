@@ -25,10 +25,11 @@ _UNITS = {
     **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
     **dict.fromkeys(("h", "hr", "hour", "hours"), 3600.0),
     "%": 0.01,
+    "": 1.0,
 }
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
-_WITH_UNIT = re.compile(r"(\d[\d_,]*(?:\.\d+)?)\s*([A-Za-z%]*)")
-_HARMLESS = re.compile(r"[+-]?\d[\d_.,]*\s*[A-Za-z%]{0,12}|[A-Za-z_ -]{0,24}")
+_WITH_UNIT = re.compile(r"((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?)\s*([A-Za-z%]*)")
+_HARMLESS = re.compile(r"[+-]?\d[\d_.,]*\s*[A-Za-z%]{0,8}|[A-Za-z_ -]{0,24}")
 
 
 class Number:
@@ -89,7 +90,9 @@ class Number:
         found = _WITH_UNIT.fullmatch(text.strip())
         if found is None:
             return ""
-        factor = 1.0 if not found[2] else _UNITS.get(found[2].lower()) if (found[2] == "%") != (self._unit == " seconds") else None
+        unit = found[2].lower()
+        fits = not unit or (self._unit == " seconds" and unit != "%") or (not self._unit and not self._whole and unit == "%")
+        factor = _UNITS.get(unit) if fits else None
         return "" if factor is None else f"; write {float(re.sub('[_,]', '', found[1])) * factor:.10g}"
 
 
@@ -104,7 +107,7 @@ Many = Annotated[int, BeforeValidator(Number(whole=True, least=0))]
 Quantile = Annotated[float, BeforeValidator(Number(above=0, below=1))]
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_WITHOUT_BRACES = re.compile(r"(?:\w+ )?\$(?:[A-Za-z_]\w*|\{[^{}]*\}?)")
+_WITHOUT_BRACES = re.compile(r"(?:(?i:bearer|basic|token|key|apikey) )?\$(?:[A-Za-z_]\w*|\{[^{}]*\}?)")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 

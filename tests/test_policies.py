@@ -89,6 +89,8 @@ REFUSED: list[tuple[str, Callable[[], Policy], tuple[str, ...]]] = [
     ("minutes", lambda: Timeouts(connect="5 min"), ("connect: '5 min' is not a number of seconds; write 300",)),  # type: ignore[arg-type]
     ("milliseconds", lambda: Timeouts(connect="250ms"), ("connect: '250ms' is not a number of seconds; write 0.25",)),  # type: ignore[arg-type]
     ("a number with commas", lambda: Limits(tpm="200,000"), ("tpm: '200,000' is not a number; write 200000",)),  # type: ignore[arg-type]
+    ("a number with a decimal comma", lambda: Retry(base="1,5"), ("base: '1,5' is not a number of seconds",)),  # type: ignore[arg-type]
+    ("per cent of whole requests", lambda: Limits(max_concurrency="5%"), ("max_concurrency: '5%' is not a whole number",)),  # type: ignore[arg-type]
     ("a share in per cent", lambda: Retry(budget="5%"), ("budget: '5%' is not a number; write 0.05",)),  # type: ignore[arg-type]
     ("a rate with a unit", lambda: Limits(rpm="600/min"), ("rpm: a string is not a number",)),  # type: ignore[arg-type]
     ("no seconds", lambda: Timeouts(connect=0), ("connect: must be more than 0 seconds, not 0",)),
@@ -124,6 +126,7 @@ def test_a_wrong_setting_is_refused_in_words_that_help(make: Callable[[], Policy
         make()
     message = str(caught.value)
     assert all(words in message for words in said), message
+    assert message.endswith(said[-1]) or "is not a" not in said[-1], "a remedy that is wrong is worse than none"
     assert SECRET not in message
     assert "7351" not in message
     assert caught.value.__cause__ is None
@@ -195,7 +198,7 @@ def test_a_variable_may_have_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Endpoint(URL, api_key="${QREWARD_NOT_SET:-}").api_key is None
 
 
-@pytest.mark.parametrize("text", ["What is $x$?", "costs $5", "$5", "$${", "`${a.b}` is JavaScript", "pa$word", "plain"])
+@pytest.mark.parametrize("text", ["What is $x$?", "costs $5", "costs $five", "$5", "$${", "`${a.b}` is JavaScript", "pa$word", "plain"])
 def test_a_dollar_within_a_text_is_not_a_variable(text: str) -> None:
     assert expand_variables(text) == text
 

@@ -5,7 +5,6 @@ The reading of texts is done in ``reading``; this room knows what is wanted of t
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -20,6 +19,8 @@ from qreward.errors import ConfigError
 from qreward.judge.hearing import Heard
 from qreward.judge.reading import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
 from qreward.judge.reading.shape import Shape
+from qreward.server.loading import load_object
+from qreward.spelling import did_you_mean
 
 _LONG = 100
 """Characters of a wrong value that an error shows."""
@@ -182,18 +183,13 @@ def bounds(name: str, value: object) -> tuple[float, float]:
 
 
 def verdict_named(name: str) -> type[BaseModel]:
-    """The model that a setting names: ``score``, ``yes_no``, or ``module:Class``.
+    """The model that a setting names: ``score``, ``yes_no``, or ``module:Class``; modules of the working directory are found.
 
     Raises:
         ConfigError: there is none.
     """
     if name in NAMED:
         return NAMED[name]
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute) if attribute else None
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"verdict: cannot import {name!r}: {error}") from None
-    if found is None:
-        raise ConfigError(f"verdict must be 'score', 'yes_no' or 'module:Class', not {name!r}")
-    return found  # type: ignore[no-any-return]
+    if ":" not in name:
+        raise ConfigError(f"verdict must be 'score', 'yes_no' or 'module:Class', not {name!r}; {did_you_mean(name, NAMED)}")
+    return load_object(name, "verdict", "my_verdicts:Correct")  # type: ignore[no-any-return]

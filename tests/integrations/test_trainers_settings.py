@@ -69,7 +69,7 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, settings: dict[s
     ("judge", "said"),
     [
         ({"verdict": "yesno"}, "judge.verdict: unknown verdict 'yesno'; did you mean 'yes_no'?"),
-        ({"verdict": "nomod:Cls"}, "judge: verdict: cannot import 'nomod:Cls'"),
+        ({"verdict": "nomod:Cls"}, "judge: verdict 'nomod:Cls': there is no module 'nomod'"),
         ({"scale": [10, 0]}, "judge: scale must be (lowest, highest)"),
         ({"params": {"n": 3}}, "judge: n cannot be set as a parameter"),
         ({"params": {"samples": 3}}, "judge.params: 'samples' is not a parameter of a request"),

@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
 from qreward import __version__
 from qreward.errors import QRewardError
 
+CLOSED_PIPE = 141
+"""Exit status if nobody reads the output any more, as a shell reports it for SIGPIPE."""
 VERBS = {
     "demo": ("qreward.cli.demo", "judge a bulk on fake judges, one of which dies on the way"),
     "check": ("qreward.cli.check", "reach each endpoint of a configuration, and say what to change where it cannot serve"),
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # so that a pipe that is closed is noticed here
     except BrokenPipeError:  # the reader, such as `head`, has enough; Python must not try to write the rest at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return CLOSED_PIPE
     except QRewardError as error:
         for line in str(error).splitlines():
             print(f"qreward {args.verb}: {line}", file=sys.stderr)

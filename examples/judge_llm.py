@@ -36,7 +36,7 @@ async def main() -> None:
         judge = Judge(client, model=MODELS, verdict=Correctness, scale=(0, 1), settle="mean", temperature=0)
         batch = await judge.batch_score(rollouts, timeout=60)
         verdict = await judge.score("Name a prime above 10.", "eleven", reference="11")
-    rewards = [verdict.score for verdict in batch.values() if verdict is not None]
+    rewards = [score for score in batch.scores(default=None) if score is not None]
     asked = sum(stats.sent for stats in batch.stats.endpoints.values())
     print(f"{batch.stats.ok} of {batch.stats.items} judged by {len(MODELS)} models in {asked} requests")
     print(f"mean reward {sum(rewards) / len(rewards):.2f}")

@@ -19,7 +19,7 @@ _HOMES = {
     "qreward.judge.config": ("JudgeConfig",),
     "qreward.judge.judge": ("Judge",),
     "qreward.judge.making": ("make_scorer",),
-    "qreward.judge.reading": ("PreferenceVerdict", "ScoreVerdict", "YesNoVerdict"),
+    "qreward.judge.parsing": ("PreferenceVerdict", "ScoreVerdict", "YesNoVerdict"),
     "qreward.judge.reward_model": ("RewardModelScorer",),
     "qreward.judge.sync": ("SyncJudge",),
     "qreward.judge.words": ("Comparison", "Scorer", "Verdict", "Vote"),
@@ -94,9 +94,9 @@ if TYPE_CHECKING:
     from qreward.judge.config import JudgeConfig as JudgeConfig
     from qreward.judge.judge import Judge as Judge
     from qreward.judge.making import make_scorer as make_scorer
-    from qreward.judge.reading import PreferenceVerdict as PreferenceVerdict
-    from qreward.judge.reading import ScoreVerdict as ScoreVerdict
-    from qreward.judge.reading import YesNoVerdict as YesNoVerdict
+    from qreward.judge.parsing import PreferenceVerdict as PreferenceVerdict
+    from qreward.judge.parsing import ScoreVerdict as ScoreVerdict
+    from qreward.judge.parsing import YesNoVerdict as YesNoVerdict
     from qreward.judge.reward_model import RewardModelScorer as RewardModelScorer
     from qreward.judge.sync import SyncJudge as SyncJudge
     from qreward.judge.words import Comparison as Comparison

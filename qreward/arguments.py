@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qreward.telemetry import Telemetry
 
 DEFAULT: Any = object()
-"""A timeout that was not given, as None switches it off."""
+"""An argument that was not given, where None would mean something else: no timeout, or a response that is missing."""
 
 
 class Watching(TypedDict, total=False):

@@ -179,7 +179,8 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
             openai's ``ChatCompletion``.
 
         Raises:
-            RequestError: see its subclasses; with the trail of attempts.
+            RequestError: see its subclasses; with the trail of attempts. An answer that the server aborted or filtered is
+                ``InvalidResponse``; one that was cut off at its token limit is returned, and its ``finish_reason`` says so.
             NoEndpoint: no route matches the model.
             ConfigError: an argument is wrong; nothing was sent.
         """

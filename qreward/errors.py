@@ -89,7 +89,7 @@ class AuthenticationFailed(RequestError):
 
 
 class InvalidResponse(RequestError):
-    """The endpoint answered with something that is not an answer (broken or empty JSON)."""
+    """The endpoint answered with something that is not an answer (broken or empty JSON), or with one that is not whole."""
 
 
 class StreamInterrupted(RequestError):

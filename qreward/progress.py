@@ -1,12 +1,13 @@
-"""How far a batch is: a bar, lines in the log, or a function of the user's.
+"""Progress of a batch: a bar, lines in the log, or a function of the user's.
 
-It is told each result and shows what it counted at most a few times a second. It must not know who sends requests, or how:
-no asyncio, no engine. tqdm is an extra, and imported only for a bar.
+A meter counts results and shows the counts at most a few times a second. It knows neither the engine nor asyncio.
+tqdm is an extra; it is imported only for a bar.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 from qreward.core.latency import Quantiles
 from qreward.errors import ConfigError
-from qreward.results import Result, dollars
+from qreward.results import Result, RouteLoad, dollars, retries
 
 VARIABLE = "QREWARD_PROGRESS"
 """Set to 1, this environment variable shows progress where a program does not say what it wants."""
@@ -28,20 +29,22 @@ _log = logging.getLogger("qreward")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a batch is. All counts are items, unless it says otherwise.
+    """Progress of a batch. Counts are items unless stated otherwise.
 
     Attributes:
-        done: items that have a result; ``ok`` of them an answer, ``failed`` an error.
-        total: items in all, or None if the input cannot tell.
-        in_flight: requests under way at the endpoints of the route, also those of other batches.
-        window: requests that these endpoints may have in flight now.
-        retried: needed more than one attempt.
-        hedged: were sent to two endpoints at once.
-        rejected: were turned away by an overloaded endpoint on their way.
-        prompt_tokens, completion_tokens: tokens, as far as the servers tell.
+        done: items that have a result: ``ok`` an answer, ``failed`` an error.
+        total: items in all, or None if the input has no length.
+        in_flight: requests under way at the endpoints of the route, those of other batches included.
+        window: requests that the endpoints in service may have in flight now.
+        retried: items sent again after a failure. An item sent again after a 429 or another sign of overload is not one of them.
+        hedged: items sent to two endpoints at once.
+        rejected: items that an overloaded endpoint rejected (429, 503, 529) before they had a result.
+        prompt_tokens, completion_tokens: tokens, as far as the servers report them.
         elapsed: seconds since the batch began.
         p95: seconds within which 95 % of about the last thousand answers came, or None without answers.
         cost: US dollars for the answers of endpoints that have a price, or None if none has one.
+        down: endpoints of the route that are out of service now.
+        endpoints: endpoints of the route.
     """
 
     done: int
@@ -58,13 +61,15 @@ class Progress:
     elapsed: float
     p95: float | None
     cost: float | None
+    down: int = 0
+    endpoints: int = 0
 
 
 class View(Protocol):
-    """Something that shows progress.
+    """Shows progress.
 
     Attributes:
-        interval: seconds between two showings.
+        interval: seconds until the next call of ``show``; read after each call.
     """
 
     interval: float
@@ -72,7 +77,7 @@ class View(Protocol):
     def show(self, progress: Progress) -> None: ...
 
     def close(self, progress: Progress) -> None:
-        """Show it for the last time."""
+        """Show the final counts."""
 
 
 def start_progress(
@@ -80,21 +85,21 @@ def start_progress(
     total: int | None = None,
     *,
     title: str = "qreward",
-    load: Callable[[], tuple[int, int]] | None = None,
+    load: Callable[[], RouteLoad] | None = None,
     prices: Mapping[str, tuple[float, float]] | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> Meter | None:
-    """A meter for one batch, or None if nothing is to be shown. Nothing is drawn before its first ``add`` or ``refresh``.
+    """Return a meter for one batch, or None if nothing is to be shown. Nothing is drawn before its first ``add`` or ``refresh``.
 
     Args:
-        wanted: True for a bar if standard error is a terminal or this is a notebook (and tqdm is installed), else for a line
-            every 10 seconds: at level INFO of the logger ``qreward``, or on standard error where logging is not set up.
-            False for nothing. None for what ``QREWARD_PROGRESS`` says, by default nothing. A function is called with a
-            :class:`Progress` at most four times a second, and once at the end. Processes whose ``RANK`` or ``LOCAL_RANK``
-            is above 0 show nothing, but call the function.
+        wanted: True shows a bar on a terminal and in a notebook. Elsewhere, and where tqdm is not installed, it writes a line
+            after 2 seconds and then every 10 seconds: to the logger ``qreward`` at level INFO, or to standard error where
+            logging is not configured. False shows nothing. None reads the environment variable ``QREWARD_PROGRESS``, whose
+            default is nothing. A function is called with a :class:`Progress` at most four times a second, and once at the end.
+            Processes whose ``RANK`` or ``LOCAL_RANK`` is above 0 show nothing, but call the function.
         total: number of items, if it is known.
         title: what is counted, such as the model.
-        load: gives requests in flight and the window.
+        load: returns the load of the batch's route.
         prices: endpoint -> US dollars for a million prompt and completion tokens.
         clock: monotonic seconds.
 
@@ -114,7 +119,7 @@ def start_progress(
 
 
 class Meter:
-    """Counts the results of one batch and has them shown. What goes wrong with showing is logged once and harms nothing."""
+    """Counts the results of one batch and shows the counts. An error of the view is logged once; the batch goes on."""
 
     __slots__ = (
         "_began", "_clock", "_closed", "_completion", "_cost", "_due", "_failed", "_hedged", "_latencies", "_load", "_ok",
@@ -125,7 +130,7 @@ class Meter:
         self,
         view: View,
         total: int | None,
-        load: Callable[[], tuple[int, int]] | None,
+        load: Callable[[], RouteLoad] | None,
         prices: Mapping[str, tuple[float, float]],
         clock: Callable[[], float],
     ) -> None:
@@ -137,7 +142,7 @@ class Meter:
         self._began = self._due = clock()
 
     def add(self, result: Result[Any]) -> None:
-        """Count an item that is done, and show it if it is time."""
+        """Count an item that has a result, and show the counts if they are due."""
         if result.error is None:
             self._ok += 1
             self._latencies.add(result.latency)
@@ -151,26 +156,26 @@ class Meter:
             self._show(now)
 
     def refresh(self) -> None:
-        """Show it if it is time: to be called now and then, for what is under way moves although nothing is done."""
+        """Show the counts if they are due. Called now and then, for requests in flight change while no item gets a result."""
         if (now := self._clock()) >= self._due:
             self._show(now)
 
     def close(self) -> None:
-        """Show it for the last time. May be called again."""
+        """Show the final counts. Further calls do nothing."""
         if not self._closed:
             self._closed = True
             self._safely(self._view.close)
 
     def snapshot(self) -> Progress:
-        """What was counted up to now."""
-        in_flight, window = self._load() if self._load is not None else (0, 0)
+        """Return the counts up to now."""
+        load = self._load() if self._load is not None else RouteLoad()
         return Progress(
             done=self._ok + self._failed,
             total=self._total,
             ok=self._ok,
             failed=self._failed,
-            in_flight=in_flight,
-            window=window,
+            in_flight=load.in_flight,
+            window=load.window,
             retried=self._retried,
             hedged=self._hedged,
             rejected=self._rejected,
@@ -179,6 +184,8 @@ class Meter:
             elapsed=self._clock() - self._began,
             p95=self._latencies.at(0.95),
             cost=self._cost if self._prices else None,
+            down=load.down,
+            endpoints=load.endpoints,
         )
 
     def _add_tokens(self, endpoint: str | None, prompt: int, completion: int) -> None:
@@ -189,23 +196,22 @@ class Meter:
 
     def _add_trail(self, result: Result[Any]) -> None:
         attempts = result.attempts
-        hedges = sum(attempt.hedge for attempt in attempts)
-        self._hedged += hedges > 0
-        self._retried += len(attempts) - hedges > 1
+        self._hedged += any(attempt.hedge for attempt in attempts)
+        self._retried += any(True for _ in retries(attempts))
         self._rejected += any(attempt.outcome == "overloaded" for attempt in attempts)
 
     def _show(self, now: float) -> None:
-        self._due = now + self._view.interval
         if not self._closed:
             self._safely(self._view.show)
+        self._due = now + self._view.interval
 
     def _safely(self, show: Callable[[Progress], None]) -> None:
         try:
             show(self.snapshot())
-        except Exception:  # a terminal that is gone, a function of the user's: not worth a batch
+        except Exception:  # a closed terminal or the user's function must not end the batch
             if not self._troubled:
                 self._troubled = True
-                _log.warning("progress could not be shown; the batch goes on, and this is said once", exc_info=True)
+                _log.warning("progress could not be shown; the batch goes on (logged once per batch)", exc_info=True)
 
 
 def _view(wanted: object, title: str) -> View | None:
@@ -217,8 +223,12 @@ def _view(wanted: object, title: str) -> View | None:
         raise ConfigError(f"progress must be True, False, None or a plain function that takes a Progress, not {wanted!r}")
     if not wanted or _is_another_rank():
         return None
-    bar = _bar() if _is_terminal() or is_notebook() else None
-    return _Lines(title) if bar is None else _Bar(bar, title)
+    if is_notebook():
+        return _Bar(bar, title) if _has_widgets() and (bar := _bar()) is not None else _Cell(title)
+    if not _is_terminal():
+        return _Lines(title)
+    bar = _bar()
+    return _Lines(title, hint="; pip install 'qreward[progress]' for a bar") if bar is None else _Bar(bar, title)
 
 
 class _Function:
@@ -236,29 +246,56 @@ class _Function:
 
 
 class _Lines:
-    """A line of the log now and then."""
+    """A line soon after the start, then one every ten seconds: in the log, or on standard error where logging is not configured.
 
-    interval = 10.0
+    Args:
+        title: what is counted.
+        hint: appended to the first line.
+    """
 
-    def __init__(self, title: str) -> None:
-        self._title = title
+    def __init__(self, title: str, hint: str = "") -> None:
+        self._title, self._hint = title, hint
         self._begun = False
+        self.interval = 2.0
 
     def show(self, progress: Progress) -> None:
-        if self._begun:  # a line that says that nothing is done yet helps nobody
+        if self._begun:  # at the start there is nothing to report
             self.close(progress)
+            self.interval = 10.0
         self._begun = True
 
     def close(self, progress: Progress) -> None:
-        text = f"{self._title}: {', '.join((*_counted(progress), *details(progress)))}"
+        text, self._hint = _line(self._title, progress) + self._hint, ""
         if _log.hasHandlers():
             _log.info("%s", text)
-        elif sys.stderr is not None:  # it was asked for, and nobody would see it
+        elif sys.stderr is not None:
             sys.stderr.write(f"{text}\n")
 
 
+class _Cell:
+    """A line in a notebook's cell, rewritten in place. Needs no widgets."""
+
+    interval = 0.5
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._handle: Any = None
+
+    def show(self, progress: Progress) -> None:
+        line = {"text/plain": _line(self._title, progress)}
+        if self._handle is None:
+            self._handle = importlib.import_module("IPython.display").display(line, raw=True, display_id=True)
+        else:
+            self._handle.update(line, raw=True)
+
+    close = show
+
+
 class _Bar:
-    """tqdm's bar, with more after its own rate. One inside another bar goes away when it is done."""
+    """tqdm's bar with details after its rate. Details that do not fit into the line are left out, least important first.
+
+    A bar inside another one is removed when it is done.
+    """
 
     interval = 0.25
 
@@ -267,14 +304,24 @@ class _Bar:
         self._bar: Any = None
 
     def show(self, progress: Progress) -> None:
-        if self._bar is None:  # it decides itself when to draw: each time it is told
+        if self._bar is None:  # with mininterval and miniters 0 it draws on each update
             self._bar = self._kind(total=progress.total, desc=self._title, unit="req", dynamic_ncols=True, mininterval=0, miniters=0)
             self._bar.leave = not self._bar.pos
-        self._bar.set_postfix_str(", ".join(details(progress)), refresh=False)
+        self._bar.set_postfix_str(self._fitting(progress), refresh=False)
         if new := progress.done - self._bar.n:
             self._bar.update(new)
         else:
             self._bar.refresh()
+
+    def _fitting(self, progress: Progress) -> str:
+        """The most details that leave room for a bar of ten characters and the closing bracket."""
+        line = self._bar.format_dict | {"n": progress.done}
+        columns = line["ncols"]
+        for least in sorted(set(_IMPORTANCE.values())):
+            text = ", ".join(details(progress, least))
+            if not columns or len(self._bar.format_meter(**line | {"postfix": text, "ncols": None})) < columns:
+                return text
+        return ""
 
     def close(self, progress: Progress) -> None:
         try:
@@ -285,12 +332,17 @@ class _Bar:
 
 
 def _bar() -> Any:
-    """tqdm's class for where we are, or None if it is not installed."""
+    """tqdm's class for a terminal or a notebook, or None if tqdm is not installed."""
     try:
         tqdm = importlib.import_module("tqdm.auto").tqdm
     except ImportError:
         return None
-    return type("Bar", (tqdm,), {"monitor_interval": 0})  # no thread of tqdm's: we draw in time
+    return type("Bar", (tqdm,), {"monitor_interval": 0})  # without tqdm's thread: the meter draws in time
+
+
+def _has_widgets() -> bool:
+    """Without ipywidgets tqdm warns and draws on standard error, which a notebook shows in red."""
+    return importlib.util.find_spec("ipywidgets") is not None
 
 
 def _is_another_rank() -> bool:
@@ -308,17 +360,28 @@ def is_notebook() -> bool:
     return shell is not None and "IPKernelApp" in shell.config
 
 
-def details(progress: Progress) -> list[str]:
-    """What is worth saying besides how many are done; what is nothing is left out."""
+_IMPORTANCE = {"down": 7, "err": 6, "in flight": 5, "cost": 4, "p95": 3, "retried": 2, "hedged": 1, "tokens": 0}
+"""Where a line is too short for all details, the lowest are left out first."""
+
+
+def details(progress: Progress, least: int = 0) -> list[str]:
+    """The details of a progress line in words. Those that are zero or unknown are left out, and those below an importance."""
     done, tokens = progress.done, progress.prompt_tokens + progress.completion_tokens
-    shares = {"retried": progress.retried, "hedged": progress.hedged, "err": progress.failed}
-    return [
-        *([f"p95 {_seconds(progress.p95)}"] if progress.p95 is not None else []),
-        *([f"fly {progress.in_flight}/{progress.window}"] if progress.window else []),
-        *(f"{name} {_percent(count / done)}" for name, count in shares.items() if count),
-        *([f"{_short(tokens / progress.elapsed)} tok/s"] if tokens and progress.elapsed > 0 else []),
-        *([f"${progress.cost:.{2 if progress.cost >= 0.1 else 4}f}"] if progress.cost is not None else []),
-    ]
+    texts = {
+        "down": f"{progress.down} of {progress.endpoints} down" if progress.down else "",
+        "p95": f"p95 {_seconds(progress.p95)}" if progress.p95 is not None else "",
+        "in flight": f"{progress.in_flight}/{progress.window} in flight" if progress.window else "",
+        "retried": f"retried {_percent(progress.retried / done)}" if progress.retried else "",
+        "hedged": f"hedged {_percent(progress.hedged / done)}" if progress.hedged else "",
+        "err": f"err {_percent(progress.failed / done)}" if progress.failed else "",
+        "tokens": f"{_short(tokens / progress.elapsed)} tok/s" if tokens and progress.elapsed > 0 else "",
+        "cost": f"${progress.cost:.{2 if progress.cost >= 0.1 else 4}f}" if progress.cost is not None else "",
+    }
+    return [text for name, text in texts.items() if text and _IMPORTANCE[name] >= least]
+
+
+def _line(title: str, progress: Progress) -> str:
+    return f"{title}: {', '.join((*_counted(progress), *details(progress)))}"
 
 
 def _counted(progress: Progress) -> list[str]:
@@ -327,7 +390,7 @@ def _counted(progress: Progress) -> list[str]:
     rate = done / elapsed if elapsed > 0 else 0.0
     left = total - done if total is not None else 0
     return [
-        f"{done}/{total} ({_percent(done / total)})" if total else str(done),
+        f"{done}/{total} ({_percent(done / total)})" if total else f"{done} done",
         f"{elapsed:.0f} s",
         *([f"{_short(rate)}/s"] if rate else []),
         *([f"about {left / rate:.0f} s left"] if rate and left else []),

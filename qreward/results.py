@@ -5,15 +5,18 @@ This room knows nothing of HTTP or of the scheduler; answers reach it through th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
 import msgspec
 
 from qreward.errors import QRewardError, RequestError
 
 T = TypeVar("T")
+
+_RAISE: Any = object()
+"""Stands for no default: failed items raise."""
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -44,10 +47,40 @@ class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
     hedge: bool = False
 
 
+def has_failed(attempts: Iterable[AttemptRecord]) -> bool:
+    """Whether one of them failed. A 429 or another sign of overload is no failure, and neither is an attempt that was cancelled."""
+    return any(attempt.outcome not in ("ok", "overloaded", "cancelled") for attempt in attempts)
+
+
+def retries(attempts: Sequence[AttemptRecord]) -> Iterator[AttemptRecord]:
+    """The attempts that were made because an earlier one had failed."""
+    failed = False
+    for attempt in attempts:
+        if failed and not attempt.hedge:
+            yield attempt
+        failed = failed or has_failed((attempt,))
+
+
+class RouteLoad(NamedTuple):
+    """The load of a route's endpoints at one moment.
+
+    Attributes:
+        in_flight: requests under way.
+        window: requests that the endpoints in service may have under way.
+        down: endpoints that are out of service.
+        endpoints: all of them.
+    """
+
+    in_flight: int = 0
+    window: int = 0
+    down: int = 0
+    endpoints: int = 0
+
+
 class Answered(Protocol):
     """What the wire made of an answer: ``build`` gives the user's object, ``text`` the words, both on demand."""
 
-    usage: Usage | None
+    usage: Usage | None  # and, where it was written by a model, ``finish_reason: str | None``
 
     def build(self) -> Any: ...
     def text(self) -> str: ...
@@ -55,6 +88,9 @@ class Answered(Protocol):
 
 class Result(Generic[T]):
     """The outcome of one item: an answer or an error.
+
+    A chat completion is an answer if it is whole, or was cut off at its token limit (``finish_reason`` is then ``"length"``). One that the
+    server aborted or filtered, or that ended for a reason that is not known, is an :class:`~qreward.errors.InvalidResponse`.
 
     Attributes:
         index: place in the batch, from 0.
@@ -65,7 +101,7 @@ class Result(Generic[T]):
         attempts: every try, oldest first.
     """
 
-    __slots__ = ("_answer", "_trail", "_value", "endpoint", "error", "index", "latency", "queued")
+    __slots__ = ("_answer", "_extra", "_trail", "_value", "endpoint", "error", "index", "latency", "queued")
 
     def __init__(
         self,
@@ -76,8 +112,10 @@ class Result(Generic[T]):
         latency: float,
         queued: float,
         trail: tuple[AttemptRecord, ...] = (),
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.index = index
+        self._extra = extra
         self.error = error
         self.endpoint = endpoint
         self.latency = latency
@@ -91,6 +129,12 @@ class Result(Generic[T]):
         return self.error is None
 
     @property
+    def extra(self) -> Mapping[str, Any]:
+        """The item's other fields, such as an ``id``: what a mapping given to ``batch_score`` or ``batch_compare`` of a judge, or of a
+        ``RewardModelScorer``, holds besides what is judged. Empty for other items, and for those that were never read."""
+        return {} if self._extra is None else self._extra
+
+    @property
     def value(self) -> T:
         """The user's object, such as an openai ``ChatCompletion``, made when first asked for. Raises the item's error."""
         if self._value is None:
@@ -102,6 +146,14 @@ class Result(Generic[T]):
     def text(self) -> str:
         """The words of the answer, ``""`` if it has none (a tool call). Raises the item's error."""
         return self._answered().text()
+
+    @property
+    def finish_reason(self) -> str | None:
+        """How the answer of a model ended: ``"stop"``, ``"tool_calls"``, ``"length"`` if it was cut off at its token limit.
+
+        None if the server did not say, for a failure, and for what no model wrote.
+        """
+        return getattr(self._answer, "finish_reason", None)
 
     @property
     def usage(self) -> Usage | None:
@@ -132,7 +184,8 @@ class Result(Generic[T]):
         return self._answer
 
     def __repr__(self) -> str:
-        what = "ok" if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        how = "" if self.finish_reason in (None, "stop") else f" finish_reason={self.finish_reason!r}"
+        what = f"ok{how}" if self.error is None else f"{type(self.error).__name__}: {self.error}"
         return f"<Result {self.index} {what} endpoint={self.endpoint!r} attempts={len(self.attempts)}>"
 
 
@@ -162,7 +215,7 @@ class EndpointStats:
 
     Attributes:
         sent: requests; ``won`` were answered, ``rejected`` turned away, ``failed`` otherwise, ``cancelled`` by us or the caller.
-        retried, hedged: of them, tries after a failure, and copies of requests under way elsewhere.
+        retried, hedged: of them, sent again after a failure (not after a 429), and copies of requests under way elsewhere.
         state: where it stands now; None in the statistics of a batch.
     """
 
@@ -184,15 +237,39 @@ class EndpointStats:
 class FleetStats(dict[str, EndpointStats]):
     """Endpoint name -> what it did: a plain dict, which a notebook shows as a table."""
 
+    def __str__(self) -> str:
+        return endpoints_table(self)
+
     def _repr_html_(self) -> str:
         from qreward.html.stats import stats_html  # noqa: PLC0415 - only notebooks draw
 
         return stats_html(self)
 
 
+def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
+    """What each endpoint did, a line each, for a terminal."""
+    rows: list[tuple[str, ...]] = [("endpoint", "sent", "answered", "rejected", "retried", "hedged", "failed", "p50", "p95")]
+    for name, stats in sorted(endpoints.items()):
+        counts = (stats.sent, stats.won, stats.rejected, stats.retried, stats.hedged, stats.failed)
+        times = ("-" if seconds is None else f"{seconds * 1000:.0f} ms" for seconds in (stats.p50, stats.p95))
+        rows.append((name, *map(str, counts), *times))
+    first, *others = ([len(cell) for cell in column] for column in zip(*rows, strict=True))
+    widths = [max(column) for column in others]
+    return "\n".join(
+        "  ".join((row[0].ljust(max(first)), *(cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True)))) for row in rows
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class BatchStats:
-    """What a whole batch did. ``seconds`` is from its start to its last result; ``cost`` see :attr:`BatchResult.cost`."""
+    """The statistics of a batch. Printed, they are a table with a line for each endpoint.
+
+    Attributes:
+        items, ok, failed: items, those with an answer, those with an error.
+        seconds: from the start of the batch to its last result.
+        endpoints: endpoint name -> what it did for this batch.
+        cost: US dollars; see :attr:`BatchResult.cost`.
+    """
 
     items: int = 0
     ok: int = 0
@@ -200,6 +277,11 @@ class BatchStats:
     seconds: float = 0.0
     endpoints: Mapping[str, EndpointStats] = field(default_factory=dict)
     cost: float | None = None
+
+    def __str__(self) -> str:
+        cost = "" if self.cost is None else f", ${self.cost:.4f}"
+        summary = f"{self.items} items, {self.ok} ok, {self.failed} failed, {self.seconds:.2f} s{cost}"
+        return f"{summary}\n{endpoints_table(self.endpoints)}" if self.endpoints else summary
 
 
 def dollars(price: tuple[float, float], prompt_tokens: int, completion_tokens: int) -> float:
@@ -234,12 +316,30 @@ class BatchResult(Sequence[Result[T]]):
         return iter(self._results)
 
     def values(self, default: Any = None) -> list[Any]:
-        """Each item's value, ``default`` where it failed."""
+        """Return each item's value, and ``default`` for an item that failed."""
         return self._each(lambda result: result.value, default)
 
     def texts(self, default: Any = None) -> list[Any]:
-        """Each item's words, ``default`` where it failed."""
+        """Return each item's text, and ``default`` for an item that failed."""
         return self._each(lambda result: result.text, default)
+
+    def scores(self, default: Any = _RAISE) -> list[Any]:
+        """Return each item's reward as a float: of reward models (``batch_score``), judges and comparisons.
+
+        Args:
+            default: takes the place of a failed item's reward, such as ``None`` or ``math.nan``. Without it, failed items raise.
+
+        Raises:
+            ExceptionGroup: items failed, and there is no ``default``.
+            TypeError: the values are not rewards, such as those of ``batch_chat_completion``.
+
+        Example:
+            >>> BatchResult([Result(0, None, QRewardError("no answer"), None, 0.0, 0.0)], BatchStats()).scores(default=None)
+            [None]
+        """
+        if default is _RAISE:
+            self.raise_for_errors()
+        return self._each(lambda result: _score_of(result.value), default)
 
     def _each(self, read: Callable[[Result[T]], Any], default: Any) -> list[Any]:
         return [read(result) if result.ok else default for result in self._results]
@@ -279,6 +379,13 @@ class BatchResult(Sequence[Result[T]]):
         from qreward.html.stats import batch_html  # noqa: PLC0415 - only notebooks draw
 
         return batch_html(self)
+
+
+def _score_of(value: Any) -> float:
+    score = value if isinstance(value, float) else getattr(value, "score", None)
+    if isinstance(score, bool) or not isinstance(score, int | float):
+        raise TypeError(f"scores() needs rewards, as of batch_score or Judge.batch_score; a {type(value).__name__} has none")
+    return float(score)
 
 
 def with_trail(error: QRewardError, trail: tuple[AttemptRecord, ...]) -> QRewardError:

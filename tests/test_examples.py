@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from qreward.cli.demo import INPUT
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
 from qreward.testing.judge import judge
 
@@ -25,7 +26,7 @@ EXAMPLES = ROOT / "examples"
 DATA = EXAMPLES / "data"
 NAMES = ["single_call.py", "batch_call.py", "sync_call.py"]
 NAMES += ["client_load_balancer.py", "client_model_router.py", "client_streaming.py", "client_batch_streaming.py"]
-LINES = [json.loads(line) for line in (DATA / "judge_requests.jsonl").read_text(encoding="utf-8").splitlines()]
+LINES = [json.loads(line) for line in INPUT.read_text(encoding="utf-8").splitlines()]
 
 
 def run_python(*args: str, cwd: Path, **variables: str) -> str:
@@ -57,8 +58,8 @@ def user_text(line: dict[str, list[dict[str, str]]]) -> str:
 def test_running_the_generator_gives_exactly_the_committed_file(tmp_path: Path) -> None:
     for name in ("make_judge_requests.py", "judge_facts.txt"):
         shutil.copy(DATA / name, tmp_path)
-    run_python("make_judge_requests.py", cwd=tmp_path)
-    assert (tmp_path / "judge_requests.jsonl").read_bytes() == (DATA / "judge_requests.jsonl").read_bytes()
+    run_python("make_judge_requests.py", "judge_requests.jsonl", cwd=tmp_path)
+    assert (tmp_path / "judge_requests.jsonl").read_bytes() == INPUT.read_bytes()
 
 
 def test_the_judge_of_the_fake_fleet_gives_the_expected_verdict_on_every_line() -> None:

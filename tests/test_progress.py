@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from qreward import ConfigError, ServerError
 from qreward.progress import Meter, Progress, details, start_progress
-from qreward.results import AttemptRecord, Result, Usage
+from qreward.results import AttemptRecord, Result, RouteLoad, Usage
 
 
 class Said:
@@ -105,7 +105,7 @@ def meter_of(wanted: Any, total: int | None = None, **settings: Any) -> Meter:
 def test_a_function_gets_the_counts_of_all_results_at_the_end() -> None:
     seen: list[Progress] = []
     clock = Clock()
-    meter = meter_of(seen.append, 10, clock=clock, load=lambda: (3, 8), prices={"a": (2.0, 10.0), "b": (0.0, 0.0)})
+    meter = meter_of(seen.append, 10, clock=clock, load=lambda: RouteLoad(3, 8), prices={"a": (2.0, 10.0), "b": (0.0, 0.0)})
     meter.add(good(usage=Usage(1000, 200, 1200)))
     meter.add(good(endpoint="b", usage=Usage(10, None, 10)))
     meter.add(good(endpoint="free"))
@@ -118,7 +118,7 @@ def test_a_function_gets_the_counts_of_all_results_at_the_end() -> None:
     meter.close()
     last = seen[-1]
     assert (last.done, last.total, last.ok, last.failed) == (8, 10, 6, 2)
-    assert (last.retried, last.hedged, last.rejected) == (2, 2, 2)
+    assert (last.retried, last.hedged, last.rejected) == (1, 2, 2)  # of the rejected ones only the one that had failed before
     assert (last.prompt_tokens, last.completion_tokens) == (1010, 200)
     assert last.cost == pytest.approx(0.004)
     assert (last.in_flight, last.window, last.elapsed) == (3, 8, 2.5)
@@ -174,7 +174,7 @@ def test_a_function_is_called_at_most_four_times_a_second_and_once_at_the_end(st
 
 
 def test_refresh_shows_what_is_under_way_while_nothing_is_done() -> None:
-    clock, loads = Clock(), iter([(1, 4), (2, 4), (4, 4)])
+    clock, loads = Clock(), iter([RouteLoad(1, 4), RouteLoad(2, 4), RouteLoad(4, 4)])
     seen: list[Progress] = []
     meter = meter_of(seen.append, clock=clock, load=lambda: next(loads))
     for _ in range(20):
@@ -224,7 +224,7 @@ def test_only_the_first_of_many_ranks_shows_something(name: str, rank: str, show
 def test_a_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = screen(monkeypatch, terminal=True)
     clock = Clock()
-    meter = meter_of(True, 40, title="judge-7b", clock=clock, load=lambda: (64, 96), prices={"a": (100.0, 100.0)})
+    meter = meter_of(True, 40, title="judge-7b", clock=clock, load=lambda: RouteLoad(64, 96), prices={"a": (100.0, 100.0)})
     assert terminal.drawn == []
     meter.refresh()
     for _ in range(10):
@@ -235,7 +235,7 @@ def test_a_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     last = terminal.drawn[-1]
     assert "judge-7b:  25%" in last
     assert "10/40" in last
-    for part in ("req/s", "p95 1.9s", "fly 64/96", "1.4k tok/s", "$0.14"):
+    for part in ("req/s", "p95 1.9s", "64/96 in flight", "1.4k tok/s", "$0.14"):
         assert part in last
     assert len(terminal.drawn) < 10  # not one for each item
 
@@ -249,11 +249,11 @@ def test_a_bar_moves_on_without_a_total_and_is_drawn_although_nothing_was_done(m
 
 def test_a_bar_is_drawn_again_while_nothing_gets_done(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = screen(monkeypatch, terminal=True)
-    clock, loads = Clock(), [(1, 4), (3, 4), (4, 4)]
+    clock, loads = Clock(), [RouteLoad(1, 4), RouteLoad(3, 4), RouteLoad(4, 4)]
     meter = meter_of(True, 10, clock=clock, load=lambda: loads[0])
     while len(loads) > 1:
         meter.refresh()
-        assert f"fly {loads[0][0]}/4" in terminal.drawn[-1]
+        assert f"{loads[0].in_flight}/4 in flight" in terminal.drawn[-1]
         clock.now += 1.0
         loads.pop(0)
     meter.close()
@@ -288,13 +288,13 @@ def test_a_bar_inside_another_goes_away_when_it_is_done_and_the_outer_one_stays(
     assert terminal.getvalue().endswith("\n")
 
 
-def test_without_a_terminal_a_line_is_logged_every_ten_seconds_and_at_the_end(
+def test_without_a_terminal_a_line_is_logged_after_two_seconds_then_every_ten_and_at_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = screen(monkeypatch, terminal=False)
     caplog.set_level(logging.INFO, "qreward")
     clock = Clock()
-    meter = meter_of(True, 400, title="judge-7b", clock=clock, load=lambda: (5, 8))
+    meter = meter_of(True, 400, title="judge-7b", clock=clock, load=lambda: RouteLoad(5, 8))
     for second in range(35):
         clock.now = 1000.0 + second
         meter.refresh()
@@ -302,10 +302,10 @@ def test_without_a_terminal_a_line_is_logged_every_ten_seconds_and_at_the_end(
             meter.add(good(usage=Usage(50, 50, 100)))
     meter.add(bad("transient", "transient"))
     meter.close()
-    assert [record.levelname for record in caplog.records] == ["INFO"] * 4
-    assert caplog.messages[0].startswith("judge-7b: 100/400 (25%), 10 s, 10/s, about 30 s left, p95 ")
+    assert [record.levelname for record in caplog.records] == ["INFO"] * 5
+    assert caplog.messages[0].startswith("judge-7b: 20/400 (5%), 2 s, 10/s, about 38 s left, p95 ")
     assert caplog.messages[-1].startswith("judge-7b: 351/400 (87.8%), 34 s, 10.3/s, about 5 s left, p95 ")
-    assert caplog.messages[-1].endswith(", fly 5/8, retried 0.3%, err 0.3%, 1k tok/s")
+    assert caplog.messages[-1].endswith(", 5/8 in flight, retried 0.3%, err 0.3%, 1k tok/s")
     assert pipe.drawn == []
 
 
@@ -316,7 +316,7 @@ def test_lines_go_to_standard_error_where_logging_is_not_set_up(monkeypatch: pyt
     meter.add(good())
     meter.close()
     (line,) = pipe.drawn
-    assert line.startswith("judge-7b: 1, 0 s, ")
+    assert line.startswith("judge-7b: 1 done, 0 s, ")
 
 
 def test_lines_are_quiet_where_there_is_no_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,15 +330,67 @@ def test_lines_are_quiet_where_there_is_no_standard_error(monkeypatch: pytest.Mo
     assert complaints.drawn == []
 
 
-def test_a_terminal_without_tqdm_has_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_terminal_without_tqdm_has_a_line_within_two_seconds_that_says_how_to_get_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_logging(monkeypatch)
     terminal = screen(monkeypatch, terminal=True)
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    caplog.set_level(logging.INFO, "qreward")
-    meter = meter_of(True, 1)
+    clock = Clock()
+    meter = meter_of(True, title="judge-7b", clock=clock)
+    meter.refresh()
+    shown_at = []
+    for _ in range(60):
+        clock.now += 0.25
+        meter.add(good())
+        shown_at += [clock.now - 1000.0] * (len(terminal.drawn) - len(shown_at))
+    meter.close()
+    assert shown_at == [2.0, 12.0]
+    assert terminal.drawn[0].startswith("judge-7b: 8 done, 2 s, 4/s")
+    assert [("pip install 'qreward[progress]'" in line) for line in terminal.drawn] == [True, False, False]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 200])
+def test_a_bar_keeps_both_its_ends_in_a_terminal_of_any_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = screen(monkeypatch, terminal=True)
+    monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: lambda _: (columns, 24))
+    clock = Clock()
+    meter = meter_of(True, 2000, title="x", clock=clock, load=lambda: RouteLoad(8, 17, 1, 3))
+    for number in range(600):
+        clock.now += 0.01
+        trail = (tried("transient"),) if number % 3 else (tried("cancelled", hedge=True),)
+        meter.add(good(seconds=0.125, trail=trail, usage=Usage(100, 42, 142)))
+    meter.add(bad("transient"))
+    meter.close()
+    last = terminal.drawn[-1]
+    assert last.startswith("x:  30%|")
+    assert last.endswith("]")
+    assert len(last) <= columns
+    wanted = {60: [], 80: ["1 of 3 down"], 200: ["1 of 3 down", "8/17 in flight", "p95 ", "retried ", "hedged ", "err ", "tok/s"]}
+    assert [part for part in wanted.get(columns, []) if part not in last] == []
+
+
+def test_a_notebook_without_widgets_has_a_line_that_is_rewritten_and_writes_nothing_to_standard_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipe = screen(monkeypatch, terminal=False)
+    shown: list[str] = []
+    handle = types.SimpleNamespace(update=lambda data, raw: shown.append(data["text/plain"]))
+
+    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Any:
+        shown.append(data["text/plain"])
+        return handle
+
+    shell = types.SimpleNamespace(config={"IPKernelApp": {}})
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    monkeypatch.setattr("qreward.progress._has_widgets", lambda: False)
+    meter = meter_of(True, 2, title="judge-7b")
+    meter.refresh()
+    meter.add(good())
     meter.add(good())
     meter.close()
-    assert len(caplog.messages) == 1
-    assert terminal.drawn == []
+    assert shown[0].startswith("judge-7b: 0/2")
+    assert shown[-1].startswith("judge-7b: 2/2")
+    assert pipe.getvalue() == ""
 
 
 @pytest.mark.parametrize(("config", "bar"), [({"IPKernelApp": {}}, True), ({"TerminalIPythonApp": {}}, False), (None, False)])
@@ -346,6 +398,7 @@ def test_a_notebook_has_a_bar_although_its_standard_error_is_no_terminal(
     config: dict[str, Any] | None, bar: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = screen(monkeypatch, terminal=False)
+    monkeypatch.setattr("qreward.progress._has_widgets", lambda: True)
     shell = types.SimpleNamespace(config=config) if config is not None else None
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     meter = meter_of(True, 2)
@@ -417,7 +470,7 @@ def test_a_terminal_that_breaks_at_the_end_leaves_no_open_bar(monkeypatch: pytes
 
 
 def test_a_load_that_raises_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
-    def breaks() -> tuple[int, int]:
+    def breaks() -> RouteLoad:
         raise RuntimeError("changed size during iteration")
 
     meter = meter_of(lambda _: None, load=breaks)
@@ -442,7 +495,8 @@ def words(**settings: Any) -> list[str]:
         ({"p95": 0.0421}, ["p95 42ms"]),
         ({"p95": 1.94}, ["p95 1.9s"]),
         ({"p95": 75.2}, ["p95 75s"]),
-        ({"in_flight": 0, "window": 96}, ["fly 0/96"]),
+        ({"down": 1, "endpoints": 3, "in_flight": 2, "window": 8}, ["1 of 3 down", "2/8 in flight"]),
+        ({"in_flight": 0, "window": 96}, ["0/96 in flight"]),
         ({"done": 1000, "retried": 12, "hedged": 30, "failed": 4}, ["retried 1.2%", "hedged 3%", "err 0.4%"]),
         ({"done": 100_000, "failed": 1}, ["err <0.1%"]),
         ({"done": 4, "failed": 4}, ["err 100%"]),

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward import AttemptRecord, BatchResult, BatchStats, EndpointStats, NoEndpoint, QRewardError, RateLimited, Result, Usage
-from qreward.results import with_trail
+from qreward.results import FleetStats, retries, with_trail
+from qreward.wire.rewards.answers import Score
 
 TRIED = AttemptRecord("gpu-0", "transient", 0.5, 500, "boom")
 
@@ -162,6 +163,70 @@ def test_a_batch_keeps_everything_between_processes() -> None:
     assert [result.attempts for result in there] == [result.attempts for result in made]
     assert (there[0].endpoint, there[0].latency, there[0].queued, there[0].usage) == ("gpu-1", 1.5, 0.25, Usage(3, 4, 7))
     assert str(there.errors[1]) == "gpu-0 has no room"
+
+
+def test_printed_statistics_are_a_table_with_a_line_for_each_endpoint() -> None:
+    endpoints = {"b": EndpointStats(sent=4, won=2, rejected=1, retried=1, p50=0.25, p95=0.5), "a": EndpointStats(sent=1, failed=1)}
+    table = [
+        "endpoint  sent  answered  rejected  retried  hedged  failed     p50     p95",
+        "a            1         0         0        0       0       1       -       -",
+        "b            4         2         1        1       0       0  250 ms  500 ms",
+    ]
+    assert str(BatchStats(3, 2, 1, 3.0, endpoints)).splitlines() == ["3 items, 2 ok, 1 failed, 3.00 s", *table]
+    assert str(BatchStats(3, 2, 1, 3.0, endpoints, cost=0.5)).splitlines()[0] == "3 items, 2 ok, 1 failed, 3.00 s, $0.5000"
+    assert str(FleetStats(endpoints)).splitlines() == table
+    assert str(BatchStats()) == "0 items, 0 ok, 0 failed, 0.00 s"
+
+
+def test_an_attempt_after_a_failure_is_a_retry_and_one_after_a_429_is_not() -> None:
+    def attempts(text: str) -> list[AttemptRecord]:
+        kinds = {"r": "overloaded", "f": "transient", "t": "timeout", "c": "cancelled", "k": "ok"}
+        return [AttemptRecord("a", kinds[letter.lower()], 0.1, hedge=letter.isupper()) for letter in text]
+
+    cases = {"": 0, "k": 0, "rrk": 0, "fk": 1, "ffk": 2, "rfk": 1, "frk": 2, "cK": 0, "fcK": 1, "tr": 1, "f": 0}
+    assert {text: len(list(retries(attempts(text)))) for text in cases} == cases
+
+
+class Judged:
+    """A value with a reward, as a judge's verdict has."""
+
+    def __init__(self, score: Any) -> None:
+        self.score = score
+
+
+class Holding(Words):
+    """An answer whose value is what it was given."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__("")
+        self.value = value
+
+    def build(self) -> Any:
+        return self.value
+
+
+def holding(*values: Any) -> list[Result[Any]]:
+    return [Result(index, Holding(value), None, "gpu-1", 1.5, 0.25) for index, value in enumerate(values)]
+
+
+def test_scores_are_the_rewards_as_floats() -> None:
+    made = batch(*holding(Score(0.25, {"help": 0.25}), Judged(0.75), 1.0))
+    assert made.scores() == [0.25, 0.75, 1.0]
+    assert {type(score) for score in made.scores()} == {float}
+
+
+def test_a_failed_item_has_the_default_as_its_score_or_raises_without_one() -> None:
+    made = batch(*holding(0.5), failed(1))
+    assert made.scores(default=None) == [0.5, None]
+    assert made.scores(default=-1.0) == [0.5, -1.0]
+    with pytest.raises(ExceptionGroup, match="1 of 2 items failed"):
+        made.scores()
+
+
+@pytest.mark.parametrize("value", [{"words": "yes"}, "0.5", Judged(None), Judged(True)])
+def test_an_answer_that_is_no_reward_has_no_score(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"scores\(\) needs rewards"):
+        batch(*holding(value)).scores()
 
 
 def test_stats_and_records_are_values_that_cannot_be_changed() -> None:

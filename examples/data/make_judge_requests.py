@@ -1,14 +1,15 @@
-"""Write ``judge_requests.jsonl``: requests to a reference-answer judge, each with the verdict it should give.
+"""Write the requests of ``qreward demo`` to a reference-answer judge, each with the verdict it should give.
 
 Half of the candidate answers are right, often in another form than the reference, and half are wrong, often by one.
 The questions of ``judge_facts.txt`` come twice, as two rollouts of one prompt do; the others are made from a seed.
-Knows nothing of qreward: run it alone, ``python examples/data/make_judge_requests.py``.
+It does not use qreward. ``python examples/data/make_judge_requests.py qreward/cli/judge_requests.jsonl`` writes the file again.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -253,8 +254,8 @@ def lines() -> list[str]:
 
 
 def main() -> None:
-    """Write the file beside this one."""
-    (HERE / "judge_requests.jsonl").write_text("\n".join(lines()) + "\n", encoding="utf-8")
+    """Write the file that the command line names."""
+    Path(sys.argv[1]).write_text("\n".join(lines()) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,17 @@
 """@batch: a function of lists becomes a function of single items, whose calls are merged.
 
-Only the face: the wrapper, and what can be seen of and set on it. Queues and arguments are the registry's.
+Only the wrapper. Queues, arguments and controls are the registry's, so that a batched function can be pickled by value.
 """
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Unpack, overload
 
 from qreward.batching.faces import A, B, BatchDecorator, Batched, BatchedMethod, C, One, R, Results, S, Stream, Yields
-from qreward.batching.queue import change, close_desks, stats_of
-from qreward.batching.registry import Registry
+from qreward.batching.registry import CONTROLS, Registry
 from qreward.batching.settings import Options, Settings, checked
-from qreward.batching.tally import QueueStats, StartTimes
 from qreward.batching.work import Kind, kind_of
 
 
@@ -47,7 +44,8 @@ def batch(function: Callable[..., Results[R]], /) -> Batched[..., One[R]]: ...
 def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     """Let callers pass one item and get one result, and call the function with lists of what many callers passed.
 
-    The function takes a list for each parameter and returns a list of the same length. It may be an ``async def``; an async
+    The function takes a list for each parameter that a caller gives, and returns a list of the same length. A parameter that is left
+    out has its default; callers that give it and callers that do not share no batch. The function may be an ``async def``; an async
     generator of lists, which gives each caller an async generator; or, with ``@batch(...)``, a plain ``def``, which is run in a
     thread. A method has a queue for each instance. An exception *in* the list is raised for that caller alone; one that the
     function raises is given to each caller as an exception of its own.
@@ -58,7 +56,8 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     ``await score.close()`` ends it.
 
     Raises:
-        TypeError: it is no function, or a plain ``def`` without parentheses; a setting is unknown or of the wrong kind.
+        TypeError: it is no function, or a plain ``def`` without parentheses; a setting is unknown or of the wrong kind. A call raises
+            it if the function has no parameter for a list, or if the arguments do not fit it.
         ConfigError: a setting is out of range (a ``ValueError``).
 
     Example:
@@ -91,53 +90,5 @@ def _batched(function: Any, settings: Settings) -> Any:
         return registry.answers(args, kwargs)
 
     wrapper: Any = wraps(function)(answers if kind is Kind.STREAMED else answer)
-    registry.public = wrapper
-    vars(wrapper).update(_controls(registry))
+    vars(wrapper).update({name: getattr(registry, name) for name in CONTROLS})
     return wrapper
-
-
-def stack_of(coroutine: Any) -> str:
-    """Where a coroutine stands, and those that it awaits."""
-    frames = []
-    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
-        frames.append((frame, frame.f_lineno))
-        coroutine = coroutine.cr_await
-    return "".join(traceback.StackSummary.extract(iter(frames)).format())
-
-
-def _controls(registry: Registry) -> dict[str, Callable[..., Any]]:
-    """The wrapper's attributes; those with an underscore are Ray Serve's."""
-    work, desks = registry.work, registry.desks
-
-    def set_any(**settings: Unpack[Options]) -> None:
-        change(work, settings, desks())
-
-    def stats() -> QueueStats:
-        return stats_of(work, desks())
-
-    async def close(drain: bool = True) -> None:
-        work.close()
-        await close_desks(desks(), drain)
-
-    def start_times() -> StartTimes:
-        return StartTimes([run.started for desk in desks() for run in list(desk.runs)])
-
-    async def alive() -> bool:
-        return not work.closed
-
-    async def stack() -> str:
-        return "\n".join(stack_of(run.task.get_coro()) for desk in desks() for run in list(desk.runs))
-
-    return {
-        "set_max_batch_size": lambda size: set_any(max_batch_size=size),
-        "set_batch_wait_timeout_s": lambda seconds: set_any(batch_wait_timeout_s=seconds),
-        "set_max_concurrent_batches": lambda batches: set_any(max_concurrent_batches=batches),
-        "change": set_any,
-        "stats": stats,
-        "close": close,
-        "_get_max_batch_size": lambda: work.settings.max_batch_size,
-        "_get_batch_wait_timeout_s": lambda: work.settings.batch_wait_timeout_s,
-        "_get_curr_iteration_start_times": start_times,
-        "_is_batching_task_alive": alive,
-        "_get_handling_task_stack": stack,
-    }

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from math import inf
@@ -22,7 +21,6 @@ from qreward.batching.forming import Forming
 from qreward.batching.running import Run, contexts_of
 from qreward.batching.settings import BatchRecord
 from qreward.batching.streaming import Reader, StreamRun
-from qreward.batching.tally import Tally
 from qreward.batching.work import Kind, Work, too_large
 from qreward.errors import ClientClosed, QueueFull, RequestTimeout
 
@@ -40,15 +38,12 @@ class Desk:
         self.forming = Forming()
         self.backlog = self.forming.backlog
         self.runs: set[Run] = set()
-        self.tally = Tally()
         self._context = work.context.copy()  # of its own: two loops cannot be in one context at once
         self._terms = work.settings
         self._woken = False
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
-        self._pool: ThreadPoolExecutor | None = None
-        self._pool_size = 0
         self._idle: list[asyncio.Future[None]] = []
 
     # what comes
@@ -61,11 +56,58 @@ class Desk:
             QueueFull: too many wait.
             Exception: of ``batch_size_fn`` or ``batch_key_fn``, for this item alone.
         """
-        backlog, settings = self.backlog, self.work.settings
         if self.work.plain:
             call: Any = Call(value, self.clock(), shape, 1, level)
         else:
-            call = self._admitted(value, shape, level)
+            self._admit(1)
+            call = self._made(value, shape, level)
+        return self._put(call, timeout)
+
+    def enter_many(self, values: Sequence[Any], level: int, timeout: float | None) -> list[Any]:
+        """New items, all of them or none: for each a call, or the error of ``batch_size_fn`` or ``batch_key_fn`` for it.
+
+        Raises:
+            ClientClosed: the queue is closed.
+            QueueFull: there is no room for all.
+        """
+        self._admit(len(values))
+        entered: list[Any] = []
+        for value in values:
+            try:
+                call = self._made(value, None, level)
+            except Exception as error:
+                entered.append(error)
+            else:
+                entered.append(self._put(call, timeout))
+        return entered
+
+    def _admit(self, count: int) -> None:
+        """Raise if so many items may not come in now. What would be sent in a moment is sent first, to make room."""
+        work, most = self.work, self.work.settings.max_queue_size
+        if work.closed:
+            raise ClientClosed(f"the queue of {work.name} is closed; nothing can be submitted to it any more")
+        if most is None or self.backlog.waiting + count <= most:
+            return
+        self._pump()
+        waiting = self.backlog.waiting
+        if waiting + count > most:
+            work.tally.count("rejected", count)
+            said = f"{waiting} items are waiting for {work.name} already" + ("" if count == 1 else f"; there is no room for {count} more")
+            raise QueueFull(f"{said}; submit fewer at once, or set a larger max_queue_size")
+
+    def _made(self, value: Any, shape: Hashable, level: int) -> Any:
+        """An item under settings that have to be asked."""
+        work, settings = self.work, self.work.settings
+        key = shape if settings.batch_key_fn is None else work.key_of(value, shape)
+        cost = 1 if settings.batch_size_fn is None else work.size_of(value)
+        kind = Reader if work.kind is Kind.STREAMED else Call
+        call = kind(value, self.clock(), key, cost, level)
+        if settings.carry_contexts:
+            call.context = copy_context()
+        return call
+
+    def _put(self, call: Any, timeout: float | None) -> Any:
+        backlog, settings = self.backlog, self.work.settings
         call.future = self.loop.create_future()
         if timeout is not None or settings.timeout is not None:
             self._limit(call, timeout or settings.timeout)
@@ -77,33 +119,20 @@ class Desk:
             self.loop.call_soon(self._pump, context=self._context)
         return call
 
-    def _admitted(self, value: Any, shape: Hashable, level: int) -> Any:
-        """An item under settings that have to be asked."""
-        work = self.work
-        settings = work.settings
-        if work.closed:
-            raise ClientClosed(f"the queue of {work.name} is closed; nothing can be submitted to it any more")
-        key = shape if settings.batch_key_fn is None else work.key_of(value, shape)
-        cost = 1 if settings.batch_size_fn is None else work.size_of(value)
-        if settings.max_queue_size is not None and self.backlog.waiting >= settings.max_queue_size:
-            self._make_room(settings.max_queue_size)
-        kind = Reader if work.kind is Kind.STREAMED else Call
-        call = kind(value, self.clock(), key, cost, level)
-        if settings.carry_contexts:
-            call.context = copy_context()
-        return call
-
     def _limit(self, call: Any, seconds: Any) -> None:
         call.deadline = call.arrived + seconds
         if call.deadline < self._timer_at:
             self._arm(call.deadline, call.arrived)
 
     def left(self, call: Any) -> None:
-        """The caller has stopped waiting, for whatever reason."""
+        """The caller has stopped waiting, for whatever reason; perhaps because its loop was closed and it was destroyed."""
         if call.place is OVER:
             return
+        if self.loop.is_closed():
+            call.place = OVER
+            return
         call.future.cancel()
-        self.tally.cancelled += 1
+        self.work.tally.count("cancelled")
         if call.place is WAITING:
             self.backlog.remove(call)
             if not self.backlog.waiting:
@@ -142,7 +171,7 @@ class Desk:
             self._say_if_idle()
 
     def _say_if_idle(self) -> None:
-        if not self.runs and not self.backlog.waiting:
+        if not self._busy():
             for waiter in self._idle:
                 if not waiter.done():
                     waiter.set_result(None)
@@ -171,38 +200,44 @@ class Desk:
         """Its caller has been cancelled, but has not yet come round to say so."""
         if call.place is TAKEN:
             call.place = OVER
-            self.tally.cancelled += 1
+            self.work.tally.count("cancelled")
 
     def _start(self, calls: list[Any], now: float) -> None:
-        limit, tally = self.forming.limit(self._terms), self.tally
+        limit = self.forming.limit(self._terms)
         kind = StreamRun if self.work.kind is Kind.STREAMED else Run
-        run = kind(self.work, calls, limit, self.backlog.waiting > 0, now, self._threads)
+        run = kind(self.work, calls, limit, self.backlog.waiting > 0, now)
         self.runs.add(run)
         self.forming.sent(now)
         self._terms = self.work.settings
-        tally.batches += 1
-        tally.items += len(calls)
-        tally.waits.extend([now - call.arrived for call in calls])
+        self.work.tally.sent([now - call.arrived for call in calls])
         run.task = self.loop.create_task(run.carry_out(), context=self._context.copy())
         run.task.add_done_callback(lambda task: self._ended(run, task), context=self._context)
 
     def _ended(self, run: Run, task: asyncio.Task[None]) -> None:
         """A slot is free. The callers that were answered have run before this, so what they submitted since is in the next batch."""
+        if run not in self.runs:
+            return
+        rest = run.unstoppable
+        if rest is not None and not rest.done():
+            rest.add_done_callback(lambda _: self._ended(run, task), context=self._context)
+            if self._idle:
+                self._say_if_idle()
+            return
         if not task.cancelled():
             task.exception()
         elif run.error is None:
             run.fail(asyncio.CancelledError())  # before its first step
         self.runs.discard(run)
         seconds = self.clock() - run.sent_at
-        self.tally.runs.append(seconds)
-        self.tally.failed += run.failed
+        self.work.tally.ended(seconds, run.failed)
         if run.alive or run.error is None:
             self.forming.done(seconds)
         if self.work.settings.adaptive_batch_size:
             self._adapt(run, seconds)
         if self.work.settings.on_batch is not None:
             self._tell(run, seconds)
-        run.calls = []  # they refer to it: let reference counting free them
+        run.calls = []  # they refer to it, as does the context of its task: let reference counting free them
+        del run.task
         self._pump()
 
     def _adapt(self, run: Run, seconds: float) -> None:
@@ -231,7 +266,7 @@ class Desk:
         except Exception:
             _log.exception("on_batch of %s raised", self.work.name)
 
-    # time and room
+    # time
 
     def _expire(self, late: list[Any]) -> None:
         for call in late:
@@ -240,17 +275,10 @@ class Desk:
             waited = call.place is OVER
             where = "it was still waiting for a batch" if waited else "its batch was under way"
             seconds = call.deadline - call.arrived
-            self.tally.expired += 1
+            self.work.tally.count("expired")
             call.fail(RequestTimeout(f"{self.work.name} gave no result within the timeout of {seconds:g} s (queueing included); {where}"))
             if not waited:
                 call.run.left(call)
-
-    def _make_room(self, most: int) -> None:
-        """Send now what would go in a moment anyway, so that nobody is refused while a slot is free."""
-        self._pump()
-        if self.backlog.waiting >= most:
-            self.tally.rejected += 1
-            raise QueueFull(f"{most} items are waiting for {self.work.name} already; submit fewer at once, or set a larger max_queue_size")
 
     def _arm(self, at: float, now: float) -> None:
         if at == self._timer_at:
@@ -264,39 +292,36 @@ class Desk:
         self._timer_at = -inf  # it has rung, and must be set anew
         self._pump()
 
-    def _threads(self) -> ThreadPoolExecutor:
-        """A pool with a thread for each slot; one that has become too small finishes what it has."""
-        slots = self.work.settings.max_concurrent_batches
-        if self._pool is None or self._pool_size < slots:
-            self._end_pool()
-            self._pool, self._pool_size = ThreadPoolExecutor(slots, thread_name_prefix=f"batch-{self.work.name}"), slots
-        return self._pool
-
-    def _end_pool(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
-
     # the end
 
     async def close(self, drain: bool) -> None:
-        """Wait until nothing is under way; without ``drain``, by failing what waits and stopping what runs."""
+        """Wait until nothing is under way; without ``drain``, by failing what waits and stopping what runs.
+
+        Threads and actors that nobody waits for any more are not waited for.
+        """
         self._closing = True
         if not drain:
             self._abandon()
         self._pump()
-        while self.runs or self.backlog.waiting:
+        while self._busy():
             waiter = self.loop.create_future()
             self._idle.append(waiter)
             await waiter
-        self._end_pool()
+
+    def _busy(self) -> bool:
+        return self.backlog.waiting > 0 or not all(run.task.done() for run in self.runs)
 
     def _abandon(self) -> None:
         error = f"the queue of {self.work.name} was closed before the item was done"
         for call in self.backlog.items():
             self.backlog.remove(call)
             call.fail(ClientClosed(error))
-        for run in self.runs:
+        for run in list(self.runs):
             for call in run.calls:
                 if call.place is TAKEN:
                     call.fail(ClientClosed(error))
-            run.task.cancel()
+            run.unstoppable = None
+            if run.task.done():
+                self._ended(run, run.task)
+            else:
+                run.task.cancel()

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from qreward.errors import InvalidResponse
+from qreward.errors import InvalidResponse, RequestError
 
 
 def results_of(given: Any, count: int) -> Sequence[Any]:
@@ -30,7 +30,7 @@ def results_of(given: Any, count: int) -> Sequence[Any]:
 
 
 def own_error(error: BaseException) -> BaseException:
-    """An exception of the same type for one caller alone, raised from the original; the original if it cannot be copied."""
+    """An exception for one caller alone, raised from the original: of the same type, or a ``RequestError`` if it cannot be copied."""
     for make in (copy.copy, _bare_copy):
         try:
             made = make(error)
@@ -40,9 +40,18 @@ def own_error(error: BaseException) -> BaseException:
         if same:
             if hasattr(made, "__notes__"):
                 made.__notes__ = list(made.__notes__)
-            made.__cause__ = error
-            return made
-    return error
+            break
+    else:
+        made = RequestError(f"{type(error).__name__}: {_words(error)}")
+    made.__cause__ = error
+    return made
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(it cannot be shown)"
 
 
 def _in_order(given: Any) -> Sequence[Any]:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Hashable
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar, Unpack
 
+from qreward.batching.calls import Call
 from qreward.batching.desk import Desk
 from qreward.batching.faces import Results, Yields
 from qreward.batching.forming import Forming
 from qreward.batching.settings import Options, Settings, budget, checked
 from qreward.batching.streaming import CallerStream
-from qreward.batching.tally import QueueStats, snapshot
+from qreward.batching.tally import QueueStats
 from qreward.batching.work import Kind, Work
 from qreward.errors import ConfigError
 from qreward.policies import Priority, priority_level
@@ -109,8 +110,47 @@ class BatchQueue(Generic[T, R]):
         """
         return await self.answer(item, None, _level(priority), None if timeout is None else budget(timeout))  # type: ignore[no-any-return]
 
+    async def submit_many(self, items: Iterable[T], *, priority: int = NORMAL, timeout: float | None = None) -> list[R | BaseException]:
+        """An outcome for each of several items, in their order: its result, or its exception.
+
+        All are taken in at once, before this waits for anything, or none is. They may go in several batches, also with other items.
+
+        Args:
+            items: in the order in which they are to go.
+            priority: as for ``submit``.
+            timeout: as for ``submit``; for each item.
+
+        Raises:
+            QueueFull: there is no room for all of them.
+            ClientClosed: the queue is closed.
+
+        Example:
+            >>> async def half(numbers):
+            ...     return [ValueError("odd") if number % 2 else number // 2 for number in numbers]
+            >>> asyncio.run(BatchQueue(half).submit_many([4, 5, 6]))
+            [2, ValueError('odd'), 3]
+        """
+        if self._work.kind is Kind.STREAMED:
+            raise TypeError(f"{self._work.name} is an async generator; read stream(item)")
+        desk = self._here()
+        calls = desk.enter_many(list(items), _level(priority), None if timeout is None else budget(timeout))
+        futures = [call.future for call in calls if isinstance(call, Call)]
+        try:
+            if futures:
+                await asyncio.wait(futures)
+        except BaseException:
+            for call in calls:
+                if isinstance(call, Call):
+                    desk.left(call)
+            raise
+        return [(call.future.exception() or call.future.result()) if isinstance(call, Call) else call for call in calls]
+
     def stream(self, item: T, *, priority: int = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
-        """The stream for one item, if the function is an async generator. It is submitted at once; for the rest see ``submit``."""
+        """The stream for one item, if the function is an async generator. It is submitted at once; for the rest see ``submit``.
+
+        Read it, or leave it with ``aclose()``: a stream that is not read while its batch waits for that is ended after
+        ``stream_timeout``, with ``RequestTimeout`` behind the pieces that had come.
+        """
         return self.answers(item, None, _level(priority), None if timeout is None else budget(timeout))
 
     async def answer(self, value: Any, shape: Hashable, level: int = NORMAL, timeout: float | None = None) -> Any:
@@ -139,7 +179,9 @@ class BatchQueue(Generic[T, R]):
 
         Args:
             drain: send what waits, without waiting for fuller batches. False fails it with ``ClientClosed``, as it does what is
-                under way; only a function that runs in a thread goes on to its end, unheard.
+                under way.
+
+        A function that runs in a thread cannot be stopped. It is waited for only while one of its callers waits for it.
         """
         self._work.close()
         await close_desks(self.desks(), drain)
@@ -204,7 +246,7 @@ def stats_of(work: Work, desks: list[Desk]) -> QueueStats:
     """The numbers of several desks as one."""
     limit = max((desk.forming.limit(work.settings) for desk in desks), default=Forming().limit(work.settings))
     waiting, in_flight = sum(desk.backlog.waiting for desk in desks), sum(len(desk.runs) for desk in desks)
-    return snapshot([desk.tally for desk in desks], waiting, in_flight, limit)
+    return work.tally.snapshot(waiting, in_flight, limit)
 
 
 def change(work: Work, settings: Any, desks: list[Desk]) -> None:

@@ -1,23 +1,37 @@
-"""The queues of one batched function: one for a function, one for each instance or class of a method.
+"""A batched function in this process: one queue for a function, one for each instance or class of a method, and what controls them all.
 
-Instances are held weakly: their queues go when they go.
+Instances are held weakly: their queues go when they go. Pickled, it is the function and its settings; each process has queues of its own.
 """
 
 from __future__ import annotations
 
 import threading
+import traceback
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
-from typing import Any
+from typing import Any, Unpack
 
-from qreward.batching.binding import Binder
+from qreward.batching.binding import Binder, takes_receiver
 from qreward.batching.desk import Desk
-from qreward.batching.queue import BatchQueue
-from qreward.batching.settings import Settings
+from qreward.batching.queue import BatchQueue, change, close_desks, stats_of
+from qreward.batching.settings import Options, Settings
+from qreward.batching.tally import QueueStats, StartTimes
 from qreward.batching.work import Work
 
-RECEIVERS = ("self", "cls")
-"""Names of a first parameter that is no list."""
+CONTROLS = (
+    "set_max_batch_size",
+    "set_batch_wait_timeout_s",
+    "set_max_concurrent_batches",
+    "change",
+    "stats",
+    "close",
+    "_get_max_batch_size",
+    "_get_batch_wait_timeout_s",
+    "_get_curr_iteration_start_times",
+    "_is_batching_task_alive",
+    "_get_handling_task_stack",
+)
+"""What a batched function has beside being called. Names with an underscore are Ray Serve's."""
 
 
 class Registry:
@@ -29,20 +43,20 @@ class Registry:
     """
 
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
-        self._function = function
-        self._binder: Binder | None = None
+        self.__setstate__((function, settings))
+
+    def __getstate__(self) -> tuple[Callable[..., Any], Settings]:
+        return self._function, self.work.settings
+
+    def __setstate__(self, state: tuple[Callable[..., Any], Settings]) -> None:
+        self._function, settings = state
+        self._binder: Binder | None = None  # made by the first call: until then a pickled function may be incomplete
         self._queues: dict[int, tuple[weakref.ref[Any], BatchQueue[Any, Any]]] = {}
         self._lock = threading.Lock()
-        self.work = Work(function, settings, call=self._call, first_of=self._first_of)
+        self.work = Work(self._function, settings, call=self._call, first_of=self._first_of)
         self._shared = BatchQueue.of(self.work)
-        self.public: Any = None
-        if first_parameter(function) in RECEIVERS:
-            self._binder = Binder(function, bound=True)
-        elif not defined_in_class(function):
-            self._binder = Binder(function, bound=False)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Registry, (self._function, self.work.settings)
+    # calls
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
         """What gives the result of a call."""
@@ -54,13 +68,57 @@ class Registry:
         queue, values, shape = self._place(args, kwargs)
         return queue.answers(values, shape)
 
+    # control
+
+    def set_max_batch_size(self, size: int) -> None:
+        """See ``BatchQueue.set_max_batch_size``."""
+        self.change(max_batch_size=size)
+
+    def set_batch_wait_timeout_s(self, seconds: float) -> None:
+        """See ``BatchQueue.set_batch_wait_timeout_s``."""
+        self.change(batch_wait_timeout_s=seconds)
+
+    def set_max_concurrent_batches(self, batches: int) -> None:
+        """See ``BatchQueue.set_max_concurrent_batches``."""
+        self.change(max_concurrent_batches=batches)
+
+    def change(self, **settings: Unpack[Options]) -> None:
+        """See ``BatchQueue.change``."""
+        change(self.work, settings, self.desks())
+
+    def stats(self) -> QueueStats:
+        """See ``BatchQueue.stats``; over the queues of all instances."""
+        return stats_of(self.work, self.desks())
+
+    async def close(self, drain: bool = True) -> None:
+        """See ``BatchQueue.close``; the queues of all instances."""
+        self.work.close()
+        await close_desks(self.desks(), drain)
+
     def desks(self) -> list[Desk]:
         """Those of all queues."""
         queues = [self._shared, *(queue for _, queue in list(self._queues.values()))]
         return [desk for queue in queues for desk in queue.desks()]
 
+    def _get_max_batch_size(self) -> int:
+        return self.work.settings.max_batch_size
+
+    def _get_batch_wait_timeout_s(self) -> float:
+        return self.work.settings.batch_wait_timeout_s
+
+    def _get_curr_iteration_start_times(self) -> StartTimes:
+        return StartTimes([run.started for desk in self.desks() for run in list(desk.runs)])
+
+    async def _is_batching_task_alive(self) -> bool:
+        return not self.work.closed
+
+    async def _get_handling_task_stack(self) -> str:
+        return "\n".join(stack_of(run.task.get_coro()) for desk in self.desks() for run in list(desk.runs))
+
+    # how it is done
+
     def _place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BatchQueue[Any, Any], Any, Hashable]:
-        binder = self._binder or self._find_out(args)
+        binder = self._binder or self._bind(args)
         values, shape = binder.values(args, kwargs)
         if not binder.bound:
             return self._shared, values, shape
@@ -78,17 +136,11 @@ class Registry:
         with self._lock:
             return queues.setdefault(key, (held, BatchQueue.of(self.work)))[1]
 
-    def _find_out(self, args: tuple[Any, ...]) -> Binder:
-        """A function defined in a class, with a first parameter of an unusual name: a method, unless it is a static one."""
+    def _bind(self, args: tuple[Any, ...]) -> Binder:
         with self._lock:
             if self._binder is None:
-                self._binder = Binder(self._function, bound=bool(args) and self._belongs_to(args[0]))
+                self._binder = Binder(self._function, takes_receiver(self._function, args))
             return self._binder
-
-    def _belongs_to(self, thing: Any) -> bool:
-        kind = thing if isinstance(thing, type) else type(thing)
-        members = [value for base in kind.__mro__ for value in vars(base).values()]
-        return any(value is self.public or (isinstance(value, classmethod) and value.__func__ is self.public) for value in members)
 
     def _call(self, rows: list[Any]) -> Any:
         assert self._binder is not None
@@ -99,13 +151,10 @@ class Registry:
         return self._binder.first(row)
 
 
-def first_parameter(function: Callable[..., Any]) -> str | None:
-    """Its name."""
-    code = getattr(function, "__code__", None)
-    return code.co_varnames[0] if code is not None and code.co_argcount else None
-
-
-def defined_in_class(function: Callable[..., Any]) -> bool:
-    """Whether the definition stands in the body of a class."""
-    outer = getattr(function, "__qualname__", "").rpartition(".")[0]
-    return bool(outer) and not outer.endswith("<locals>")
+def stack_of(coroutine: Any) -> str:
+    """Where a coroutine stands, and those that it awaits."""
+    frames = []
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+        frames.append((frame, frame.f_lineno))
+        coroutine = coroutine.cr_await
+    return "".join(traceback.StackSummary.extract(iter(frames)).format())

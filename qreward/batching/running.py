@@ -9,16 +9,20 @@ import asyncio
 import inspect
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from typing import Any
 
 from qreward.batching.backlog import OVER
 from qreward.batching.calls import caller_error
 from qreward.batching.outcomes import own_error, results_of
 from qreward.batching.work import Kind, Work
+from qreward.engine.workers import SHARED
+from qreward.errors import QueueFull
 
 _CONTEXTS: ContextVar[tuple[Context, ...]] = ContextVar("qreward_batch_contexts", default=())
+_RUN: ContextVar[Run | None] = ContextVar("qreward_batch_run", default=None)
 
 
 def batch_contexts() -> tuple[Context, ...]:
@@ -38,7 +42,6 @@ class Run:
         calls: the items, at least one.
         limit: the largest size it could have had.
         full: whether nothing more would have fitted.
-        threads: gives the threads for a function that is not async.
 
     Attributes:
         alive: how many callers are still there.
@@ -46,14 +49,13 @@ class Run:
         failed: how many callers got an error from the function.
         started: when it was started, in seconds since the epoch.
         task: that it runs in.
+        unstoppable: work that cancelling does not end, in a thread or an actor; the slot is taken until it is done.
     """
 
-    __slots__ = ("_threads", "alive", "calls", "error", "failed", "full", "limit", "sent_at", "started", "task", "work")
+    __slots__ = ("alive", "calls", "error", "failed", "full", "limit", "sent_at", "started", "task", "unstoppable", "work")
     task: asyncio.Task[None]
 
-    def __init__(
-        self, work: Work, calls: list[Any], limit: float, full: bool, sent_at: float, threads: Callable[[], ThreadPoolExecutor]
-    ) -> None:
+    def __init__(self, work: Work, calls: list[Any], limit: float, full: bool, sent_at: float) -> None:
         self.work = work
         self.calls = calls
         self.limit = limit
@@ -63,17 +65,18 @@ class Run:
         self.alive = len(calls)
         self.failed = 0
         self.error: BaseException | None = None
-        self._threads = threads
+        self.unstoppable: asyncio.Future[Any] | None = None
         for call in calls:
             call.run = self
 
     async def carry_out(self) -> None:
         """Run the function and answer each caller; raises only what ends a task or a program."""
         work, values = self.work, [call.value for call in self.calls]
+        _RUN.set(self)
         if work.settings.carry_contexts:
             self.enter_contexts()
         try:
-            results = await work.call(values) if work.kind is Kind.AWAITED else await self._in_thread(values)
+            results = await (work.call(values) if work.kind is Kind.AWAITED else in_thread(partial(work.call, values)))
             self.give(results_of(results, len(values)))
         except BaseException as error:
             self.fail(error)
@@ -106,6 +109,8 @@ class Run:
 
     def fail(self, error: BaseException) -> None:
         """The batch as a whole went wrong: each caller that is left gets an error of its own."""
+        if self.task.get_loop().is_closed():  # the task is destroyed, as its callers are
+            return
         self.error = error
         while (trace := error.__traceback__) is not None and trace.tb_frame.f_code.co_filename == __file__:
             error.__traceback__ = trace.tb_next  # our own frames say nothing, and would keep all items alive
@@ -115,24 +120,12 @@ class Run:
         for call in left:
             call.fail(shown if len(left) == 1 else own_error(shown))
 
-    def stop(self) -> None:
-        """End it early: nobody waits for it any more. A function that runs in a thread cannot be stopped; its slot stays taken."""
-        if self.work.kind is not Kind.THREADED:
-            self.task.cancel()
-
     def left(self, call: Any) -> None:
-        """A caller is gone."""
+        """A caller is gone. When all are, the batch ends early."""
         call.place = OVER
         self.alive -= 1
         if not self.alive:
-            self.stop()
-
-    async def _in_thread(self, values: list[Any]) -> Any:
-        loop, context = asyncio.get_running_loop(), copy_context()
-        results, error = await loop.run_in_executor(self._threads(), context.run, _guarded, self.work.call, values)
-        if error is not None:
-            raise error
-        return await results if inspect.isawaitable(results) else results  # a plain function may give a coroutine
+            self.task.cancel()
 
 
 def contexts_of(calls: list[Any]) -> tuple[Context, ...]:
@@ -140,9 +133,40 @@ def contexts_of(calls: list[Any]) -> tuple[Context, ...]:
     return tuple(call.context for call in calls if hasattr(call, "context"))
 
 
-def _guarded(function: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
-    """A result or an exception; no future could carry a ``StopIteration``."""
-    try:
-        return function(*args), None
-    except BaseException as error:
-        return None, error
+async def in_thread(function: Callable[[], Any]) -> Any:
+    """What a function returns, or raises, in a daemon thread, which keeps neither the event loop nor the process.
+
+    Cancelling this ends it at once, and the thread goes on: the slot of the batch is taken until the function has returned.
+
+    Raises:
+        QueueFull: no worker thread is left.
+    """
+    loop, context = asyncio.get_running_loop(), copy_context()
+    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+    def job() -> Callable[[], object]:
+        try:
+            outcome: tuple[Any, BaseException | None] = (context.run(function), None)
+        except BaseException as error:
+            outcome = (None, error)  # no future could carry a StopIteration
+        return lambda: _report(loop, done, outcome)
+
+    if not SHARED.run(job):
+        raise QueueFull("every worker thread is busy, perhaps with calls that hang; let the function end by itself")
+    results, error = await unstoppable(done)
+    if error is not None:
+        raise error
+    return await results if inspect.isawaitable(results) else results  # a plain function may give a coroutine
+
+
+async def unstoppable(future: asyncio.Future[Any]) -> Any:
+    """Await, in a batch function, what cancelling does not end: until the future is done the slot of the batch is taken."""
+    run = _RUN.get()
+    if run is not None:
+        run.unstoppable = future
+    return await asyncio.shield(future)
+
+
+def _report(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], outcome: Any) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(outcome))

@@ -53,6 +53,7 @@ class Options(TypedDict, total=False):
     max_queue_size: int | None
     adaptive_batch_size: bool
     timeout: float | None
+    stream_timeout: float | None
     clock: Callable[[], float] | None
     carry_contexts: bool
     on_batch: Callable[[BatchRecord], object] | None
@@ -75,6 +76,8 @@ class Settings:
             a second, smaller by a tenth when one fails for its size (``MemoryError``, out of memory on a GPU, ``TimeoutError``,
             status 413).
         timeout: seconds for one item, from submission to answer; after it ``RequestTimeout``. None is no limit.
+        stream_timeout: seconds for which a stream that is not read may hold up the others of its batch and the slot; after it
+            ``RequestTimeout``. None is no limit.
         clock: gives the time in seconds; the event loop's by default.
         carry_contexts: keep the context of each submission, for :func:`~qreward.batching.batch_contexts`.
         on_batch: called with a :class:`BatchRecord` when a batch has ended.
@@ -92,6 +95,7 @@ class Settings:
     max_queue_size: int | None = None
     adaptive_batch_size: bool = False
     timeout: float | None = None
+    stream_timeout: float | None = 60.0
     clock: Callable[[], float] | None = None
     carry_contexts: bool = False
     on_batch: Callable[[BatchRecord], object] | None = None
@@ -108,8 +112,9 @@ class Settings:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         _room(self.max_queue_size)
-        if self.timeout is not None:
-            budget(self.timeout)
+        for name in ("timeout", "stream_timeout"):
+            if getattr(self, name) is not None:
+                budget(getattr(self, name), name)
 
     def changed(self, **changes: Any) -> Settings:
         """The same with some values changed and checked."""
@@ -135,12 +140,12 @@ def checked(options: Options) -> Settings:
     return Settings(**options)
 
 
-def budget(seconds: Any) -> float:
+def budget(seconds: Any, name: str = "timeout") -> float:
     """A time budget of one item."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"timeout must be a number of seconds or None, got {seconds!r}")
+        raise TypeError(f"{name} must be a number of seconds or None, got {seconds!r}")
     if not (isfinite(seconds) and seconds > 0):
-        raise ConfigError(f"timeout must be a positive number of seconds, got {seconds!r}")
+        raise ConfigError(f"{name} must be a positive number of seconds, got {seconds!r}")
     return seconds
 
 
@@ -163,8 +168,11 @@ def _linger(seconds: Any) -> None:
 
 
 def _concurrency(batches: Any) -> None:
-    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
-        raise TypeError(f"max_concurrent_batches must be an integer >= 1, got {batches}")
+    message = f"max_concurrent_batches must be an integer >= 1, got {batches}"
+    if isinstance(batches, bool) or not isinstance(batches, int):
+        raise TypeError(message)
+    if batches < 1:
+        raise ConfigError(message)
 
 
 def _room(items: Any) -> None:

@@ -1,40 +1,43 @@
 """A batch function that yields: each yield is a list with a piece for every caller, and each caller reads a stream of its own.
 
-The generator is advanced only while somebody reads: it waits until a reader has nothing left, and for the slowest of those
-that read. Who leaves is waited for no more; when all have left, it is closed.
+The generator runs a little ahead of its readers and then waits for them. A reader that is slower than the others has a buffer; when that
+is full, the generator waits for this reader too, but not longer than ``stream_timeout``. Who leaves is waited for no more; when all
+have left, the generator is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qreward.batching.backlog import OVER, TAKEN
 from qreward.batching.calls import Call
 from qreward.batching.outcomes import results_of
 from qreward.batching.running import Run
+from qreward.errors import RequestTimeout
 
 if TYPE_CHECKING:
     from qreward.batching.desk import Desk
 
 R = TypeVar("R")
-KEPT = 64
-"""Pieces that may wait for a slow reader before the generator waits too."""
+AHEAD = 16
+"""Pieces by which the generator may be ahead of the fastest reader."""
+KEPT = 1024
+"""Pieces that may wait for a slow reader while others read on."""
 _ENDS = (StopIteration, StopAsyncIteration)
 
 
 class Reader(Call):
     """An item whose caller waits for a stream. Its ``future`` carries nothing; it is cancelled at the end."""
 
-    __slots__ = ("_error", "_waiter", "begun", "buffer")
+    __slots__ = ("_error", "_waiter", "buffer")
     run: StreamRun
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.buffer: deque[Any] = deque()
-        self.begun = False
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -45,7 +48,6 @@ class Reader(Call):
 
     async def next(self) -> Any:
         """The next piece; at the end ``StopAsyncIteration``, or once the error that ended it."""
-        self.begun = True
         while not self.buffer:
             if self.place is OVER:
                 error, self._error = self._error, None
@@ -56,8 +58,7 @@ class Reader(Call):
             finally:
                 self._waiter = None
         piece = self.buffer.popleft()
-        if len(self.buffer) in {0, KEPT - 1}:
-            self.run.stirred()
+        self.run.stirred()
         return piece
 
     def put(self, piece: Any) -> None:
@@ -85,12 +86,15 @@ class Reader(Call):
 class StreamRun(Run):
     """A batch whose function is an async generator."""
 
-    __slots__ = ("_asked",)
-    _asked: asyncio.Future[None] | None
+    __slots__ = ("_room", "_since")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._room: asyncio.Future[bool] | None = None
+        self._since = 0.0
 
     async def carry_out(self) -> None:
-        """Run the generator for as long as somebody reads."""
-        self._asked = None
+        """Run the generator for as long as a reader is there."""
         self.enter_contexts()
         try:
             produced = self.work.call([call.value for call in self.calls])
@@ -104,9 +108,14 @@ class StreamRun(Run):
                 raise
 
     def stirred(self) -> None:
-        """A reader has read or left: perhaps more is wanted now."""
-        if self._asked is not None and not self._asked.done() and self._wanted():
-            self._asked.set_result(None)
+        """A reader has read or left: perhaps there is room now."""
+        room = self._room
+        if room is None or room.done():
+            return
+        if not self._blocking():
+            room.set_result(True)
+        elif not self._starved():
+            self._since = room.get_loop().time()  # nobody waits, and somebody reads
 
     def left(self, call: Any) -> None:
         """A reader is gone."""
@@ -115,9 +124,9 @@ class StreamRun(Run):
 
     async def _serve(self, produced: AsyncGenerator[Any, None]) -> None:
         while self.alive:
-            if not self._wanted():
-                self._asked = asyncio.get_running_loop().create_future()
-                await self._asked
+            if self._blocking():
+                await self._make_room()
+                continue
             try:
                 pieces = await anext(produced)
             except StopAsyncIteration:
@@ -127,10 +136,45 @@ class StreamRun(Run):
             if reader.place is not OVER:
                 reader.end()
 
-    def _wanted(self) -> bool:
-        """A reader has nothing left, and none that reads is too far behind."""
-        active = [reader for reader in self.calls if reader.place is TAKEN]
-        return any(not reader.buffer for reader in active) and not any(reader.begun and len(reader.buffer) >= KEPT for reader in active)
+    async def _make_room(self) -> None:
+        """Wait until readers have read; those that hold up the batch for ``stream_timeout`` are ended."""
+        loop, patience = asyncio.get_running_loop(), self.work.settings.stream_timeout
+        self._since = loop.time()
+        while True:
+            self._room = room = loop.create_future()
+            timer = None if patience is None else loop.call_at(self._since + patience, _give_up, room)
+            try:
+                if await room:
+                    return None
+            finally:
+                self._room = None
+                if timer is not None:
+                    timer.cancel()
+            if patience is not None and loop.time() >= self._since + patience:
+                return self._end_slow(patience)
+
+    def _active(self) -> list[Reader]:
+        return [reader for reader in self.calls if reader.place is TAKEN]
+
+    def _starved(self) -> bool:
+        """Some reader will soon have nothing to read."""
+        return any(len(reader.buffer) < AHEAD for reader in self._active())
+
+    def _blocking(self) -> list[Reader]:
+        """The readers that have to read before the generator may go on."""
+        most = KEPT if self._starved() else AHEAD
+        return [reader for reader in self._active() if len(reader.buffer) >= most]
+
+    def _end_slow(self, patience: float) -> None:
+        for reader in self._blocking():
+            self.alive -= 1
+            self.work.tally.count("expired")
+            reader.fail(
+                RequestTimeout(
+                    f"the stream of {self.work.name} was ended: {len(reader.buffer)} pieces were not read within the stream_timeout of "
+                    f"{patience:g} s, while its batch waited for that; read faster, leave the stream with aclose(), or raise stream_timeout"
+                )
+            )
 
     def _deal(self, pieces: Any) -> None:
         raised: list[BaseException] = []
@@ -159,7 +203,10 @@ class CallerStream(AsyncGenerator[R, None]):
         self._desk = desk
         self._reader = reader
 
-    async def __anext__(self) -> R:
+    def __anext__(self) -> Coroutine[Any, Any, R]:
+        return _Next(self)
+
+    async def _next(self) -> R:
         reader = self._reader
         if reader.busy:
             raise RuntimeError("this stream is being read by another task already")
@@ -197,3 +244,34 @@ class CallerStream(AsyncGenerator[R, None]):
         self._reader.buffer.clear()
         self._desk.left(self._reader)
         self._reader.wake()
+
+
+class _Next(Coroutine[Any, Any, R]):
+    """The next piece. A task that is cancelled before its first step runs none of the coroutine: its stream is left all the same."""
+
+    __slots__ = ("_begun", "_coroutine", "_stream")
+
+    def __init__(self, stream: CallerStream[R]) -> None:
+        self._begun = False
+        self._coroutine = stream._next()
+        self._stream = stream
+
+    def send(self, value: None) -> Any:
+        self._begun = True
+        return self._coroutine.send(value)
+
+    def throw(self, typ: Any, val: Any = None, tb: Any = None) -> Any:  # noqa: ARG002 - a traceback is the exception's own
+        if not self._begun:
+            self._stream._leave()
+        return self._coroutine.throw(typ if val is None else val)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._coroutine.__await__()
+
+
+def _give_up(room: asyncio.Future[bool]) -> None:
+    if not room.done():
+        room.set_result(False)

@@ -1,13 +1,15 @@
-"""What has happened in a queue, counted.
+"""What has happened in a queue, counted, over all its event loops and instances, those that are gone too.
 
-Pure. A tally belongs to one event loop; a snapshot adds several up.
+Each batch counts with one call, under a lock, since loops run in threads. Knows neither queues nor loops.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+import threading
+from collections import Counter, deque
 from dataclasses import dataclass
+
+from qreward.engine import forks
 
 KEPT = 1024
 """The latest waits and run times of which percentiles are told."""
@@ -77,37 +79,58 @@ class StartTimes:
         return len(self.start_times)
 
 
-class Tally:
-    """Counters of one event loop; the names are those of :class:`QueueStats`."""
-
-    __slots__ = ("batches", "cancelled", "expired", "failed", "items", "rejected", "runs", "waits")
-
-    def __init__(self) -> None:
-        self.batches = self.items = self.failed = self.rejected = self.expired = self.cancelled = 0
-        self.waits: deque[float] = deque(maxlen=KEPT)
-        self.runs: deque[float] = deque(maxlen=KEPT)
-
-
 COUNTED = ("batches", "items", "failed", "rejected", "expired", "cancelled")
 
 
-def snapshot(tallies: Iterable[Tally], waiting: int, in_flight: int, limit: float) -> QueueStats:
-    """Add up the tallies of several loops."""
-    tallies = list(tallies)
-    sums = {name: sum(getattr(tally, name) for tally in tallies) for name in COUNTED}
-    waits = sorted(seconds for tally in tallies for seconds in list(tally.waits))
-    runs = sorted(seconds for tally in tallies for seconds in list(tally.runs))
-    return QueueStats(
-        waiting=waiting,
-        in_flight=in_flight,
-        mean_size=sums["items"] / sums["batches"] if sums["batches"] else 0.0,
-        limit=limit,
-        wait_p50=_quantile(waits, 0.5),
-        wait_p95=_quantile(waits, 0.95),
-        run_p50=_quantile(runs, 0.5),
-        run_p95=_quantile(runs, 0.95),
-        **sums,
-    )
+class Tally:
+    """Counters by the names of :class:`QueueStats`. A forked child begins with none."""
+
+    __slots__ = ("__weakref__", "_counts", "_lock", "_runs", "_waits")
+
+    def __init__(self) -> None:
+        self._begin()
+        forks.watch(self, Tally._begin)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._waits: deque[float] = deque(maxlen=KEPT)
+        self._runs: deque[float] = deque(maxlen=KEPT)
+
+    def count(self, name: str, items: int = 1) -> None:
+        """So many items more."""
+        with self._lock:
+            self._counts[name] += items
+
+    def sent(self, waits: list[float]) -> None:
+        """A batch was sent whose items had waited so long, in seconds."""
+        with self._lock:
+            self._counts["batches"] += 1
+            self._counts["items"] += len(waits)
+            self._waits.extend(waits)
+
+    def ended(self, seconds: float, failed: int) -> None:
+        """A batch took so long, and so many of its items got an error from the function."""
+        with self._lock:
+            self._counts["failed"] += failed
+            self._runs.append(seconds)
+
+    def snapshot(self, waiting: int, in_flight: int, limit: float) -> QueueStats:
+        """The counts, and where the queue stands now."""
+        with self._lock:
+            sums = {name: self._counts[name] for name in COUNTED}
+            waits, runs = sorted(self._waits), sorted(self._runs)
+        return QueueStats(
+            waiting=waiting,
+            in_flight=in_flight,
+            mean_size=sums["items"] / sums["batches"] if sums["batches"] else 0.0,
+            limit=limit,
+            wait_p50=_quantile(waits, 0.5),
+            wait_p95=_quantile(waits, 0.95),
+            run_p50=_quantile(runs, 0.5),
+            run_p95=_quantile(runs, 0.95),
+            **sums,
+        )
 
 
 def _quantile(ordered: list[float], share: float) -> float:

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from qreward.batching.settings import Settings
+from qreward.batching.tally import Tally
 from qreward.errors import ConfigError
 
 _log = logging.getLogger("qreward")
@@ -58,9 +59,10 @@ class Work:
         context: the neutral context in which batches run: what was current when this was made.
         name: how it is called in errors.
         plain: an item may be taken in without further questions.
+        tally: what has happened in all queues.
     """
 
-    __slots__ = ("_closed", "_first_of", "call", "context", "kind", "name", "plain", "settings")
+    __slots__ = ("_closed", "_first_of", "call", "context", "kind", "name", "plain", "settings", "tally")
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class Work:
         self._first_of = first_of
         self.name: str = getattr(function, "__qualname__", None) or type(function).__qualname__
         self.context: Context = copy_context()
+        self.tally = Tally()
         self._closed = False
         self._settle()
         self._warn()

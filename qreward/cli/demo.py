@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
 import time
@@ -19,11 +20,11 @@ import msgspec
 
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
-from qreward.results import BatchResult, BatchStats, EndpointStats, Result
+from qreward.results import BatchResult, BatchStats, Result, endpoints_table
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, Phase
 
 MODEL = "judge-7b"
-INPUT = Path(__file__).resolve().parents[2] / "examples" / "data" / "judge_requests.jsonl"
+INPUT = Path(__file__).with_name("judge_requests.jsonl")
 OUTPUT = Path("out") / "verdicts.jsonl"
 HEALTHY_RATE = 125.0
 """Requests a second that the fleet can answer while all of it lives."""
@@ -117,8 +118,7 @@ def read_requests(path: Path) -> list[JudgeRequest]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        hint = "; the demo's data is in a checkout of the project, name another file with --input" if path == INPUT else ""
-        raise ConfigError(f"cannot read the judge requests {str(path)!r}: {error.strerror}{hint}") from None
+        raise ConfigError(f"cannot read the judge requests {str(path)!r}: {error.strerror}; name another file with --input") from None
     requests = [_request(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
     if not requests:
         raise ConfigError(f"{str(path)!r} holds no judge requests; write one JSON object a line")
@@ -172,29 +172,13 @@ def write_lines(path: Path, rows: Sequence[Judged]) -> None:
         part.unlink(missing_ok=True)
 
 
-def table(stats: BatchStats) -> str:
-    """What each endpoint did, one line each."""
-    rows: list[tuple[str, ...]] = [("endpoint", "sent", "answered", "rejected", "retried", "failed", "p50", "p95")]
-    rows += [(name, *_counts(endpoint)) for name, endpoint in sorted(stats.endpoints.items())]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) if at else cell.ljust(width) for at, (cell, width) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    )
-
-
-def _counts(stats: EndpointStats) -> tuple[str, ...]:
-    counts = (stats.sent, stats.won, stats.rejected, stats.retried, stats.failed)
-    return (*map(str, counts), *("-" if seconds is None else f"{seconds * 1000:.0f} ms" for seconds in (stats.p50, stats.p95)))
-
-
 def report(rows: Sequence[Judged], stats: BatchStats, bound: float) -> str:
     """The table, how many verdicts agree, and the bulk's time against the fleet's bound."""
     agree = sum(row.verdict == row.expected for row in rows)
     missing = sum(row.verdict is None for row in rows)
     return "\n".join(
         (
-            table(stats),
+            endpoints_table(stats.endpoints),
             "",
             f"verdicts      {agree} of {len(rows)} as expected, {len(rows) - agree - missing} wrong, {missing} missing",
             f"bulk          {stats.seconds:.2f} s",
@@ -215,7 +199,7 @@ async def judge_all(fleet: FakeFleet, requests: Sequence[JudgeRequest], progress
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say what ``qreward demo`` can be told."""
     parser.add_argument(
-        "--input", type=Path, default=INPUT, metavar="PATH", help="judge requests, one JSON object a line (default: the checkout's)"
+        "--input", type=Path, default=INPUT, metavar="PATH", help="judge requests, one JSON object a line (default: those of the package)"
     )
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="PATH", help="where the verdicts go (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="judge the input N times over")
@@ -227,6 +211,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--repeat must be at least 1, not {args.repeat}")
     requests = read_requests(args.input) * args.repeat
     make_room(args.output)
+    logging.basicConfig(format="\r%(message)s" if sys.stderr.isatty() else "%(message)s")  # over the progress line, not behind it
     batch, bound = asyncio.run(judge_all(demo_fleet(len(requests)), requests, Progress(len(requests), sys.stderr)))
     rows = [judged(request, result) for request, result in zip(requests, batch, strict=True)]
     write_lines(args.output, rows)

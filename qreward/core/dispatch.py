@@ -14,6 +14,7 @@ from qreward.core import endings
 from qreward.core.aftermath import Aftermath
 from qreward.core.commands import CANCEL, FINISH, MORE, SEND, Command
 from qreward.core.duplicates import Duplicates
+from qreward.core.health import HealthChange
 from qreward.core.pool import Pool
 from qreward.core.source import Source
 from qreward.core.task import Attempt, Feed, State, Task, Why
@@ -21,6 +22,7 @@ from qreward.core.timers import PER_SECOND, Wheel
 from qreward.core.tokens import Tokens
 from qreward.errors import QRewardError
 from qreward.policies import Hedge, Retry
+from qreward.results import has_failed
 
 LOOK_LATER = 0.25
 """Seconds between two looks at a pool with idle sources, and at attempts that should have a copy and found no room."""
@@ -40,6 +42,7 @@ class Dispatch:
     Attributes:
         rng: as given.
         out: the commands of the last input.
+        health_changes: sources that went out of service or came back, until the engine has taken them.
         wheel: all that is due at some time.
     """
 
@@ -53,6 +56,7 @@ class Dispatch:
     ) -> None:
         self.rng = rng
         self.out: list[Command] = []
+        self.health_changes: list[HealthChange] = []
         self.wheel = Wheel()
         self.tokens = Tokens(estimate)
         self._aftermath = Aftermath(retry, rng)
@@ -212,7 +216,7 @@ class Dispatch:
                 self._aftermath.budget.deposit()
                 self._duplicates.deposit()
             else:
-                source.tally.retried += 1
+                source.tally.retried += has_failed(task.trail or ())
         source.sent(now, attempt)
         source.singles += task.feed is None
         if source.tokens is not None:
@@ -222,6 +226,17 @@ class Dispatch:
             source.check_at = now + source.look_after
             self._wake(source, source.check_at)
         self.out.append((SEND, attempt))
+
+    def _went_down(self, now: float, source: Source, reason: str) -> None:
+        """Report a source that is out of service; once until it is back."""
+        if source.down_since is None:
+            source.down_since = now
+            self.health_changes.append(HealthChange(source.name, reason, 0.0))
+
+    def _came_back(self, now: float, source: Source) -> None:
+        assert source.down_since is not None
+        self.health_changes.append(HealthChange(source.name, "", now - source.down_since))
+        source.down_since = None
 
     def _start(self, now: float, task: Task) -> None:
         self._numbers += 1

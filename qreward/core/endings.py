@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qreward.core.outcome import Cancelled, Failure
 from qreward.core.pool import Pool
 from qreward.core.task import Task
 from qreward.errors import CircuitOpen, NoEndpoint, QRewardError, QueueFull, RequestTimeout
@@ -40,6 +41,13 @@ def hopeless(pool: Pool) -> QRewardError | None:
         names = ", ".join(repr(source.name) for source in pool.sources)
         return CircuitOpen(f"every endpoint of the route {pool.name} is marked unhealthy ({names}); mark_healthy brings one back")
     return None
+
+
+def described(outcome: Failure | Cancelled) -> str:
+    """What ended an attempt, in words for a log."""
+    if isinstance(outcome, Failure):
+        return f"{type(outcome.error).__name__}: {outcome.error}"
+    return "requests were given up without an answer"
 
 
 def unfit(task: Task) -> QRewardError | None:

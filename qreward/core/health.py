@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from math import inf
 from random import Random
+from typing import NamedTuple
 
 IN_A_ROW = 5
 FIRST_OPEN = 2.0
@@ -22,6 +23,20 @@ SICK = 0.4
 """Share of successes under which a source does more harm than good."""
 _MEMORY = 0.95  # weight an older outcome keeps in the success rate: about the last 20
 _DISTINCT = 3
+
+
+class HealthChange(NamedTuple):
+    """A source has gone out of service, or is back.
+
+    Attributes:
+        source: its name.
+        reason: why it is out of service; ``""`` if it is back.
+        seconds: how long it was out of service; 0 if it has just gone.
+    """
+
+    source: str
+    reason: str
+    seconds: float
 
 
 class Health:
@@ -55,6 +70,11 @@ class Health:
     def in_service(self) -> bool:
         """True unless it is open or taken out: the source is worth waiting for."""
         return not self.down and self.open_until == -inf
+
+    @property
+    def is_back(self) -> bool:
+        """True if it is in service and not on probation with its first request."""
+        return self.in_service and self.allowed > 1
 
     def sent(self, now: float) -> None:
         """A request was sent; the first one after the open time begins the way back."""

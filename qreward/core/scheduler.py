@@ -89,6 +89,7 @@ class Scheduler(Vigil):
                 self._go_on(now, task, verdict)
             if verdict.lost:
                 if not source.health.in_service:
+                    self._went_down(now, source, endings.described(outcome))
                     self._aftermath.budget.grant(source.inflight)
                 self.lost(now, source)
         self._fill(now, source)
@@ -183,6 +184,8 @@ class Scheduler(Vigil):
     def _answered(self, now: float, attempt: Attempt, answer: Answer) -> None:
         source, task = attempt.source, attempt.task
         source.answered(now, attempt.sent_at, answer, attempt.held)
+        if source.down_since is not None and source.health.is_back:
+            self._came_back(now, source)
         task.pool.lengths.add(now - attempt.sent_at - attempt.held, answer.output_tokens, source.latency)
         if source.tally.ok % LOOK_ANEW == 0:
             source.look_after = self._duplicates.look_after(source)

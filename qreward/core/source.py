@@ -59,6 +59,7 @@ class Source:
         attempts: what is under way, oldest first, including what is being stopped; ``inflight`` is their number, ``singles``
             that of those that do not belong to a bulk.
         look_after: seconds after which an attempt may be worth a look.
+        down_since: when it was found to be out of service, until an answer shows that it is back; else None.
         check_at: when to look for attempts that take too long; inf while nothing is under way.
         tempo: of its streams, or None before the first.
         proven: when the latest request was sent that was answered.
@@ -68,9 +69,9 @@ class Source:
     """
 
     __slots__ = (
-        "attempt_timeout", "attempts", "check_at", "due", "gate", "handle", "health", "inflight", "latency", "learned", "look_after",
-        "name", "pools", "proven", "removed", "requests", "reserved", "share", "silence", "singles", "tally", "tempo", "tokens", "weight",
-        "window",
+        "attempt_timeout", "attempts", "check_at", "down_since", "due", "gate", "handle", "health", "inflight", "latency", "learned",
+        "look_after", "name", "pools", "proven", "removed", "requests", "reserved", "share", "silence", "singles", "tally", "tempo",
+        "tokens", "weight", "window",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +97,7 @@ class Source:
         self.share: Tenure | None = None
         self.gate = Gate(rng)
         self.health = Health(rng)
+        self.down_since: float | None = None
         self.latency = Latency()
         self.silence = Silence()
         self.tempo: Tempo | None = None

@@ -48,6 +48,7 @@ class Vigil(Dispatch):
         if innocent < LEAST_INFLIGHT or source.is_last():
             source.silence.since = now
             return
+        self._went_down(now, source, f"none of {source.inflight} requests in flight was answered for {now - source.silence.since:.1f} s")
         source.silence.since = inf
         source.health.stall(now)
         for attempt in list(source.attempts):

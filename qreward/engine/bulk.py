@@ -280,6 +280,7 @@ class Bulk:
 
 def _as_ours(error: Exception, index: int) -> QRewardError:
     if isinstance(error, QRewardError):
+        error.args = (f"item {index}: {error}", *error.args[1:])
         return error
     wrapped = BadRequest(f"item {index} cannot be read ({type(error).__name__}: {error}); see __cause__")
     wrapped.__cause__ = error

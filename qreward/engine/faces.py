@@ -7,6 +7,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qreward.core.commands import Command
+from qreward.core.health import HealthChange
 from qreward.core.outcome import Answer, Failure
 from qreward.core.source import Source
 from qreward.core.task import Attempt, Feed, Task
@@ -76,9 +77,10 @@ class Neighbour(Protocol):
 
 
 class Inputs(Protocol):
-    """What the engine tells any scheduler. What follows is in ``out``, to be taken after each input."""
+    """What the engine tells any scheduler. What follows is in ``out`` and ``health_changes``, to be taken after each input."""
 
     out: list[Command]
+    health_changes: list[HealthChange]
 
     def submit(self, now: float, task: Any, /) -> None: ...
 

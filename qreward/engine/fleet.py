@@ -122,6 +122,7 @@ class Fleet:
                 scheduler.lost(now, source)
             else:
                 source.health.restore()
+                source.down_since = None
                 scheduler.changed(now, source)
 
         self._engine.act(change)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -13,7 +13,7 @@ from qreward.core.pool import Pool
 from qreward.core.source import Source
 from qreward.core.task import Attempt, Task
 from qreward.errors import InvalidResponse, QRewardError
-from qreward.results import AttemptRecord, EndpointState, EndpointStats, Result, with_trail
+from qreward.results import AttemptRecord, EndpointState, EndpointStats, Result, RouteLoad, retries, with_trail
 
 if TYPE_CHECKING:
     from qreward.core.scheduler import Scheduler
@@ -69,10 +69,12 @@ def _stats(at: Callable[[float], float | None], state: EndpointState | None = No
     return EndpointStats(**counts, p50=at(0.5), p95=at(0.95), p99=at(0.99), state=state)
 
 
-def load_of(pool: Pool) -> tuple[int, int]:
-    """Requests in flight at the sources of a pool, and how many they may have in flight now."""
+def load_of(pool: Pool) -> RouteLoad:
+    """The load of a pool's sources. Slots of a source out of service are none that work may wait for."""
     sources = list(pool.sources)  # another thread may change them
-    return sum(source.inflight for source in sources), sum(source.window.limit for source in sources)
+    well = [source for source in sources if source.health.in_service and source.down_since is None]
+    in_flight = sum(source.inflight for source in sources)
+    return RouteLoad(in_flight, sum(source.window.limit for source in well), len(sources) - len(well), len(sources))
 
 
 class QueueState(NamedTuple):
@@ -127,10 +129,11 @@ class Tallies:
         if result.has_trail:
             self._add_trail(result.attempts)
 
-    def _add_trail(self, attempts: Iterable[AttemptRecord]) -> None:
-        for place, attempt in enumerate(attempts):
+    def _add_trail(self, attempts: Sequence[AttemptRecord]) -> None:
+        for attempt in retries(attempts):
+            self._of(attempt.endpoint).retried += 1
+        for attempt in attempts:
             tally = self._of(attempt.endpoint)
-            tally.retried += place > 0 and not attempt.hedge
             tally.hedged += attempt.hedge
             if attempt.outcome == "overloaded":
                 tally.rejected += 1

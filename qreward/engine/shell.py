@@ -23,7 +23,7 @@ from qreward.core.task import Attempt, Feed, Task
 from qreward.engine.faces import Home, Inputs, Neighbour, Sink, Wire
 from qreward.engine.report import unexpected
 from qreward.engine.unattended import leave_to_itself, tell
-from qreward.engine.watching import Watch, within
+from qreward.engine.watching import LOG, Watch, within
 from qreward.errors import ClientClosed, QRewardError
 
 TURNS = 64
@@ -81,6 +81,8 @@ class Engine(Generic[S]):
         with self.lock:
             value = change(self.clock())
             out, self.scheduler.out = self.scheduler.out, []
+        if self.scheduler.health_changes:
+            self.log_health()
         for command in out:
             home = home_of(command)
             if home is here:
@@ -89,6 +91,16 @@ class Engine(Generic[S]):
                 home.post(command)
         self._wake_all()
         return value
+
+    def log_health(self) -> None:
+        """Log the endpoints that went out of service or came back. Not under the lock: a log handler is the user's code."""
+        with self.lock:
+            changes, self.scheduler.health_changes = self.scheduler.health_changes, []
+        for source, reason, seconds in changes:
+            if reason:
+                LOG.warning("endpoint %r is out of service: %s; it is tried again every few seconds", source, reason)
+            else:
+                LOG.warning("endpoint %r is back in service after %.1f s", source, seconds)
 
     def has_loops(self) -> bool:
         """Some loop uses it."""
@@ -199,6 +211,8 @@ class Shell:
             scheduler.out = []
             wake = scheduler.next_wake()
         self._arm(wake)
+        if scheduler.health_changes:
+            engine.log_health()
         return out
 
     def run(self, out: list[Command], mine: Sink | None = None) -> Attempt | None:

@@ -43,7 +43,7 @@ def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
         Column("rejected", "turned away: over a limit, or overloaded", _count("rejected")),
         Column("failed", "failed otherwise", _count("failed")),
         Column("cancelled", "stopped by the client or its caller", _count("cancelled")),
-        Column("retried", "of those sent, tries after a failure", _count("retried")),
+        Column("retried", "of those sent, those sent again after a failure", _count("retried")),
         Column("hedged", "of those sent, copies of a request under way elsewhere", _count("hedged")),
         Column("tokens in", "prompt tokens, as far as the server tells", _count("prompt_tokens")),
         Column("out", "completion tokens, as far as the server tells", _count("completion_tokens")),

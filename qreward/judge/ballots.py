@@ -5,6 +5,7 @@ Pure: told what came back, it says what follows; who sends is elsewhere.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from qreward.judge.codec import JUDGE
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.formats import Formats
 from qreward.judge.hearing import Heard, hear
-from qreward.judge.reading import Unreadable
+from qreward.judge.parsing import Unreadable
 from qreward.judge.templates import Messages
 from qreward.judge.verdicts import UserFault, VerdictForm
 from qreward.judge.words import Vote
@@ -25,12 +26,12 @@ from qreward.results import AttemptRecord, Usage, with_trail
 from qreward.wire.base import Call
 from qreward.wire.chat import ChatAnswer
 from qreward.wire.complaints import one_line
+from qreward.wire.endings import CUT
 
 SHOWN = 200
 """Characters of an unreadable answer that its error shows."""
 SENT_BACK = 4000
 """Characters of an unreadable answer that are sent back with the question what it means: its end, where a verdict stands."""
-LONGER = "it was cut off at its token limit: raise max_tokens"
 
 
 class Juror:
@@ -41,10 +42,14 @@ class Juror:
         form: what it is to answer.
         config: how its servers are asked for JSON, how often again, and what is sent with each request. A ``seed`` is counted up by
             sample, so that samples differ.
+
+    Attributes:
+        cached_as: what the model is called in the cache.
     """
 
     def __init__(self, model: str, form: VerdictForm, config: JudgeConfig) -> None:
         self.model, self.form, self.reasks = model, form, config.reasks
+        self.cached_as = json.dumps([config.cache_namespace, model])
         self.formats = Formats(config.response_format, form.schema, form.model.__name__)
         self._headers, self._body = config.params.get("extra_headers"), config.params.get("extra_body")
         self._params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "extra_body", "hedge")}
@@ -81,7 +86,7 @@ class Ballot:
         usage: tokens of all answers, or None if no server told.
         trail: what failed on the way, oldest first.
         endpoint: who answered last, or failed last.
-        heard: the answer that was read, once there is one.
+        heard: the last answer, once there is one.
         error: what went wrong last, where it is asked again.
     """
 
@@ -124,17 +129,15 @@ class Ballot:
         answer: ChatAnswer = outcome.value
         self._answers += 1
         self.usage = added(self.usage, answer.usage)
-        heard = hear(answer)
+        heard = self.heard = hear(answer)
         try:
-            vote = self.vote(heard)
+            return self.vote(heard)
         except Unreadable as error:
             return self._unread(heard, error.why, answer.usage, seconds)
         except UserFault as error:
             return self._users(str(error), error.__cause__)
         except Exception as error:  # the user's own model
             return self._users(f"reading as {self._juror.form.model.__name__} raised {type(error).__name__}: {error}", error)
-        self.heard = heard
-        return vote
 
     def vote(self, heard: Heard) -> Vote:
         """The vote that an answer is. Raises ``Unreadable``, and what the user's own functions raise."""
@@ -142,12 +145,10 @@ class Ballot:
         return Vote(1 - score if self._swapped else score, verdict, heard.text, self._juror.model, self._swapped)
 
     def _unread(self, heard: Heard, why: str, usage: Usage | None, seconds: float) -> QRewardError | None:
-        if not heard.finished:
-            why = f"{why}; {LONGER}" if why else LONGER
         tokens = "" if usage is None or usage.total_tokens is None else f" ({usage.total_tokens} tokens)"
         self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, why + tokens),)
-        hopeless = not heard.finished and self._cut
-        self._cut = self._cut or not heard.finished
+        hopeless = heard.ending == CUT and self._cut
+        self._cut = self._cut or heard.ending == CUT
         self.error = self._failed(why, heard)
         if self._reasks <= 0 or hopeless:
             return self.error
@@ -187,10 +188,10 @@ def asked_again(messages: Messages, heard: Heard, why: str, instruction: str) ->
     """The conversation, gone on with what could not be read and why.
 
     So the model can mend the form of what it found, which it does more surely, also at temperature 0, than a fresh sample comes out
-    better; and what a server has computed for the conversation is of use again. Of an answer that is empty, declined or cut off there
+    better; and what a server has computed for the conversation is of use again. Of an answer that is empty, declined or not whole there
     is nothing to mend: it is asked anew, with a word at the end of the question.
     """
-    if heard.finished and not heard.refusal and heard.text.strip():
+    if heard.whole and not heard.refusal and heard.text.strip():
         word = f"This answer cannot be read: {why}. Give your verdict again. {instruction}"
         return [*messages, {"role": "assistant", "content": heard.text[-SENT_BACK:]}, {"role": "user", "content": word}]
     return noted(messages, f"(An earlier answer could not be used: {why}. Be brief. {instruction})")

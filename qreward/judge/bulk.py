@@ -19,6 +19,7 @@ from qreward.errors import BadRequest, QRewardError
 from qreward.judge.ballots import Juror
 from qreward.judge.flights import Asked, Bench, Flight, Keep, late
 from qreward.judge.polls import Ask, Outcome, Poll, error_of
+from qreward.judge.questions import Extra
 from qreward.judge.recall import Known, made
 from qreward.judge.settling import Decide
 from qreward.results import Result, Usage, with_trail
@@ -67,6 +68,7 @@ class JudgeBulk(Bench, Bulk):
 
     Args:
         asks: what is asked about an item.
+        extra: the fields of an item that its result carries.
         decide, outcome: what comes of the votes, and what the user gets of it.
         table, pools, keep_answer: as for any bench.
         per_item: how many asks an item has.
@@ -79,6 +81,7 @@ class JudgeBulk(Bench, Bulk):
         items: Iterable[Any] | AsyncIterable[Any],
         *,
         asks: Callable[[Any], Sequence[Ask]],
+        extra: Extra,
         decide: Decide,
         outcome: Outcome,
         table: dict[Hashable, Flight],
@@ -92,7 +95,7 @@ class JudgeBulk(Bench, Bulk):
         Bulk.__init__(self, shell, next(iter(pools.values())), items, asks, terms=terms, **kwargs)
         self._sit(shell, table, terms, pools, keep_answer)
         self.carry = self._carry if per_item > 1 else None
-        self._decide, self._outcome = decide, outcome
+        self._decide, self._outcome, self._extra = decide, outcome, extra
         self._tallies: _Tallies = _Tallies()
         self._size, self._per_item = size, per_item
         self._polls: dict[Poll, None] = {}
@@ -138,11 +141,11 @@ class JudgeBulk(Bench, Bulk):
         if not self._read:
             self._feed.left = self._requests_left(self._pool)
         index = self._next_index()
-        known = item if type(item) is Known else Known(made(item, self._prepare), ())
+        known = item if type(item) is Known else made(item, self._prepare, self._extra)
         if isinstance(known.asks, Exception):
-            self._settle(Result(index, None, _as_ours(known.asks, index), None, 0.0, 0.0))
+            self._settle(Result(index, None, _as_ours(known.asks, index), None, 0.0, 0.0, extra=known.extra))
             return
-        poll = Poll(known.asks, self._decide, self, index, self.shell.engine.clock(), inf)
+        poll = Poll(known.asks, self._decide, self, index, self.shell.engine.clock(), inf, known.extra)
         self._polls[poll] = None
         self._adding = True
         self.begin(poll, known.votes)
@@ -207,9 +210,9 @@ class JudgeBulk(Bench, Bulk):
         if error is None:
             answer = Judged(self._outcome(poll, decided), poll.usage)
             seconds = 0.0 if begun is None else self.shell.engine.clock() - begun
-            result: Result[Any] = Result(poll.index, answer, None, poll.endpoint, seconds, queued, poll.trail)
+            result: Result[Any] = Result(poll.index, answer, None, poll.endpoint, seconds, queued, poll.trail, poll.extra)
         else:
-            result = Result(poll.index, None, error, poll.endpoint, 0.0, queued, poll.trail)
+            result = Result(poll.index, None, error, poll.endpoint, 0.0, queued, poll.trail, poll.extra)
         self._settle(result)
         self._end_if_done()
 
@@ -254,6 +257,7 @@ class JudgeBulk(Bench, Bulk):
 
 def _as_ours(error: Exception, index: int) -> QRewardError:
     if isinstance(error, QRewardError):
+        error.args = (f"item {index}: {error}", *error.args[1:])
         return error
     wrapped = BadRequest(f"item {index} cannot be judged ({type(error).__name__}: {error}); see __cause__")
     wrapped.__cause__ = error

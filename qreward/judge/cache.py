@@ -1,5 +1,10 @@
 """Answers kept in a file over runs: content in, text out. Any number of processes may share one file.
 
+An answer is found again as long as the weights that wrote it are those that answer now, as far as servers tell: with each answer comes a
+fingerprint (see ``hearing.fingerprint_of``). The file holds which fingerprint each endpoint sent last. One that an endpoint has not sent
+before means that something changed, so from then on answers with other fingerprints are not found, until an endpoint sends theirs again.
+So a fleet whose endpoints differ keeps all of its answers, and one whose weights were replaced keeps none of the old.
+
 SQLite does the work, in a thread of its own: write-ahead log and short transactions, so that a process that dies in the middle of one
 leaves the file as it was before. A file that cannot be used is told in the log once, and costs nothing but what it would have saved.
 Knows no verdict: what is kept is what a model said.
@@ -17,6 +22,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic, sleep
+from typing import NamedTuple
 
 from qreward.engine import forks
 from qreward.judge.hearing import Heard
@@ -28,7 +34,51 @@ PATIENCE = 5.0
 
 _log = logging.getLogger("qreward")
 
-_TABLE = "CREATE TABLE IF NOT EXISTS answers (number INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, text BLOB NOT NULL, finished INTEGER)"
+VERSION = 2
+"""Of the tables, as ``PRAGMA user_version`` has it. Files of version 0 hold no fingerprints, and answers that were not whole."""
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS answers (
+        number INTEGER PRIMARY KEY, key BLOB NOT NULL, fingerprint TEXT NOT NULL, text BLOB NOT NULL, UNIQUE (key, fingerprint))""",
+    """CREATE TABLE IF NOT EXISTS endpoints (
+        model TEXT NOT NULL, endpoint TEXT NOT NULL, fingerprint TEXT NOT NULL, current INTEGER NOT NULL, PRIMARY KEY (model, endpoint))""",
+    f"PRAGMA user_version={VERSION}",
+)
+_COLUMNS_0 = ["number", "key", "text", "finished"]
+
+
+class Sighting(NamedTuple):
+    """An answer, and where it came from.
+
+    Attributes:
+        model: what the model is called in the cache.
+        endpoint: name of the endpoint.
+        heard: the answer.
+        key: of what was asked; None for an answer that was not read, which is not kept.
+    """
+
+    model: str
+    endpoint: str
+    heard: Heard
+    key: bytes | None = None
+
+
+Sent = dict[str, tuple[str, bool]]
+"""Endpoint -> the fingerprint it sent last, and whether answers with that one are found."""
+
+
+def note(sent: Sent, endpoint: str, fingerprint: str) -> None:
+    """Note what an endpoint sent.
+
+    Example:
+        >>> sent = {"a": ("v1", True), "b": ("v1", True)}
+        >>> note(sent, "a", "v2")
+        >>> sent
+        {'a': ('v2', True), 'b': ('v1', False)}
+    """
+    if sent.get(endpoint, ("", False))[0] != fingerprint:
+        for other, (its, _) in sent.items():
+            sent[other] = its, False
+    sent[endpoint] = fingerprint, True
 
 
 class Cache:
@@ -45,28 +95,26 @@ class Cache:
         forks.watch(self, Cache._begin)
 
     def _begin(self) -> object:
-        """What belongs to this process. What was kept and not yet written is left to the process that heard it."""
+        """What belongs to this process. What is not yet written is left to the process that heard it."""
         inherited = self.__dict__.get("_store"), self.__dict__.get("_worker")
         self._lock = threading.Lock()
-        self._fresh: dict[bytes, Heard] = {}
+        self._fresh: list[Sighting] = []
         self._flushing = False
         self._worker: ThreadPoolExecutor | None = None
         self._store = _Store(self._path, self._most)
         return inherited
 
-    async def look(self, keys: Sequence[bytes]) -> list[Heard | None]:
-        """What is kept under each of these keys, None where there is nothing."""
-        with self._lock:
-            found = {key: self._fresh[key] for key in keys if key in self._fresh}
-        missing = [key for key in keys if key not in found]
-        if missing:
-            found |= await asyncio.get_running_loop().run_in_executor(self._thread(), self._store.read, missing)
-        return [found.get(key) for key in keys]
+    async def look(self, asked: Sequence[tuple[bytes, str]]) -> list[Heard | None]:
+        """What is kept under each of these keys, each with its model; None where there is nothing."""
+        if not asked:
+            return []
+        found = await asyncio.get_running_loop().run_in_executor(self._thread(), self._store.read, asked)  # after what waits to be written
+        return [found.get(key) for key, _ in asked]
 
-    def keep(self, key: bytes, heard: Heard) -> None:
+    def keep(self, sighting: Sighting) -> None:
         """Keep an answer; it is written soon, together with others."""
         with self._lock:
-            self._fresh[key] = heard
+            self._fresh.append(sighting)
             if self._flushing:
                 return
             self._flushing = True
@@ -88,11 +136,8 @@ class Cache:
 
     def _flush(self) -> None:
         with self._lock:
-            fresh, self._flushing = dict(self._fresh), False
+            fresh, self._fresh, self._flushing = self._fresh, [], False
         self._store.write(fresh)
-        with self._lock:
-            for key in fresh:
-                self._fresh.pop(key, None)
 
 
 _STORES: weakref.WeakSet[_Store] = weakref.WeakSet()
@@ -127,28 +172,35 @@ class _Store:
         self.busy = threading.Lock()
         _STORES.add(self)
 
-    def read(self, keys: Sequence[bytes]) -> dict[bytes, Heard]:
-        """What there is under these keys."""
+    def read(self, asked: Sequence[tuple[bytes, str]]) -> dict[bytes, Heard]:
+        """What there is under these keys, by the weights that answer now."""
         found: dict[bytes, Heard] = {}
+        models = dict(asked)
         with self.busy:
             try:
+                file = self._open()
+                current = {model: {its for its, now in _sent(file, model).values() if now} for model in set(models.values())}
+                keys = list(models)
                 for begin in range(0, len(keys), 500):
                     some = keys[begin : begin + 500]
                     marks = ",".join("?" * len(some))
-                    rows = self._open().execute(f"SELECT key, text, finished FROM answers WHERE key IN ({marks})", some)  # noqa: S608
-                    for key, text, finished in rows:
-                        found[bytes(key)] = Heard(bytes(text).decode("utf-8", "surrogatepass"), finished=bool(finished))
+                    rows = file.execute(f"SELECT key, fingerprint, text FROM answers WHERE key IN ({marks}) ORDER BY number", some)  # noqa: S608
+                    for key, fingerprint, text in rows:
+                        if fingerprint in current[models[bytes(key)]]:
+                            found.setdefault(bytes(key), Heard(bytes(text).decode("utf-8", "surrogatepass"), fingerprint=fingerprint))
             except (sqlite3.Error, OSError, ValueError) as error:
                 self._trouble(error)
         return found
 
-    def write(self, answers: dict[bytes, Heard]) -> None:
-        """Add answers; those that are there already stay as they are."""
-        rows = [(key, heard.text.encode("utf-8", "surrogatepass"), heard.finished) for key, heard in answers.items()]
+    def write(self, sightings: Sequence[Sighting]) -> None:
+        """Note what endpoints sent, and add answers; those that are there already stay as they are."""
+        texts = [(each.key, each.heard.fingerprint, each.heard.text.encode("utf-8", "surrogatepass")) for each in sightings if each.key]
         with self.busy:
             try:
                 with self._open() as file:
-                    file.executemany("INSERT OR IGNORE INTO answers (key, text, finished) VALUES (?, ?, ?)", rows)
+                    file.execute("BEGIN IMMEDIATE")  # before what is read, for another process may write
+                    _note(file, sightings)
+                    file.executemany("INSERT OR IGNORE INTO answers (key, fingerprint, text) VALUES (?, ?, ?)", texts)
                     file.execute("DELETE FROM answers WHERE number <= (SELECT max(number) FROM answers) - ?", (self._most,))
             except (sqlite3.Error, OSError) as error:
                 self._trouble(error)
@@ -172,8 +224,7 @@ class _Store:
             self._finalizer = weakref.finalize(self, file.close)
             _to_wal(file)
             file.execute("PRAGMA synchronous=NORMAL")  # a crash of the machine may lose the last answers, and breaks nothing
-            with file:
-                file.execute(_TABLE)
+            _prepare(file)
             self._file = file
         return self._file
 
@@ -186,6 +237,41 @@ class _Store:
         if not self._told:
             self._told = True
             _log.warning("the cache of verdicts %s cannot be used (%s); judging goes on without it", self._path, error)
+
+
+def _prepare(file: sqlite3.Connection) -> None:
+    """Make the tables. Raises ``sqlite3.DatabaseError`` for a file that this version cannot use."""
+    if file.execute("PRAGMA user_version").fetchone() == (VERSION,):
+        return
+    with file:
+        file.execute("BEGIN IMMEDIATE")
+        (version,) = file.execute("PRAGMA user_version").fetchone()
+        if version not in (0, VERSION):
+            raise sqlite3.DatabaseError(f"its format is {version}, and this version of qreward knows {VERSION}; give another path")
+        columns = [row[1] for row in file.execute("PRAGMA table_info(answers)")]
+        if version == 0 and columns:
+            if columns != _COLUMNS_0:
+                raise sqlite3.DatabaseError("it is the database of another program; give another path")
+            file.execute("DROP TABLE answers")
+        for statement in _TABLES:
+            file.execute(statement)
+
+
+def _sent(file: sqlite3.Connection, model: str) -> Sent:
+    rows = file.execute("SELECT endpoint, fingerprint, current FROM endpoints WHERE model = ?", (model,))
+    return {endpoint: (fingerprint, bool(current)) for endpoint, fingerprint, current in rows}
+
+
+def _note(file: sqlite3.Connection, sightings: Sequence[Sighting]) -> None:
+    """Write down what endpoints sent, as far as it is new."""
+    for model in {each.model for each in sightings}:
+        before = _sent(file, model)
+        after = dict(before)
+        for each in sightings:
+            if each.model == model:
+                note(after, each.endpoint, each.heard.fingerprint)
+        changed = [(model, endpoint, *sent) for endpoint, sent in after.items() if before.get(endpoint) != sent]
+        file.executemany("INSERT OR REPLACE INTO endpoints (model, endpoint, fingerprint, current) VALUES (?, ?, ?, ?)", changed)
 
 
 def _to_wal(file: sqlite3.Connection) -> None:

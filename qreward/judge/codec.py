@@ -8,6 +8,7 @@ import msgspec
 
 from qreward.wire.base import Call
 from qreward.wire.chat import ChatCodec
+from qreward.wire.endings import GIVEN_UP
 
 
 class JudgeCodec(ChatCodec):
@@ -21,6 +22,10 @@ class JudgeCodec(ChatCodec):
             except (TypeError, ValueError):
                 pass  # lone surrogates in a text, objects in the params: there is a slower way
         return super().encode(call, model)
+
+    def takes(self, ending: str) -> bool:
+        """An answer that is not whole is not read, but asked for again by the judge; what the server gave up is sent again as it is."""
+        return ending not in GIVEN_UP
 
 
 _ENCODER = msgspec.json.Encoder()

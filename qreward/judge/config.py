@@ -33,6 +33,8 @@ class JudgeConfig(Policy):
         reasks: times that an answer which cannot be read is asked for again, within the item's time.
         response_format: how the server is asked for JSON; ``auto`` finds out what it takes.
         cache: path of a file that keeps verdicts over runs; None keeps none.
+        cache_namespace: verdicts are found again only under the namespace under which they were kept. Change it with whatever the
+            requests do not show, such as the weights that a model name stands for.
         params: sent with each request: ``temperature``, ``max_tokens``, anything.
 
     Example:
@@ -52,6 +54,7 @@ class JudgeConfig(Policy):
     reasks: Many = 1
     response_format: ResponseFormat = "auto"
     cache: str | None = None
+    cache_namespace: str = ""
     params: dict[str, Any] = Field(default_factory=dict, repr=False)
 
     @field_validator("model", mode="before")

@@ -17,13 +17,13 @@ from qreward.core.task import Attempt, State, Task, Terms
 from qreward.engine.shell import Shell
 from qreward.errors import QRewardError, RequestTimeout
 from qreward.judge.ballots import Juror
-from qreward.judge.hearing import Heard as Said
+from qreward.judge.cache import Sighting
 from qreward.judge.polls import Ask, Poll
 from qreward.judge.settling import Heard
 from qreward.judge.words import Vote
 
-Keep = Callable[[bytes, Said], object]
-"""Is given each answer that was read, and the key of what was asked."""
+Keep = Callable[[Sighting], object]
+"""Is given each answer of a model, whether it could be read or not."""
 
 
 class Asked(Task):
@@ -225,13 +225,16 @@ class Bench:
         if not flight.borrowed:
             flight.until = min(flight.until, task.deadline)
         heard = flight.ballot.hear(task, outcome, source, seconds)
+        if self._keep_answer is not None and isinstance(outcome, Answer):
+            assert flight.ballot.heard is not None
+            assert source is not None
+            key = flight.ask.key if isinstance(heard, Vote) else None
+            self._keep_answer(Sighting(flight.ask.juror.cached_as, source.name, flight.ballot.heard, key))
         if heard is None:
             self._again(flight)
         elif isinstance(heard, RequestTimeout):
             self.timed_out(flight, heard)
         else:
-            if self._keep_answer is not None and flight.ballot.heard is not None:
-                self._keep_answer(flight.ask.key, flight.ballot.heard)
             flight.end(heard)
 
     def _again(self, flight: Flight) -> None:

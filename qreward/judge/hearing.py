@@ -1,4 +1,4 @@
-"""What an answer to a judge's request says, besides its words: thoughts, a refusal, and whether it came to its end."""
+"""What an answer to a judge's request says, besides its words: thoughts, a refusal, how it ended, and what the server says of itself."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 from qreward.wire import jsonio
 from qreward.wire.base import Malformed
 from qreward.wire.chat import ChatAnswer, joined
+from qreward.wire.endings import is_whole
 
 
 class Heard(NamedTuple):
@@ -18,13 +19,20 @@ class Heard(NamedTuple):
         text: its words.
         reasoning: what the server gave apart as thoughts, ``""`` if nothing.
         refusal: the model's words if it declined, else ``""``.
-        finished: False if it was cut off at its token limit.
+        ending: its ``finish_reason``, None if the server did not say.
+        fingerprint: what the server says of the model that wrote it; see :func:`fingerprint_of`.
     """
 
     text: str
     reasoning: str = ""
     refusal: str = ""
-    finished: bool = True
+    ending: str | None = None
+    fingerprint: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """The model ended it itself, and nothing of it is missing. Nothing else is read as a verdict."""
+        return is_whole(self.ending)
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -35,32 +43,53 @@ class _Message(msgspec.Struct, gc=False):
 
 class _Choice(msgspec.Struct, gc=False):
     message: _Message | None = None
-    finish_reason: str | None = None
 
 
 class _Rest(msgspec.Struct, gc=False):
     choices: list[_Choice]
+    model: Any = None
+    system_fingerprint: Any = None
+    metadata: Any = None
 
 
 _DECODER = msgspec.json.Decoder(_Rest)
+
+
+def fingerprint_of(model: object, system_fingerprint: object, metadata: object) -> str:
+    """What servers say of the weights that wrote an answer, as one text: equal texts, as far as they tell, are equal weights.
+
+    The ``model`` that answered is in every dialect, ``system_fingerprint`` is OpenAI's, ``metadata.weight_version`` SGLang's.
+
+    Example:
+        >>> fingerprint_of("judge-7b", None, {"weight_version": "step-200"})
+        "('judge-7b', None, 'step-200')"
+    """
+    version = metadata.get("weight_version") if isinstance(metadata, dict) else None
+    return repr(tuple([said if type(said) is str else None for said in (model, system_fingerprint, version)]))
 
 
 def hear(answer: ChatAnswer) -> Heard:
     """Read what stands around the words of an answer; servers that put odd things there are read as far as can be."""
     text = answer.text()
     try:
-        choice = _DECODER.decode(answer.body).choices[0]
+        rest = _DECODER.decode(answer.body)
+        choice = rest.choices[0]
     except (*jsonio.REFUSED, IndexError):
-        return _oddly(text, answer.body)
+        return _oddly(text, answer)
     message = choice.message or _Message()
-    return Heard(text, message.reasoning_content or message.reasoning or "", message.refusal or "", choice.finish_reason != "length")
+    thought, refusal = message.reasoning_content or message.reasoning or "", message.refusal or ""
+    return Heard(text, thought, refusal, answer.finish_reason, fingerprint_of(rest.model, rest.system_fingerprint, rest.metadata))
 
 
-def _oddly(text: str, body: bytes) -> Heard:
+def _oddly(text: str, answer: ChatAnswer) -> Heard:
+    document: dict[str, Any] = {}
     try:
-        choice: Any = jsonio.read_object(body)["choices"][0]
-        message = choice["message"]
+        document = jsonio.read_object(answer.body)
+        message: Any = document["choices"][0]["message"]
     except (Malformed, LookupError, TypeError):
-        return Heard(text)
+        message = {}
+    if not isinstance(message, dict):
+        message = {}
+    fingerprint = fingerprint_of(*(document.get(name) for name in ("model", "system_fingerprint", "metadata")))
     refusal, reasoning = message.get("refusal"), message.get("reasoning_content") or message.get("reasoning")
-    return Heard(text, joined(reasoning), joined(refusal), choice.get("finish_reason") != "length")
+    return Heard(text, joined(reasoning), joined(refusal), answer.finish_reason, fingerprint)

@@ -27,9 +27,9 @@ from qreward.judge.cache import Cache
 from qreward.judge.config import JudgeConfig, ResponseFormat, Settle
 from qreward.judge.desk import Desk
 from qreward.judge.flights import Flight, Keep
+from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict
 from qreward.judge.polls import Ask, Outcome, Poll
-from qreward.judge.questions import Questions, fields_of, pair_fields_of
-from qreward.judge.reading import PreferenceVerdict, ScoreVerdict
+from qreward.judge.questions import Extra, Questions, extra_of, fields_of, pair_extra_of, pair_fields_of
 from qreward.judge.recall import recall, recalled
 from qreward.judge.templates import Builder
 from qreward.judge.verdicts import VerdictForm, verdict_named
@@ -68,6 +68,8 @@ class Judge:
             servers take. With ``none`` and a prompt of the user's, that says alone how to answer.
         score: the reward of a verdict, taken as it is; None says that it is no verdict.
         cache: path of a file that keeps answers over runs; None keeps none. See :class:`~qreward.judge.cache.Cache`.
+        cache_namespace: answers are found again only under the namespace under which they were kept. Change it with whatever the
+            requests do not show, such as the weights that a model name stands for.
         owns_client: close the client with this judge.
         params: sent with each request: ``temperature``, ``max_tokens``, anything; ``extra_headers``, ``extra_body`` and ``hedge`` as
             in :meth:`QRewardClient.chat_completion`. A ``seed`` is counted up from sample to sample.
@@ -99,6 +101,7 @@ class Judge:
         response_format: ResponseFormat = "auto",
         score: Callable[[Any], float | None] | None = None,
         cache: str | Path | None = None,
+        cache_namespace: str = "",
         owns_client: bool = False,
         **params: Any,
     ) -> None:
@@ -117,6 +120,7 @@ class Judge:
             reasks=reasks,
             response_format=response_format,
             cache=given.cache_path(cache),
+            cache_namespace=cache_namespace,
             params=params,
         )
         self._given = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
@@ -215,7 +219,8 @@ class Judge:
 
         Args:
             items: ``(prompt, response)``, ``(prompt, response, reference)`` or mappings of fields: a list, an iterator or an async
-                iterator; read no faster than they are sent.
+                iterator; read no faster than they are sent. Fields that the prompt does not name, such as an ``id``, are not sent; the
+                item's result has all but these three as ``extra``.
             timeout: seconds per item, from when its first request could be sent.
             deadline: seconds for the whole batch; what is missing then comes back as ``DeadlineExceeded``.
             priority, tenant, on_result, progress, keep_results: as in :meth:`QRewardClient.batch_chat_completion`.
@@ -233,6 +238,7 @@ class Judge:
             self._points,
             items,
             fields_of,
+            extra_of,
             _verdict,
             timeout=timeout,
             deadline=deadline,
@@ -260,6 +266,7 @@ class Judge:
             self._pairs,
             pairs,
             pair_fields_of,
+            pair_extra_of,
             _comparison,
             timeout=timeout,
             deadline=deadline,
@@ -312,6 +319,7 @@ class Judge:
         questions: Questions,
         items: Iterable[Any] | AsyncIterable[Any],
         read: Callable[[Any], Mapping[str, Any]],
+        extra: Extra,
         outcome: Outcome,
         *,
         timeout: float | None,
@@ -326,12 +334,13 @@ class Judge:
         shell, client = self._client._engine.shell(), self._client
 
         def make(item: object) -> Sequence[Ask]:
-            return questions.asks(read(item))
+            return questions.asks(read(item), extra=True)
 
         bulk = JudgeBulk(
             shell,
-            listed if self._cache is None else recalled(self._cache, listed, make),
+            listed if self._cache is None else recalled(self._cache, listed, make, extra),
             asks=make,
+            extra=extra,
             decide=questions.decide,
             outcome=outcome,
             table=self._table(shell),

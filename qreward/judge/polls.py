@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qreward.errors import QRewardError
@@ -44,6 +44,7 @@ class Poll:
         asks: what is asked, at least one question.
         decide: makes an outcome of what is known.
         index: the owner's number of the item.
+        extra: fields of the item that its result carries.
 
     Attributes:
         known: what each ask came to, in their order; None while it is open.
@@ -56,11 +57,21 @@ class Poll:
     """
 
     __slots__ = (
-        "asks", "begun", "born", "decide", "done", "endpoint", "flights", "index", "known", "owner", "sent", "timer", "trail", "until",
-        "usage",
+        "asks", "begun", "born", "decide", "done", "endpoint", "extra", "flights", "index", "known", "owner", "sent", "timer", "trail",
+        "until", "usage",
     )  # fmt: skip
 
-    def __init__(self, asks: Sequence[Ask], decide: Decide, owner: Bench, index: int, born: float, until: float) -> None:
+    def __init__(
+        self,
+        asks: Sequence[Ask],
+        decide: Decide,
+        owner: Bench,
+        index: int,
+        born: float,
+        until: float,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.extra = extra
         self.asks, self.decide, self.owner, self.index = asks, decide, owner, index
         self.known: list[Heard] = [None] * len(asks)
         self.flights: dict[int, Flight] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -45,6 +45,26 @@ def fields_of(item: object) -> Mapping[str, Any]:
 def pair_fields_of(item: object) -> Mapping[str, Any]:
     """The fields of a pair: a mapping, ``(prompt, first, second)``, or these and the reference. Raises ``ConfigError``."""
     return _fields(item, _PAIR_NAMES)
+
+
+Extra = Callable[[object], Mapping[str, Any] | None]
+"""The fields of an item that are not judged, such as an ``id``; None if there are none."""
+
+
+def extra_of(item: object) -> Mapping[str, Any] | None:
+    """``Extra`` of an item."""
+    return _extra(item, _POINT_NAMES)
+
+
+def pair_extra_of(item: object) -> Mapping[str, Any] | None:
+    """``Extra`` of a pair."""
+    return _extra(item, _PAIR_NAMES)
+
+
+def _extra(item: object, names: tuple[str, ...]) -> Mapping[str, Any] | None:
+    if not isinstance(item, Mapping):
+        return None
+    return {name: value for name, value in item.items() if name not in names} or None
 
 
 def _fields(item: object, names: tuple[str, ...]) -> Mapping[str, Any]:
@@ -93,11 +113,15 @@ class Questions:
         self.decide: Decide = BetterOf(config.settle) if pairs else ScoreOf(config.settle)
         self._identities = {juror: _identity(juror, form, config) for juror in self.jurors}
 
-    def asks(self, fields: Mapping[str, Any]) -> list[Ask]:
-        """The questions about an item. Raises ``ConfigError``, and ``BadRequest`` for messages that cannot be sent."""
-        orders = [(self._messages(fields), False)]
+    def asks(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[Ask]:
+        """The questions about an item. Raises ``ConfigError``, and ``BadRequest`` for messages that cannot be sent.
+
+        Args:
+            extra: it may have fields that are not used.
+        """
+        orders = [(self._messages(fields, extra), False)]
         if self._pairs:
-            orders.append((self._messages({**fields, "first": fields["second"], "second": fields["first"]}), True))
+            orders.append((self._messages({**fields, "first": fields["second"], "second": fields["first"]}, extra), True))
         keyed = [(messages, swapped, _digest(messages)) for messages, swapped in orders]
         return [
             Ask(juror, messages, sample, swapped, _key(self._identities[juror], sample, digest))
@@ -106,9 +130,9 @@ class Questions:
             for messages, swapped, digest in keyed
         ]
 
-    def _messages(self, fields: Mapping[str, Any]) -> Messages:
+    def _messages(self, fields: Mapping[str, Any], extra: bool) -> Messages:
         form = self._form.instruction
-        messages = self._prompt.messages({**fields, ANSWER_FORM: form} if self._names_form else fields)
+        messages = self._prompt.messages({**fields, ANSWER_FORM: form} if self._names_form else fields, extra=extra)
         validated: Messages = CHAT.validate(messages)
         return noted(validated, form) if self._tells_form else validated
 
@@ -126,7 +150,7 @@ def jurors(config: JudgeConfig, form: VerdictForm) -> tuple[Juror, ...]:
 def _identity(juror: Juror, form: VerdictForm, config: JudgeConfig) -> bytes:
     """What all requests to a juror share and their answers depend on. Headers are none of it: they may hold a key."""
     shared = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
-    return _encoded([juror.model, config.response_format, shared, form.schema, form.scale])
+    return _encoded([juror.cached_as, config.response_format, shared, form.schema, form.scale])
 
 
 def _encoded(value: object) -> bytes:

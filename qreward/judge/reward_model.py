@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from qreward import arguments
 from qreward.arguments import DEFAULT
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
-from qreward.judge.questions import fields_of
+from qreward.judge.questions import extra_of, fields_of
+from qreward.judge.templates import check_extra
 from qreward.judge.verdicts import bounds
 from qreward.judge.words import Item, Verdict, Vote
 from qreward.policies import Priority
 from qreward.results import BatchResult, Result, Usage
 from qreward.rewards.asking import Asking, asking
+from qreward.wire.base import Call
 from qreward.wire.rewards.answers import Score
 from qreward.wire.rewards.dialects import SCORE
 
@@ -78,7 +81,10 @@ class RewardModelScorer:
             priority, tenant: as in :meth:`QRewardClient.score`.
             fields: none are known to a reward model.
         """
-        item = _item({**fields, "prompt": prompt, "response": response, "reference": reference})
+        given = [name for name, value in fields.items() if value is not None]
+        if given:
+            raise ConfigError(f"a reward model takes prompt, response and reference, not {min(given)!r}; leave it out")
+        item = _item({"prompt": prompt, "response": response, "reference": reference})
         score = await self._client.score(item, model=self._model, timeout=timeout, priority=priority, tenant=tenant, **self._params)
         return self._verdict(score, None)
 
@@ -99,23 +105,36 @@ class RewardModelScorer:
         Arguments as in :meth:`Judge.batch_score`, errors as in :meth:`QRewardClient.batch_score`.
         """
         tell = arguments.callback("on_result", on_result)
+        extras: dict[int, Mapping[str, Any]] = {}
+
+        def told(result: Result[Score]) -> Result[Verdict]:
+            return self._told(result, extras.get(result.index) if keep_results else extras.pop(result.index, None))
+
         batch = await self._client._merged_many(
-            self._asking(),
+            self._asking(extras if keep_results or tell is not None else None),
             arguments.items("items", items),
             self._model,
             self._client._terms(timeout, priority, self._params.get("hedge", True), tenant),
             deadline,
-            None if tell is None else lambda result: tell(self._told(result)),
+            None if tell is None else lambda result: tell(told(result)),
             progress,
             keep_results,
         )
-        return BatchResult([self._told(result) for result in batch], batch.stats)
+        return BatchResult([told(result) for result in batch], batch.stats)
 
-    def _asking(self) -> Asking:
-        """As the client asks, but that an item of ours which is wrong fails alone."""
+    def _asking(self, extras: dict[int, Mapping[str, Any]] | None) -> Asking:
+        """As the client asks, but an item of ours that is wrong fails alone. Notes under ``extras`` what else items have, by index."""
         params = {name: value for name, value in self._params.items() if name not in ("extra_headers", "extra_body", "hedge")}
         asked = asking(SCORE, self._model, params, self._params.get("extra_headers"), self._params.get("extra_body"))
-        return Asking(asked.listing, asked.blank, lambda item: asked.call(_item(item)), asked._key)
+        indexes = count()
+
+        def call(item: object) -> Call:
+            index, extra = next(indexes), extra_of(item)  # each item is read once, in order
+            if extra is not None and extras is not None:
+                extras[index] = extra
+            return asked.call(_item(item))
+
+        return Asking(asked.listing, asked.blank, call, asked._key)
 
     async def aclose(self) -> None:
         """Close the client, if it is owned."""
@@ -140,10 +159,10 @@ class RewardModelScorer:
             number = min(max(number, self._range[0]), self._range[1])
         return Verdict(number, (Vote(number, model=self._model),), score.attributes or None, usage)
 
-    def _told(self, result: Result[Score]) -> Result[Verdict]:
+    def _told(self, result: Result[Score], extra: Mapping[str, Any] | None) -> Result[Verdict]:
         answer = _Told(self._verdict(result.value, result.usage), result.usage, result.usage_is_estimated) if result.ok else None
         trail = result.attempts[:-1] if result.ok and result.endpoint is not None else result.attempts
-        return Result(result.index, answer, result.error, result.endpoint, result.latency, result.queued, trail)
+        return Result(result.index, answer, result.error, result.endpoint, result.latency, result.queued, trail, extra)
 
 
 class _Told:
@@ -165,12 +184,14 @@ def _again(client: QRewardClient, model: str, settings: Mapping[str, Any]) -> Re
     return RewardModelScorer(client, model, **settings)
 
 
+_NAMES = frozenset({"prompt", "response", "reference"})
+
+
 def _item(item: object) -> dict[str, Any]:
     """An item as the client takes it. Raises ``ConfigError``."""
     fields = fields_of(item)
-    strange = sorted(name for name, value in fields.items() if name not in ("prompt", "response", "reference") and value is not None)
-    if strange:
-        raise ConfigError(f"a reward model takes prompt, response and reference, not {strange[0]!r}; leave it out")
+    given = {name for name, value in fields.items() if value is not None}
+    check_extra(given - _NAMES, _NAMES - given)
     named = {"prompt": fields["prompt"], "response": fields["response"]}
     reference = fields.get("reference")
     return named if reference is None else {**named, "label": reference}

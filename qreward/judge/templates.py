@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import lru_cache
+from typing import Any, TypeGuard
 
 from qreward.errors import ConfigError
-from qreward.wire.chat import joined
+from qreward.spelling import TYPO, closest
+from qreward.wire.chat import is_missing, joined
 
 Messages = list[dict[str, Any]]
 Builder = Callable[[Mapping[str, Any]], Iterable[Any]]
@@ -81,12 +83,16 @@ def in_words(value: object, name: str) -> str:
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, list | tuple) and value and all(isinstance(message, Mapping) and "role" in message for message in value):
+    if _is_conversation(value):
         return "\n\n".join(map(_spoken, value))
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the field {name!r} is a {type(value).__name__} that cannot be written into a prompt ({error})") from None
+
+
+def _is_conversation(value: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) and "role" in each for each in value)
 
 
 def _spoken(message: Mapping[str, Any]) -> str:
@@ -108,7 +114,7 @@ class Prompt:
             messages.
         system: a template of the system message before them, or None.
         needed: what is judged: the templates must name these, and an item must have them.
-        known: names that an item may have although no template names them; None is any.
+        known: names that fields may have although no template names them; None is any.
         what: what ``prompt`` is called in an error.
 
     Attributes:
@@ -122,6 +128,7 @@ class Prompt:
         self, prompt: object, system: str | None, *, needed: Iterable[str], known: Iterable[str] | None, what: str = "prompt"
     ) -> None:
         self._needed, self._what = frozenset(needed), what
+        self._judged = self._needed - {"prompt"}
         self._system = None if system is None else Template(system, "system")
         self._known = None if known is None else frozenset(known)
         self._build: Builder | None = prompt if callable(prompt) else None
@@ -132,14 +139,20 @@ class Prompt:
         if missing and self._build is None:
             raise ConfigError(f"the {what} must contain {{{missing[0]}}}, which is judged; its placeholders: {_listed(self.names)}")
 
-    def messages(self, fields: Mapping[str, Any]) -> Messages:
+    def messages(self, fields: Mapping[str, Any], *, extra: bool = False) -> Messages:
         """The messages for one item; fields that are None are as if they were not there.
+
+        Args:
+            extra: there may be other fields, which are not used, unless one is called almost as a field that is missing.
 
         Raises:
             ConfigError: a field is missing, or one is not known.
         """
         given = {name: value for name, value in fields.items() if value is not None}
-        self._check(given.keys())
+        for name in self._judged & given.keys():
+            if _is_conversation(given[name]) and is_missing(given[name][-1]):
+                raise ConfigError(f"the last message of {name!r} has no content, so there is nothing to judge")
+        self._check(given.keys(), extra)
         words = {name: in_words(given[name], name) for name in self.names}
         if self._build is not None:
             turns = self._built(given)
@@ -155,7 +168,7 @@ class Prompt:
             raise ConfigError(f"the {self._what} function must return a list of messages, not {type(built).__name__}")
         return list(built)
 
-    def _check(self, given: Set[str]) -> None:
+    def _check(self, given: Set[str], extra: bool) -> None:
         missing = self.names - given
         if missing:
             name = min(missing)
@@ -165,11 +178,38 @@ class Prompt:
             raise ConfigError(f"the item has no {name!r} to judge (it is missing or None); its fields are {_listed(given)}")
         if self._known is None or given <= self._known or given <= self._known | self.names:
             return
-        name = min(given - self._known - self.names)
+        used = self._known | self.names
+        if extra:
+            check_extra(given - used, used - given)
+            return
+        name = min(given - used)
         raise ConfigError(
-            f"the item has a field {name!r} that the prompt does not name: it names {_listed(self.names)}; "
-            f"name it there as {{{name}}}, or leave it out"
+            f"the field {name!r} is not used: the {self._what} uses {_listed(self.names or used)}; "
+            f"write {{{name}}} into a {self._what} of your own, or leave the field out"
         )
+
+
+def check_extra(extra: Set[str], missing: Set[str]) -> None:
+    """Raise ``ConfigError`` for a field that is not used and called almost as one that is missing: a slip, not an ``id``.
+
+    Example:
+        >>> check_extra({"id", "source"}, {"reference"})
+        >>> check_extra({"refrence"}, {"reference"})
+        Traceback (most recent call last):
+        qreward.errors.ConfigError: the item has a field 'refrence'; did you mean 'reference'?
+    """
+    slip = _slip(frozenset(extra), frozenset(missing)) if extra and missing else None
+    if slip is not None:
+        raise ConfigError(f"the item has a field {slip[0]!r}; did you mean {slip[1]!r}?")
+
+
+@lru_cache(maxsize=256)
+def _slip(extra: frozenset[str], missing: frozenset[str]) -> tuple[str, str] | None:
+    for name in sorted(extra):
+        near = closest(name, sorted(missing), cutoff=TYPO)
+        if near:
+            return name, near[0]
+    return None
 
 
 def _turns(prompt: object, what: str) -> list[tuple[Mapping[str, Any], Template]]:

@@ -1,6 +1,6 @@
 """The form of a verdict: what a judge is asked to answer in, and what number an answer comes to.
 
-The reading of texts is done in ``reading``; this room knows what is wanted of them.
+Texts are read in ``judge.parsing``; this module says what is wanted of them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from pydantic import BaseModel
 from qreward import arguments
 from qreward.errors import ConfigError
 from qreward.judge.hearing import Heard
-from qreward.judge.reading import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
-from qreward.judge.reading.shape import Shape
+from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
+from qreward.judge.parsing.schema import Shape
 from qreward.server.loading import load_object
 from qreward.spelling import did_you_mean
+from qreward.wire.endings import described
 
 _LONG = 100
 """Characters of a wrong value that an error shows."""
@@ -57,7 +58,7 @@ class VerdictForm:
     ) -> None:
         if not isinstance(model, type) or not issubclass(model, BaseModel):
             raise ConfigError(f"verdict must be a pydantic model, not {model!r}")
-        shape = Shape.of(model, "score", None if scale is None else bounds("scale", scale))
+        shape = Shape.of(model, None if scale is None else bounds("scale", scale))
         self.model = model
         self.scale = shape.scale or USUAL
         if self.scale[0] >= self.scale[1]:
@@ -81,12 +82,14 @@ class VerdictForm:
         """The reward and the verdict that an answer says.
 
         Raises:
-            Unreadable: it says none, or one outside the scale.
+            Unreadable: it says none, or one outside the scale, or the answer is not whole.
             UserFault: what the user gave to make a number of a verdict failed.
         """
         if heard.refusal:
             raise Unreadable("The model declined to answer.")
-        verdict = read(heard.text, self.model, scale=self.scale, reasoning=heard.reasoning, finished=heard.finished)
+        if not heard.whole:
+            raise Unreadable(f"The answer is not whole: {described(heard.ending)}.")
+        verdict = read(heard.text, self.model, scale=self.scale, reasoning=heard.reasoning)
         worth = self._given_worth(verdict) if self._own is None else self._own(verdict)
         if worth is None:
             raise Unreadable("The score function finds no score in the verdict." if self._given else "The verdict gives no score.")

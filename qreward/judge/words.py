@@ -42,7 +42,7 @@ class Vote:
     swapped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Verdict:
     """What is thought of one response.
 
@@ -56,6 +56,8 @@ class Verdict:
     Example:
         >>> Verdict(0.75, (Vote(0.75, text="Score: 7.5"),)).text
         'Score: 7.5'
+        >>> Verdict(0.75, (Vote(0.75, text="Score: 7.5", model="judge-7b"),))
+        <Verdict 0.75 by judge-7b: 'Score: 7.5'>
     """
 
     score: float
@@ -74,6 +76,14 @@ class Verdict:
         """The first vote's answer."""
         return self.votes[0].text
 
+    def __repr__(self) -> str:
+        return _shown(self, f"{self.score:g}")
+
+    def _repr_html_(self) -> str:
+        from qreward.html.verdicts import verdict_html  # noqa: PLC0415 - only notebooks draw
+
+        return verdict_html(self, f"{self.score:g}", self.attributes)
+
 
 Preference = Literal["first", "second", "tie"]
 
@@ -81,7 +91,7 @@ Pair = tuple[Any, Any, Any] | tuple[Any, Any, Any, Any] | Mapping[str, Any]
 """What is compared: ``(prompt, first, second)``, with ``reference`` as a fourth, or a mapping of these and what else a template names."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
     """What is thought of two responses to one prompt, each of which was shown first once.
 
@@ -98,6 +108,33 @@ class Comparison:
     votes: tuple[Vote, ...]
     usage: Usage | None = None
     cached: bool = False
+
+    def __repr__(self) -> str:
+        return _shown(self, self.preference)
+
+    def _repr_html_(self) -> str:
+        from qreward.html.verdicts import verdict_html  # noqa: PLC0415 - only notebooks draw
+
+        return verdict_html(self, self.preference)
+
+
+_SHOWN = 60
+"""Characters of an answer that a ``repr`` shows."""
+
+
+def _shown(of: Verdict | Comparison, outcome: str) -> str:
+    """The ``repr``: the outcome, the votes if there are several, who gave them, and how the first answer begins."""
+    scores = f" from {len(of.votes)} votes ({', '.join(f'{vote.score:g}' for vote in of.votes[:8])})" if len(of.votes) > 1 else ""
+    models = ", ".join(dict.fromkeys(vote.model for vote in of.votes if vote.model))
+    text = " ".join(of.votes[0].text[: 4 * _SHOWN].split()) if of.votes else ""
+    begins = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    return "".join([
+        f"<{type(of).__name__} {outcome}{scores}",
+        f" by {models}" if models else "",
+        " cached" if of.cached else "",
+        f": {begins!r}" if begins else "",
+        ">",
+    ])  # fmt: skip
 
 
 class Scorer(Protocol):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 from qreward.arguments import preparer
+from qreward.errors import BadRequest
 from qreward.rewards.lists import Embeddings, Items, Listing
 from qreward.wire.base import Call
 from qreward.wire.embeddings import EMBEDDINGS
@@ -31,6 +32,16 @@ class Asking:
         self.blank = blank
         self.call = call
         self._key = key
+
+    def calls(self, name: str, items: Iterable[Any]) -> list[Call]:
+        """Several items of one argument. Raises ``BadRequest`` saying which is wrong."""
+        calls = []
+        for index, item in enumerate(items):
+            try:
+                calls.append(self.call(item))
+            except BadRequest as error:
+                raise BadRequest(f"{name}[{index}]: {error}") from None
+        return calls
 
     def key(self, call: Call) -> Hashable:
         """Calls of equal keys may share a request."""

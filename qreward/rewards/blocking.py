@@ -25,7 +25,7 @@ class SyncRewardCalls:
     def score(
         self,
         prompt: Any,
-        response: str | None = None,
+        response: str = DEFAULT,
         *,
         model: str,
         timeout: float | None = DEFAULT,
@@ -89,7 +89,7 @@ class SyncRewardCalls:
     def classify(
         self,
         prompt: Any,
-        response: str | None = None,
+        response: str = DEFAULT,
         *,
         model: str,
         timeout: float | None = DEFAULT,

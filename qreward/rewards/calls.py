@@ -46,7 +46,7 @@ class RewardCalls:
     async def score(
         self,
         prompt: Any,
-        response: str | None = None,
+        response: str = DEFAULT,
         *,
         model: str,
         timeout: float | None = DEFAULT,
@@ -73,7 +73,8 @@ class RewardCalls:
             A float, with the server's other numbers in ``attributes``.
 
         Raises:
-            RequestError: see its subclasses. A score that is missing or no number is ``InvalidResponse``, never 0.0.
+            RequestError: see its subclasses. A score that is missing or no number is ``InvalidResponse``, never 0.0; a prompt or a
+                response that is None is ``BadRequest``, and nothing is sent.
             NoEndpoint: no route matches the model.
             ConfigError: an argument is wrong; nothing was sent.
 
@@ -82,7 +83,7 @@ class RewardCalls:
             ...     return await client.score(prompt, response, model="rm-7b")
         """
         asked = asking(SCORE, model, params, extra_headers, extra_body)
-        item = prompt if response is None else (prompt, response)
+        item = prompt if response is DEFAULT else (prompt, response)
         return cast("Score", await self._merged_one(asked, item, model, self._terms(timeout, priority, hedge, tenant)))
 
     async def batch_score(
@@ -121,7 +122,7 @@ class RewardCalls:
         Example:
             >>> async def rewards(client, prompts, responses):
             ...     batch = await client.batch_score(zip(prompts, responses), model="rm-7b")
-            ...     return batch.values(default=None)
+            ...     return batch.scores(default=None)
         """
         asked = asking(SCORE, model, params, extra_headers, extra_body)
         items, terms = arguments.items("pairs", pairs), self._terms(timeout, priority, hedge, tenant)
@@ -130,7 +131,7 @@ class RewardCalls:
     async def classify(
         self,
         prompt: Any,
-        response: str | None = None,
+        response: str = DEFAULT,
         *,
         model: str,
         timeout: float | None = DEFAULT,
@@ -143,7 +144,7 @@ class RewardCalls:
     ) -> dict[str, float]:
         """Probabilities by label of one item. Arguments and errors as in :meth:`score`."""
         asked = asking(CLASSIFY, model, params, extra_headers, extra_body)
-        item = prompt if response is None else (prompt, response)
+        item = prompt if response is DEFAULT else (prompt, response)
         return cast("dict[str, float]", await self._merged_one(asked, item, model, self._terms(timeout, priority, hedge, tenant)))
 
     async def batch_classify(
@@ -190,7 +191,7 @@ class RewardCalls:
             raise ConfigError(f"documents must be a list of texts, not a {type(documents).__name__}")
         asked = asking(RERANK, model, {**params, "query": query}, extra_headers, extra_body)
         terms = self._terms(timeout, priority, hedge, tenant)
-        results = await self._merged(asked, [asked.call(document) for document in documents], model, terms)
+        results = await self._merged(asked, asked.calls("documents", documents), model, terms)
         return [result.value for result in results]
 
     async def embeddings(

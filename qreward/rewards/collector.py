@@ -20,16 +20,7 @@ from qreward.core.pool import Pool
 from qreward.core.source import Source
 from qreward.core.task import Attempt, Feed, State, Task
 from qreward.engine.shell import Shell
-from qreward.errors import (
-    BadRequest,
-    ClientClosed,
-    ConnectionFailed,
-    InvalidResponse,
-    QRewardError,
-    RequestError,
-    RequestTimeout,
-    ServerError,
-)
+from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestError
 from qreward.results import AttemptRecord
 from qreward.rewards import spread
 from qreward.rewards.carrier import Carrier, Cut
@@ -37,12 +28,10 @@ from qreward.rewards.lists import Listing
 from qreward.rewards.member import Member
 from qreward.rewards.stock import Stock
 from qreward.wire.base import Call
-from qreward.wire.rewards.merging import splits
+from qreward.wire.rewards.merging import may_be_one_items_fault, splits
 
 AHEAD = 4 * spread.MOST
 """Items that bulks read ahead, and below half of which they read on."""
-ONES_FAULT = (BadRequest, ServerError, InvalidResponse, ConnectionFailed, RequestTimeout)
-"""Errors of a list that may be the fault of one item."""
 
 
 class Reader(Protocol):
@@ -210,7 +199,7 @@ class Collector:
             carrier.refused_by = attempt.source
             return Failure(FailureKind.REFUSED, outcome.error, limits=outcome.limits)
         if outcome.kind is FailureKind.TRANSIENT and _was_answered(outcome):
-            if self._stock.broke(carrier) and count > 1:
+            if self._stock.broke(carrier) and count > 1 and may_be_one_items_fault(outcome.error):
                 return Failure(FailureKind.REFUSED, outcome.error, limits=outcome.limits)
             if carrier.is_suspect():  # tried again, and nobody's health suffers
                 return Failure(FailureKind.LOCAL, outcome.error, limits=outcome.limits)
@@ -229,7 +218,7 @@ class Collector:
             self._share(task, outcome, source, seconds)
         elif not task.members:  # nothing will ever take it
             self._fail(self._remove_waiting(), outcome)
-        elif len(task.members) > 1 and isinstance(outcome, ONES_FAULT):
+        elif len(task.members) > 1 and may_be_one_items_fault(outcome):
             self._split(task)
         else:
             self._fail(task.left(), outcome)

@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 
 from qreward.batching.buffer.queries import Mode, answer_of, summary
-from qreward.batching.buffer.scored import Scored
+from qreward.batching.buffer.scored import InvalidScores, Scored
 from qreward.errors import ClientClosed, RequestTimeout
 from qreward.server.forms import Asked
 from qreward.server.refusals import Refusal, draining
+from qreward.wire.meanings import INVALID_SCORES
 
 LABEL = "LABEL_0"
 """The only class, as vLLM calls it."""
@@ -28,6 +29,8 @@ def answer(asked: Asked, scored: Sequence[Scored], model: str, mode: Mode) -> by
     """The body for the rewards of what was asked. Raises ``Refusal`` if the form cannot say that they are missing."""
     if asked.form == "buffer":
         return write(answer_of(asked.query, [_tellable(one) for one in scored], mode))
+    if any(isinstance(one.cause, InvalidScores) for one in scored):  # a client must not ask for parts of the list instead
+        raise Refusal(500, INVALID_SCORES, _summary(scored), errors=_errors(scored))
     if scored and all(one.reward is None for one in scored):
         raise nothing(scored)
     if asked.form == "openrlhf":

@@ -77,9 +77,7 @@ class StreamCalls:
         """
         call = preparer(CHAT, model, params, extra_headers, extra_body)(messages)
         restarts = _restarts(on_interrupt)
-        terms = self._terms(timeout, priority, hedge, tenant)._replace(restarts=restarts, streamed=True)
-        self._fleet.pool(model)
-        return Stream(partial(_begin, self, call, model, terms), restarts=restarts)
+        return self._stream(call, self._terms(timeout, priority, hedge, tenant)._replace(restarts=restarts))
 
     def batch_stream_chat_completion(
         self,
@@ -137,6 +135,11 @@ class StreamCalls:
         begin = partial(_begin_batch, self, items, prepare, model, progress, settings)
         return BatchStream(begin, failed, restarts=restarts)
 
+    def _stream(self, call: Call, terms: Terms) -> Stream:
+        """The stream of a call that was checked. Raises ``NoEndpoint``."""
+        self._fleet.pool(call.model)
+        return Stream(partial(_begin, self, call, terms._replace(streamed=True)), restarts=terms.restarts)
+
 
 def _restarts(on_interrupt: object) -> bool:
     if on_interrupt not in ("raise", "restart"):
@@ -144,9 +147,9 @@ def _restarts(on_interrupt: object) -> bool:
     return on_interrupt == "restart"
 
 
-def _begin(client: StreamCalls, call: Call, model: str, terms: Terms) -> Outlet:
+def _begin(client: StreamCalls, call: Call, terms: Terms) -> Outlet:
     outlet = Outlet(client._engine.shell())
-    outlet.submit(terms.task(call, client._fleet.pool(model), outlet, 0))
+    outlet.submit(terms.task(call, client._fleet.pool(call.model), outlet, 0))
     return outlet
 
 

@@ -15,6 +15,7 @@ from msgspec import Raw
 
 from qreward.results import Usage
 from qreward.wire.chat import ChatAnswer, joined
+from qreward.wire.endings import ending_of
 from qreward.wire.stream_chat import NOTHING, ChatChunk, Choice, decoded, read_object
 
 _CONSTANT = frozenset({"role", "id", "type", "object", "format"})
@@ -129,6 +130,16 @@ class Assembly:
     def finished(self, choices: int) -> bool:
         """Whether so many choices have come, and all that came have ended."""
         return len(self._choices) >= choices and all(choice.ending is not None for choice in self._choices.values())
+
+    @property
+    def finish_reason(self) -> str | None:
+        """How the first choice ended, None if it did not, or the server did not say."""
+        first = self._choices.get(0)
+        return None if first is None else ending_of(first.ending)
+
+    def endings(self) -> list[str | None]:
+        """How each choice ended."""
+        return [ending_of(choice.ending) for choice in self._choices.values()]
 
     def heads(self) -> list[bytes]:
         """The chunks that say more than a piece of text: the first, those that end a choice, that with the usage."""

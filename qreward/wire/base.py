@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from qreward.results import Answered
+from qreward.wire import endings
 
 
 class Call:
@@ -39,7 +40,8 @@ class Codec(Protocol):
         """The JSON body, ``model`` being the server's name for it. Raises ``BadRequest`` for what JSON cannot hold."""
 
     def decode(self, body: bytes, call: Call) -> Answered:
-        """The answer to a call. Raises ``Malformed`` if this is none, ``EmbeddedError`` if it is an error in disguise."""
+        """The answer to a call. Raises ``Malformed`` if this is none, ``EmbeddedError`` if it is an error in disguise, ``Unfinished`` if
+        it ended in a way that the codec does not take."""
 
     def validate(self, inputs: Any) -> Any:
         """The inputs, ready to be sent. Raises ``BadRequest`` for a wrong shape, saying where and what to change."""
@@ -58,6 +60,18 @@ class EmbeddedError(Exception):
     def __init__(self, body: object) -> None:
         super().__init__("error in a successful answer")
         self.body = body
+
+
+class Unfinished(Exception):
+    """An answer that is not whole, by how one of its choices ended.
+
+    Attributes:
+        ending: the ``finish_reason``.
+    """
+
+    def __init__(self, ending: str) -> None:
+        super().__init__(endings.described(ending))
+        self.ending = ending
 
 
 class Reply:

@@ -11,7 +11,8 @@ import msgspec
 from qreward.errors import BadRequest
 from qreward.results import Usage
 from qreward.wire import jsonio
-from qreward.wire.base import Call, EmbeddedError, Malformed
+from qreward.wire.base import Call, EmbeddedError, Malformed, Unfinished
+from qreward.wire.endings import CUT, ending_of, is_whole
 
 CHARS_PER_TOKEN = 3.5
 """Characters of a token, roughly; the scheduler corrects it by what servers report."""
@@ -27,6 +28,7 @@ class _Message(msgspec.Struct, gc=False):
 class _Choice(msgspec.Struct, gc=False):
     message: _Message | None = None
     error: Any = None
+    finish_reason: Any = None
 
 
 class _Completion(msgspec.Struct, gc=False):
@@ -41,12 +43,17 @@ _DECODER = msgspec.json.Decoder(_Completion)
 
 
 class ChatAnswer(msgspec.Struct, gc=False):
-    """A chat completion as it came: its bytes, and the little that is read of every answer."""
+    """A chat completion as it came: its bytes, and the little that is read of every answer.
+
+    Attributes:
+        finish_reason: how the first choice ended, None if the server did not say.
+    """
 
     body: bytes
     model: str
     content: Any
     usage: Usage | None
+    finish_reason: str | None = None
 
     def text(self) -> str:
         """Content of the first choice: ``""`` if it has none, the parts joined if it is a list."""
@@ -78,7 +85,7 @@ class ChatCodec:
         return jsonio.write(model, "messages", call.inputs, call.params, all_text=_all_text(call.inputs))
 
     def decode(self, body: bytes, call: Call) -> ChatAnswer:
-        """The answer. Raises ``Malformed`` or ``EmbeddedError``."""
+        """The answer. Raises ``Malformed``, ``EmbeddedError`` or ``Unfinished``."""
         try:
             seen = _DECODER.decode(body)
         except jsonio.REFUSED:
@@ -92,7 +99,24 @@ class ChatCodec:
             raise EmbeddedError(first.error)
         if first.message is None:
             raise Malformed("the answer has a choice without a message")
-        return ChatAnswer(body, call.model, first.message.content, seen.usage)
+        for choice in seen.choices:
+            if choice.finish_reason != "stop":
+                self.check_ending(choice.finish_reason)
+        reason = first.finish_reason
+        return ChatAnswer(body, call.model, first.message.content, seen.usage, reason if reason == "stop" else ending_of(reason))
+
+    def check_ending(self, reason: object) -> None:
+        """Raise ``Unfinished`` for a ``finish_reason`` that makes a choice no answer.
+
+        Whole answers are taken, and those that were cut off at the token limit that the request itself set.
+        """
+        ending = ending_of(reason)
+        if ending is not None and not is_whole(ending) and not self.takes(ending):
+            raise Unfinished(ending)
+
+    def takes(self, ending: str) -> bool:
+        """Whether an answer that is not whole is given to the caller nevertheless, who then sees how it ended."""
+        return ending == CUT
 
     def estimate_tokens(self, call: Call) -> tuple[float, float]:
         """Prompt by its characters, output by ``max_tokens`` (0 if the caller set none)."""
@@ -112,7 +136,15 @@ class ChatCodec:
         return _validate_slowly(inputs)
 
 
-CHAT = ChatCodec()
+class VerbatimChatCodec(ChatCodec):
+    """``ChatCodec`` for programs that read ``finish_reason`` themselves: every answer is taken as the server gave it."""
+
+    def takes(self, ending: str) -> bool:  # noqa: ARG002 - all of them
+        """All are taken."""
+        return True
+
+
+CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()
 
 
 def joined(content: object) -> str:
@@ -122,6 +154,16 @@ def joined(content: object) -> str:
     if not isinstance(content, list):
         return ""
     return "".join(text for part in content if isinstance(text := part.get("text") if isinstance(part, dict) else part, str))
+
+
+def is_missing(message: Mapping[str, Any]) -> bool:
+    """Whether a message has neither content nor calls, as a generation that failed leaves it. An empty text is content.
+
+    Example:
+        >>> is_missing({"role": "assistant", "content": None}), is_missing({"role": "assistant", "content": ""})
+        (True, False)
+    """
+    return message.get("content") is None and not message.get("tool_calls") and not message.get("function_call")
 
 
 def _all_text(messages: Any) -> bool:
@@ -178,7 +220,8 @@ def _odd_choice(raw: object) -> _Choice:
     if not isinstance(raw, dict):
         return _Choice()
     message = raw.get("message")
-    return _Choice(_Message(message.get("content")) if isinstance(message, dict) else None, raw.get("error"))
+    read = _Message(message.get("content")) if isinstance(message, dict) else None
+    return _Choice(read, raw.get("error"), raw.get("finish_reason"))
 
 
 def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:

@@ -88,6 +88,8 @@ class EmbeddingsCodec:
         """The input, if it has one of the shapes of the OpenAI API. Raises ``BadRequest`` otherwise."""
         if isinstance(inputs, str):
             return inputs
+        if inputs is None:
+            raise BadRequest("input is None; leave it out of a batch, or give a text")
         if not isinstance(inputs, list | tuple):
             raise BadRequest(f"input is a {type(inputs).__name__}; send a text, a list of texts, or lists of token ids (.tolist())")
         if not inputs:

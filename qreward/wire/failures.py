@@ -21,8 +21,9 @@ from qreward.errors import (
     ServerError,
 )
 from qreward.wire import hints, meanings, ratelimits
-from qreward.wire.base import Malformed, Reply, TransportError
+from qreward.wire.base import Malformed, Reply, TransportError, Unfinished
 from qreward.wire.complaints import Complaint, complaint_of, one_line, read_complaint
+from qreward.wire.endings import GIVEN_UP
 from qreward.wire.secrets import Secrets
 
 _OVERLOADED, _TRANSIENT, _REFUSED = FailureKind.OVERLOADED, FailureKind.TRANSIENT, FailureKind.REFUSED
@@ -46,6 +47,7 @@ def _wrong_setup(error: type[RequestError], advice: str) -> Verdict:
 
 _OVERLOAD = Verdict(_OVERLOADED, RateLimited)
 _QUOTA = Verdict(FailureKind.QUOTA, RateLimited, "the account is used up: add credit, or take the endpoint out")
+_INVALID_SCORES = Verdict(_TRANSIENT, InvalidResponse, "the scorer of endpoint {endpoint!r} must return one reward for each completion")
 _TOO_LONG = Verdict(FailureKind.UNSUITABLE, BadRequest, "shorten the input, or route it to a model with a longer context")
 _PASSING = Verdict(_TRANSIENT, ServerError)
 _WRONG = Verdict(_REFUSED, BadRequest)
@@ -104,6 +106,14 @@ def failure_from_malformed(error: Malformed, reply: Reply, endpoint: str, model:
     return Failure(_TRANSIENT, _error(InvalidResponse, message, reply, endpoint, model, secrets), limits=ratelimits.read(reply.headers))
 
 
+def failure_from_unfinished(error: Unfinished, reply: Reply, endpoint: str, model: str, secrets: Secrets) -> Failure:
+    """The failure that an answer stands for which is not whole: tried again if the server gave it up, else the end of the request."""
+    kind = _TRANSIENT if error.ending in GIVEN_UP else _REFUSED
+    words = shorten(secrets, str(error), _SHOWN)
+    message = f"endpoint {endpoint!r} answered {reply.status} for model {model!r} with an answer that is not whole: {words}"
+    return Failure(kind, _error(InvalidResponse, message, reply, endpoint, model, secrets), limits=ratelimits.read(reply.headers))
+
+
 def failure_from_transport(error: TransportError, endpoint: str, model: str, secrets: Secrets) -> Failure:
     """The failure of an attempt that got no complete answer."""
     kind, cls = _of_transport(error)
@@ -124,6 +134,8 @@ def _verdict(status: int, complaint: Complaint) -> Verdict:
         status = spoken or status
     if meanings.QUOTA.intersection(complaint.names) and status < 500:
         return _QUOTA
+    if meanings.INVALID_SCORES in complaint.names:
+        return _INVALID_SCORES
     if status in (400, 413, 422) and meanings.is_too_long(complaint):
         return _TOO_LONG
     if (known := _VERDICTS.get(status)) is not None:

@@ -19,6 +19,9 @@ QUOTA = frozenset({
 })  # fmt: skip
 """Names that say the account is used up."""
 
+INVALID_SCORES = "invalid_scores"
+"""What our own reward server calls a scorer that did not return one reward for each completion."""
+
 _NAMES = {
     400: (
         "invalid_request_error", "badrequesterror", "bad_request", "bad_request_error", "invalid_argument", "invalid_value", "validation",

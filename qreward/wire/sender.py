@@ -13,8 +13,15 @@ from qreward.observe import with_carried
 from qreward.policies import Endpoint
 from qreward.wire import address, probes, ratelimits
 from qreward.wire.aiohttp_transport import AiohttpTransport
-from qreward.wire.base import Call, EmbeddedError, Malformed, Reply, Transport, TransportError
-from qreward.wire.failures import failure_from_embedded, failure_from_malformed, failure_from_reply, failure_from_transport, shorten
+from qreward.wire.base import Call, EmbeddedError, Malformed, Reply, Transport, TransportError, Unfinished
+from qreward.wire.failures import (
+    failure_from_embedded,
+    failure_from_malformed,
+    failure_from_reply,
+    failure_from_transport,
+    failure_from_unfinished,
+    shorten,
+)
 from qreward.wire.httpx_transport import HttpxTransport
 from qreward.wire.rewards.base import Listing
 from qreward.wire.rewards.dialects import bound, server_root
@@ -136,6 +143,8 @@ def _read(line: Line, call: Call, reply: Reply) -> Answer | Failure:
         return failure_from_malformed(error, reply, line.name, call.model, _secrets(line, call))
     except EmbeddedError as error:
         return failure_from_embedded(error.body, reply, line.name, call.model, _secrets(line, call))
+    except Unfinished as error:
+        return failure_from_unfinished(error, reply, line.name, call.model, _secrets(line, call))
     usage, limits = value.usage, ratelimits.read(reply.headers)
     if usage is None:
         return Answer(value, limits=limits)

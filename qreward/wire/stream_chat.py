@@ -15,10 +15,10 @@ from qreward.results import Usage
 from qreward.wire import jsonio
 from qreward.wire.base import EmbeddedError, Malformed
 from qreward.wire.chat import joined
+from qreward.wire.endings import ending_of
 from qreward.wire.sse import Event
 
 NOTHING = msgspec.Raw(b"null")
-_NO_ENDING = (None, "", "null")
 
 
 class Choice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -38,8 +38,7 @@ class Choice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     @property
     def ending(self) -> str | None:
         """Why the choice ended, if it did: some servers say ``""`` or ``"null"`` where they mean that it goes on."""
-        reason = self.finish_reason
-        return None if reason in _NO_ENDING else str(reason)
+        return ending_of(self.finish_reason)
 
 
 class _Usual(msgspec.Struct, gc=False):

@@ -15,19 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from qreward.core.outcome import CANCELLED, Answer, Cancelled, Failure
 from qreward.observe import with_carried
 from qreward.wire import address, ratelimits, troubles
 from qreward.wire.assembly import Assembly
-from qreward.wire.base import ByteStream, Call, EmbeddedError, Malformed, Reply, TransportError
-from qreward.wire.failures import failure_from_embedded, failure_from_malformed, failure_from_reply
+from qreward.wire.base import ByteStream, Call, EmbeddedError, Malformed, Reply, TransportError, Unfinished
+from qreward.wire.failures import failure_from_embedded, failure_from_malformed, failure_from_reply, failure_from_unfinished
 from qreward.wire.secrets import Secrets
 from qreward.wire.sse import Event, EventTooLong, Parser
 from qreward.wire.stream_chat import ChatChunk, read_chunk, whole_chunk
 
 if TYPE_CHECKING:
+    from qreward.wire.chat import ChatCodec
     from qreward.wire.sender import Line
 
 DRAIN = 0.1
@@ -174,6 +175,11 @@ class ChatStream:
             return self._malformed("the stream has no chunk with a choice", self._beginning)
         if not well and not self._finished():
             return self._conclude(TransportError("the stream ended before the answer did (no finish_reason)"))
+        try:
+            for ending in assembly.endings():
+                cast("ChatCodec", self._call.codec).check_ending(ending)
+        except Unfinished as error:
+            return failure_from_unfinished(error, *self._about(b""))
         usage = assembly.usage
         return Answer(assembly) if usage is None else Answer(assembly, usage.prompt_tokens, usage.completion_tokens)
 

@@ -79,7 +79,6 @@ TEXTS = {
     "many lines": sse([role(), *words("line\n", "\n\n", "data: no\r\n", "\t: end\n"), STOP]),
     "many empty pieces": sse([role(), *words("", "", "a", "", "b", ""), STOP]),
     "cut off by length": sse([role(), *words("a", "b"), chunk(finish="length")]),
-    "stopped by a filter": sse([role(), *words("a"), chunk(finish="content_filter")]),
     "a refusal": sse([role(refusal=None), *(chunk({"refusal": text}) for text in ("I ", "won't.")), STOP]),
     "log probabilities": sse([role(), *(chunk({"content": text}, choice=logprobs(*text)) for text in ("a", "bc", "日")), STOP]),
     "log probabilities of a refusal": sse([role(), chunk({"refusal": "no"}, choice=logprobs("no", part="refusal")), STOP]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from math import inf
 from typing import Any
 
@@ -13,8 +14,8 @@ from qreward.batching import Item, Settings
 from qreward.batching.cap import BACKOFF, GROUP, REST, START, SizeCap, says_too_large
 from qreward.batching.forming import Forming
 from qreward.batching.outcomes import own_error
-from qreward.batching.tally import Tally, snapshot
-from qreward.errors import BadRequest, RequestTimeout, ServerError
+from qreward.batching.tally import Tally
+from qreward.errors import BadRequest, RequestError, RequestTimeout, ServerError
 
 SETTINGS = Settings()
 
@@ -203,20 +204,34 @@ def test_an_exception_is_copied_with_all_it_holds(error: Exception) -> None:
     assert copied.__cause__ is error
 
 
-def test_an_exception_that_cannot_be_copied_is_given_as_it_is() -> None:
+def test_an_exception_that_cannot_be_copied_is_not_shared() -> None:
     error = Uncopyable()
-    assert own_error(error) is error
+    first, second = own_error(error), own_error(error)
+    assert first is not second
+    for own in (first, second):
+        assert isinstance(own, RequestError)
+        assert str(own).startswith("Uncopyable")
+        assert own.__cause__ is error
 
 
-def test_the_stats_of_several_loops_are_added_up() -> None:
-    tallies = [Tally(), Tally(), Tally()]
-    for tally, waits in zip(tallies, ([1.0, 2.0], [3.0], []), strict=True):
-        tally.batches, tally.items, tally.rejected = len(waits), 3 * len(waits), 1
-        tally.waits.extend(waits)
-    stats = snapshot(tallies, 4, 2, 32)
+def test_what_happened_is_counted_over_all_threads() -> None:
+    tally = Tally()
+
+    def work() -> None:
+        for _ in range(2000):
+            tally.count("rejected")
+            tally.sent([1.0, 2.0, 3.0])
+            tally.ended(4.0, 1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stats = tally.snapshot(4, 2, 32)
     assert (stats.waiting, stats.in_flight, stats.limit) == (4, 2, 32)
-    assert (stats.batches, stats.items, stats.mean_size, stats.rejected) == (3, 9, 3.0, 3)
-    assert (stats.wait_p50, stats.wait_p95, stats.run_p50) == (2.0, 3.0, 0.0)
+    assert (stats.batches, stats.items, stats.mean_size, stats.rejected, stats.failed) == (8000, 24000, 3.0, 8000, 8000)
+    assert (stats.wait_p50, stats.wait_p95, stats.run_p50) == (2.0, 3.0, 4.0)
 
 
 @given(

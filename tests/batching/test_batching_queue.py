@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import statistics
 import threading
 import time
@@ -17,7 +18,7 @@ from batching_tools import Noted, kinds, now, outcomes, start, turns, virtually
 from qreward.batching import BatchQueue, Settings, batch
 from qreward.batching.forming import Forming
 from qreward.batching.settings import Options
-from qreward.errors import ClientClosed, ConfigError, RequestTimeout
+from qreward.errors import ClientClosed, ConfigError, QueueFull, RequestTimeout
 
 
 def test_a_timeout_counts_the_running_batch_too_and_leaves_the_others_alone() -> None:
@@ -173,6 +174,69 @@ def test_close_reaches_the_loops_of_other_threads() -> None:
 
     asyncio.run(test())
     assert found == [1, 2, 3]
+
+
+def test_many_items_are_taken_in_together_or_not_at_all() -> None:
+    async def test() -> None:
+        noted = Noted(seconds=1)
+        async with BatchQueue(noted, max_batch_size=2, max_queue_size=4) as queue:
+            many = asyncio.ensure_future(queue.submit_many(range(4)))
+            await turns()
+            with pytest.raises(QueueFull, match="2 items are waiting for noted already; there is no room for 3 more"):
+                await queue.submit_many([7, 8, 9])
+            assert await asyncio.gather(many, queue.submit_many([5, 6])) == [[0, 1, 2, 3], [5, 6]]
+            assert await queue.submit_many([]) == []
+            assert noted.batches == [[0, 1], [2, 3], [5, 6]]
+            assert queue.stats().rejected == 3
+        with pytest.raises(ClientClosed):
+            await queue.submit_many([1])
+
+    virtually(test)
+
+
+def test_each_of_many_items_has_its_own_outcome() -> None:
+    async def function(items: list[int]) -> list[Any]:
+        await asyncio.sleep(len(items))
+        return [KeyError(item) if item == 2 else -item for item in items]
+
+    async def test() -> None:
+        queue = BatchQueue(function, max_batch_size=4, batch_size_fn=lambda items: sum(map(abs, items)))
+        assert kinds(await queue.submit_many([1, 2, 7, 3], timeout=10)) == [-1, KeyError, RuntimeError, -3]
+        assert kinds(await queue.submit_many([1, 1, 3], timeout=2.5)) == [-1, -1, RequestTimeout]
+
+    virtually(test)
+
+
+def test_who_leaves_many_items_leaves_them_all() -> None:
+    async def test() -> None:
+        noted = Noted(seconds=100)
+        queue = BatchQueue(noted, max_batch_size=2)
+        many = asyncio.ensure_future(queue.submit_many(range(6)))
+        await asyncio.sleep(1)
+        many.cancel()
+        assert kinds(await outcomes([many])) == [asyncio.CancelledError]
+        await queue.close()
+        assert (now(), noted.batches, noted.cancelled, queue.stats().cancelled) == (1, [[0, 1]], 1, 6)
+
+    virtually(test)
+
+
+def test_what_loops_and_instances_did_that_are_gone_is_still_counted() -> None:
+    class C:
+        @batch
+        async def method(self, items: list[int]) -> list[int]:
+            return items
+
+    async def some() -> None:
+        await asyncio.gather(*(C().method(item) for item in range(3)))
+
+    queue: BatchQueue[int, int] = BatchQueue(Noted())
+    for _ in range(2):
+        asyncio.run(some())
+        asyncio.run(queue.submit_many(range(4)))  # type: ignore[arg-type]
+    gc.collect()
+    assert (C.method.stats().items, C.method.stats().batches) == (6, 6)
+    assert (queue.stats().items, queue.stats().batches) == (8, 2)
 
 
 def test_the_largest_batch_can_be_found_out() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
+import sys
+import threading
 import time
 from contextvars import ContextVar
 from typing import Any
@@ -319,6 +322,50 @@ def test_59_nothing_is_left_when_a_loop_ends_amid_a_batch(recwarn: pytest.Warnin
     asyncio.run(test())
     assert asyncio.run(later(0, BatchQueue(Noted()).submit, 1)) == 1
     assert (list(recwarn), caplog.records) == ([], [])
+
+
+async def slow_stream(items: list[int]) -> Any:
+    yield items
+    await asyncio.sleep(1000)
+
+
+async def read(stream: Any, item: int) -> None:
+    async for _ in stream(item):
+        pass
+
+
+def slow_thread(items: list[int]) -> list[int]:
+    released.wait(10)
+    return items
+
+
+released = threading.Event()
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("function", [Noted(seconds=1000), slow_thread, slow_stream], ids=["async", "thread", "stream"])
+def test_59_a_loop_may_be_closed_with_items_pending(
+    function: Any, running: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: unraisable.append(found.exc_value))
+    released.clear()
+    queue = BatchQueue(function, batch_wait_timeout_s=0 if running else 1000)
+
+    loop = asyncio.new_event_loop()
+    callers = [loop.create_task(read(queue.stream, item) if function is slow_stream else queue.submit(item)) for item in range(3)]
+    loop.run_until_complete(turns())
+    assert queue.stats().in_flight == running
+    loop.close()
+    assert queue.stats().waiting == 0
+    del queue
+    callers.clear()
+    for _ in range(3):
+        gc.collect()
+    released.set()
+    assert unraisable == []
+    said = {record.getMessage().partition("!")[0] for record in caplog.records}
+    assert said <= {"Task was destroyed but it is pending"}  # of the callers' tasks, by asyncio
 
 
 def test_60_deadlines_do_not_know_the_wall_clock_and_no_timer_is_set_for_an_item(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def test_a_function_is_told_how_far_a_batch_is(lazy: bool) -> None:
     first, last = seen[0], seen[-1]
     assert (first.done, first.elapsed < last.elapsed, first.window > 0) == (0, True, True)
     assert (last.done, last.total, last.ok, last.failed) == (30, None if lazy else 30, 30, 0)
-    assert (last.in_flight, last.retried, last.rejected) == (0, 1, 1)
+    assert (last.in_flight, last.retried, last.rejected) == (0, 0, 1)  # sent again after a 429: no retry
     assert (last.prompt_tokens, last.completion_tokens) == (90, 60)
 
 

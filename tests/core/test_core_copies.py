@@ -179,7 +179,7 @@ def test_when_the_first_attempt_fails_while_the_copy_waits_the_copy_becomes_a_re
     desk.ok(live(other), after=0.1)
     assert live(task).source.name == "b"
     assert task.copy is None
-    assert (desk["b"].tally.hedged, desk["b"].tally.retried) == (0, 1)
+    assert (desk["b"].tally.hedged, desk["b"].tally.retried) == (0, kind is not K.OVERLOADED)
     assert not desk.pool.queue
 
 

@@ -149,6 +149,10 @@ def test_an_answer_brings_a_silent_source_back_at_once() -> None:
     assert desk["a"].health.in_service
     assert desk["a"].health.allowed == inf
     assert len(desk.at("a")) == 8, "it is given work again"
+    gone, back = desk.scheduler.health_changes
+    assert (gone.source, back.source, back.reason) == ("a", "a", "")
+    assert gone.reason.startswith("none of 8 requests in flight was answered for ")
+    assert 0.3 <= back.seconds < 0.6
 
 
 def test_silence_is_noticed_without_copies_too_and_nothing_is_copied() -> None:

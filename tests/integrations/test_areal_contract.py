@@ -20,7 +20,7 @@ import pytest
 from adapter_fakes import SETTINGS, FakeScorer, installed, run
 from trainers_tools import fleet_of, settings_of
 
-from qreward.errors import ConfigError, QRewardError, RequestTimeout
+from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
 from qreward.integrations.areal import DEADLINE, NoReward, async_reward, reward
 from qreward.integrations.areal.rewards import HOST_LIMIT
 from qreward.integrations.trainers.rewarder import LATE, close_all
@@ -131,6 +131,14 @@ def test_a_failed_judge_never_becomes_zero_unless_the_user_chose_it(
     for chosen in (0.0, -1.0):
         configured(monkeypatch, tmp_path, on_failure=chosen)
         assert rewarded(way, *failing) == chosen
+
+
+@pytest.mark.parametrize("way", ["function", "awaited"])
+def test_a_completion_that_is_none_is_not_asked_about_and_has_no_reward(way: str, scorer: FakeScorer) -> None:
+    prompt, _, *tokens = CALL
+    with pytest.raises(BadRequest, match="no response"):
+        rewarded(way, prompt, None, *tokens)
+    assert scorer.asked == []
 
 
 def test_each_has_the_deadline_of_where_it_runs(scorer: FakeScorer) -> None:

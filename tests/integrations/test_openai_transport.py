@@ -231,3 +231,27 @@ def test_what_is_no_client_or_no_priority_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="priority"):
         transport(client, priority=99)
     assert "gpu-0" in repr(transport(client))
+
+
+class EndingServer(ToolServer):
+    """Ends each answer in the way that the question names."""
+
+    def _message(self, asked: Any) -> tuple[dict[str, Any], str]:
+        return {"role": "assistant", "content": "Score: 1"}, asked["messages"][-1]["content"]
+
+
+def test_an_answer_comes_through_however_it_ended_for_the_program_to_read() -> None:
+    reasons = ("stop", "length", "content_filter", "abort", "error", "odd")
+
+    async def test() -> None:
+        server = EndingServer()
+        async with tools_and_client(server) as client, sdk(client) as ours:
+            for reason in reasons:
+                whole = await ours.chat.completions.create(model=MODEL, messages=ask(reason))
+                assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == ("Score: 1", reason)
+                chunks = [chunk async for chunk in await ours.chat.completions.create(model=MODEL, messages=ask(reason), stream=True)]
+                assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Score: 1"
+                assert chunks[-1].choices[0].finish_reason == reason
+        assert len(server.bodies) == 2 * len(reasons), "nothing is sent twice"
+
+    run(test)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ray_fakes import FakeRay, installed
 
-from qreward.errors import InvalidResponse
+from qreward.batching.buffer.scored import InvalidScores
 from qreward.integrations.ray.host import AsyncHost, Host, portable
 from qreward.integrations.ray.recipe import Recipe, accepted
 from qreward.integrations.ray.splitting import parts_of, rows_of
@@ -178,8 +178,8 @@ def test_parts_are_rows_whatever_shape_they_came_in() -> None:
     first, second = rows_of({"rewards": [1.0, None], "errors": [None, "odd"], "length": [3, 4]}, 2)
     assert (first["reward"], first["meta"]) == (1.0, {"length": 3})
     assert (second["reward"], second["error"]) == (None, "odd")
-    with pytest.raises(InvalidResponse, match="3 results for 2 items"):
+    with pytest.raises(InvalidScores, match="3 results for 2 items"):
         rows_of([1, 2, 3], 2)
     for odd in (None, "ab", iter([1, 2])):
-        with pytest.raises(TypeError, match="must return a list"):
+        with pytest.raises(InvalidScores, match="must return a list"):
             rows_of(odd, 2)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ray_fakes import FakeRay, here, installed, until
 
+from qreward.batching.buffer.scored import InvalidScores
 from qreward.errors import ClientClosed, ConfigError, RequestTimeout
 from qreward.integrations.ray import ActorDied, ScorerPool
 from qreward.integrations.ray import office as office_module
@@ -167,6 +168,20 @@ def test_a_scorer_that_raises_beside_a_poisonous_item_is_brought_home_too(ray: F
         async with ScorerPool(Scorer) as pool:
             outcomes = await pool(["poison", "a", "worse", "bad", "bb", "ccc"])
             assert kinds(outcomes) == [ActorDied, 1, LookupError, ValueError, 2, 3]
+
+    run(test)
+
+
+def test_a_scorer_that_returns_one_number_for_a_list_fails_the_whole_batch_of_a_poisonous_item(ray: FakeRay) -> None:
+    def scorer(texts: list[str]) -> list[int]:
+        if "poison" in texts:
+            here().die()
+        return [7]
+
+    async def test() -> None:
+        async with ScorerPool(scorer) as pool:
+            with pytest.raises(InvalidScores, match=r"the scorer gave 1 results for \d items"):
+                await pool(["poison", "a", "b", "c", "d", "e"])
 
     run(test)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from saying_scorer import SayingScorer, made_of
 
-from qreward.errors import RateLimited
+from qreward.errors import BadRequest, RateLimited
 from qreward.integrations.roll import INVALID, InvalidGroupFilter, RewardUnavailable, agentic, judge
 from qreward.integrations.roll.rewards import MOST_DROPPED
 
@@ -37,6 +37,14 @@ def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it(scorer: SayingS
     assert judge("sum?", "what?", settings={"on_failure": 0}) == 0.0
     with pytest.raises(RateLimited):
         judge("sum?", "what?", settings={"on_failure": "raise"})
+
+
+def test_a_response_that_is_none_is_not_asked_about_and_has_no_reward(scorer: SayingScorer) -> None:
+    missing: Any = None
+    assert judge("sum?", missing) == INVALID
+    with pytest.raises(BadRequest, match="no response"):
+        judge("sum?", missing, settings={"on_failure": "raise"})
+    assert scorer.asked == []
 
 
 def test_against_real_servers_a_process_ends_well_with_its_connections_open() -> None:

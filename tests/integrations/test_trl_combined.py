@@ -99,8 +99,10 @@ def said(content: Any) -> dict[str, Any]:
         ("2 + 2?", [CALLS, TOOL, said("four")], ([USER, CALLS, TOOL], "four")),
         ([USER], [said([{"type": "text", "text": "4"}, {"type": "image"}, {"type": "text", "text": "."}])], ([USER], "4\n\n.")),
         ([USER], [CALLS], ([USER], "")),
-        ([USER], [], ([USER], "")),
-        ([USER], [TOOL], ([USER], "")),
+        ([USER], [said("")], ([USER], "")),
+        ([USER], [said(None)], ([USER], None)),
+        ([USER], [], ([USER], None)),
+        ([USER], [TOOL], ([USER], None)),
     ],
 )
 def test_what_is_judged_is_the_last_message_of_the_assistant_and_what_came_before_is_the_prompt(

@@ -14,6 +14,7 @@ import pytest
 import verifiers_stub
 from adapter_fakes import SETTINGS, run
 from adapter_fakes import installed as installed_scorer
+from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 from trainers_tools import fleet_of, settings_of
 from verifiers_stub import Trace
@@ -124,6 +125,21 @@ def test_an_answer_that_cannot_be_parsed_raises_and_is_recorded_for_it_was_paid(
     with pytest.raises(json.JSONDecodeError):
         run(judge_of(room, fleet=client_file).evaluate(trace=trace, answer=1, response=1))
     assert trace.calls[0]["response"]["text"] == "I cannot say"
+
+
+def test_an_answer_that_is_not_whole_raises_and_is_recorded_for_it_was_paid(room: Any, client_file: Path) -> None:
+    class Client:
+        async def chat_completion(self, messages: Any, model: str, **settings: Any) -> Any:
+            message = {"role": "assistant", "content": '{"score": 1}'}
+            choice = {"index": 0, "finish_reason": "length", "message": message}
+            whole = {"id": "c", "object": "chat.completion", "created": 1, "model": model, "choices": [choice]}
+            return ChatCompletion.model_validate(whole)
+
+    judge, trace = judge_of(room, fleet=client_file), Trace()
+    judge.client = Client()
+    with pytest.raises(InvalidResponse, match="not whole: finish_reason 'length'"):
+        run(judge.evaluate(trace=trace, answer=1, response=1))
+    assert trace.calls[0]["response"]["text"] == '{"score": 1}'
 
 
 class Opinion(BaseModel):

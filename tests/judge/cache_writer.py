@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from qreward.judge.cache import Cache
+from qreward.judge.cache import Cache, Sighting
 from qreward.judge.hearing import Heard
 
 
 async def main(path: str, name: str, count: int) -> None:
     cache = Cache(path)
     for number in range(count):
-        cache.keep(f"{name}-{number}".encode(), Heard(f"{name}-{number} " * 50))
+        cache.keep(Sighting("m", name, Heard(f"{name}-{number} " * 50), f"{name}-{number}".encode()))
         if number % 50 == 49:
             await asyncio.sleep(0.001)
             print(number + 1, flush=True)

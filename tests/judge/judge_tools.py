@@ -12,6 +12,9 @@ from qreward.core.outcome import Answer, Failure, FailureKind
 from qreward.errors import BadRequest, RateLimited, ServerError
 from qreward.judge import Judge
 from qreward.testing.virtual_time import VirtualTimeLoop
+from qreward.wire.base import Reply, Unfinished
+from qreward.wire.failures import failure_from_unfinished
+from qreward.wire.secrets import secrets_of
 
 MODEL = "judge-7b"
 
@@ -86,7 +89,10 @@ class JudgeWire:
             self.now -= 1
         if isinstance(said, Answer | Failure):
             return said
-        return Answer(call.codec.decode(answer(said), call), 10, 5)
+        try:
+            return Answer(call.codec.decode(answer(said), call), 10, 5)
+        except Unfinished as error:
+            return failure_from_unfinished(error, Reply(200, {}, b""), str(endpoint.name), model, secrets_of(endpoint))
 
     async def aclose(self) -> None:
         """Nothing is open."""

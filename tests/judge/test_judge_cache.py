@@ -15,7 +15,7 @@ from judge_tools import MODEL, JudgeWire, Sent, always, broken, client_of, in_tu
 from qreward import QRewardClient
 from qreward.errors import BatchInterrupted, InvalidResponse
 from qreward.judge import Judge
-from qreward.judge.cache import Cache
+from qreward.judge.cache import Cache, Sighting
 from qreward.judge.hearing import Heard
 
 ASKED = ("What is 6 x 7?", "42")
@@ -214,9 +214,9 @@ def test_the_oldest_go_when_there_are_too_many(tmp_path: Path) -> None:
 
     async def run() -> list[Heard | None]:
         for key in keys:
-            cache.keep(key, Heard(key.hex()))
+            cache.keep(Sighting("m", "a", Heard(key.hex()), key))
         await asyncio.to_thread(cache.close)
-        return await cache.look(keys)
+        return await cache.look([(key, "m") for key in keys])
 
     found = asyncio.run(run())
     cache.close()
@@ -229,13 +229,13 @@ def test_any_text_is_kept_as_it_is(tmp_path: Path) -> None:
 
     async def run() -> list[Any]:
         for number, text in enumerate(texts):
-            cache.keep(bytes([number]), Heard(text, finished=number % 2 == 0))
+            cache.keep(Sighting("m", "a", Heard(text), bytes([number])))
         await asyncio.to_thread(cache.close)
-        return await cache.look([bytes([number]) for number in range(len(texts))])
+        return await cache.look([(bytes([number]), "m") for number in range(len(texts))])
 
     found = asyncio.run(run())
     cache.close()
-    assert [(heard.text, heard.finished) for heard in found] == [(text, number % 2 == 0) for number, text in enumerate(texts)]
+    assert [heard.text for heard in found] == texts
 
 
 def test_a_score_function_that_refuses_what_is_kept_has_it_asked_anew(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def writer(path: Path, name: str, count: int) -> subprocess.Popen[str]:
 def readable(path: Path, keys: list[bytes]) -> dict[bytes, str]:
     """What can be read of these keys; each text must be whole."""
     cache = Cache(path)
-    found = asyncio.run(cache.look(keys))
+    found = asyncio.run(cache.look([(key, "m") for key in keys]))
     cache.close()
     texts = {key: heard.text for key, heard in zip(keys, found, strict=True) if heard is not None}
     assert all(text == f"{key.decode()} " * 50 for key, text in texts.items())

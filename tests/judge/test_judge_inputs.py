@@ -92,6 +92,22 @@ def test_a_response_that_is_none_is_refused_before_anything_is_sent(settings: di
     assert len(wire.sent) == 1
 
 
+def test_a_conversation_whose_last_message_was_not_generated_is_no_response() -> None:
+    unsaid = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None}]
+    calls = [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}]
+    wire = JudgeWire(always(score(7)))
+
+    async def use(judge: Judge) -> Any:
+        with pytest.raises(ConfigError, match="last message of 'second' has no content"):
+            await judge.compare("q", "a", unsaid)
+        return await judge.batch_score([("q", unsaid), ("q", calls), ("q", [{"role": "assistant", "content": ""}])])
+
+    batch = judging(wire, use)
+    assert [result.ok for result in batch] == [False, True, True]
+    assert "last message of 'response' has no content" in str(batch[0].error)
+    assert len(wire.sent) == 2
+
+
 @pytest.mark.parametrize("missing", [(None, "r"), ("r", None)])
 def test_a_pair_that_lacks_one_of_its_responses_is_refused(missing: tuple[Any, Any]) -> None:
     wire = JudgeWire(always(prefers("A")))

@@ -91,14 +91,23 @@ def test_a_batch_whose_results_are_not_kept_tells_them_all_the_same() -> None:
     assert used(use) == (0, 5, 5)
 
 
-def test_a_field_that_no_reward_model_knows_is_refused() -> None:
+def test_a_field_that_no_reward_model_knows_is_refused_in_a_single_call_and_carried_through_a_batch() -> None:
     async def use(scorer: Scorer, _client: QRewardClient) -> Any:
         with pytest.raises(ConfigError, match="'rubric'"):
             await scorer.score(*PAIR, rubric="be kind")
-        return await scorer.batch_score([PAIR, {"prompt": "q", "response": "r", "rubric": "be kind"}, ("q",), PAIR])
+        told: list[Any] = []
+        items = [PAIR, {"prompt": "q", "response": "r", "id": 7}, ("q",), {"prompt": "q", "id": 8}, {**asked, "refrence": "x"}, PAIR]
+        batch = await scorer.batch_score(items, on_result=told.append)
+        await scorer.batch_score(items, on_result=told.append, keep_results=False)
+        return batch, told
 
-    batch = used(use)
-    assert [type(result.error).__name__ for result in batch] == ["NoneType", "ConfigError", "ConfigError", "NoneType"]
+    asked = {"prompt": "q", "response": "r"}
+    batch, told = used(use)
+    assert [type(result.error).__name__ for result in batch] == ["NoneType", "NoneType", *["ConfigError"] * 3, "NoneType"]
+    wanted = [{}, {"id": 7}, {}, {"id": 8}, {"refrence": "x"}, {}]
+    assert [result.extra for result in batch] == wanted
+    assert [[result.extra for result in told if result.index == index] for index in range(6)] == [[extra, extra] for extra in wanted]
+    assert "did you mean 'reference'?" in str(batch[4].error)
 
 
 def test_a_failure_is_an_error_with_its_trail_and_never_a_number() -> None:

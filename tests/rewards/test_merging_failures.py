@@ -199,6 +199,24 @@ def test_an_item_that_breaks_every_server_does_not_sink_its_neighbours(failure: 
     run(test())
 
 
+def test_an_answer_that_is_no_list_of_results_fails_the_whole_list_and_no_part_of_it_is_sent() -> None:
+    """Its parts would end as lists of one item, for which one number is an answer."""
+
+    async def test() -> None:
+        async def work(_name: str, items: list[Any]) -> Any:
+            await asyncio.sleep(0.01)
+            one = InvalidResponse(f"the answer has 1 results for {len(items)} items", status_code=200)
+            return Failure(FailureKind.TRANSIENT, one) if len(items) > 1 else None
+
+        wire = ListWire(work)
+        batch = await scored(wire, texts(8), endpoint("a"))
+        assert {type(error) for error in batch.errors.values()} == {InvalidResponse}
+        assert len(batch.errors) == 8
+        assert 1 not in wire.sizes
+
+    run(test())
+
+
 def test_an_outage_costs_each_item_no_more_than_its_own_tries() -> None:
     async def test() -> None:
         async def work(_name: str, items: list[Any]) -> Any:

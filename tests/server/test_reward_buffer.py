@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -287,6 +288,44 @@ def test_defect_i_closing_in_good_order_scores_what_waits() -> None:
 
 class RayActorError(Exception):
     """Called as Ray's is, of which the errors of dead actors are."""
+
+
+def test_closing_scores_what_was_admitted_in_the_same_turn_of_the_loop() -> None:
+    async def main() -> None:
+        for drain, rewards in ((True, [1.0, 2.0]), (False, [None, None])):
+            buffer = RewardBuffer(Lengths())
+            scored = asyncio.ensure_future(buffer.score(["a", "bb"]))
+            await asyncio.sleep(0)  # it has begun, and no more
+            await buffer.close(drain)
+            assert [one.reward for one in await scored] == rewards
+            with pytest.raises(ClientClosed):
+                await buffer.score(["a"])
+
+    virtually(main)
+
+
+def test_closing_from_another_loop_scores_what_was_admitted() -> None:
+    buffer = RewardBuffer(Lengths())
+    admitted, closing = threading.Event(), threading.Event()
+
+    async def ask() -> list[float | None]:
+        scored = asyncio.ensure_future(buffer.score(["a", "bb"]))
+        await asyncio.sleep(0)
+        admitted.set()
+        assert closing.wait(30)  # this loop does nothing until the other one has begun to close
+        return [one.reward for one in await scored]
+
+    async def close() -> None:
+        closed = asyncio.ensure_future(buffer.close())
+        await asyncio.sleep(0)
+        closing.set()
+        await closed
+
+    with ThreadPoolExecutor(1) as pool:
+        rewards = pool.submit(lambda: run(ask()))
+        assert admitted.wait(30)
+        run(close())
+        assert rewards.result(30) == [1.0, 2.0]
 
 
 def test_defect_j_a_dead_actor_fails_its_batch_at_once_and_is_asked_again_by_the_next() -> None:

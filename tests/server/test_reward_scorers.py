@@ -7,6 +7,7 @@ import contextvars
 import functools
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Generator
 from decimal import Decimal
 from types import SimpleNamespace
@@ -19,8 +20,7 @@ from server_tools import Lengths, run, until
 
 from qreward.batching.buffer import RewardBuffer, Scored
 from qreward.batching.buffer.isolating import Isolation
-from qreward.batching.buffer.scored import read_scores
-from qreward.errors import InvalidResponse
+from qreward.batching.buffer.scored import InvalidScores, read_scores
 
 
 async def scores(scorer: Any, *completions: str, **settings: Any) -> list[Scored]:
@@ -249,14 +249,23 @@ def test_everything_else_goes_into_the_meta_of_its_completion() -> None:
 
 @pytest.mark.parametrize("wrong", [None, 1.0, "ab", {"a", "b"}, {}, {"values": [1, 2]}, iter([1, 2])])
 def test_what_is_no_list_of_rewards_is_an_error_that_says_what_is_wanted(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"the scorer (must return|returned)"):
+    with pytest.raises(InvalidScores, match=r"the scorer (must return|returned)"):
         read_scores(wrong, 2)
 
 
 @pytest.mark.parametrize("wrong", [[], [1.0], [1.0] * 3, {"rewards": [1.0]}, {"rewards": [1.0, 2.0], "parsed": ["4"]}])
 def test_a_list_of_another_length_is_never_cut_or_filled_up(wrong: Any) -> None:
-    with pytest.raises(InvalidResponse, match="for 2 completions"):
+    with pytest.raises(InvalidScores, match="for 2 completions"):
         read_scores(wrong, 2)
+
+
+def test_what_cannot_be_read_is_an_error_of_the_scorer() -> None:
+    class Broken:
+        def tolist(self) -> Any:
+            raise MemoryError("no room")
+
+    with pytest.raises(InvalidScores, match="cannot be read: MemoryError: no room"):
+        read_scores(Broken(), 2)
 
 
 # what becomes of those that fail
@@ -278,6 +287,40 @@ def test_exactly_the_poisonous_completions_fail(poisonous: list[bool]) -> None:
     assert rewards(scored) == [None if bad else float(at) for at, bad in enumerate(poisonous)]
     assert all((one.error is not None) == bad for one, bad in zip(scored, poisonous, strict=True))
     assert calls <= 2 * len(pairs) - 1
+
+
+def test_a_scorer_that_does_not_return_one_reward_for_each_completion_fails_the_whole_list() -> None:
+    """A shorter list must not be tried: a list of one completion would make an answer of what is none."""
+
+    def one_number(_texts: list[str]) -> Any:
+        return [0.5]
+
+    def scalar(_texts: list[str]) -> Any:
+        return 0.5
+
+    def one_number_unless_it_raises(texts: list[str]) -> Any:
+        if "poison" in texts:
+            raise ValueError("poison")
+        return [0.5]
+
+    def too_few_in_a_column(texts: list[str]) -> Any:
+        return {"rewards": [0.5] * len(texts), "parsed": ["4"]}
+
+    async def main() -> None:
+        found = {}
+        for scorer in (one_number, scalar, one_number_unless_it_raises, too_few_in_a_column):
+            async with RewardBuffer(scorer) as buffer:
+                warm = await buffer.score(["warm"])  # one completion that was scored, so that it could be asked again
+                scored = await buffer.score(["a", "b", "poison", "c"])
+            found[scorer.__name__] = (
+                [one.reward for one in scored],
+                {type(one.cause) for one in scored},
+                {one.own for one in scored},
+                len(warm),
+            )
+        assert found == dict.fromkeys(found, ([None] * 4, {InvalidScores}, {False}, 1))
+
+    run(main())
 
 
 def test_what_fails_is_to_blame_itself_if_the_scorer_still_scores_what_it_could_score_before() -> None:
@@ -323,6 +366,38 @@ def test_what_can_be_no_completions_fault_is_not_tried_in_halves(error: type[Exc
     scored = run(scores(scorer, *"abcd"))
     assert [one.error for one in scored] == [f"{error.__name__}: the judge is gone"] * 4
     assert calls == [4]
+
+
+def test_what_a_scorer_changes_in_nested_metadata_reaches_neither_a_retry_nor_the_caller() -> None:
+    class Notes(list[Any]):
+        """A list of its own kind."""
+
+    def given(number: int) -> dict[str, Any]:
+        return {"tests": [{"n": number}], "pair": ([number], 0), "set": {number}, "ordered": OrderedDict(a=[number]), "notes": Notes([[0]])}
+
+    seen: list[Any] = []
+    model = object()
+
+    async def scorer(completions: list[str], metadata: list[dict[str, Any]]) -> list[float]:
+        numbers = [meta["tests"].pop()["n"] for meta in metadata]
+        for meta in metadata:
+            seen.append((type(meta["ordered"]), type(meta["notes"]), meta["model"] is model))
+            meta["pair"][0].clear()
+            meta["set"].clear()
+            meta["ordered"]["a"].clear()
+            meta["notes"][0].clear()
+        if 1 in numbers:
+            raise ValueError("one")
+        return [float(number) for number in numbers]
+
+    async def main() -> None:
+        metadata = [{**given(number), "model": model} for number in range(4)]
+        async with RewardBuffer(scorer) as buffer:
+            assert rewards(await buffer.score("abcd", metadata)) == [0.0, None, 2.0, 3.0]
+        assert metadata == [{**given(number), "model": model} for number in range(4)]
+        assert set(seen) == {(OrderedDict, Notes, True)}
+
+    run(main())
 
 
 def test_a_scorer_that_changes_its_metadata_and_fails_is_given_it_anew() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from server_tools import Lengths, run, served
 
+from qreward import QRewardClient, Retry
 from qreward.core.outcome import Answer, Failure, FailureKind
 from qreward.errors import InvalidResponse
 from qreward.policies import Endpoint
@@ -82,6 +83,28 @@ def test_a_list_with_one_for_openrlhf_is_one_that_the_client_splits() -> None:
     assert isinstance(outcome, Failure)
     assert splits(outcome, 2)
     assert "poison was found" in str(outcome.error)
+
+
+@pytest.mark.parametrize("kind", ["openrlhf", "vllm"])
+def test_a_scorer_that_returns_one_number_for_a_list_is_never_asked_for_its_parts(kind: Any) -> None:
+    """Neither the server nor the client may come down to lists of one completion, for which one number would be an answer."""
+    asked: list[int] = []
+
+    def scorer(texts: list[str]) -> list[float]:
+        asked.append(len(texts))
+        return [0.5]
+
+    async def main() -> None:
+        async with served(scorer) as server:
+            endpoint = Endpoint(f"{server.url}/v1", kind=kind, proxy="", name="own")
+            async with QRewardClient([endpoint], retry=Retry(attempts=2, base=0.01)) as client:
+                batch = await client.batch_score(["a", "b", "c"], "rm-7b")
+        assert {type(error) for error in batch.errors.values()} == {InvalidResponse}
+        assert len(batch.errors) == 3
+        assert "must return one reward for each completion" in str(batch.errors[0])
+
+    run(main())
+    assert set(asked) == {3}
 
 
 @pytest.mark.parametrize("kind", ["openrlhf", "vllm"])

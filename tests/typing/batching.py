@@ -90,6 +90,7 @@ async def queues() -> None:
 
     async with BatchQueue(double, max_batch_size=32, timeout=1) as queue:
         assert_type(await queue.submit(1, priority=0, timeout=2.5), float)
+        assert_type(await queue.submit_many([1, 2], priority=0), list[float | BaseException])
     assert_type(queue.stats(), QueueStats)
 
 

@@ -272,7 +272,7 @@ def test_messages_of_a_wrong_shape_are_refused_with_what_to_change(messages: Any
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [
-        (None, "input is a NoneType"),
+        (None, "input is None"),
         ({"a": 1}, "input is a dict"),
         ([], "input is empty"),
         (["a", 1], r"input\[1\] is a int"),

@@ -5,9 +5,7 @@ It adds to ``BatchQueue`` what rewards need: queries of several completions, sco
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Self, get_args
 
 from qreward.batching.buffer.calling import caller_of, name_of
@@ -31,7 +29,8 @@ class RewardBuffer:
         scorer: ``scorer(completions: list[str], metadata: list[dict])``, or ``scorer(completions)``: ``async def``; ``def``, which is
             run in a thread; or the method of a Ray actor (``actor.method``), which is awaited. It returns a list with a number for
             each completion, or a mapping with ``reward`` or ``score``, or an exception; or a mapping with ``rewards`` and other
-            lists. None, NaN or an ``error`` is an error of that completion, never 0.
+            lists. None, NaN or an ``error`` is an error of that completion, never 0. The metadata are copies, nested mappings, lists
+            and sets too: what the scorer changes in them is seen by no retry and by no caller. Other objects in them are shared.
         server_mode: shape of an answer: ``singleton`` and ``batch`` as in MolGenDocking, or ``auto``: that of the query.
         max_batch_size: most completions in one call of the scorer.
         batch_wait_timeout_s: seconds for which a batch that is not full waits for more, although a slot is free.
@@ -110,12 +109,16 @@ class RewardBuffer:
             raise BadRequest(f"there are {len(completions)} completions, but {len(metadata)} metadata; there must be one for each")
         if self._closed:
             raise ClientClosed("the reward buffer is closed; nothing can be scored with it any more")
+        for at, completion in enumerate(completions):
+            if not isinstance(completion, str):
+                raise BadRequest(f"completions[{at}] must be a text, not a {type(completion).__name__}; leave out what was not generated")
         entries = [Entry(*pair) for pair in zip(completions, metadata or [{}] * len(completions), strict=True)]
         self._places.take(entries)
-        callers = [asyncio.ensure_future(self._queue.submit(entry)) for entry in entries]
-        for caller, entry in zip(callers, entries, strict=True):
-            caller.add_done_callback(partial(self._left, entry))
-        outcomes = await asyncio.gather(*callers, return_exceptions=True)
+        try:
+            outcomes = await self._queue.submit_many(entries)  # they are in the queue before anything else can happen, such as its close
+        finally:
+            for entry in entries:
+                self._places.leave(entry)
         return [failed(outcome) if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
 
     # the end
@@ -124,8 +127,9 @@ class RewardBuffer:
         """Take nothing more, and wait until nothing is under way. May be called again.
 
         Args:
-            drain: score what waits. False gives it an error, as it does what is under way; a scorer that runs in a thread or in an
-                actor goes on to its end, unheard.
+            drain: score what waits. False gives it an error, as it does what is under way.
+
+        A scorer that runs in a thread or in an actor cannot be stopped. It is waited for only while one of its callers waits for it.
         """
         self._closed = True
         await self._queue.close(drain)
@@ -160,9 +164,6 @@ class RewardBuffer:
         """How many completions the free slots take as soon as the loop turns."""
         settings = self._queue.settings
         return 0 if settings.batch_wait_timeout_s else max(0, settings.max_concurrent_batches - running) * settings.max_batch_size
-
-    def _left(self, entry: Entry, _: object) -> None:
-        self._places.leave(entry)
 
     def _batch_ended(self, record: BatchRecord) -> None:
         self._places.scored(record.items, record.seconds, self._queue.settings.max_concurrent_batches)

@@ -9,12 +9,11 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from qreward.engine.workers import SHARED
-from qreward.errors import QueueFull
+from qreward.batching.buffer.places import own_copy
+from qreward.batching.running import in_thread, unstoppable
 
 Pairs = Sequence[tuple[str, dict[str, Any]]]
 """Completions with the metadata of each."""
@@ -60,9 +59,9 @@ def _takes_two(scorer: Any) -> bool:
 
 
 def _arguments(pairs: Pairs, both: bool) -> tuple[Any, ...]:
-    """Lists of the call's own: what a scorer changes is seen by no other call."""
+    """Lists and metadata of the call's own: what a scorer changes is seen neither by another call nor by the caller."""
     completions = [completion for completion, _ in pairs]
-    return (completions, [dict(metadata) for _, metadata in pairs]) if both else (completions,)
+    return (completions, [own_copy(metadata) for _, metadata in pairs]) if both else (completions,)
 
 
 async def _awaited(scorer: Any, both: bool, pairs: Pairs) -> Any:
@@ -70,49 +69,14 @@ async def _awaited(scorer: Any, both: bool, pairs: Pairs) -> Any:
 
 
 async def _threaded(scorer: Any, both: bool, pairs: Pairs) -> Any:
-    given, error = await _kept(_in_worker(partial(scorer, *_arguments(pairs, both))))
-    if error is not None:
-        raise error
-    return await given if inspect.isawaitable(given) else given  # a plain function may give a coroutine
+    return await in_thread(partial(scorer, *_arguments(pairs, both)))
 
 
 async def _remotely(remote: Any, pairs: Pairs) -> Any:
     reference = remote(*_arguments(pairs, both=True))
     if not inspect.isawaitable(reference):
         raise TypeError(f"remote() of the scorer gave a {type(reference).__name__}, which cannot be awaited; give an actor's method")
-    return await _kept(asyncio.ensure_future(reference))
-
-
-async def _kept(future: asyncio.Future[Any]) -> Any:
-    """Await what cannot be stopped. When this is cancelled it ends only after it, so that the slot stays taken; a second time at once."""
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        if not future.done():
-            await asyncio.wait([future])
-        raise
-
-
-def _in_worker(function: Callable[[], Any]) -> asyncio.Future[tuple[Any, BaseException | None]]:
-    """Run in a thread that does not keep the process. The future has the result or the exception, so that it can carry any."""
-    loop, context = asyncio.get_running_loop(), copy_context()
-    future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-
-    def job() -> Callable[[], object]:
-        try:
-            outcome: tuple[Any, BaseException | None] = (context.run(function), None)
-        except BaseException as error:
-            outcome = (None, error)
-        return lambda: _report(loop, future, outcome)
-
-    if not SHARED.run(job):
-        raise QueueFull("every worker thread is busy, perhaps with calls that hang; let the scorer end by itself")
-    return future
-
-
-def _report(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], outcome: Any) -> None:
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-        loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(outcome))
+    return await unstoppable(asyncio.ensure_future(reference))
 
 
 def name_of(scorer: Any) -> str:

@@ -1,6 +1,6 @@
-"""A batch that fails is split in halves until only what fails alone is left, so that one poisonous completion spoils no other's reward.
+"""A batch for which the scorer raises is split in halves until only what fails alone is left, so that one bad completion fails alone.
 
-Then it is found out whose fault that was: a scorer that scores another completion meanwhile is in order. Knows neither queues nor threads.
+Then it is found out whose fault that was: a scorer that still scores another completion works. Knows neither queues nor threads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from qreward.batching.backlog import halves
 from qreward.batching.buffer.calling import Called, Pairs
-from qreward.batching.buffer.scored import Scored, described, failed, read_scores
+from qreward.batching.buffer.scored import InvalidScores, Scored, described, failed, read_scores
 from qreward.errors import QueueFull
 
 _log = logging.getLogger("qreward")
@@ -35,12 +35,21 @@ class Isolation:
     async def score_each(self, pairs: Pairs) -> list[Scored]:
         """An outcome for each completion, of which there is at least one; raises only what ends the task.
 
-        A list that fails is split: at most ``2 n - 1`` calls, one after the other, and about ``2 k log2(n)`` for ``k`` bad ones. Not
-        done where the fault can be no completion's: a broken connection, a timeout, a dead actor.
+        A list for which the scorer raises is split: at most ``2 n - 1`` calls, one after the other, and about ``2 k log2(n)`` for ``k``
+        bad ones. Not done where the fault can be no completion's: a broken connection, a timeout, a dead actor.
 
-        If none has a reward, the latest completion that had one is scored again, to tell bad completions from a scorer that is out of
-        order: one call more.
+        A scorer that does not return one outcome for each completion, for the list or for a part of it, fails the whole list.
+
+        If none has a reward, the latest completion that had one is scored again, to tell bad completions from a broken scorer: one call
+        more.
         """
+        try:
+            return await self._scored(pairs)
+        except InvalidScores as error:
+            _log.warning("the scorer is wrong on a batch of %d: %s", len(pairs), error)
+            return [failed(error) for _ in pairs]
+
+    async def _scored(self, pairs: Pairs) -> list[Scored]:
         outcomes = await _attempt(self._call, pairs)
         if isinstance(outcomes, list):
             return await self._judged(pairs, outcomes)
@@ -62,7 +71,10 @@ class Isolation:
 
     async def _is_in_order(self) -> bool:
         """Whether what could be scored still can be."""
-        again = await _attempt(self._call, self._witness) if self._witness else None
+        try:
+            again = await _attempt(self._call, self._witness) if self._witness else None
+        except InvalidScores:
+            return False
         return isinstance(again, list) and again[0].reward is not None
 
 
@@ -78,9 +90,13 @@ async def _apart(call: Called, pairs: Pairs, error: BaseException) -> list[Score
 
 
 async def _attempt(call: Called, pairs: Pairs) -> list[Scored] | BaseException:
-    """The outcomes of a list, or what went wrong. A scorer that exits ends neither the task nor the program."""
+    """The outcomes of a list, or what the scorer raised. A scorer that exits ends neither the task nor the program.
+
+    Raises:
+        InvalidScores: it did not return one outcome for each completion.
+    """
     try:
-        return read_scores(await call(pairs), len(pairs))
+        given = await call(pairs)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -88,6 +104,7 @@ async def _attempt(call: Called, pairs: Pairs) -> list[Scored] | BaseException:
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         return error
+    return read_scores(given, len(pairs))
 
 
 def _is_nobodys_fault(error: BaseException | None) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 from qreward.errors import BadRequest, QueueFull
 
 _SMOOTHING = 0.2
+_WHOLE = frozenset({str, int, float, bool, bytes, type(None)})
 _UNKNOWN = 1.0
 """Seconds that are guessed while nothing was scored yet."""
 
@@ -21,8 +23,40 @@ class Entry:
 
     def __init__(self, completion: str, metadata: Mapping[str, Any]) -> None:
         self.completion = completion
-        self.metadata = dict(metadata)
+        self.metadata = own_copy(metadata)
         self.waits = False
+
+
+def own_copy(value: Any) -> Any:
+    """A copy that shares no mapping, list, set or bytearray with the original, at any depth. Other objects are shared, as a model is.
+
+    Example:
+        >>> metadata = {"tests": [{"input": "1"}]}
+        >>> own_copy(metadata)["tests"][0].clear()
+        >>> metadata
+        {'tests': [{'input': '1'}]}
+    """
+    kind = type(value)
+    if kind in _WHOLE:
+        return value
+    if isinstance(value, Mapping):
+        made = {key: own_copy(each) for key, each in value.items()}
+        return made if kind is dict or not isinstance(value, dict) else _refilled(value, made)
+    if kind is list or kind is tuple:
+        return kind(map(own_copy, value))
+    if isinstance(value, list):
+        return _refilled(value, {at: own_copy(each) for at, each in enumerate(value)})
+    if isinstance(value, set | bytearray):
+        return copy(value)
+    return value
+
+
+def _refilled(value: Any, parts: Mapping[Any, Any]) -> Any:
+    """A copy of a subclass of dict or list, which keeps what it is."""
+    made = copy(value)
+    for key, part in parts.items():
+        made[key] = part
+    return made
 
 
 class Places:

@@ -18,6 +18,14 @@ SHOWN = 500
 _OWN = ("error", "errors", "meta", "metas", "next_turn_feedback", "extra_logs")
 
 
+class InvalidScores(InvalidResponse):
+    """A scorer did not return one outcome for each completion.
+
+    This is an error of the scorer and of the whole list. A shorter list must not be tried instead: a scorer that always returns one
+    number would be believed once a list holds one completion.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Scored:
     """The outcome of one completion.
@@ -69,15 +77,19 @@ def read_scores(given: Any, count: int) -> list[Scored]:
         count: how many completions there were.
 
     Raises:
-        TypeError: it is none of that.
-        InvalidResponse: it holds more or fewer.
+        InvalidScores: it is none of that, it holds more or fewer, or it cannot be read.
 
     Example:
         >>> [scored.reward for scored in read_scores({"rewards": [1, 0.5], "parsed": ["4", "5"]}, 2)]
         [1.0, 0.5]
     """
-    rows = _rows_of_columns(given, count) if isinstance(given, Mapping) else _listed(given, "rewards", count)
-    return [_scored(row) for row in rows]
+    try:
+        rows = _rows_of_columns(given, count) if isinstance(given, Mapping) else _listed(given, "rewards", count)
+        return [_scored(row) for row in rows]
+    except InvalidScores:
+        raise
+    except Exception as error:
+        raise InvalidScores(f"what the scorer returned cannot be read: {described(error)}") from error
 
 
 def _scored(row: Any) -> Scored:
@@ -117,7 +129,7 @@ def _rows_of_columns(given: Mapping[str, Any], count: int) -> list[dict[str, Any
     name = next((name for name in ("rewards", "scores", "reward", "score") if name in given), None)
     errors = given.get("errors", given.get("error"))
     if name is None and not errors:
-        raise TypeError(f"the scorer returned a mapping without rewards; it has {', '.join(map(str, given)) or 'nothing'}")
+        raise InvalidScores(f"the scorer returned a mapping without rewards; it has {', '.join(map(str, given)) or 'nothing'}")
     metas = _column(given.get("metas", given.get("meta")), "metas", count)
     logs = given.get("extra_logs")
     own = {str(key): value for key, value in given.items() if key not in (name, *_OWN)}
@@ -149,9 +161,11 @@ def _listed(given: Any, what: str, count: int) -> Sequence[Any]:
     """A list of the right length. Arrays and tensors are made lists, so that their numbers are Python's."""
     rows = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(rows, list | tuple):
-        raise TypeError(f"the scorer must return a list with a reward for each completion, or a mapping with rewards, not a {_kind(given)}")
+        raise InvalidScores(
+            f"the scorer must return a list with a reward for each completion, or a mapping with rewards, not a {_kind(given)}"
+        )
     if len(rows) != count:
-        raise InvalidResponse(f"the scorer gave {len(rows)} {what} for {count} completion{'s'[: count != 1]}; it must be one for each")
+        raise InvalidScores(f"the scorer gave {len(rows)} {what} for {count} completion{'s'[: count != 1]}; it must be one for each")
     return rows
 
 

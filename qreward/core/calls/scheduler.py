@@ -23,6 +23,7 @@ from qreward.core.calls.lane import Lane
 from qreward.core.calls.outcome import Raised
 from qreward.core.calls.ranked import Ranked
 from qreward.core.commands import CANCEL, FINISH, SEND, Command
+from qreward.core.health import HealthChange
 from qreward.core.outcome import Answer, Cancelled
 from qreward.core.queue import AGEING
 from qreward.core.task import Attempt, State, Why
@@ -50,6 +51,7 @@ class CallScheduler:
 
     def __init__(self, rng: Random) -> None:
         self.out: list[Command] = []
+        self.health_changes: list[HealthChange] = []  # functions have none
         self.group = Group()
         self._rng = rng
         self._wheel = Wheel()  # of calls

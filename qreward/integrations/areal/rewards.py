@@ -70,8 +70,9 @@ async def async_reward(
     return await _reward(rewarder(deadline=WORKFLOW_DEADLINE), _row(prompt, completions, prompt_ids, completion_ids, data))
 
 
-def _row(prompt: str, completions: str, prompt_ids: object, completion_ids: object, data: dict[str, Any]) -> dict[str, Any]:
-    return {**data, "prompt_ids": prompt_ids, "completion_ids": completion_ids, "prompt": prompt, "completions": without_end(completions)}
+def _row(prompt: str, completions: str | None, prompt_ids: object, completion_ids: object, data: dict[str, Any]) -> dict[str, Any]:
+    said = None if completions is None else without_end(completions)  # None has no reward; see Rewarder.score
+    return {**data, "prompt_ids": prompt_ids, "completion_ids": completion_ids, "prompt": prompt, "completions": said}
 
 
 async def _reward(here: Rewarder, row: dict[str, Any]) -> float | None:

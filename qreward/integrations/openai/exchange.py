@@ -1,6 +1,7 @@
 """Puts what an SDK asks to a client, and makes replies of what comes of it. Knows clients; knows no HTTP library and no SDK.
 
-A chat goes as it came, and its answer comes back as the bytes that the endpoint sent. So do legacy completions, moderations and rankings.
+A chat goes as it came, and its answer comes back as the bytes that the endpoint sent, however it ended: ``finish_reason`` is for the
+program to read. So do legacy completions, moderations and rankings.
 Inputs to embed are merged on the wire with those of other calls.
 """
 
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from qreward.arguments import DEFAULT
+from qreward.arguments import DEFAULT, preparer
 from qreward.core.task import Terms
 from qreward.engine.single import Single
 from qreward.errors import QRewardError
@@ -26,12 +27,12 @@ from qreward.integrations.openai.replies import Reply
 from qreward.results import Result
 from qreward.rewards.asking import asking_embeddings
 from qreward.wire.base import Call
-from qreward.wire.chat import CHAT
+from qreward.wire.chat import VERBATIM_CHAT
 
 if TYPE_CHECKING:
     from qreward.client import QRewardClient
 
-_CODECS = {"/chat/completions": CHAT} | {path: PlainCodec(path) for path in ("/completions", "/moderations", "/rerank")}
+_CODECS = {"/chat/completions": VERBATIM_CHAT} | {path: PlainCodec(path) for path in ("/completions", "/moderations", "/rerank")}
 
 
 class Exchange:
@@ -98,16 +99,9 @@ class Exchange:
         """The reply once the first token is there: until then a failure is an HTTP error, if it is the last."""
         if asked.route != "/chat/completions":
             return replies.not_offered("streamed", asked.route)
-        terms, params = self._terms(), {name: value for name, value in asked.params.items() if name != "stream"}
-        stream = self.client.stream_chat_completion(
-            asked.inputs,
-            asked.model,
-            priority=terms.level,
-            hedge=terms.hedge,
-            tenant=terms.tenant,
-            extra_headers=asked.headers,
-            extra_body=params,
-        )
+        params = {name: value for name, value in asked.params.items() if name != "stream"}
+        call = preparer(VERBATIM_CHAT, asked.model, params, asked.headers, None)(asked.inputs)
+        stream = self.client._stream(call, self._terms())
         try:
             async with asyncio.timeout(seconds):
                 await stream

@@ -12,6 +12,7 @@ from typing import Any, Self, Unpack
 
 from qreward.batching import BatchQueue
 from qreward.batching.buffer import RewardBuffer
+from qreward.batching.buffer.scored import InvalidScores
 from qreward.batching.settings import Options
 from qreward.errors import ConfigError, Rejected, RequestTimeout
 from qreward.integrations.ray.crews import check_installed, choose
@@ -245,9 +246,15 @@ class ScorerPool:
         return found
 
     async def _solve_part(self, office: Office, columns: Columns, count: int) -> list[Any]:
-        """A row for each item. What a scorer raises is brought home to its item, too, so that nobody has to send the poison again."""
+        """A row for each item. What a scorer raises is isolated to its item, too, so that nobody has to send that item again.
+
+        Raises:
+            InvalidScores: the scorer did not return one result for each item of a part: an error of the whole batch.
+        """
         try:
             return rows_of(await self._solve(office, columns, count, SUSPECT), count)
+        except InvalidScores:
+            raise
         except Exception as error:
             if count == 1 or isinstance(error, ActorDied | RequestTimeout | Rejected):
                 return [error] * count

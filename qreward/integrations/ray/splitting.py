@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qreward.batching.backlog import halves
-from qreward.batching.buffer.scored import read_scores
-from qreward.errors import InvalidResponse
+from qreward.batching.buffer.scored import InvalidScores, read_scores
 
 Columns = tuple[Sequence[Any], ...]
 """A list for each parameter of the scorer, all of one length."""
@@ -32,8 +31,7 @@ def rows_of(given: Any, count: int) -> list[Any]:
         count: how many items there were.
 
     Raises:
-        TypeError: it is neither.
-        InvalidResponse: it holds more or fewer.
+        InvalidScores: it is neither, or it holds more or fewer.
     """
     if isinstance(given, Mapping):
         return [
@@ -41,8 +39,8 @@ def rows_of(given: Any, count: int) -> list[Any]:
             for one in read_scores(given, count)
         ]
     if isinstance(given, str | bytes) or not (hasattr(given, "__len__") and hasattr(given, "__iter__")):
-        raise TypeError(f"a scorer must return a list with one result for each item, not a {type(given).__name__}")
+        raise InvalidScores(f"a scorer must return a list with one result for each item, not a {type(given).__name__}")
     rows = list(given)
     if len(rows) != count:
-        raise InvalidResponse(f"the scorer gave {len(rows)} results for {count} item{'s'[: count != 1]}; it must be one for each")
+        raise InvalidScores(f"the scorer gave {len(rows)} results for {count} item{'s'[: count != 1]}; it must be one for each")
     return rows

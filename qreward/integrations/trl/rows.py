@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from qreward.wire.chat import is_missing
+
 HANDLES = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 """What TRL gives besides the dataset's columns."""
 
@@ -27,7 +29,8 @@ def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping
 def conversation(prompt: Any, completion: Any) -> tuple[Any, str | None]:
     """The prompt, and the text of the last message of the assistant; what came between them, such as tools' answers, ends the prompt.
 
-    Of a completion that is None the text is None.
+    The text is None, which has no reward, where nothing was generated: the completion is None or has no message of the assistant, or
+    its last one has neither content nor tool calls. One that ends in tool calls says nothing: ``""``.
 
     Example:
         >>> conversation([{"role": "user", "content": "2 + 2?"}], [{"role": "assistant", "content": "4"}])
@@ -38,8 +41,9 @@ def conversation(prompt: Any, completion: Any) -> tuple[Any, str | None]:
     messages = list(completion)
     last = next((at for at in reversed(range(len(messages))) if messages[at].get("role") == "assistant"), None)
     if last is None:
-        return prompt, ""
-    return _before(prompt, messages[:last]), _text(messages[last].get("content"))
+        return prompt, None
+    said = messages[last]
+    return _before(prompt, messages[:last]), None if is_missing(said) else _text(said.get("content"))
 
 
 def _before(prompt: Any, between: list[Any]) -> Any:

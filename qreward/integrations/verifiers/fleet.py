@@ -18,6 +18,7 @@ from qreward.errors import ConfigError, InvalidResponse
 from qreward.integrations.trainers.clients import shared_client
 from qreward.integrations.verifiers.forms import strict_schema
 from qreward.policies import Endpoint, Level, Priority
+from qreward.wire.endings import described, ending_of, is_whole
 
 vf: Any = importlib.import_module("verifiers.v1")
 _client: Any = importlib.import_module("verifiers.v1.configs.client")
@@ -93,15 +94,19 @@ class FleetJudge(_Judge):  # type: ignore[misc]
             sampling: over the config's; ``timeout`` (seconds in all) and ``extra_headers`` are for the request.
 
         Raises:
-            QRewardError: there is no answer, or, with ``schema``, none that can be read.
+            QRewardError: there is no answer, or none that is whole, or, with ``schema``, none that can be read.
         """
         wire = [{"role": "user", "content": messages}] if isinstance(messages, str) else [_to_wire(each) for each in messages]
         response = None
         try:
             completion = await self._asked(wire, schema, sampling)
-            response = vf.JudgeResponse(text=completion.choices[0].message.content or "", usage=_types.Usage.from_openai(completion.usage))
+            choice = completion.choices[0]
+            response = vf.JudgeResponse(text=choice.message.content or "", usage=_types.Usage.from_openai(completion.usage))
+            ending = ending_of(choice.finish_reason)
+            if not is_whole(ending):
+                raise InvalidResponse(f"the judge's answer is not whole: {described(ending)}", model=self.config.model)
             if schema is not None:
-                response.parsed = _read_as(schema, completion.choices[0], self.config.model)
+                response.parsed = _read_as(schema, choice, self.config.model)
             if parse is not None:
                 response.parsed = parse(response)
             return response

@@ -9,6 +9,7 @@ import msgspec
 
 from qreward.errors import InvalidResponse
 from qreward.results import Usage
+from qreward.wire.endings import ending_of
 
 _MOST = 2**53  # beyond it, floats skip whole numbers
 
@@ -54,9 +55,17 @@ class ItemAnswer(msgspec.Struct, gc=False):
 
     def text(self) -> str:
         """Words, if the answer is a completion; else ``""``."""
-        first = self.value[0] if isinstance(self.value, list) and self.value else None
-        said = first.get("text") if isinstance(first, dict) else None
+        said = self._first().get("text")
         return said if isinstance(said, str) else ""
+
+    @property
+    def finish_reason(self) -> str | None:
+        """How the first choice ended, if the answer is a completion."""
+        return ending_of(self._first().get("finish_reason"))
+
+    def _first(self) -> dict[str, Any]:
+        first = self.value[0] if isinstance(self.value, list) and self.value else None
+        return first if isinstance(first, dict) else {}
 
 
 class ListAnswer(msgspec.Struct, gc=False):

@@ -23,7 +23,7 @@ _PARTIAL = ("top_n", "top_k")
 
 def _check_ranking(params: Mapping[str, Any]) -> None:
     if not isinstance(params.get("query"), str):
-        raise BadRequest("rerank needs a query, which is a text")
+        raise BadRequest(f"rerank needs a query, which is a text, not a {type(params.get('query')).__name__}")
     if name := next((name for name in _PARTIAL if params.get(name)), None):
         raise BadRequest(f"{name} is not supported: every document gets a score; sort the results and keep the best")
 

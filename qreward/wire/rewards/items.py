@@ -12,7 +12,7 @@ import msgspec
 
 from qreward.errors import BadRequest
 from qreward.wire import jsonio
-from qreward.wire.chat import CHARS_PER_TOKEN, CHAT, joined
+from qreward.wire.chat import CHARS_PER_TOKEN, CHAT, is_missing, joined
 
 TEXT, PAIR, CHAT_ITEM, TOKENS, PARTS = "text", "pair", "chat", "tokens", "parts"
 """The shapes of items. Items of different shapes never share a request."""
@@ -55,15 +55,16 @@ def pair_item(raw: Any) -> str | Pair | Chat:
     if isinstance(raw, Pair):
         return _pair(raw.prompt, raw.response, raw.label)
     if isinstance(raw, Chat):
-        return Chat(CHAT.validate(raw.messages))
+        return _chat(raw.messages)
     if isinstance(raw, Mapping):
         return _of_mapping(raw)
-    if isinstance(raw, tuple) or (isinstance(raw, list) and len(raw) == 2 and isinstance(raw[1], str)):
+    if isinstance(raw, tuple) or (isinstance(raw, list) and len(raw) == 2 and isinstance(raw[1], str | None)):
         if len(raw) != 2:
             raise BadRequest(f"a tuple of {len(raw)} cannot be scored; a pair is (prompt, response)")
         return _pair(raw[0], raw[1], None)
     if isinstance(raw, list):
-        return Chat(CHAT.validate(raw))
+        return _chat(raw)
+    _check_given(raw, "item")
     raise BadRequest(f"an item to score must be (prompt, response), a text or a list of messages, not a {type(raw).__name__}")
 
 
@@ -71,6 +72,7 @@ def text_item(raw: Any) -> str:
     """A text. Raises ``BadRequest``."""
     if isinstance(raw, str):
         return raw
+    _check_given(raw, "text")
     raise BadRequest(f"the item must be a text, not a {type(raw).__name__}")
 
 
@@ -80,6 +82,7 @@ def token_item(raw: Any) -> str | list[int]:
         return list(raw)
     if isinstance(raw, str) and raw:
         return raw
+    _check_given(raw, "input")
     what = "an empty one" if raw in ("", [], ()) else f"a {type(raw).__name__}"
     raise BadRequest(f"the item must be a text, or a list of token ids (int), not {what}")
 
@@ -90,6 +93,7 @@ def parts_item(raw: Any) -> str | Parts:
         return raw
     if isinstance(raw, list) and raw and all(isinstance(part, Mapping) for part in raw):
         return Parts(raw)
+    _check_given(raw, "input")
     raise BadRequest(f"an item to moderate must be a text, or a list of parts (dicts) that are one input, not a {type(raw).__name__}")
 
 
@@ -129,13 +133,30 @@ def _chars(item: Any) -> int:
 
 def _of_mapping(raw: Mapping[Any, Any]) -> Pair | Chat:
     if "messages" in raw:
-        return Chat(CHAT.validate(raw["messages"]))
+        return _chat(raw["messages"])
     if "response" not in raw or "prompt" not in raw:
         raise BadRequest("a dict must have 'prompt' and 'response', or 'messages'")
     return _pair(raw["prompt"], raw["response"], raw.get("label"))
 
 
+def _check_given(value: object, name: str) -> None:
+    """Raise ``BadRequest`` for None: what is missing, as when a generation failed, must not be scored as if it were there."""
+    if value is None:
+        raise BadRequest(f"the {name} is None; leave the item out, or give the {name}")
+
+
+def _chat(messages: Any) -> Chat:
+    """A conversation, whose last message is there."""
+    _check_given(messages, "messages")
+    checked = CHAT.validate(messages)
+    if is_missing(checked[-1]):
+        raise BadRequest("the last message, which is judged, has no content; leave the item out, or give the content")
+    return Chat(checked)
+
+
 def _pair(prompt: Any, response: Any, label: Any) -> Pair | Chat:
+    _check_given(prompt, "prompt")
+    _check_given(response, "response")
     if not isinstance(response, str):
         raise BadRequest(f"the response is a {type(response).__name__}; send a text")
     if isinstance(prompt, str):

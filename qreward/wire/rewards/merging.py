@@ -8,11 +8,14 @@ from typing import Any
 import msgspec
 
 from qreward.core.outcome import Failure, FailureKind
-from qreward.errors import RequestError
+from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RequestError, RequestTimeout, ServerError
 from qreward.wire.rewards.items import bytes_in, tokens_in
 
 SPLITTING = frozenset({400, 413, 422, 424})
 """Statuses of a list that may be the fault of one item: these servers take all of a list or nothing."""
+
+ONES_FAULT = (BadRequest, ServerError, InvalidResponse, ConnectionFailed, RequestTimeout)
+"""Errors of a list that may be the fault of one item."""
 
 _OURS = frozenset({FailureKind.REFUSED, FailureKind.UNSUITABLE})  # UNSUITABLE: too long for this model
 _NOT_OURS = frozenset({FailureKind.OVERLOADED, FailureKind.QUOTA, FailureKind.UNSENDABLE})
@@ -68,6 +71,16 @@ def splits(failure: Failure, count: int) -> bool:
         return False
     status = failure.error.status_code if isinstance(failure.error, RequestError) else None
     return failure.kind in _OURS or status in SPLITTING
+
+
+def may_be_one_items_fault(error: BaseException) -> bool:
+    """Whether a list that failed in the end may succeed in parts.
+
+    An answer that was read and is not a list of results for these items is an error of the server and of the whole list. Asked for
+    fewer items, such a server may seem right: one that always gives one number would be believed for a list of one item.
+    """
+    read = isinstance(error, InvalidResponse) and error.status_code is not None
+    return isinstance(error, ONES_FAULT) and not read
 
 
 def _over(amount: float, limit: float | None) -> bool:

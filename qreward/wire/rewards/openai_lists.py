@@ -32,7 +32,7 @@ class OpenAIEmbeddingList(EmbeddingList):
 
 
 class CompletionList(ListCodec):
-    """``POST /completions``: the ``n`` choices of each prompt, as they came, numbered from 0.
+    """``POST /completions``: the ``n`` choices of each prompt, as they came, numbered from 0. How they may end is as in a chat completion.
 
     In the answer, choice ``k`` of prompt ``i`` has the index ``i * n + k``.
     """
@@ -49,6 +49,8 @@ class CompletionList(ListCodec):
         choices = [reading.row_of(choice) for choice in row]
         if not all(isinstance(choice.get("text"), str) for choice in choices):
             raise Unusable("one of its choices has no text")
+        for choice in choices:
+            reading.check_ending(choice.get("finish_reason"))
         return [{**choice, "index": index} for index, choice in enumerate(choices)]
 
     def outputs(self, values: list[Any]) -> list[float] | None:

@@ -80,7 +80,9 @@ class NimReward(ListCodec):
         return reading.in_order(choices[:1], len(call.inputs))
 
     def value(self, row: Any) -> Score:
-        message = reading.row_of(row).get("message")
+        row = reading.row_of(row)
+        reading.check_ending(row.get("finish_reason"))  # "length" is usual here: the server makes the text of numbers, and all of it
+        message = row.get("message")
         if isinstance(message, list) and message:  # as the hosted API once had it
             message = message[0]
         attributes = attributes_of(joined(message.get("content")) if isinstance(message, dict) else "")

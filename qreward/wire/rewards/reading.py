@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from qreward.wire import jsonio
-from qreward.wire.base import EmbeddedError, Malformed
+from qreward.wire.base import EmbeddedError, Malformed, Unfinished
+from qreward.wire.chat import CHAT
 
 
 class Unusable(Exception):
@@ -37,6 +38,14 @@ def read(body: bytes) -> Any:
 def is_error(document: dict[str, Any]) -> bool:
     """``{"error": ...}`` of most, ``{"object": "error"}`` of SGLang, ``{"message", "type"}`` of TEI's OpenAI routes."""
     return bool(document.get("error")) or document.get("object") == "error" or ("message" in document and "type" in document)
+
+
+def check_ending(reason: object) -> None:
+    """Raise ``Unusable`` for a ``finish_reason`` with which a chat completion would be no answer."""
+    try:
+        CHAT.check_ending(reason)
+    except Unfinished as error:
+        raise Unusable(f"it is not whole: {error}") from None
 
 
 def member(document: Any, name: str) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from qreward.results import Usage
 from qreward.wire import jsonio
 from qreward.wire.base import Call, Malformed
+from qreward.wire.endings import GIVEN_UP, described, ending_of
 from qreward.wire.rewards import reading
 from qreward.wire.rewards.answers import Score
 from qreward.wire.rewards.base import TextCodec
@@ -33,9 +34,9 @@ class SglangClassify(TextCodec):
 
     def value(self, row: Any) -> Score:
         row = reading.row_of(row)
-        reason = _meta(row).get("finish_reason")
-        if isinstance(reason, dict) and reason.get("type") == "abort":
-            raise Unusable("the server aborted it")
+        ending = ending_of(_meta(row).get("finish_reason"))
+        if ending in GIVEN_UP:
+            raise Unusable(described(ending))
         vector = reading.numbers(row.get("embedding"), "embedding")
         return Score(reading.chosen(vector, self.settings.label, self.settings.labels, last=False, what="embedding"))
 

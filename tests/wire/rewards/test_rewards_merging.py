@@ -187,7 +187,7 @@ def test_a_score_is_a_float_that_survives_copies() -> None:
         ([("q", "a"), 7], "item 1: an item to score must be .* not a int"),
         ([("q", 7)], "item 0: the response is a int"),
         ([("a", "b", "c")], "a tuple of 3"),
-        ([Pair("q", None)], "the response is a NoneType"),  # type: ignore[arg-type]
+        ([Pair("q", None)], "item 0: the response is None"),  # type: ignore[arg-type]
         ([{"prompt": "q"}], "'prompt' and 'response'"),
         ([[]], "messages is empty"),
         ([{"messages": "x"}], "messages is a text"),

@@ -1,0 +1,96 @@
+"""JSON as models write it: common slips are accepted, anything that would need a guess is refused.
+
+Accepted beyond JSON: trailing commas, single and typographic quotes, ``True``/``False``/``None``, comments, line breaks in strings,
+keys without quotes, unknown escapes. Refused: an object that is not closed, quotes that are not escaped, a key that is given twice with
+two values, nesting deeper than :data:`DEEPEST`, and any other slip. Knows nothing of verdicts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+DEEPEST = 32
+
+_TOKEN = re.compile(
+    r"""(?P<skipped>\s+|//[^\n]*|\#[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)
+    |(?P<text>"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'
+        |[“”„][^“”\\]*(?:\\.[^“”\\]*)*[“”]|[‘’][^’\\]*(?:\\.[^’\\]*)*’)
+    |(?P<mark>[{}\[\],:])
+    |(?P<word>[^\s{}\[\],:"'“”„‘’/\#]+)""",  # noqa: RUF001
+    re.VERBOSE | re.DOTALL,
+)
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_WORDS = {"True": "true", "False": "false", "None": "null", "nan": "NaN"}
+_ESCAPE = re.compile(r'\\(?:(u[0-9a-fA-F]{4}|["\\/bfnrt])|\n|(.))|"', re.DOTALL)
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
+
+
+class NotAnObject(ValueError):
+    """What begins like a JSON object is none."""
+
+
+def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
+    """The object that begins at ``start`` and where it ends. Takes time linear in the length of the text.
+
+    Raises:
+        NotAnObject: it is not closed, or it is not JSON even with the accepted slips.
+
+    Example:
+        >>> object_at("{'score': 7, ok: True,}", 0)
+        ({'score': 7, 'ok': True}, 23)
+    """
+    strict, end = _rewritten(text, start)
+    try:
+        return json.loads(" ".join(strict), strict=False, object_pairs_hook=_members), end
+    except ValueError as error:
+        raise NotAnObject(str(error)) from None
+
+
+def _rewritten(text: str, start: int) -> tuple[list[str], int]:
+    """The object's tokens in strict JSON, and where it ends."""
+    strict: list[str] = []
+    depth, at = 0, start
+    while match := _TOKEN.match(text, at):
+        at, piece, kind = match.end(), match[0], match.lastgroup
+        if kind == "skipped":
+            continue
+        if kind == "text":
+            piece = piece[1:-1]
+            piece = f'"{_ESCAPE.sub(_escaped, piece)}"' if "\\" in piece or '"' in piece else f'"{piece}"'
+        elif kind == "word":
+            piece = _WORDS.get(piece, piece)
+        elif piece == ":" and strict and _KEY.fullmatch(strict[-1]):
+            strict[-1] = f'"{strict[-1]}"'
+        elif piece in "}]" and len(strict) > 1 and strict[-1] == "," and strict[-2] not in ",{[":
+            strict.pop()
+        strict.append(piece)
+        depth += (piece in "{[") - (piece in "}]")
+        if depth <= 0:
+            return strict, at
+        if depth > DEEPEST:
+            break
+    raise NotAnObject("It is not closed, or it holds what JSON has no form for.")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    if match[0] == '"':
+        return '\\"'
+    return match[0] if match[1] else "" if match[2] is None else match[2] if match[2] == "'" else f"\\\\{match[2]}"
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members: dict[str, Any] = {}
+    for key, value in ((_whole(key), _whole(value)) for key, value in pairs):
+        if key in members and (members[key] != value or type(members[key]) is not type(value)):
+            raise NotAnObject("It gives one key two values.")
+        members[key] = value
+    return members
+
+
+def _whole(value: Any) -> Any:
+    """Half a character, which an escape can be, becomes U+FFFD in a text, as pydantic refuses it."""
+    if not isinstance(value, str) or not _SURROGATES.search(value):
+        return value
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

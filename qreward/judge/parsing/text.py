@@ -1,0 +1,336 @@
+"""Verdicts in a judge's free text: one sentence that is a verdict and nothing else, with no rival and no retraction.
+
+In four steps: what is quoted is taken out (:func:`own_words`), the rest is split into sentences and those that may report another's
+words are marked (:func:`sentences`), each sentence is compared with the whole form of a verdict, and what is left over is searched for
+another verdict and, after the verdict, for words or numbers that revise it (:class:`TextReader`). Every step takes time linear in the
+length of the text, which may be hostile. Knows no pydantic model.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from qreward.judge.parsing.quotations import GAP, OBJECT, Objects, Unreadable, own_words
+
+Scale = tuple[float, float]
+# Numbers. Digits are ASCII; a comma is a decimal comma unless three digits follow, which may be thousands.
+
+_DIGITS = r"[+\-\u2212]?(?:(?:0|[1-9][0-9]{0,8})(?:[.,][0-9]{1,17})?|\.[0-9]{1,17})"
+_UNIT = r"(?: ?(?:points?|pts|stars?)\b| ?\u5206)?"
+_SCORE = rf"(?P<number>{_DIGITS})(?: ?(?P<percent>%)|{_UNIT}(?:(?: ?/ ?| (?:out )?of )(?P<top>{_DIGITS}))?{_UNIT})"
+_SCORE_ALONE = re.compile(_SCORE, re.IGNORECASE)
+_DIGIT = re.compile(r"\d")
+_ANY_NUMBER = re.compile(r"(?<![\w.,])[+\-\u2212]?\d+(?:[.,]\d+)?|(?<=[-\u2013])\d+(?:[.,]\d+)?")
+
+
+def number_of(value: object, scale: Scale | None) -> float:
+    """A member of a JSON object as a number: a number, or a text that is one; true and false are none.
+
+    Raises:
+        Unreadable: it is no number, not finite, not on the scale, or a fraction of something else than the scale's top.
+
+    Example:
+        >>> number_of("7/10", (0, 10))
+        7.0
+    """
+    if isinstance(value, str) and (match := _SCORE_ALONE.fullmatch(value.strip())):
+        return _score(match, scale)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _on_scale(value, scale)
+    raise Unreadable("The score is not a number.")
+
+
+def _score(match: re.Match[str], scale: Scale | None) -> float:
+    digits = match["number"].replace("\u2212", "-")
+    if re.search(r",\d{3}$", digits):
+        raise Unreadable("The score is not one plain number.")
+    value = Decimal(digits.replace(",", "."))
+    if match["percent"]:
+        if scale not in ((0, 1), (0, 100)):
+            raise Unreadable("The score is a percentage, which this scale has none of.")
+        value = value / 100 if scale == (0, 1) else value
+    if match["top"] and (scale is None or float(match["top"].replace(",", ".").replace("\u2212", "-")) != scale[1]):
+        raise Unreadable("The score is a fraction of something other than the top of the scale.")
+    return _on_scale(value, scale)
+
+
+def _on_scale(value: float | Decimal, scale: Scale | None) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise Unreadable("The score must be a finite number.")
+    if scale and not scale[0] <= number <= scale[1]:
+        raise Unreadable(f"The score must be from {shown(scale[0])} to {shown(scale[1])}.")
+    return number
+
+
+def shown(end: float) -> str:
+    """An end of a scale as a person writes it.
+
+    Example:
+        >>> shown(10.0), shown(0.5)
+        ('10', '0.5')
+    """
+    return f"{end:g}"
+
+
+# Sentences.
+
+_BOXED = re.compile(r"\$?\\boxed\{ ?(?:\\text\{)?([^{}\n]{1,30})\}?\}\$?")
+_MATH = re.compile(r"(?<!\w)(?:\$([^$\n]{1,20})\$|\\\(([^\n]{1,20}?)\\\))(?!\w)")
+_EMPHASIS = re.compile(r"(?<![0-9A-Za-z])[*_]+|[*_]+(?![0-9A-Za-z])")
+_BULLET = re.compile(r"(?:(?:#{1,6}|[-+*\u2022]|\(?\d{1,2}[.)])[ \t]+)*")
+_SPACES = re.compile(r"[ \t\u00a0\u202f]+")
+_ENDS = re.compile(r" (?<=[.!?\u3002\uff01\uff1f] )(?<!\.\. )(?<!\b[A-Za-z]\.[A-Za-z]\. )(?<!\bvs\. )(?<!\bcf\. )(?<!\bviz\. )")
+_WIDE_STOP = re.compile(r"[\u3002\uff01\uff1f]")
+_OTHERS = (
+    r"\b(?:candidate|response|answer|assistant|model|student|user|author|writer|respondent|essay|solution|completion|submission|text|"
+    r"output|prompt|transcript|its?|their|his|her|they|he|she)(?:s|['\u2019]s?)?\b"
+)
+_SAYS = (
+    r"(?:\b(?:wr[io]tes?|written|writing|sa(?:ys?|id|ying)|claim(?:s|ed|ing)?|stat(?:es?|ed|ing)|quot(?:es?|ed|ing)|contain(?:s|ed|ing)?|"
+    r"includ(?:es?|ed|ing)|print(?:s|ed)?|repl(?:y|ies|ied)|respond(?:s|ed)?|answer(?:s|ed)|(?:end|begin|start|conclude)(?:s|ed)? with|"
+    r"asks?|asked|instruct\w*|demand\w*|tells?|told|tr(?:ies|ied|ying) to|insist\w*|assert\w*|announce\w*|append\w*|declare\w*|reads|"
+    r"mention\w*|request\w*|output(?:s|ted)|adds|added|submit\w*|example|template|format|such as)\b|"
+    r"\u5199\u9053|\u5199\u7740|\u58f0\u79f0|\u81ea\u79f0|\u5f15\u7528|\u8bf4\u9053|\u8981\u6c42|\u63d0\u5230|\u8bf4)"
+)
+_ABOUT = re.compile(rf"\b(?:of|for|on|in|with|to|about|regarding) (?:(?:the|this|that|both|each) )?{_OTHERS}", re.IGNORECASE)
+_REPORTS = re.compile(_SAYS, re.IGNORECASE)
+_NAMES_ANOTHER = re.compile(_OTHERS, re.IGNORECASE)
+_SPEECH = re.compile(rf"(?:{_SAYS}(?: (?:this|that|the following|as follows))?|{_OTHERS}) ?[:\uff1a](?![ .,{GAP}]*$)", re.IGNORECASE)
+_LEADS_TO_SPEECH = re.compile(rf"(?:{_SAYS}|{_OTHERS}|follows|the following)[^\w{GAP}]*$", re.IGNORECASE)
+_OWN = re.compile(
+    r"\b(?:my|mine|i|verdict|evaluation|assessment|judge?ment|rating|grading|score|final|analysis|review|feedback|critique)\b",
+    re.IGNORECASE,
+)
+
+
+class Sentence(NamedTuple):
+    """A sentence of a judge's own words, free of markup. ``own`` is False where it may be another's, who is quoted without marks."""
+
+    text: str
+    own: bool
+
+
+def sentences(words: str) -> Iterator[Sentence]:
+    """The sentences of ``words`` in order.
+
+    Not a judge's own is what stands between two quotations, as the first may have been closed by the quoted text itself, and what
+    follows "The candidate wrote:", to the end of the paragraph or, if that stands on a line of its own, of the answer.
+    """
+    report, gaps, all_gaps = "", 0, words.count(GAP)
+    for raw in words.split("\n"):
+        line = _line(raw)
+        if not line:
+            report = "" if report == "paragraph" else report
+            continue
+        report = "paragraph" if report == "next" else report
+        titled = raw.lstrip().startswith("#") or (raw.strip().startswith("**") and raw.strip().endswith("**"))
+        for part in filter(None, map(str.strip, _ENDS.split(line))):
+            yield Sentence(part, not report and gaps in (0, all_gaps))
+            gaps += part.count(GAP)
+            report = report or _report(part, titled=titled)
+
+
+def _line(raw: str) -> str:
+    line = _SPACES.sub(" ", raw).strip(" \u200b\ufeff")
+    if line.startswith("|"):
+        line = ": ".join(cell.strip() for cell in line.strip("| ").split("|"))
+    bullet = _BULLET.match(line)
+    line = line[bullet.end() :] if bullet else line
+    if "$" in line or "\\" in line:
+        line = _MATH.sub(lambda found: found[1] or found[2], _BOXED.sub(r"\1", line))
+    if "*" in line or "_" in line:
+        line = _EMPHASIS.sub("", line)
+    return _WIDE_STOP.sub(r"\g<0> ", line).strip()
+
+
+def _report(part: str, *, titled: bool) -> str:
+    """Whether, and how far, what follows a sentence may be another's words."""
+    if part[-1] in f".!?;{GAP}" and not titled and ":" not in part and "\uff1a" not in part:
+        return ""
+    part = _ABOUT.sub(" ", part)
+    reports = bool(_REPORTS.search(part))
+    names = bool(_NAMES_ANOTHER.search(part)) and not _OWN.search(part)
+    if part[-1] in ":\uff1a" or titled:
+        return "answer" if reports or (names and _LEADS_TO_SPEECH.search(part)) else "next" if names else ""
+    if _SPEECH.search(part):
+        return "paragraph"
+    if reports and part[-1] not in f".!?;{GAP}":
+        return "answer" if _LEADS_TO_SPEECH.search(part) else "paragraph"
+    return ""
+
+
+# Verdicts.
+
+_TASK_WORDS = frozenset({"answer", "result", "total", "conclusion", "output", "solution", "choice"})
+"""Labels that name the task's result as well as a verdict: never a verdict in words, though a field may be called so."""
+_LEAD = r"(?:(?:my|the|so|thus|therefore|hence|and|here is|here['\u2019]s|overall|final)[ ,]+){0,5}"
+_SPAN = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
+_RANGE = rf"(?: ?[(\[](?:(?:on )?(?:a )?(?:scale )?(?:of |from )?(?P<low>{_SPAN}) ?(?:-|\u2013|to) ?|out of )(?P<high>{_SPAN})[)\]])?"
+_SEPARATOR = r"(?: ?(?:[:=\uff1a]|->|=>|\u2192|[-\u2013\u2014](?= ))(?: is)? ?| (?:is|=):? ?| (?=\[\[|[0-9][0-9.,]* ?/)|(?<=\[result\]) ?)"
+_SCORE_LABELS = (
+    r"score|rating|grade|verdict|\[result\]|overall(?=[^\w\n]{1,4}[0-9.,]+ ?/)|"
+    "(?:\u6700\u7ec8|\u603b\u4f53)?(?:\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u6253\u5206)"
+)
+_CHOICE_LABELS = (
+    "verdict|judge?ment|decision|preference|preferred|winner|rating|grade|"
+    "(?:better|best|preferred|winning) (?:response|answer|assistant|option|one)"
+)
+_JUDGING = (
+    r"\b(?:scor(?:es?|ed|ing)|rat(?:es?|ed|ings?)|grad(?:es?|ed|ing)|verdicts?|marks?|deserv\w*|merits?|award\w*|assign\w*|"
+    r"judge?ments?|decisions?|prefer\w*|winner|choose|pick)\b|\b(?:i|we)\b.{0,12}\bgive\b|\[\[|"
+    "\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u6253\u5206"
+)
+_ASPECT = re.compile(rf"[^\W\d][\w &/-]{{1,40}}: ?{_DIGITS} ?/ ?{_DIGITS}[.]?")
+_WORD = re.compile(r"\w")
+_REASON = re.compile(
+    r"(?:(?:brief|short|detailed|my|the|main) )?(?:reason(?:s|ing)?|explanation|rationale|justification|feedback|analysis|critique|"
+    r"strengths?|weakness(?:es)?)(?: for (?:my|the|this) (?:score|rating|grade|verdict))? ?(?:[:\uff1a]|$)|"
+    r"(?:\u7406\u7531|\u539f\u56e0|\u89e3\u91ca)[:\uff1a]",
+    re.IGNORECASE,
+)
+"""How words after a verdict say that they are reasons."""
+_REVISES = re.compile(
+    r"\b(?:wait|h+m+|actually|rather|instead|nope|oops|whoops|oh|sorry|apolog\w*|edit|erratum|hold on|hang on|not so fast|never ?mind|"
+    r"on reflection|second (?:thoughts?|look)|corrections?|correct(?:ed|ing)|revis\w*|reconsider\w*|rethink\w*|the above|"
+    r"re-?(?:evaluat|assess|read|check|examin|grad|scor|visit)\w*|retract\w*|withdr\w+|back|ignore (?:it|this|that)|disregard\w*|"
+    r"scratch|scrap|strike|struck|stricken|void|cancel\w*|discard\w*|(?:should|must|ought to|needs? to) (?:have been|be)|make (?:it|that)|"
+    r"chang(?:e|ed|ing)|adjust\w*|amend\w*|updat\w*|low(?:er|ered|ering)|higher|rais(?:e|ed|ing)|increas\w*|decreas\w*|reduc\w*|"
+    r"deduct\w*|subtract\w*|minus|downgrad\w*|upgrad\w*|bump\w*|too (?:high|low|strict|kind|severe)|generous|harsh|lenient|"
+    r"overlook\w*|forgot\w*|misread|misjudg\w*|credit|me|my|we|let['\u2019]?s|i|"
+    r"zero|two|three|four|five|six|seven|eight|nine|ten)\b|^no\b|~~|\u7b49\u7b49|\u4e0d\u5bf9|\u66f4\u6b63|\u4fee\u6b63|\u6539\u4e3a|\u91cd\u65b0",
+    re.IGNORECASE,
+)
+"""What may take a verdict back: a reason speaks of the response, not of the judge, of the verdict or of another number."""
+_PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
+
+
+class TextReader:
+    """Finds the one verdict in a judge's words. Made once for a kind of verdict.
+
+    Args:
+        field: name of the field that decides, which may be its label.
+        scale: within which a score counts.
+        options: how each choice may be written -> what it is; None if the verdict is a number.
+
+    Example:
+        >>> TextReader("score", (0, 10)).read("It is right.\nScore: 7/10", lambda members: None)
+        (7.0, None)
+    """
+
+    def __init__(self, field: str, scale: Scale | None, options: Mapping[str, Any] | None = None) -> None:
+        self._scale, self._options = scale, options
+        own = "" if not field or _TASK_WORDS.intersection(field.lower().split("_")) else "|" + re.escape(field).replace("_", "[ _]")
+        labels = f"(?:{_SCORE_LABELS if options is None else _CHOICE_LABELS}{own})"
+        value = _SCORE if options is None else self._choices(options)
+        value = rf"(?:\[?(?P<object>{OBJECT})\]?|(?P<open>\[\[ ?)?{value}(?(open) ?\]\]))[.!\u3002]?"
+        self._verdict = re.compile(rf"(?:{_LEAD}{labels}{_RANGE}{_SEPARATOR}|(?=\[\[|\[?{OBJECT})){value}", re.IGNORECASE)
+        self._alone = re.compile(value, re.IGNORECASE)
+        self._heading = re.compile(rf"{_LEAD}{labels}{_RANGE} ?[:\uff1a]?", re.IGNORECASE)
+        self._judging = re.compile(rf"{_JUDGING}|\b(?:{own[1:] or '(?!)'})\b", re.IGNORECASE)
+        top = "(?!)" if scale is None else re.escape(shown(scale[1]))
+        low = "(?!)" if scale is None else re.escape(shown(scale[0]))
+        self._of_top = re.compile(rf" ?(?:/|out of) ?{top}(?!\w|\.\d)", re.IGNORECASE)
+        self._span = re.compile(rf"(?<![\w.])(?:0|1|{low}) ?(?:-|\u2013|to|and) ?{top}(?!\w|\.\d)", re.IGNORECASE)
+
+    def _choices(self, options: Mapping[str, Any]) -> str:
+        """The pattern of a choice; and, as some choices are words of every text, of one that a sentence makes."""
+        pair = {"A", "B", "tie"} <= options.keys()
+        if pair:
+            a, b, tie = options["A"], options["B"], options["tie"]
+            ranks = {"A>>B": a, "A>B": a, "A=B": tie, "A<B": b, "A<<B": b, "B>>A": b, "B>A": b, "B=A": tie, "B<A": a, "B<<A": a}
+            options = {"draw": tie, "C": tie, **ranks, **options}
+        self._values = {_folded(option): value for option, value in options.items()}
+        words = sorted(options, key=len, reverse=True)
+        one = "|".join(f"(?-i:{re.escape(word)})" if len(word) == 1 else re.escape(word) for word in words) or "(?!)"
+        noun = _PAIR_NOUN if pair else ""
+        self._any = re.compile(rf"(?<![\w<>=])(?P<option>{one})(?![\w<>=])", re.IGNORECASE)
+        self._made = [
+            re.compile(rf"^{noun}(?P<option>{one})(?= ?(?:$|[,.;:!?\u2014\u2013]| - ))", re.IGNORECASE),
+            re.compile(rf"[,;:.\u2013\u2014] ?(?P<option>{one})[.!]?$", re.IGNORECASE),
+        ]
+        if pair:
+            better = r"(?:is|was|seems)(?: \w+){0,3} (?:better|best|preferred|preferable|superior|stronger|winner)"
+            self._made.append(re.compile(rf"\b(?P<option>(?-i:[AB])) (?:wins|{better})(?= than\b| overall|[.!,;]|$)", re.IGNORECASE))
+        return rf"{noun}(?P<option>{one})"
+
+    def read(self, text: str, value_of: Callable[[dict[str, Any]], Any]) -> tuple[Any, dict[str, Any] | None]:
+        """The verdict's value, and the members of the JSON object that it is, if it is one.
+
+        Raises:
+            Unreadable: there is no verdict, or another one that differs, or what follows may revise it.
+        """
+        objects = Objects([], value_of)
+        found = list(sentences(own_words(text, objects)))
+        given = iter(objects.found)
+        verdicts: list[tuple[int, Any, dict[str, Any] | None]] = []
+        others: list[tuple[int, str]] = []
+        heading = ""
+        for index, (words, own) in enumerate(found):
+            mine = [next(given) for _ in range(words.count(OBJECT))]
+            stated = f"{heading}: {words}" if heading and self._alone.fullmatch(words) else words
+            match = self._verdict.fullmatch(stated) or (self._alone.fullmatch(words) if len(found) == 1 else None)
+            heading = words.rstrip(":\uff1a ") if own and self._heading.fullmatch(words) else ""
+            if match and own:
+                verdicts.append((index, *(mine[0] if mine else (self._value(match), None))))
+            else:
+                others.append((index, stated))
+                verdicts += [(-1, value, None) for value, _ in mine]  # counts against a verdict and gives none
+        return self._settled(verdicts, others)
+
+    def _settled(
+        self, verdicts: list[tuple[int, Any, dict[str, Any] | None]], others: list[tuple[int, str]]
+    ) -> tuple[Any, dict[str, Any] | None]:
+        last, value, members = max(verdicts, key=lambda verdict: verdict[0], default=(-1, None, None))
+        if last < 0:
+            raise Unreadable("No sentence of the answer is a verdict and nothing else, outside of quotations and reported speech.")
+        if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value, before=at < last) for at, words in others):
+            raise Unreadable("The answer gives more than one verdict.")
+        after = [words for at, words in others if at > last and _WORD.search(words)]
+        if after and (not _REASON.match(after[0]) or any(self._revises(words, value) for words in after)):
+            raise Unreadable('What follows the verdict may revise it: only reasons after "Reason:", without other numbers, may follow.')
+        return value, members
+
+    def _value(self, match: re.Match[str]) -> Any:
+        if self._options is not None:
+            if (value := self._values.get(_folded(match["option"]))) is None:  # "t\u0131e" matches "tie" in small and capital letters
+                raise Unreadable("The answer writes a choice in other letters.")
+            return value
+        groups = match.groupdict()
+        low, high = groups.get("low"), groups.get("high")
+        if high and (self._scale is None or float(high) != self._scale[1] or (low and float(low) not in {self._scale[0], 0, 1})):
+            raise Unreadable("The answer names another scale beside its score.")
+        return _score(match, self._scale)
+
+    def differs(self, words: str, value: Any, *, before: bool) -> bool:
+        """Whether a sentence may give another verdict than ``value``. Aspects ("Style: 6/10") may come before a verdict."""
+        if self._options is not None:
+            made = [match for pattern in self._made for match in pattern.finditer(words)]
+            made += self._any.finditer(words) if self._judging.search(words) else []
+            return any(self._values.get(_folded(match["option"])) != value for match in made)
+        if not _DIGIT.search(words):
+            return False
+        if self._judging.search(words):
+            return self._has_other_number(words, value)
+        tops = [] if before and _ASPECT.fullmatch(words) else self._of_top.finditer(words)
+        return any(self._has_other_number(words[max(0, top.start() - 20) : top.start()].rpartition(" ")[2], value) for top in tops)
+
+    def _has_other_number(self, words: str, value: float) -> bool:
+        words = self._of_top.sub(" ", self._span.sub(" ", words))
+        return any(float(number.replace(",", ".").replace("\u2212", "-")) != value for number in _ANY_NUMBER.findall(words))
+
+    def _revises(self, words: str, value: Any) -> bool:
+        return bool(_REVISES.search(words) or self._judging.search(words)) or (
+            self._options is None and self._has_other_number(words, value)
+        )
+
+
+def _folded(option: str) -> str:
+    return option if len(option) == 1 else option.casefold()

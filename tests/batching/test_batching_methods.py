@@ -1,0 +1,301 @@
+"""Ray Serve's statements 11, 16 and 17: methods, instances and their queues, other decorators, and what travels to another process."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import inspect
+import io
+import marshal
+import pickle
+import weakref
+from types import CellType, FunctionType
+from typing import Any
+
+import pytest
+from batching_tools import turns, virtually
+
+from qreward.batching import BatchQueue, Settings, batch
+from qreward.batching.registry import Registry
+
+
+async def echo(items: list[Any]) -> list[Any]:
+    return items
+
+
+@batch(max_batch_size=3)
+async def of_a_module(items: list[int]) -> list[int]:
+    return [item + 1 for item in items]
+
+
+def test_11_the_wrapper_looks_like_the_function_and_works_wherever_it_is_defined() -> None:
+    class C:
+        @batch
+        async def method(self, items: list[int]) -> list[int]:
+            """Says what it does."""
+            return [item + 1 for item in items]
+
+        @staticmethod
+        @batch
+        async def static(items: list[int]) -> list[int]:
+            return [item + 2 for item in items]
+
+        @classmethod
+        @batch
+        async def of_class(cls, items: list[int]) -> list[tuple[str, int]]:
+            return [(cls.__name__, item) for item in items]
+
+        @batch
+        @staticmethod
+        async def swapped(items: list[int]) -> list[int]:
+            return [item + 3 for item in items]
+
+        @batch
+        async def __call__(self, items: list[int]) -> list[int]:
+            return [item + 4 for item in items]
+
+        @batch
+        async def unusual(this, items: list[int]) -> list[bool]:  # noqa: N805
+            return [isinstance(this, C)] * len(items)
+
+        @staticmethod
+        @batch
+        async def loose(items: list[int]) -> list[int]:
+            return [item + 5 for item in items]
+
+    class D(C):
+        pass
+
+    async def test() -> None:
+        c: Any = C()
+        assert await asyncio.gather(c.method(1), C.method(c, 2), D().method(3)) == [2, 3, 4]  # type: ignore[call-arg, arg-type]
+        assert await asyncio.gather(c.static(1), C.static(2), D.static(3)) == [3, 4, 5]
+        assert await asyncio.gather(c.of_class(1), D.of_class(2)) == [("C", 1), ("D", 2)]
+        assert await asyncio.gather(c.swapped(1), c(1), c.unusual(1), c.loose(1)) == [4, 5, True, 6]
+
+    virtually(test)
+    assert (C.method.__name__, C.method.__doc__) == ("method", "Says what it does.")
+    assert inspect.iscoroutinefunction(C.method)
+    assert inspect.iscoroutinefunction(C.method.__wrapped__)
+    assert C.method.__wrapped__ is not C.method
+
+
+def traced(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+def bare(function: Any) -> Any:
+    return lambda *args, **kwargs: function(*args, **kwargs)  # noqa: PLW0108 - a decorator that leaves no trace
+
+
+class Decorated:
+    """Methods whose first parameter has an unusual name, and other decorators around and below ``@batch``."""
+
+    @traced
+    @batch
+    async def around(this, items: list[int]) -> list[Any]:  # noqa: N805
+        return [(type(this).__name__, item) for item in items]
+
+    @bare
+    @batch
+    async def without_trace(this, items: list[int]) -> list[Any]:  # noqa: N805
+        return [(type(this).__name__, item) for item in items]
+
+    @batch()
+    @traced
+    async def below(this, items: list[int]) -> list[Any]:  # noqa: N805
+        return [(type(this).__name__, item) for item in items]
+
+    @classmethod
+    @traced
+    @batch
+    async def of_class(klass, items: list[int]) -> list[Any]:  # noqa: N804
+        return [(klass.__name__, item) for item in items]
+
+    @staticmethod
+    @traced
+    @batch
+    async def static(items: list[Any]) -> list[Any]:
+        return [(type(item).__name__, 0) for item in items]
+
+
+def test_11_other_decorators_do_not_change_what_is_a_method() -> None:
+    async def test() -> None:
+        it: Any = Decorated()
+        calls = [it.around(1), it.without_trace(2), it.below(3), it.of_class(4), it.static(it)]
+        assert await asyncio.gather(*calls) == [("Decorated", item) for item in (1, 2, 3, 4, 0)]
+
+    virtually(test)
+
+
+def test_11_a_bound_method_can_be_batched() -> None:
+    class C:
+        def __init__(self, plus: int) -> None:
+            self.plus = plus
+
+        async def method(self, items: list[int]) -> list[int]:
+            return [item + self.plus for item in items]
+
+        @classmethod
+        async def of_class(cls, items: list[int]) -> list[tuple[str, int]]:
+            return [(cls.__name__, item) for item in items]
+
+    async def test() -> None:
+        method, of_class = batch(max_batch_size=4)(C(5).method), batch(C.of_class)
+        assert await asyncio.gather(method(1), method(items=2), of_class(3)) == [6, 7, ("C", 3)]  # type: ignore[call-arg]
+        assert method.stats().batches == 1
+        assert method.__name__ == "method"
+
+    virtually(test)
+
+
+class Held:
+    """Its items are run with the instance they were submitted to."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @batch(max_batch_size=10)
+    async def method(self, items: list[int]) -> list[str]:
+        return [f"{self.name}{item} of {len(items)}" for item in items]
+
+    def __eq__(self, other: object) -> bool:  # equal instances are not the same
+        return isinstance(other, Held)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Slotted:
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @batch
+    async def method(self, items: list[int]) -> list[str]:
+        return [f"{self.name}{item} of {len(items)}" for item in items]
+
+
+@pytest.mark.parametrize("kind", [Held, Slotted])
+def test_16_each_instance_has_its_own_batches(kind: Any) -> None:
+    async def test() -> None:
+        a, b = kind("a"), kind("b")
+        assert await asyncio.gather(a.method(1), b.method(2), a.method(3)) == ["a1 of 2", "b2 of 1", "a3 of 2"]
+
+    virtually(test)
+
+
+@pytest.mark.parametrize("kind", [Held, Slotted])
+def test_16_an_instance_is_not_kept_alive_by_its_queue(kind: Any) -> None:
+    async def test() -> list[str]:
+        names = []
+        for _ in range(10):
+            instance = kind("x")
+            names.append(await instance.method(1))
+            if kind is Held:
+                dead = weakref.ref(instance)
+                del instance
+                await turns()
+                gc.collect()
+                assert dead() is None
+        return names
+
+    assert virtually(test) == ["x1 of 1"] * 10
+
+
+def test_17_the_queue_is_made_when_it_is_first_used_and_a_batched_function_can_be_pickled() -> None:
+    again = pickle.loads(pickle.dumps(of_a_module))
+    assert again is of_a_module
+    registry = pickle.loads(pickle.dumps(Registry(echo, Settings(max_batch_size=4))))  # as in a closure, by cloudpickle
+    queue = pickle.loads(pickle.dumps(BatchQueue(echo, max_batch_size=5, timeout=3)))
+    assert registry.work.settings.max_batch_size == 4
+    assert (queue.settings.max_batch_size, queue.settings.timeout) == (5, 3)
+
+    async def test() -> None:
+        assert await asyncio.gather(registry.answer((1,), {}), queue.submit(2)) == [1, 2]
+
+    virtually(test)
+
+
+class ByValue(pickle.Pickler):
+    """Pickles the functions and classes of this module by value, as Ray's pickler does with those of a script."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if getattr(thing, "__module__", None) == __name__ and isinstance(thing, FunctionType) and thing is not _function:
+            held = [cell.cell_contents for cell in thing.__closure__ or ()]
+            return _function, (marshal.dumps(thing.__code__), held, vars(thing), thing.__qualname__, thing.__defaults__)
+        if thing is Deployed:
+            members = {name: value for name, value in vars(thing).items() if name not in {"__dict__", "__weakref__"}}
+            return type, (thing.__name__, thing.__bases__, members)
+        return NotImplemented
+
+
+def _function(code: bytes, held: list[Any], attributes: dict[str, Any], name: str, defaults: Any) -> Any:
+    made = FunctionType(marshal.loads(code), globals(), None, defaults, tuple(map(CellType, held)))
+    made.__qualname__ = name
+    vars(made).update(attributes)
+    return made
+
+
+def travelled(thing: Any) -> Any:
+    """What arrives in another process."""
+    stream = io.BytesIO()
+    ByValue(stream).dump(thing)
+    return pickle.loads(stream.getvalue())
+
+
+class Deployed:
+    """As a user would hand it to Ray Serve."""
+
+    def __init__(self, plus: int) -> None:
+        self.plus = plus
+
+    @batch(max_batch_size=4)
+    async def method(self, items: list[int]) -> list[int]:
+        return [item + self.plus for item in items]
+
+    @batch(max_batch_size=2)
+    async def streamed(this, items: list[int]) -> Any:  # noqa: N805
+        yield [item + this.plus for item in items]
+
+
+def test_17_a_class_with_batched_methods_can_be_sent_to_another_process() -> None:
+    async def test() -> None:
+        here: Any = Deployed(1)
+        assert await asyncio.gather(here.method(1), here.method(2)) == [2, 3]
+        Deployed.method.set_max_batch_size(7)
+        there: Any = travelled(Deployed)
+        instance = there(10)
+        assert there is not Deployed
+        assert await asyncio.gather(instance.method(1), instance.method(items=2)) == [11, 12]
+        assert [piece async for piece in instance.streamed(3)] == [13]
+        # the settings travel; queues, counts and later changes do not
+        assert (there.method._get_max_batch_size(), there.method.stats().batches) == (7, 1)
+        there.method.set_max_batch_size(9)
+        await there.method.close()
+        assert (there.method._get_max_batch_size(), Deployed.method._get_max_batch_size()) == (9, 7)
+        assert await here.method(3) == 4
+        assert (await Deployed.method._is_batching_task_alive(), await there.method._is_batching_task_alive()) == (True, False)
+
+    try:
+        virtually(test)
+    finally:
+        Deployed.method.set_max_batch_size(4)
+
+
+def test_17_a_batched_function_can_be_sent_to_another_process_with_its_controls() -> None:
+    async def test() -> None:
+        there = travelled(of_a_module)
+        set_there = travelled(of_a_module.set_max_batch_size)
+        assert await there(1) == 2
+        assert there._get_max_batch_size() == 3
+        set_there(5)
+        assert set_there.__self__.work.settings.max_batch_size == 5
+        assert of_a_module._get_max_batch_size() == 3
+
+    virtually(test)

@@ -1,0 +1,85 @@
+"""Functions that hang in a thread: the process ends without them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+HUNG = """
+import asyncio, threading
+from qreward import BatchQueue, batch
+from qreward.batching.buffer import RewardBuffer
+from qreward.errors import RequestTimeout
+
+def hangs(items):
+    print("called", flush=True)
+    threading.Event().wait()
+
+def queue(**settings):
+    return BatchQueue(hangs, **settings)
+"""
+
+ENDS = {
+    "a queue, closed": """
+async def main():
+    try:
+        async with queue(timeout=0.05) as its:
+            await its.submit(1)
+    except RequestTimeout:
+        print("timeout")
+""",
+    "a queue, drained": """
+async def main():
+    its = queue(timeout=0.05)
+    try:
+        await its.submit(1)
+    except RequestTimeout:
+        print("timeout")
+    await its.close()
+""",
+    "a decorated function": """
+async def main():
+    try:
+        await batch(timeout=0.05)(hangs)(1)
+    except RequestTimeout:
+        print("timeout")
+""",
+    "a reward buffer": """
+async def main():
+    async with RewardBuffer(hangs, timeout=0.05) as its:
+        (scored,) = await its.score(["a"])
+        if isinstance(scored.cause, RequestTimeout):
+            print("timeout")
+""",
+}
+
+WAITS = {
+    "a queue": "async def main():\n    await queue().submit(1)",
+    "a reward buffer": "async def main():\n    async with RewardBuffer(hangs) as its:\n        await its.score(['a'])",
+}
+
+
+@pytest.mark.parametrize("body", list(ENDS.values()), ids=list(ENDS))
+def test_a_process_ends_although_a_function_hangs(body: str) -> None:
+    script = f"{HUNG}\n{body}\nasyncio.run(main())\nprint('end')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["called", "timeout", "end"], "")
+
+
+@pytest.mark.parametrize("body", list(WAITS.values()), ids=list(WAITS))
+def test_an_interrupt_does_not_wait_for_a_function_that_hangs(body: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{HUNG}\n{body}\nasyncio.run(main())"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "called\n"
+            child.send_signal(signal.SIGINT)
+            _, errors = child.communicate(timeout=60)
+        finally:
+            child.kill()
+    assert child.returncode == -signal.SIGINT
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"

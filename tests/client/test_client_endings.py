@@ -1,0 +1,129 @@
+"""Answers that are not whole, as a caller meets them: in a batch, in a single call, in streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+from client_tools import HI, MODEL, Recorder, completion, endpoint, use
+
+from qreward import InvalidResponse, QRewardClient, StreamInterrupted
+
+FAILED = ("abort", "error", "content_filter", "odd")
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def ending(request: httpx.Request) -> httpx.Response:
+    """Ends the answer in the way that the question names."""
+    document = completion(request)
+    document["choices"][0]["finish_reason"] = json.loads(request.content)["messages"][-1]["content"]
+    return httpx.Response(200, json=document)
+
+
+def in_turn(*reasons: str) -> Callable[[httpx.Request], httpx.Response]:
+    left = list(reasons)
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        document = completion(request)
+        document["choices"][0]["finish_reason"] = left.pop(0)
+        return httpx.Response(200, json=document)
+
+    return reply
+
+
+def streaming(reason: str) -> Callable[[httpx.Request], httpx.Response]:
+    def reply(_: httpx.Request) -> httpx.Response:
+        deltas: list[tuple[str, str | None]] = [("Score: ", None), ("1", None), ("", reason)]
+        choices = [{"index": 0, "delta": {"content": text}, "finish_reason": finish} for text, finish in deltas]
+
+        async def events() -> AsyncIterator[bytes]:
+            for choice in choices:
+                yield b"data: " + json.dumps({"id": "c", "choices": [choice]}).encode() + b"\n\n"
+                await asyncio.sleep(0.02)  # so that the first token is given out before the end is known
+            yield b"data: [DONE]\n\n"
+
+        return httpx.Response(200, content=events(), headers={"content-type": "text/event-stream"})
+
+    return reply
+
+
+def test_in_a_batch_a_cut_answer_is_one_and_says_so_and_one_that_was_given_up_or_withheld_is_an_error() -> None:
+    reasons = ["stop", "tool_calls", "length", *FAILED]
+    client = QRewardClient([endpoint(Recorder(ending))], retry={"attempts": 1})
+    batch = use(client, lambda client: client.batch_chat_completion(map(chat, reasons), MODEL))
+    assert [result.ok for result in batch] == [True] * 3 + [False] * 4
+    assert [result.finish_reason for result in batch] == ["stop", "tool_calls", "length"] + [None] * 4
+    assert batch.texts() == ["re: stop", "re: tool_calls", "re: length"] + [None] * 4
+    assert batch[2].value.choices[0].finish_reason == "length"
+    assert {index: type(error) for index, error in batch.errors.items()} == dict.fromkeys(range(3, 7), InvalidResponse)
+    assert [reason for index, reason in enumerate(FAILED, 3) if repr(reason) not in str(batch.errors[index])] == []
+
+
+def test_a_single_call_gives_a_cut_answer_and_raises_for_the_others() -> None:
+    for reason in ("length", *FAILED):
+
+        async def ask(client: QRewardClient) -> Any:
+            return await client.chat_completion(chat(reason), MODEL)  # noqa: B023
+
+        client = QRewardClient([endpoint(Recorder(ending))], retry={"attempts": 1})
+        if reason == "length":
+            assert use(client, ask).choices[0].finish_reason == "length"
+        else:
+            with pytest.raises(InvalidResponse, match=f"finish_reason '{reason}'"):
+                use(client, ask)
+
+
+def test_what_a_server_gave_up_is_tried_elsewhere_and_what_it_withheld_is_not_sent_again() -> None:
+    recorder = Recorder(in_turn("abort", "stop"))
+    client = QRewardClient([endpoint(recorder, "a"), endpoint(recorder, "b")])
+    (result,) = use(client, lambda client: client.batch_chat_completion([HI], MODEL))
+    assert (result.ok, [record.outcome for record in result.attempts]) == (True, ["transient", "ok"])
+    assert len(set(recorder.hosts)) == 2
+
+    recorder = Recorder(in_turn("content_filter", "stop"))
+    client = QRewardClient([endpoint(recorder, "a"), endpoint(recorder, "b")])
+    (result,) = use(client, lambda client: client.batch_chat_completion([HI], MODEL))
+    assert (result.ok, len(recorder.requests)) == (False, 1)
+
+
+def test_a_stream_that_the_server_gave_up_is_interrupted_and_keeps_its_text() -> None:
+    for reason in FAILED:
+        seen: list[str] = []
+
+        async def read(client: QRewardClient) -> Any:
+            stream = client.stream_chat_completion(HI, MODEL)
+            with pytest.raises(StreamInterrupted) as caught:  # noqa: PT012 - it comes after the tokens
+                async for token in stream:
+                    seen.append(token)  # noqa: B023
+            with pytest.raises(StreamInterrupted):
+                await stream.final()
+            return caught.value
+
+        error = use(QRewardClient([endpoint(Recorder(streaming(reason)))], retry={"attempts": 1}), read)
+        assert (error.text, "".join(seen)) == ("Score: 1", "Score: 1"), reason
+        assert reason in str(error.__cause__)
+
+
+def test_a_stream_that_was_cut_at_its_token_limit_is_whole_to_its_reader_and_says_so() -> None:
+    async def read(client: QRewardClient) -> Any:
+        stream = client.stream_chat_completion(HI, MODEL, max_tokens=3)
+        return await stream.final(), stream.result
+
+    final, result = use(QRewardClient([endpoint(Recorder(streaming("length")))]), read)
+    assert final.choices[0].finish_reason == result.finish_reason == "length"
+    assert result.text == "Score: 1"
+
+
+def test_in_a_batch_of_streams_one_that_was_given_up_is_an_error_of_its_item() -> None:
+    async def read(client: QRewardClient) -> Any:
+        return await client.batch_stream_chat_completion([HI, HI], MODEL).results()
+
+    batch = use(QRewardClient([endpoint(Recorder(streaming("abort")))], retry={"attempts": 1}), read)
+    assert [(type(result.error), result.ok) for result in batch] == [(StreamInterrupted, False)] * 2

@@ -1,0 +1,115 @@
+"""Large and hostile answers: work grows with their length and no faster, and no character is visited twice in search of an object."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from types import FrameType
+
+import pytest
+
+from qreward.judge.parsing import LONGEST, PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, quotations, read
+from qreward.judge.parsing.json import object_at
+
+PIECES = (
+    *("{", "}", "[", '"', "'", "`", "*", "<", "7", "\\", "\n", " ", "\u201c", "\u2018a ", ' "a', " 'a b", "[[", "[[7]] ", "$a", "| "),
+    *("<think>", "</think>", "<response>", "<a></a>", "<b ", "<!-- ", "<score>", "```\n", "> \n", "> a\nb\n", "\\boxed{"),
+    *('{"a":', "{/*", "{//\n", '{"\\', "{a:1,", "{'", '{"score": ', '{"score": 7}', "[{", '{"a": {"a": [', "{ "),
+    *(
+        "Score: ",
+        "Score: 7\n",
+        "Score: 7 ",
+        "7/10 ",
+        "the ",
+        "my,",
+        "I give it ",
+        "score for a ",
+        "The candidate wrote: ",
+        "no, ",
+        "A is overall ",
+    ),
+)
+
+
+def _read(text: str) -> str:
+    outcomes = []
+    for model in (ScoreVerdict, YesNoVerdict, PreferenceVerdict):
+        try:
+            outcomes.append(repr(read(text, model, scale=(0, 10) if model is ScoreVerdict else None)))
+        except Unreadable as refusal:
+            outcomes.append(refusal.why)
+    return " ".join(outcomes)
+
+
+def test_a_megabyte_of_anything_is_refused() -> None:
+    assert [piece for piece in PIECES if "score=" in _read((piece * (1_000_000 // len(piece) + 1))[:1_000_000])] == []
+
+
+def test_a_megabyte_of_thought_is_no_hindrance() -> None:
+    thought = "Perhaps {7} or 'so. " * 50_000
+    assert read(f"<think>{thought}</think>Score: 7", ScoreVerdict, scale=(0, 10)).score == 7
+
+
+def test_an_answer_longer_than_any_verdict_is_refused_and_a_shorter_one_is_not() -> None:
+    filler = "It is so.\n" * (LONGEST // 10 - 2)
+    assert read(f"{filler}\nScore: 7", ScoreVerdict, scale=(0, 10)).score == 7
+    with pytest.raises(Unreadable, match="too long"):
+        read(f"{filler}{filler}\nScore: 7", ScoreVerdict, scale=(0, 10))
+
+
+def steps(work: Callable[[], object]) -> int:
+    """Calls of Python and C functions that some work makes."""
+    count = 0
+
+    def counted(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(counted)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_twice_the_answer_is_at_most_twice_the_steps() -> None:
+    slow = []
+    for piece in PIECES:
+        once, twice = piece * (3_000 // len(piece)), piece * (6_000 // len(piece))
+        _read(once)
+        few, many = steps(lambda text=once: _read(text)), steps(lambda text=twice: _read(text))  # type: ignore[misc]
+        if many > 2.2 * few + 300:
+            slow.append((piece, few, many))
+    assert slow == []
+
+
+def test_no_character_is_looked_at_by_two_attempts_at_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans: list[tuple[int, int]] = []
+
+    def watched(text: str, start: int) -> tuple[dict[str, object], int]:
+        spans.append((start, len(text)))  # a failure may have looked at all of the text, and must be the last attempt
+        found, end = object_at(text, start)
+        spans[-1] = (start, end)
+        return found, end
+
+    monkeypatch.setattr(quotations, "object_at", watched)
+    objects = quotations.Objects([], lambda members: members)
+    for piece in (piece for piece in PIECES if "{" in piece):
+        spans.clear()
+        with contextlib.suppress(Unreadable):
+            quotations.own_words(piece * 2_000, objects)
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans)), piece
+
+
+def test_deep_nesting_overflows_nothing() -> None:
+    for text in (
+        '{"a":' * 50_000,
+        '{"a":' * 40 + "1" + "}" * 40,
+        '{"score": ' + "[" * 50_000,
+        '{"score": 7, "x": ' + "[" * 40 + "]" * 40 + "}",
+    ):
+        with pytest.raises(Unreadable):
+            read(text, ScoreVerdict, scale=(0, 10))

@@ -1,0 +1,152 @@
+"""The schema and the sentence that ask for a verdict: strict for every server, and true to the model."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from qreward.errors import ConfigError
+from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
+
+
+class Kind(Enum):
+    FACT = "fact"
+    STYLE = "style"
+
+
+class Fault(BaseModel):
+    """What is wrong."""
+
+    kind: Kind
+    weight: int = Field(1, ge=1, le=3, description="how bad")
+    where: str | None = None
+
+
+class Detailed(BaseModel):
+    """A long verdict.
+
+    With more to say about it than a judge needs.
+    """
+
+    faults: list[Fault] = Field(default_factory=list, max_length=5)
+    day: datetime.date = datetime.date(2020, 1, 1)
+    tone: Literal["warm"] | Literal["cold"] = "warm"
+    level: Literal[1, 2, 3]
+    share: Annotated[float, Field(gt=0, lt=1, multiple_of=0.1)] = 0.5
+    word: str = Field("ab", pattern="^[a-z]+$", max_length=5)
+    sure: bool = True
+
+
+class Tree(BaseModel):
+    score: float
+    parts: list[Tree] = []
+
+
+class Cat(BaseModel):
+    sort: Literal["cat"]
+
+
+class Dog(BaseModel):
+    sort: Literal["dog"]
+
+
+class Pet(BaseModel):
+    pet: Annotated[Cat | Dog, Field(discriminator="sort")]
+
+
+ALLOWED = {"type", "enum", "description", "$ref", "$defs", "anyOf", "items", "properties", "required", "additionalProperties"}
+MODELS = (ScoreVerdict, YesNoVerdict, PreferenceVerdict, Detailed, Tree, Pet)
+
+
+def nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield schema
+    inner = [*schema.get("properties", {}).values(), *schema.get("$defs", {}).values(), *schema.get("anyOf", [])]
+    for node in [*inner, *([schema["items"]] if "items" in schema else [])]:
+        yield from nodes(node)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_schema_keeps_to_what_strict_mode_takes(model: type[BaseModel]) -> None:
+    schema = schema_of(model, None)
+    assert schema["type"] == "object"
+    for node in nodes(schema):
+        assert node.keys() <= ALLOWED
+        assert node.keys() & {"type", "$ref", "anyOf"}
+        if node.get("type") == "object":
+            assert node["additionalProperties"] is False
+            assert node["required"] == list(node["properties"])
+        if "$ref" in node:
+            assert node["$ref"].removeprefix("#/$defs/") in schema["$defs"]
+            assert node.keys() <= {"$ref", "$defs"}
+    assert json.loads(json.dumps(schema)) == schema
+
+
+def test_members_keep_their_order_and_limits_stand_in_words() -> None:
+    properties = schema_of(Detailed)["properties"]
+    assert list(properties) == list(Detailed.model_fields)
+    assert properties["faults"]["description"] == "at most 5 items"
+    assert properties["share"]["description"] == "more than 0, less than 1, a multiple of 0.1"
+    assert properties["word"]["description"] == "at most 5 characters, matching ^[a-z]+$"
+    assert properties["day"]["description"] == "as date"
+    assert properties["level"] == {"type": "integer", "enum": [1, 2, 3]}
+    assert schema_of(Detailed)["$defs"]["Fault"]["properties"]["weight"]["description"] == "how bad; at least 1, at most 3"
+    assert schema_of(Detailed)["description"] == "A long verdict."
+
+
+def test_the_scale_is_told_at_the_field_that_decides() -> None:
+    assert schema_of(ScoreVerdict, (0, 10))["properties"]["score"] == {"type": "number", "description": "from 0 to 10"}
+    assert schema_of(ScoreVerdict, (0.5, 1))["properties"]["score"]["description"] == "from 0.5 to 1"
+    assert schema_of(YesNoVerdict, (0, 10)) == schema_of(YesNoVerdict, None)
+    assert list(schema_of(ScoreVerdict, (0, 10))["properties"]) == ["reason", "score"]
+
+
+def test_making_a_schema_leaves_the_model_as_it_was() -> None:
+    before = json.dumps(Detailed.model_json_schema())
+    assert schema_of(Detailed, (0, 1)) == schema_of(Detailed, (0, 1))
+    assert json.dumps(Detailed.model_json_schema()) == before
+
+
+def test_a_model_that_holds_itself_has_an_object_at_its_root() -> None:
+    schema = schema_of(Tree, (0, 10))
+    assert schema["properties"]["score"]["description"] == "from 0 to 10"
+    assert schema["properties"]["parts"]["items"] == {"$ref": "#/$defs/Tree"}
+
+
+def unstrict(annotation: Any) -> type[BaseModel]:
+    return type("Loose", (BaseModel,), {"__annotations__": {"held": annotation}, "__module__": __name__})
+
+
+@pytest.mark.parametrize("annotation", [dict[str, int], Any, tuple[int, str], object, list[Any], dict])
+def test_what_no_strict_schema_states_is_told_with_its_place(annotation: Any) -> None:
+    with pytest.raises(ConfigError, match="held"):
+        schema_of(unstrict(annotation))
+
+
+def test_what_has_no_schema_at_all_is_told() -> None:
+    class Odd(BaseModel):
+        call: Annotated[Any, Field()] = None
+        plain: type = int
+
+    with pytest.raises(ConfigError):
+        schema_of(Odd)
+
+
+def test_the_sentence_names_all_members_in_order_with_their_values() -> None:
+    lines = instruction(ScoreVerdict, (0, 10)).splitlines()
+    assert lines[1:] == ['"reason": text, why, in a few sentences', '"score": number, from 0 to 10']
+    assert '"preferred": one of "A", "B", "tie"' in instruction(PreferenceVerdict)
+    told = instruction(Detailed)
+    assert '"faults": list of object with "kind", "weight", "where", What is wrong., at most 5 items' in told
+    assert '"sure": true or false' in told
+
+
+@pytest.mark.parametrize("model", [ScoreVerdict, YesNoVerdict, PreferenceVerdict])
+def test_the_sentence_repeated_is_no_verdict(model: type[BaseModel]) -> None:
+    with pytest.raises(Unreadable):
+        read(instruction(model, (0, 10)), model, scale=(0, 10))

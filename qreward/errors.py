@@ -8,11 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qreward.results import AttemptRecord, BatchResult
+    from qreward.results import AttemptRecord, BatchResult, Usage
 
 
 class QRewardError(Exception):
-    """Base of everything this library raises on purpose."""
+    """Base of everything this library raises on purpose.
+
+    Attributes:
+        usage: tokens of the answers that came although there is no result, such as those of a judge that could not be read; None if there
+            were none, or no server told.
+    """
+
+    usage: Usage | None = None
 
 
 Fault = tuple[tuple[str | int, ...], str]

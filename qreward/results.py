@@ -157,8 +157,9 @@ class Result(Generic[T]):
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens used by the answer, if the server told; None for a failure."""
-        return self._answer.usage if self._answer is not None else None
+        """Tokens used by the answer, or by the answers of a judge that failed; None if there were none, or no server told."""
+        paid = self._answer if self._answer is not None else self.error
+        return paid.usage if paid is not None else None
 
     @property
     def usage_is_estimated(self) -> bool:

@@ -2,7 +2,7 @@
 
     JUDGE_URL=http://judge:8000/v1 JUDGE_KEY=... python train_grpo.py --model Qwen/Qwen2.5-0.5B-Instruct --data questions.jsonl
 
-Each line of the data has a "prompt" (a text, or messages) and a "solution". Needs trl 1.10 or newer.
+Each line of the data has a "prompt" (a text, or messages) and a "solution". Needs trl 1.6 or newer.
 """
 
 from __future__ import annotations

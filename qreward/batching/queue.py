@@ -110,7 +110,9 @@ class BatchQueue(Generic[T, R]):
         """
         return await self.answer(item, None, _level(priority), None if timeout is None else budget(timeout))  # type: ignore[no-any-return]
 
-    async def submit_many(self, items: Iterable[T], *, priority: int = NORMAL, timeout: float | None = None) -> list[R | BaseException]:
+    async def submit_many(
+        self, items: Iterable[T], *, priority: int | str = NORMAL, timeout: float | None = None
+    ) -> list[R | BaseException]:
         """An outcome for each of several items, in their order: its result, or its exception.
 
         All are taken in at once, before this waits for anything, or none is. They may go in several batches, also with other items.
@@ -145,7 +147,7 @@ class BatchQueue(Generic[T, R]):
             raise
         return [(call.future.exception() or call.future.result()) if isinstance(call, Call) else call for call in calls]
 
-    def stream(self, item: T, *, priority: int = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
+    def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
         """The stream for one item, if the function is an async generator. It is submitted at once; for the rest see ``submit``.
 
         Read it, or leave it with ``aclose()``: a stream that is not read while its batch waits for that is ended after

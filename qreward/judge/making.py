@@ -10,8 +10,11 @@ from qreward.judge.reward_model import RewardModelScorer
 from qreward.judge.words import Scorer
 
 
-def make_scorer(client: QRewardClient, scorer: JudgeConfig | str | None) -> Scorer:
-    """A judge by its settings, or a reward model by its name. It owns the client: closing it closes that.
+def make_scorer(client: QRewardClient, scorer: JudgeConfig | str | None, *, owns_client: bool = True) -> Scorer:
+    """A judge by its settings, or a reward model by its name.
+
+    Args:
+        owns_client: closing the scorer closes the client, too.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -21,7 +24,7 @@ def make_scorer(client: QRewardClient, scorer: JudgeConfig | str | None) -> Scor
         <RewardModelScorer rm-7b>
     """
     if isinstance(scorer, JudgeConfig):
-        return Judge.from_config(client, scorer, owns_client=True)
+        return Judge.from_config(client, scorer, owns_client=owns_client)
     if isinstance(scorer, str) and scorer:
-        return RewardModelScorer(client, scorer, owns_client=True)
+        return RewardModelScorer(client, scorer, owns_client=owns_client)
     raise ConfigError(f"a scorer is made from JudgeConfig or the name of a reward model, not {scorer!r}")

@@ -97,6 +97,9 @@ class Poll:
         """It is decided, or failed: what is still under way for it is not needed."""
         if not self.done:
             self.leave()
+            error = error_of(decided)
+            if error is not None:
+                error.usage = self.usage
             self.owner.decided(self, decided)
 
     def leave(self) -> None:

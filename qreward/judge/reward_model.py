@@ -84,9 +84,10 @@ class RewardModelScorer:
         given = [name for name, value in fields.items() if value is not None]
         if given:
             raise ConfigError(f"a reward model takes prompt, response and reference, not {min(given)!r}; leave it out")
-        item = _item({"prompt": prompt, "response": response, "reference": reference})
-        score = await self._client.score(item, model=self._model, timeout=timeout, priority=priority, tenant=tenant, **self._params)
-        return self._verdict(score, None)
+        item = {"prompt": prompt, "response": response, "reference": reference}
+        asked, terms = self._asking(None), self._client._terms(timeout, priority, self._params.get("hedge", True), tenant)
+        (result,) = await self._client._merged(asked, [asked.call(item)], self._model, terms)
+        return self._verdict(result.value, result.usage)
 
     async def batch_score(
         self,

@@ -54,7 +54,7 @@ def number_or_late(response: str) -> float | Exception:
 def installed(monkeypatch: pytest.MonkeyPatch, said: Callable[[str], float | Exception] = number_or_late) -> FakeScorer:
     """A scorer that all settings lead to."""
     scorer = FakeScorer(said)
-    monkeypatch.setattr(REWARDER, "make_scorer", lambda client, who: scorer)
+    monkeypatch.setattr(REWARDER, "make_scorer", lambda client, who, **_: scorer)
     monkeypatch.setattr(REWARDER, "_MADE", {})
     monkeypatch.setattr(REWARDER, "_GIVEN", {})
     monkeypatch.delenv("QREWARD_REWARD", raising=False)

@@ -183,6 +183,19 @@ def test_failing_endpoints_are_failures_to_each_caller_and_no_numbers(settings: 
     assert all(each.reason for each in scored)
 
 
+@pytest.mark.parametrize("other", [{}, {"deadline": 7.0}], ids=["the same settings", "other settings"])
+def test_closing_a_rewarder_leaves_the_client_open_for_the_others_of_the_process(settings: Path, other: dict[str, Any]) -> None:
+    given = json.loads(settings.read_text(encoding="utf-8"))
+
+    async def main() -> list[list[float | None]]:
+        closed, before = rewarder(given, deadline=20.0), rewarder({**given, **other}, deadline=20.0)
+        await closed.aclose()
+        after = rewarder({**given, **other}, deadline=20.0)
+        return [_rewards(await each.score_many(ITEMS)) for each in (before, after, closed)]
+
+    assert asyncio.run(main()) == [RIGHT] * 3
+
+
 async def _many() -> list[Any]:
     return await rewarder(deadline=20.0).score_many(ITEMS)
 

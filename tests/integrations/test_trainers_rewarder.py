@@ -11,9 +11,13 @@ import pytest
 from adapter_fakes import FakeScorer, installed
 
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError, RequestTimeout
+from qreward.integrations.roll.rewards import metrics_of
 from qreward.integrations.trainers import Rewarder, Scored, rewarder
 from qreward.integrations.trainers.failures import reward_of
+from qreward.integrations.trl import reward
+from qreward.integrations.verl import scoring
 from qreward.judge.words import Verdict, Vote
+from qreward.results import Usage
 from qreward.testing import run_in_virtual_time
 
 FAILED = Scored(None, RequestTimeout("no reward within 5 s"), 5.0)
@@ -63,6 +67,19 @@ def test_a_failure_is_told_and_raises_nothing() -> None:
     assert scored.verdict is None
     assert scored.error is error
     assert scored.reason == "InvalidResponse: no verdict in the answer"
+
+
+def test_tokens_are_counted_whatever_came_of_them() -> None:
+    paid, unpaid = InvalidResponse("no verdict in the answer"), InvalidResponse("no verdict in the answer")
+    paid.usage = Usage(20, 10, None)
+    verdict = Verdict(1.0, (Vote(1.0),), usage=Usage(total_tokens=7))
+    scored = [Scored(verdict, None, 0.1), Scored(None, paid, 0.1), Scored(None, unpaid, 0.1), Scored(Verdict(1.0, ()), None, 0.1)]
+    assert [each.tokens for each in scored] == [7, 30, 0, 0]
+    assert scoring.answer(scored[1], -1.0)["judge_tokens"] == 30.0
+    assert metrics_of(scored)["judge/tokens"] == [7.0, 30.0, 0.0, 0.0]
+    told: dict[str, float] = {}
+    run_in_virtual_time(reward(judge=FakeScorer(lambda _: paid))(["p"] * 2, ["r"] * 2, log_metric=told.__setitem__))
+    assert told["judge/tokens"] == 60.0
 
 
 def test_a_fault_of_code_is_no_failure_of_a_judge() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from adapter_fakes import SETTINGS, installed, run
+from adapter_fakes import SETTINGS, FakeScorer, installed, run
 
-from qreward.integrations.trl import combined, reward
+from qreward.errors import ConfigError
+from qreward.integrations.trl import combined, judge_reward, reward, scoring
 from qreward.integrations.trl.rows import conversation, rows_of
 
 
@@ -41,9 +45,83 @@ def test_each_function_is_logged_under_the_name_that_trl_would_give_it() -> None
     told: dict[str, float] = {}
     called(combined(lengths, some), "1", "345", log_metric=told.__setitem__)
     assert told == {"rewards/lengths/mean": 2.0, "rewards/some/mean": 10.0}
-    told.clear()
-    called(combined(some), "1", "2", log_metric=told.__setitem__)
-    assert told == {}
+
+
+def test_a_rank_without_a_value_logs_the_names_that_the_others_log_for_trl_waits_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL before 1.14 gathers the metrics of all ranks name by name, each rank by its own names: a name less is a wait for ever."""
+    installed(monkeypatch)
+    made = combined(reward(SETTINGS), some)
+    ranks: list[tuple[dict[str, float], dict[str, Any]]] = []
+    for completions in (["1", "2"], ["0.5", "3"], ["late", "late"]):
+        metrics, columns = {}, {}
+        called(made, *completions, log_metric=metrics.__setitem__, log_extra=columns.__setitem__)
+        ranks.append((metrics, columns))
+    logged = [(list(metrics), list(columns)) for metrics, columns in ranks]
+    assert logged == [logged[0]] * 3
+    assert math.isnan(ranks[0][0]["rewards/some/mean"])  # which TRL leaves out when it logs
+    assert ranks[1][0]["rewards/some/mean"] == 10.0
+    assert math.isnan(ranks[2][0]["rewards/judge/mean"])
+
+
+def test_functions_of_one_name_are_logged_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch)
+    metrics: dict[str, list[float]] = {}
+    columns: dict[str, list[Any]] = {}
+    made = combined(
+        functools.partial(scaled, by=1.0),
+        functools.partial(functools.partial(scaled, by=3.0)),
+        reward(SETTINGS),
+        reward({**SETTINGS, "deadline": 7.0}),
+        weights=[1.0, 1.0, 0.0, 0.0],
+    )
+    handles = {
+        "log_metric": lambda name, value: metrics.setdefault(name, []).append(value),
+        "log_extra": lambda name, values: columns.setdefault(name, []).extend(values),
+    }
+    assert called(made, "1", "0.5", **handles) == [4.0, 12.0]
+    assert {name: values for name, values in metrics.items() if name.startswith("rewards/")} == {
+        "rewards/scaled/mean": [2.0],
+        "rewards/scaled_2/mean": [6.0],
+        "rewards/judge/mean": [0.75],
+        "rewards/judge_2/mean": [0.75],
+    }
+    assert {name: len(values) for name, values in metrics.items()} == dict.fromkeys(metrics, 1)
+    assert {"judge/ok", "judge_2/ok"} <= metrics.keys()
+    assert columns == {"judge_error": ["", ""], "judge_2_error": ["", ""]}  # one value for each completion
+
+
+def scaled(completions: list[str], by: float, **given: Any) -> list[float]:
+    return [len(completion) * by for completion in completions]
+
+
+def test_a_missing_reward_is_refused_where_trl_would_count_it_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By versions of TRL: whether a reward that is None is refused."""
+    installed(monkeypatch)
+    versions = {"0.29.1": True, "1.5.1": True, "1.6.0": False, "1.6.0.dev0": False, "1.16.0": False, "2.0": False}
+    partial = functools.partial(judge_reward, settings=SETTINGS)
+    found = {}
+    for trl in versions:
+        monkeypatch.setattr(scoring, "version", lambda _, trl=trl: trl)
+        asked: list[Callable[[], Any]] = [
+            lambda: reward(SETTINGS),
+            lambda: reward(SETTINGS, on_failure="none"),
+            lambda: reward(judge=FakeScorer()),
+            lambda: called(partial, "late"),
+            lambda: called(combined(some), "1"),
+        ]
+        found[trl] = [f"TRL {trl} counts as 0.0; install trl>=1.6" in error_of(ask) for ask in asked]
+        for chosen in ("raise", -1.0):
+            assert called(reward(SETTINGS, on_failure=chosen), "1") == [1.0]
+        assert called(combined(lengths, some), "345") == [13.0]
+    assert found == {trl: [refused] * 5 for trl, refused in versions.items()}
+
+
+def error_of(ask: Callable[[], Any]) -> str:
+    try:
+        ask()
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def test_plain_functions_run_in_threads_and_get_all_that_trl_gives() -> None:

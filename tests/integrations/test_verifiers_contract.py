@@ -21,7 +21,7 @@ from verifiers_stub import Trace
 
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError, InvalidResponse, QRewardError, RequestTimeout
-from qreward.integrations.trainers.clients import close_clients
+from qreward.integrations.trainers.rewarder import close_all
 from qreward.integrations.verifiers.forms import strict_schema
 from qreward.testing import FakeFleet, Faults, Latency
 
@@ -36,7 +36,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Any:
 def fleet() -> Iterator[FakeFleet]:
     with fleet_of(latency=0.05) as made:
         yield made
-    close_clients()
+    close_all()
 
 
 @pytest.fixture
@@ -210,8 +210,70 @@ def test_a_rollout_is_scored_by_an_adapters_settings_and_a_failure_is_no_zero(
     }
     with pytest.raises(RequestTimeout):
         run(judge("a.json").score(task, Trace("no number")))
-    with pytest.raises(ConfigError, match="on_failure: none"):
-        run(judge("b.json", on_failure="none").score(task, Trace("no number")))
     assert run(judge("c.json", on_failure=0.0).score(task, Trace("no number"))) == 0.0
     assert run(judge("d.json", view="full_trace", on_failure=-1.0).score(task, Trace("no number"))) == -1.0
     assert scorer.asked[-1]["response"].startswith("user: 2 + 2?")
+
+
+def test_settings_that_verifiers_cannot_use_are_refused_with_its_configuration(
+    room: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And so before a rollout is paid for. Settings that are named only later are refused before anything is asked."""
+    scorer = installed_scorer(monkeypatch)
+    for name, changes, said in (
+        ("none.json", {"on_failure": "none"}, r"none\.json: on_failure: verifiers has no missing reward"),
+        ("both.json", {"reward_model": "rm-7b"}, r"both\.json: set exactly one of judge"),
+    ):
+        file = tmp_path / name
+        file.write_text(json.dumps({**SETTINGS, **changes}), encoding="utf-8")
+        with pytest.raises(ValueError, match=said):
+            room.RewardJudgeConfig(settings=file)
+        monkeypatch.setenv("QREWARD_REWARD", str(file))
+        with pytest.raises(ValueError, match=said):
+            room.RewardJudgeConfig()
+        monkeypatch.delenv("QREWARD_REWARD")
+        later = room.RewardJudge(room.RewardJudgeConfig())
+        monkeypatch.setenv("QREWARD_REWARD", str(file))
+        with pytest.raises(ConfigError, match=said):
+            run(later.score(verifiers_stub.TaskData(), Trace("0.5")))
+        monkeypatch.delenv("QREWARD_REWARD")
+    assert scorer.asked == []
+
+
+def test_what_a_scorer_answered_is_recorded_with_its_tokens_also_if_it_was_no_verdict(room: Any, fleet: FakeFleet, tmp_path: Path) -> None:
+    settings = json.loads(settings_of(fleet, tmp_path).read_text(encoding="utf-8"))
+    file = tmp_path / "votes.json"
+    file.write_text(json.dumps({**settings, "judge": {**settings["judge"], "samples": 2}}), encoding="utf-8")
+    judge = room.RewardJudge(room.RewardJudgeConfig(settings=file, name="grade"))
+    trace = Trace("4")
+    assert run(judge.score(verifiers_stub.TaskData(), trace)) == 1.0
+    first, second = trace.calls
+    assert first["name"] == second["name"] == "grade"
+    assert first["request"] == {"model": "judge-7b", "prompt": "2 + 2?", "response": "4", "reference": "4"}
+    assert json.loads(first["response"]["text"])["score"] == first["response"]["parsed"] == 1.0
+    assert first["response"]["usage"]["completion_tokens"] > 0
+    assert second["response"]["usage"] is None  # it is in the first one's
+
+    fleet.set("judge-0", responder=lambda messages: "I cannot say")
+    trace = Trace("4")
+    with pytest.raises(InvalidResponse):
+        run(judge.score(verifiers_stub.TaskData(), trace))
+    (failed,) = trace.calls
+    assert failed["request"]["model"] == "judge-7b"
+    assert (failed["response"]["text"], failed["response"]["parsed"]) == ("", None)
+    assert failed["response"]["usage"]["prompt_tokens"] > 0
+
+    fleet.set("judge-0", faults=Faults(error_500=1.0))
+    hasty = tmp_path / "hasty.json"
+    hasty.write_text(json.dumps({**settings, "deadline": 0.5}), encoding="utf-8")
+    trace = Trace("4")
+    with pytest.raises(QRewardError):
+        run(room.RewardJudge(room.RewardJudgeConfig(settings=hasty)).score(verifiers_stub.TaskData(), trace))
+    assert trace.calls == []
+
+
+def test_a_judge_that_sends_its_own_requests_is_not_taken_for_one_that_asks_the_fleet(room: Any) -> None:
+    with pytest.raises(ConfigError, match="DecisionJudge posts to an evaluations API by itself"):
+
+        class FleetDecisionJudge(room.FleetJudge, verifiers_stub.DecisionJudge):  # type: ignore[misc]
+            pass

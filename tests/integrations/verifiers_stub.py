@@ -100,6 +100,13 @@ class RubricJudge(Judge[Any, RubricJudgeConfig]):
     pass
 
 
+class DecisionJudge(Judge[float, JudgeConfig]):
+    """Posts to an API of its own, and does not use ``complete``."""
+
+    async def evaluate(self, *, trace: Any = None, **fields: Any) -> Any:
+        raise AssertionError("this would make a client of its own for the call")
+
+
 class Trace:
     def __init__(self, last_reply: str = "42") -> None:
         self.last_reply, self.transcript = last_reply, f"user: 2 + 2?\nassistant: {last_reply}"
@@ -125,7 +132,7 @@ def _judge_response(trace: Any, view: str) -> str:
 def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The package, and ours imported over it, until the test is done."""
     own: dict[str, Any] = {"Judge": Judge, "JudgeConfig": JudgeConfig, "JudgeResponse": JudgeResponse}
-    own |= {cls.__name__: cls for cls in (ReferenceJudge, ReferenceJudgeConfig, RubricJudge, RubricJudgeConfig)}
+    own |= {cls.__name__: cls for cls in (DecisionJudge, ReferenceJudge, ReferenceJudgeConfig, RubricJudge, RubricJudgeConfig)}
     own["JudgeView"] = Literal["last_reply", "full_trace"]
     parts: dict[str, dict[str, Any]] = {
         "verifiers": {},

@@ -36,6 +36,16 @@ def test_a_score_is_what_the_client_gives_as_a_verdict_with_one_vote() -> None:
     assert verdict.text == ""
 
 
+def test_the_tokens_of_a_score_are_in_its_verdict() -> None:
+    async def use(scorer: Scorer, _client: QRewardClient) -> Any:
+        return (await scorer.score(*PAIR)).usage, (await scorer.batch_score([PAIR]))[0].value.usage
+
+    one, other = used(use, FakeEndpoint("a", kind="vllm"))
+    assert one == other
+    assert one
+    assert one.total_tokens
+
+
 def test_attributes_are_kept() -> None:
     async def use(scorer: Scorer, _client: QRewardClient) -> Any:
         verdict = await scorer.score([{"role": "user", "content": "hi"}], "42")

@@ -95,15 +95,8 @@ def metrics_of(scored: Iterable[Scored]) -> dict[str, list[float]]:
         "judge/ok": [float(each.ok) for each in rows],
         "judge/errors": [float(not each.ok) for each in rows],
         "judge/seconds": [each.seconds for each in rows],
-        "judge/tokens": [_tokens(each) for each in rows],
+        "judge/tokens": [float(each.tokens) for each in rows],
     }
-
-
-def _tokens(scored: Scored) -> float:
-    usage = scored.verdict.usage if scored.verdict is not None else None
-    if usage is None:
-        return 0.0
-    return float(usage.total_tokens or (usage.prompt_tokens or 0) + (usage.completion_tokens or 0))
 
 
 def _number(scored: Scored, failure: float | None) -> float:

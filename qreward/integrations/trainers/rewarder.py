@@ -56,6 +56,15 @@ class Scored:
         return failure if self.verdict is None else self.verdict.score
 
     @property
+    def tokens(self) -> int:
+        """Of all answers to the item, those that could not be read among them; 0 if no server told."""
+        outcome = self.error if self.verdict is None else self.verdict
+        usage = None if outcome is None else outcome.usage
+        if usage is None:
+            return 0
+        return usage.total_tokens or (usage.prompt_tokens or 0) + (usage.completion_tokens or 0)
+
+    @property
     def reason(self) -> str:
         """Why there is no reward, in one short line without secrets; ``""`` if there is one."""
         if self.error is None:
@@ -132,7 +141,11 @@ class Rewarder:
         return portal().call(self.score_many, list(items))
 
     async def aclose(self) -> None:
-        """Close the scorer's connections in all loops."""
+        """Close the scorer.
+
+        A scorer made by :func:`rewarder` shares its client with other rewarders of the process. The client stays open for them until the
+        process ends, and this rewarder may be used again.
+        """
         await self.scorer.aclose()
 
 
@@ -175,7 +188,7 @@ def _made(config: RewardConfig, deadline: float) -> Rewarder:
         if made is None:
             with told_with_place(config):
                 check(config, client)
-                scorer = make_scorer(client, config.judge or config.reward_model)
+                scorer = make_scorer(client, config.judge or config.reward_model, owns_client=False)  # others share it
             made = _MADE[key] = Rewarder(scorer, config.deadline or deadline, config.priority, config)
         return made
 

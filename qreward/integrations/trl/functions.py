@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 from qreward.integrations.trainers import RewardConfig, Rewarder, load_reward_config, rewarder
 from qreward.integrations.trainers.config import Failure
-from qreward.integrations.trl.scoring import DEADLINE, Recipe
+from qreward.integrations.trl.scoring import DEADLINE, Recipe, mean, refuse_old_trl
 from qreward.judge.words import Scorer
 
 Settings = str | Path | Mapping[str, Any] | RewardConfig
@@ -38,13 +39,14 @@ def reward(
         columns: field of the item -> column of the dataset, over those of the settings. By default the prompt and the completion are
             TRL's, the reference is the first of ``reference``, ``solution``, ``answer``, ``ground_truth`` that is there, and other fields
             that the judge's prompt names are the columns of the same name.
-        on_failure: what a reward is that could not be had: ``none`` (also ``default``, if this is the only function), ``raise``, or
-            a number; over that of the settings.
+        on_failure: what a reward is that could not be had: ``none`` (also ``default``, if this is the only function; needs TRL 1.6),
+            ``raise``, or a number; over that of the settings.
         deadline: seconds for one reward in all, over that of the settings; 300 by default.
 
     Raises:
-        ConfigError: now if a setting is wrong; from the function if a column is not there, or if several functions are given to the
-            trainer and ``on_failure`` was not chosen, for TRL would count a missing reward as 0.0.
+        ConfigError: now if a setting is wrong, or if a missing reward is to be None and the installed TRL is older than 1.6; from the
+            function if a column is not there, or if several functions are given to the trainer and ``on_failure`` was not chosen, for
+            TRL would count a missing reward as 0.0.
 
     Example:
         ``GRPOTrainer(model, reward_funcs=reward("reward.yaml"), ...)``
@@ -87,10 +89,12 @@ def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = N
     Args:
         functions: as ``reward_funcs``, each called as TRL would call it.
         weights: as ``reward_weights``; 1.0 each by default.
-        name: under which TRL logs the sum. Each function is logged under its own name, as TRL would.
+        name: under which TRL logs the sum. Each function is logged under the name that TRL would give it; if several have the same name,
+            the second one's ends with ``_2``, and so on.
 
     Raises:
         ValueError: there are not as many weights as functions; from the function, if one gives too few or too many rewards.
+        ConfigError: from the function, if a reward is missing and the installed TRL is older than 1.6.
 
     Example:
         ``GRPOTrainer(model, reward_funcs=combined(reward("reward.yaml"), format_reward, weights=[1.0, 0.2]), ...)``
@@ -98,13 +102,18 @@ def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = N
     shares = [1.0] * len(functions) if weights is None else list(weights)
     if not functions or len(shares) != len(functions):
         raise ValueError(f"{len(functions)} functions and {len(shares)} weights were given; give at least one function, a weight for each")
+    labels = _labels(functions)
 
     async def total(prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **given: Any) -> Rewards:
         every = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, **given}
-        columns = await asyncio.gather(*(_called(function, every) for function in functions))
-        for function, column in zip(functions, columns, strict=True):
-            _check(function, column, len(prompts), given)
-        return [_sum(row, shares) for row in zip(*columns, strict=True)]
+        calls = zip(functions, labels, strict=True)
+        columns = await asyncio.gather(*(_called(function, _logging_as(label, function, every)) for function, label in calls))
+        for label, column in zip(labels, columns, strict=True):
+            _check(label, column, len(prompts), given)
+        rewards = [_sum(row, shares) for row in zip(*columns, strict=True)]
+        if None in rewards:
+            refuse_old_trl(name)
+        return rewards
 
     total.__name__ = total.__qualname__ = name
     return total
@@ -124,14 +133,54 @@ def _recipe(
     chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if judge is not None:
         config = RewardConfig(reward_model=name, **chosen)  # who scores is there already; the rest is checked as it would be in a file
-        return Recipe(Rewarder(judge, config.deadline or DEADLINE), name, config.columns, config.on_failure)
+        return _recipe_of(Rewarder(judge, config.deadline or DEADLINE), name, config)
     made = rewarder(settings, deadline=DEADLINE)
     config = made.config or load_reward_config(settings)
     if chosen:
         chosen["columns"] = {**config.columns, **(columns or {})}
         config = RewardConfig(**dict(config) | chosen).at(config.place)
         made = rewarder(config, deadline=DEADLINE)
+    return _recipe_of(made, name, config)
+
+
+def _recipe_of(made: Rewarder, name: str, config: RewardConfig) -> Recipe:
+    if config.on_failure in ("default", "none"):
+        refuse_old_trl(name)
     return Recipe(made, name, config.columns, config.on_failure)
+
+
+def _labels(functions: Sequence[Callable[..., Any]]) -> list[str]:
+    """A name for each function: TRL's, with a number if another function has it already."""
+    labels: list[str] = []
+    for name in map(_name, functions):
+        label, number = name, 1
+        while label in labels:
+            number += 1
+            label = f"{name}_{number}"
+        labels.append(label)
+    return labels
+
+
+def _name(function: Any) -> str:
+    """As TRL's ``get_callable_name`` finds it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _logging_as(label: str, function: Any, every: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a function is called with. If its label is not its name, what it logs under its name goes under the label.
+
+    TRL keeps as many values of a column as there are completions: of two functions that log one column it would mix the values.
+    """
+    name = _name(function)
+    if label == name:
+        return every
+
+    def under(log: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
+        return lambda key, value: log(label + key.removeprefix(name) if key.startswith(name) else key, value)
+
+    return {**every, **{handle: under(every[handle]) for handle in ("log_metric", "log_extra") if every.get(handle) is not None}}
 
 
 async def _called(function: Callable[..., Any], every: Mapping[str, Any]) -> Any:
@@ -140,13 +189,12 @@ async def _called(function: Callable[..., Any], every: Mapping[str, Any]) -> Any
     return await asyncio.to_thread(function, **every)
 
 
-def _check(function: Callable[..., Any], column: Sequence[Any], expected: int, given: Mapping[str, Any]) -> None:
-    name = getattr(function, "__name__", type(function).__name__)
+def _check(label: str, column: Sequence[Any], expected: int, given: Mapping[str, Any]) -> None:
     if len(column) != expected:
-        raise ValueError(f"the reward function {name!r} gave {len(column)} rewards for {expected} completions")
-    known = [float(value) for value in column if not _missing(value)]
-    if known and (log_metric := given.get("log_metric")) is not None:
-        log_metric(f"rewards/{name}/mean", sum(known) / len(known))
+        raise ValueError(f"the reward function {label!r} gave {len(column)} rewards for {expected} completions")
+    if (log_metric := given.get("log_metric")) is not None:
+        # On all ranks, also without a value: TRL before 1.14 gathers name by name, and waits for ever for a rank that skips one.
+        log_metric(f"rewards/{label}/mean", mean([float(value) for value in column if not _missing(value)]))
 
 
 def _sum(row: Sequence[float | None], shares: Sequence[float]) -> float | None:

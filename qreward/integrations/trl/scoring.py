@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from math import nan
 from typing import Any
 
 from qreward.errors import ConfigError
@@ -14,6 +17,9 @@ from qreward.integrations.trl.rows import rows_of
 
 DEADLINE = 300.0
 """Seconds for one reward in all. TRL itself has no limit, but the ranks that wait for a slow one have: 1,800 seconds by default."""
+
+OLDEST = (1, 6)
+"""TRL from which on a completion without any reward is left out of its group."""
 
 USUAL: Usual = {"prompt": ("prompt",), "response": ("response",), "reference": ("reference", "solution", "answer", "ground_truth")}
 
@@ -53,17 +59,34 @@ def refuse_silent_zeros(name: str, on_failure: Failure, log_metric: Any) -> None
         )
 
 
+def refuse_old_trl(name: str) -> None:
+    """TRL before 1.6 counts a reward that is None as 0.0, also if no function gave one, and trains on it.
+
+    Raises:
+        ConfigError: the installed TRL is one of these. Where TRL is not installed as a package, nothing is known and nothing is raised.
+    """
+    try:
+        found = version("trl")
+    except PackageNotFoundError:
+        return
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < OLDEST:
+        raise ConfigError(
+            f"{name}: a reward that could not be had is None, which TRL {found} counts as 0.0; "
+            "install trl>=1.6, or choose on_failure: raise or a number"
+        )
+
+
+def mean(values: Sequence[float]) -> float:
+    """Their mean; NaN if there are none, which TRL leaves out of its logs."""
+    return sum(values) / len(values) if values else nan
+
+
 def _tell(name: str, scored: Sequence[Scored], given: Mapping[str, Any]) -> None:
     log_metric: Callable[[str, float], object] | None = given.get("log_metric")
     log_extra: Callable[[str, list[Any]], object] | None = given.get("log_extra")
-    if log_metric is not None and scored:
-        log_metric(f"{name}/ok", sum(each.ok for each in scored) / len(scored))
-        log_metric(f"{name}/seconds", sum(each.seconds for each in scored) / len(scored))
-        log_metric(f"{name}/tokens", float(sum(map(_tokens, scored))))
+    if log_metric is not None:
+        log_metric(f"{name}/ok", mean([each.ok for each in scored]))
+        log_metric(f"{name}/seconds", mean([each.seconds for each in scored]))
+        log_metric(f"{name}/tokens", float(sum(each.tokens for each in scored)))
     if log_extra is not None:
         log_extra(f"{name}_error", [each.reason for each in scored])
-
-
-def _tokens(scored: Scored) -> int:
-    usage = scored.verdict.usage if scored.verdict else None
-    return (usage and usage.total_tokens) or 0

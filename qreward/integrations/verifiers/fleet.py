@@ -55,7 +55,8 @@ _Judge: Any = vf.Judge[ParsedT, ConfigT]
 class FleetJudge(_Judge):  # type: ignore[misc]
     """A ``vf.Judge`` whose :meth:`complete` asks a fleet. What verifiers' judges can do, and how they are written, is unchanged.
 
-    Before another judge of verifiers among the bases it makes that one ask the fleet, too.
+    Before another judge among the bases it makes that one ask the fleet, too, if it asks by ``complete``. ``vf.DecisionJudge`` does not: it
+    posts to an evaluations API of its own, so a class with both as bases is a ``ConfigError``.
 
     Example:
         >>> class CorrectnessJudge(FleetJudge[bool]):
@@ -64,6 +65,14 @@ class FleetJudge(_Judge):  # type: ignore[misc]
         ...     def parse(self, response):
         ...         return {"yes": True, "no": False}[response.text.strip().lower()]
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if issubclass(cls, getattr(vf, "DecisionJudge", ())):
+            raise ConfigError(
+                f"{cls.__name__}: vf.DecisionJudge posts to an evaluations API by itself, so its calls cannot go through a fleet; "
+                "use it without FleetJudge"
+            )
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)

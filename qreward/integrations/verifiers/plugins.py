@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import model_validator
+
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.columns import item_of, named_in_prompts
+from qreward.integrations.trainers.config import VARIABLE, RewardConfig, load_reward_config
 from qreward.integrations.trainers.failures import reward_of
-from qreward.integrations.trainers.rewarder import Rewarder, rewarder
+from qreward.integrations.trainers.rewarder import Rewarder, Scored, rewarder
 from qreward.integrations.verifiers.fleet import DEADLINE, FleetJudge, FleetJudgeConfig
+from qreward.results import Usage
 
 vf: Any = importlib.import_module("verifiers.v1")
 _judge: Any = importlib.import_module("verifiers.v1.judge")
+_types: Any = importlib.import_module("verifiers.v1.types")
 
 _log = logging.getLogger("qreward.verifiers")
 
@@ -36,7 +43,7 @@ class FleetRubricJudge(FleetJudge[Any, FleetRubricJudgeConfig], vf.RubricJudge):
 
 
 class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
-    """Which settings, and what of the rollout is scored.
+    """Which settings, and what of the rollout is scored. The settings are checked with these, before a rollout begins.
 
     Attributes:
         settings: file of :class:`~qreward.integrations.trainers.RewardConfig`; by default that of ``QREWARD_REWARD``. It says who
@@ -47,9 +54,18 @@ class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
     settings: Path | None = None
     view: vf.JudgeView = "last_reply"
 
+    @model_validator(mode="after")
+    def _settings_fit(self) -> RewardJudgeConfig:
+        if self.settings is not None or os.environ.get(VARIABLE):  # else they may still be named before the first score
+            _fitting(load_reward_config(self.settings))
+        return self
+
 
 class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
-    """Scores a rollout by the settings of an adapter: a ``Judge`` of qreward with votes and re-asks, or a reward model."""
+    """Scores a rollout by the settings of an adapter: a ``Judge`` of qreward with votes and re-asks, or a reward model.
+
+    Each vote is recorded on the trace as a call, the tokens of all with the first.
+    """
 
     async def score(self, task: Any, trace: Any) -> float:
         """The reward.
@@ -60,12 +76,43 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
         """
         here: Rewarder = rewarder(self.config.settings, deadline=DEADLINE)
         assert here.config is not None  # it was made from settings
+        config = _fitting(here.config)
         row = {**dict(task), "prompt": task.prompt_text, "response": _judge.judge_response(trace, self.config.view)}
         usual = {"prompt": ("prompt",), "response": ("response",), "reference": ("answer",)}
-        scored = await here.score(**item_of(row, here.config.columns, usual, named_in_prompts(here.config)))
+        item = item_of(row, config.columns, usual, named_in_prompts(config))
+        scored = await here.score(**item)
+        self._record(trace, item, scored, config)
         if not scored.ok:
-            _log.warning("no reward: %s (on_failure: %s)", scored.reason, here.config.on_failure)
-        found = reward_of(scored, here.config.on_failure, "raise")
-        if found is None:
-            raise ConfigError("on_failure: none has no meaning to verifiers; say raise (the default) or a number") from scored.error
+            _log.warning("no reward: %s (on_failure: %s)", scored.reason, config.on_failure)
+        found = reward_of(scored, config.on_failure, "raise")
+        assert found is not None
         return found
+
+    def _record(self, trace: Any, item: Mapping[str, Any], scored: Scored, config: RewardConfig) -> None:
+        """As ``FleetJudge`` does: what was answered, read or not; nothing if nothing was."""
+        models = config.judge.model if config.judge is not None else (config.reward_model,)
+        answers: list[tuple[str, str, float | None]]
+        if scored.verdict is not None:
+            usage = scored.verdict.usage
+            answers = [(vote.model, vote.text, vote.score) for vote in scored.verdict.votes]
+        else:
+            usage = scored.error.usage if scored.error is not None else None
+            answers = [] if usage is None else [(", ".join(map(str, models)), "", None)]
+        for number, (model, text, score) in enumerate(answers):
+            response = vf.JudgeResponse(text=text, parsed=score, usage=None if number else _usage(usage))
+            trace.record_judge_call(name=self.reward_name, request={"model": model, **item}, response=response)
+
+
+def _usage(usage: Usage | None) -> Any:
+    if usage is None:
+        return None
+    return _types.Usage(prompt_tokens=usage.prompt_tokens or 0, completion_tokens=usage.completion_tokens or 0)
+
+
+def _fitting(config: RewardConfig) -> RewardConfig:
+    if config.on_failure == "none":
+        raise ConfigError(
+            f"{config.place}: on_failure: verifiers has no missing reward; say raise, which is the default and fails the rollout, or the "
+            "number that such a reward shall be"
+        )
+    return config

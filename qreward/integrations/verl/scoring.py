@@ -61,11 +61,10 @@ def answer(scored: Scored, on_failure: Failure) -> dict[str, Any]:
     """What verl is told. Raises the reward's error, unless ``on_failure`` is a number: in verl a reward can be neither absent nor NaN."""
     if scored.error is not None and NOTE not in getattr(scored.error, "__notes__", ()):  # identical samples may share one error
         scored.error.add_note(NOTE)
-    usage = scored.verdict.usage if scored.verdict else None
     return {
         "score": score_of(scored, on_failure, default="raise"),
         "judge_ok": float(scored.ok),
         "judge_error": scored.reason,
         "judge_seconds": scored.seconds,
-        "judge_tokens": float((usage and usage.total_tokens) or 0),
+        "judge_tokens": float(scored.tokens),
     }

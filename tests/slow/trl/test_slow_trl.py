@@ -6,9 +6,11 @@ import json
 import math
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,19 @@ def ran(script: Path, *arguments: str, **variables: str) -> str:
     assert done.returncode == 0, done.stderr[-3000:]
     assert [line for line in (done.stdout + done.stderr).splitlines() if NOISE.search(line)] == []
     return done.stdout
+
+
+def ran_in_ranks(folder: Path, settings: Path) -> Any:
+    """What two ranks trained and logged, of which the second has no value of one function."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    with ThreadPoolExecutor(2) as threads:
+        ranks = [{**together, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+        runs = [threads.submit(ran, HERE / "training.py", str(folder), str(settings), "ranks", **rank) for rank in ranks]
+        for each in runs:
+            each.result()
+    return json.loads((folder / "told.json").read_text(encoding="utf-8"))
 
 
 def trained(fleet: FakeFleet, folder: Path, kind: str) -> Any:
@@ -138,6 +153,20 @@ def test_combined_a_failed_completion_is_left_out_whatever_the_other_function_sa
     assert failed
     assert [told["columns"]["advantages"][at] for at in failed] == [0.0] * len(failed)
     assert {"rewards/correctness/mean", "rewards/brevity/mean", "correctness/ok"} <= set().union(*told["history"])
+
+
+def test_two_ranks_train_on_although_one_of_them_has_no_value_of_a_function(fleet: FakeFleet, tmp_path: Path) -> None:
+    told = ran_in_ranks(tmp_path, settings_of(fleet, tmp_path))
+    rewards, advantages = told["columns"]["combined"], told["columns"]["advantages"]
+    assert len(rewards) == 32
+    second = [at for at in range(32) if at % 16 >= 8]
+    assert all(math.isnan(rewards[at]) and advantages[at] == 0.0 for at in second)
+    first = [at for at in range(32) if at % 16 < 8]
+    wanted = expected(told)
+    assert [rewards[at] for at in first] == pytest.approx([wanted[at] for at in first], abs=1e-4, nan_ok=True)
+    steps = [entry for entry in told["history"] if "correctness/ok" in entry]
+    assert len(steps) == 2
+    assert all(entry["rewards/first_rank_alone/mean"] is None for entry in steps)  # not a number, of one that has none
 
 
 def test_the_example_trains(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """Two steps of a real GRPOTrainer with a model of a few thousand weights, made here: run as a program, for it is judged by its exit too.
 
-python training.py FOLDER SETTINGS KIND     KIND: alone, beside, combined; or save, for a model and data to train the example with
+python training.py FOLDER SETTINGS KIND
+
+KIND: alone, beside, combined; ranks, where the process is one of several, by the environment; or save, for a model and data to train the
+example with.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -20,6 +24,7 @@ from qreward.integrations.trl import combined, reward
 
 QUESTIONS = [f"What is {first} + {second}?" for first in range(8) for second in range(4)]
 END = "<|end|>"
+RANK = os.environ.get("RANK", "0")
 
 
 def tokenizer_of(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -49,7 +54,14 @@ def brevity(completions: list[Any], **_: Any) -> list[float]:
     return [100.0 + len(text if isinstance(text, str) else text[0]["content"]) for text in completions]
 
 
+def first_rank_alone(completions: list[Any], **_: Any) -> list[float | None]:
+    """A reward function that has no value at all on the other ranks."""
+    return [0.0 if RANK == "0" else None] * len(completions)
+
+
 def functions(kind: str, settings: str) -> Any:
+    if kind == "ranks":
+        return combined(reward(settings, name="correctness"), first_rank_alone)
     if kind == "combined":
         return combined(reward(settings, name="correctness"), brevity, weights=[1.0, 0.5])
     if kind == "beside":
@@ -85,7 +97,7 @@ def train(folder: str, settings: str, kind: str, tokenizer: PreTrainedTokenizerF
         use_cpu=True,
         bf16=False,
         num_generations=4,
-        per_device_train_batch_size=16,
+        per_device_train_batch_size=8 if kind == "ranks" else 16,
         max_completion_length=8,
         logging_steps=1,
         log_completions=False,
@@ -107,7 +119,8 @@ def train(folder: str, settings: str, kind: str, tokenizer: PreTrainedTokenizerF
     trainer.train()
     threads = sorted(thread.name for thread in threading.enumerate())
     told = {"columns": keeping.kept, "history": trainer.state.log_history, "threads": threads}
-    Path(folder, "told.json").write_text(json.dumps(told), encoding="utf-8")
+    if RANK == "0":  # which has the columns of all
+        Path(folder, "told.json").write_text(json.dumps(told), encoding="utf-8")
 
 
 def main(folder: str, settings: str, kind: str) -> None:

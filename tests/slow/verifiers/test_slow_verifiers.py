@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ import pytest
 import verifiers.v1 as vf
 from pydantic import BaseModel
 from trainers_tools import ended_quietly, settings_of
+from verifiers.v1.trace import TraceTask
 from verifiers.v1.utils.loaders import judge_class, load_judge
 
 from qreward.errors import AuthenticationFailed, ConfigError, InvalidResponse, QRewardError
@@ -36,6 +39,7 @@ from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]  # the framework's own warnings are not ours
 CALLS = 32
+PAGE = Path(__file__).parents[3] / "docs" / "verifiers.md"
 QUESTION = re.compile(r"Question: (\d+) \+ (\d+)")
 RESPONSE = re.compile(r"Response: (\d+)")
 
@@ -246,6 +250,98 @@ def test_a_scorer_of_qrewards_judges_rollouts_and_its_failure_raises(
     chosen = tmp_path / "chosen.json"
     chosen.write_text(json.dumps({**json.loads(settings.read_text()), "on_failure": -1.0}), encoding="utf-8")
     assert asyncio.run(RewardJudge(RewardJudgeConfig(settings=chosen)).score(task(), Trace("86"))) == -1.0
+
+
+class Data(vf.TaskData):  # type: ignore[misc]
+    answer: str = "84"
+
+
+class Sum(vf.Task[Data, vf.State, vf.TaskConfig]):  # type: ignore[misc]
+    """A task of verifiers without rewards of its own."""
+
+
+def test_what_a_scorer_answered_is_recorded_on_the_trace_of_a_task(
+    fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in fleet.names:
+        fleet.set(name, responder="judge", faults=Faults())
+    (tmp_path / "grade.py").write_text(PLUGINS["grade.py"], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    judge = {"id": "grade", "settings": str(settings_of(fleet, tmp_path)), "weight": 2.0}
+    judged = Sum(Data(idx=0, prompt="42 + 42"), vf.TaskConfig(judges=[judge]))
+    trace = vf.Trace(task=TraceTask(type="Sum", data=judged.data), agent=vf.AgentInfo(config=vf.AgentConfig()))
+    trace.root_reply = "84"
+    asyncio.run(judged.score(trace))
+    assert trace.rewards["grade"].value == 2.0
+    (call,) = trace.info["judge_calls"]
+    assert call["request"] == {"model": "judge-7b", "prompt": "42 + 42", "response": "84", "reference": "84"}
+    assert call["response"]["parsed"] == 1.0
+    for name in fleet.names:
+        fleet.set(name, responder=lambda messages: "I cannot say")
+    with pytest.raises(vf.TaskError, match=r"InvalidResponse: .*I cannot say"):
+        asyncio.run(judged.score(trace))
+    assert trace.rewards == {"grade": None}
+    paid = json.loads(trace.model_dump_json())["extra_usage"]
+    assert [usage["completion_tokens"] > 0 for usage in paid] == [True, True]
+
+
+PLUGINS = {
+    "sums.py": """
+import verifiers.v1 as vf
+
+class Sum(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
+    pass
+
+class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
+    def load(self):
+        return [Sum(vf.TaskData(idx=0, prompt="2 + 2?"), self.config.task)]
+
+__all__ = ["Sums"]
+""",
+    "fleet_reference.py": """
+from qreward.integrations.verifiers import FleetReferenceJudge
+
+__all__ = ["FleetReferenceJudge"]
+""",
+    "grade.py": """
+from qreward.integrations.verifiers import RewardJudge
+
+__all__ = ["RewardJudge"]
+""",
+}
+
+
+def test_the_command_line_plugs_judges_in_and_refuses_settings_before_a_rollout(fleet: FakeFleet, tmp_path: Path) -> None:
+    for name, text in PLUGINS.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    settings = settings_of(fleet, tmp_path)
+    refused = tmp_path / "none.json"
+    refused.write_text(json.dumps({**json.loads(settings.read_text()), "on_failure": "none"}), encoding="utf-8")
+    fleet_judge = {"id": "fleet_reference", "model": "judge-7b", "fleet": "fleet.yaml"}
+    written = evaluated_dry(tmp_path, [fleet_judge, {"id": "grade", "settings": str(settings)}])
+    assert written.returncode == 0, written.stdout + written.stderr
+    (config,) = tmp_path.rglob("eval.json")
+    found = json.loads(config.read_text())["env"]["taskset"]["task"]["judges"]
+    assert [(judge["id"], judge.get("fleet"), judge.get("settings")) for judge in found] == [
+        ("fleet_reference", "fleet.yaml", None),
+        ("grade", None, str(settings)),
+    ]
+    denied = evaluated_dry(tmp_path, [{"id": "grade", "settings": str(refused)}])
+    assert denied.returncode != 0
+    assert "verifiers has no missing reward" in re.sub(r"[\s│]+", " ", denied.stdout + denied.stderr)
+
+
+def evaluated_dry(folder: Path, judges: list[dict[str, str]]) -> subprocess.CompletedProcess[str]:
+    """``vf-eval`` up to the first rollout, with the option that our page names."""
+    (option,) = set(re.findall(r"`(--\S*task\.judges)`", PAGE.read_text(encoding="utf-8")))
+    command = [str(Path(sys.executable).with_name("vf-eval")), "sums", option, json.dumps(judges), "--dry-run"]
+    given = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_judge_that_sends_its_own_requests_is_refused() -> None:
+    with pytest.raises(ConfigError, match="DecisionJudge posts"):
+        type("FleetDecisionJudge", (FleetJudge, vf.DecisionJudge), {})
 
 
 def test_settings_come_from_the_environment_or_are_verifiers_own(monkeypatch: pytest.MonkeyPatch, client_file: Path) -> None:

@@ -93,7 +93,7 @@ def workers(config: Any, data: DataProto) -> Any:
     try:
         manager = RewardLoopManager(config)
         scored = manager.compute_rm_score(data)
-        handles = manager.reward_loop_worker_handles
+        handles = getattr(manager, "reward_loop_worker_handles", None) or manager.reward_loop_workers  # the name before 0.8
         streamed = ray.get([handles[at % 2].compute_score.remote(data[at : at + 1]) for at in range(len(data))])
         keys = scored.meta_info["reward_extra_keys"]
         last = data.batch["attention_mask"][:, 3:].sum(dim=1) - 1

@@ -89,6 +89,7 @@ def check(results: list[dict[str, Any]], failure: float) -> None:
     reasons = [result["judge_error"].partition(":")[0] for result in results]
     assert reasons == ["InvalidResponse" if score is None else "" for score in opinions]
     assert all(list(result) == KEYS for result in results)
+    assert all(result["judge_tokens"] > 0 for result in results)  # an answer that could not be read was paid for, too
 
 
 def went_wrong(fleet: FakeFleet) -> int:

@@ -31,6 +31,7 @@ from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Ret
 from qreward.results import BatchResult, FleetStats, Result
 from qreward.rewards.calls import RewardCalls
 from qreward.rewards.collector import Collector
+from qreward.rewards.known import KnownLists
 from qreward.rewards.texts import TextCalls
 from qreward.sharing import Carriers
 from qreward.streams.calls import StreamCalls
@@ -131,7 +132,8 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         self._engine: ProbingEngine = ProbingEngine(scheduler, wire_factory, clock=clock, watch=watch_for(watcher, observers, clock))
         self._collectors: dict[Hashable, Collector] = {}
         self._fleet: LiveFleet = LiveFleet(self._engine, config.endpoints, config.routes)
-        self._engine.watch_over(self._fleet.sources)
+        self._lists = KnownLists()
+        self._engine.watch_over(self._fleet.sources, self._lists.look)
         self._carriers = Carriers()
         self._sharing = Sharing(self._engine, self._fleet.sources, self._carriers, self._carriers.__iter__)
         self._prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
@@ -224,7 +226,8 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
 
         Raises:
             NoEndpoint, ConfigError: before anything is sent.
-            BatchInterrupted: the input or ``on_result`` raised; it holds the results that are done.
+            BatchInterrupted: the input or ``on_result`` raised an ``Exception`` (the ``__cause__``). What had been sent was finished first;
+                it holds the results. Any other ``BaseException``, such as ``KeyboardInterrupt``, cancels what had been sent and is raised.
 
         Example:
             >>> async def judge(client, conversations):
@@ -274,7 +277,10 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         self._look_around()
 
     def remove_endpoint(self, name: str) -> None:
-        """Remove an endpoint; what it has in flight is finished, what waits goes elsewhere or fails with ``NoEndpoint``."""
+        """Remove an endpoint; what waits goes elsewhere or fails with ``NoEndpoint``.
+
+        What it has in flight is finished; then its connections are closed.
+        """
         with self._changing:
             self._fleet.remove(name)
 

@@ -201,6 +201,21 @@ def impurities(module: Module) -> Iterator[str]:
             yield from (f"line {node.lineno}: core may not import random.{alias.name}" for alias in node.names if alias.name != "Random")
 
 
+CLOCKS = {"clock", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns", "now", "utcnow"}
+TELLS_THE_TIME = "Callable[[], float]"
+
+
+def clocks(module: Module) -> Iterator[str]:
+    """The core does not ask for the time, not even of a clock that it was given: ``now`` is an argument."""
+    if module.room != "core":
+        return
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].lstrip("_") in CLOCKS:
+            yield f"line {node.lineno}: core may not call {ast.unparse(node.func)}; take now as an argument"
+        if isinstance(node, ast.expr) and ast.unparse(node) == TELLS_THE_TIME:
+            yield f"line {node.lineno}: core may hold nothing that tells the time ({TELLS_THE_TIME}); take now as an argument"
+
+
 def _impure(target: str) -> bool:
     return target.partition(".")[0] in IMPURE
 
@@ -246,7 +261,7 @@ def sources() -> list[Path]:
     return [path for path in found if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
 
 
-RULES: list[Callable[[Module], Iterator[str]]] = [upward_imports, sideways_imports, strange_packages, sdk_imports, impurities]
+RULES: list[Callable[[Module], Iterator[str]]] = [upward_imports, sideways_imports, strange_packages, sdk_imports, impurities, clocks]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -386,6 +401,20 @@ def test_the_sdk_of_opentelemetry_is_not_the_librarys() -> None:
 def test_an_impure_core_is_caught(source: str) -> None:
     assert faults_of(impurities, "core.queue", source)
     assert faults_of(impurities, "engine.shell", source) == []
+
+
+def test_a_core_that_asks_for_the_time_is_caught() -> None:
+    sources = [
+        "def f(clock):\n    return clock()",
+        "class A:\n    def f(self):\n        return self.clock() < self.until",
+        "class A:\n    def f(self):\n        return self._clock()",
+        "def f(room):\n    return room.engine.monotonic()",
+        "class A:\n    when: Callable[[], float]",
+        "class A:\n    def __init__(self, when: Callable[[], float]) -> None:\n        self.when = when",
+    ]
+    assert [source for source in sources if not faults_of(clocks, "core.queue", source)] == []
+    assert [source for source in sources if faults_of(clocks, "engine.shell", source)] == []
+    assert faults_of(clocks, "core.queue", "def f(now: float) -> float:\n    return now + 1") == []
 
 
 def test_the_core_may_be_given_a_random_number_generator() -> None:

@@ -205,9 +205,9 @@ class PrototypeSource(Source):
         super().__init__(name, rng, limits, window=_Shown(inner))
         self._agenda, self._inner = agenda, inner
 
-    def ready_at(self) -> float:
-        at = super().ready_at()
-        return at if at == inf else max(at, self._agenda.now + self._inner.delay(self._agenda.now))
+    def ready_at(self, now: float) -> float:
+        at = super().ready_at(now)
+        return at if at == inf else max(at, now + self._inner.delay(now))
 
     def sent(self, now: float, attempt: Attempt) -> None:
         super().sent(now, attempt)

@@ -60,7 +60,7 @@ class Aftermath:
         if isinstance(outcome, Cancelled):
             if attempt.why is not Why.OVERDUE:
                 return self._stopped(now, attempt)
-            outcome = _overdue(now, attempt)
+            outcome = attempt.failure = _overdue(now, attempt)
         rule = rule_for(outcome)
         lost = self._blame(now, attempt, outcome, rule)
         if not task.holds(attempt):  # nobody waits for it any more: it only tells of its source

@@ -116,14 +116,14 @@ class Dispatch:
     def _ready(self, now: float, pool: Pool, avoided: tuple[Source, ...]) -> Source | None:
         take = pool.balancer.take
         while (source := take(avoided)) is not None:
-            at = source.ready_at()
+            at = source.ready_at(now)
             if at <= now:
                 return source
             self._wake(source, at)
         return None
 
     def _fill(self, now: float, source: Source) -> None:
-        while (at := source.ready_at()) <= now:
+        while (at := source.ready_at(now)) <= now:
             task = self._next(now, source)
             if task is None:
                 for pool in source.pools:
@@ -138,7 +138,7 @@ class Dispatch:
             self.wheel.add(pool, now + LOOK_LATER)
 
     def _offer(self, now: float, source: Source) -> None:
-        at = source.ready_at()
+        at = source.ready_at(now)
         if at > now:
             self._wake(source, at)
             return

@@ -257,7 +257,7 @@ class Room:
         self._paces = [(pool.lengths.pace(source.latency), place, source) for place, source in enumerate(pool.sources)]
         self._now = now
         self._in_service = sorted(entry for entry in self._paces if entry[0] and entry[2].worth_waiting_for(now))
-        self._ready = [(pace, source) for pace, _, source in self._in_service if source.ready_at() <= now]
+        self._ready = [(pace, source) for pace, _, source in self._in_service if source.ready_at(now) <= now]
 
     def too_slow(self, avoided: tuple[Source, ...]) -> tuple[Source, ...]:
         """Sources besides the avoided to which no copy goes: of unknown pace, or much slower than the quickest that may be had."""
@@ -270,7 +270,7 @@ class Room:
         for place, (pace, source) in enumerate(self._ready):
             if pace > most:
                 return None
-            if source.ready_at() > self._now:  # it has got the last copies
+            if source.ready_at(self._now) > self._now:  # it has got the last copies
                 del self._ready[place]
                 return self.quickest(avoided)
             if source not in avoided:

@@ -78,20 +78,31 @@ class Look:
         ready: it serves. False: it says that it does not, or nobody is there.
         running, waiting: elements of requests that it works on, and that wait for it.
         most: elements that it works on at once at most.
+        items: most items of one list.
+        trouble: why it can say nothing, if that is a fault of its settings.
     """
 
-    __slots__ = ("most", "ready", "running", "waiting")
+    __slots__ = ("items", "most", "ready", "running", "trouble", "waiting")
 
     def __init__(
-        self, ready: bool | None = None, running: float | None = None, waiting: float | None = None, most: float | None = None
+        self,
+        ready: bool | None = None,
+        running: float | None = None,
+        waiting: float | None = None,
+        most: float | None = None,
+        items: int | None = None,
+        trouble: str | None = None,
     ) -> None:
         self.ready = ready
         self.running = running
         self.waiting = waiting
         self.most = most
+        self.items = items
+        self.trouble = trouble
 
     def __repr__(self) -> str:
-        return f"Look(ready={self.ready}, running={self.running}, waiting={self.waiting}, most={self.most})"
+        members = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("ready", "running", "waiting", "most", "items", "trouble"))
+        return f"Look({members})"
 
 
 class Answer:

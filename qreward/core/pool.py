@@ -25,16 +25,18 @@ class Pool:
     """One route at run time. A source may be in several pools; its limits hold over all of them.
 
     Attributes:
+        asked: the models for which it was chosen; the fleet's.
         lengths: of its answers.
         bulks: tasks under way that came from a bulk.
         online_until: until then single calls are expected.
         due: the wheel's.
     """
 
-    __slots__ = ("balancer", "bulks", "due", "endgame", "lengths", "name", "online_until", "queue", "sources")
+    __slots__ = ("__weakref__", "asked", "balancer", "bulks", "due", "endgame", "lengths", "name", "online_until", "queue", "sources")
 
     def __init__(self, name: str, sources: list[Source], balancer: Balancer) -> None:
         self.name = name
+        self.asked: set[str] = set()
         self.sources: list[Source] = []
         self.balancer = balancer
         self.queue = Queue()

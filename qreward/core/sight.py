@@ -51,7 +51,7 @@ class Sight:
         >>> from random import Random
         >>> source, sight = Source("a", Random(0)), Sight()
         >>> source.health.eject(0.0, 5.0)
-        >>> sight.take(1.0, source, Look(ready=False), 1.0), sight.take(2.0, source, Look(ready=True), 1.0), source.ready_at()
+        >>> sight.take(1.0, source, Look(ready=False), 1.0), sight.take(2.0, source, Look(ready=True), 1.0), source.ready_at(2.0)
         (<Change.NONE: 0>, <Change.BETTER: 2>, 2.0)
     """
 

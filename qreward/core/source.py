@@ -112,7 +112,7 @@ class Source:
         self.tally = Tally()
         self.handle: object = None
 
-    def ready_at(self) -> float:
+    def ready_at(self, now: float) -> float:
         """The earliest time at which it may be sent a request: a past time means now, inf means after an event."""
         health = self.health
         limit = self.window.limit
@@ -121,6 +121,8 @@ class Source:
         at = max(health.open_until, self.gate.opens_at)
         if self.learned is not None:
             at = max(at, self.learned.ready_at)
+        if self.share is not None and not self.share.may_send(now):
+            return inf
         if self.requests is not None:
             at = max(at, self.requests.ready_at)
         if self.tokens is not None:

@@ -11,6 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from qreward.core.outcome import Failure
     from qreward.core.pool import Pool
     from qreward.core.source import Source
     from qreward.errors import QRewardError
@@ -164,12 +165,13 @@ class Attempt:
         span: the watcher's own.
         held: seconds for which it waited for its caller to take what there was, ``holds_since`` then if it does so now.
         cost: tokens reserved for it, ``prompt`` of them estimated for the prompt.
+        failure: how it failed, if the scheduler says so and not its outcome.
         handle: the shell's own, such as an asyncio task.
     """
 
     __slots__ = (
-        "committed", "cost", "ended", "handle", "hedge", "held", "holds_since", "number", "overdue", "prompt", "sent_at", "source", "span",
-        "task", "why", "won",
+        "committed", "cost", "ended", "failure", "handle", "hedge", "held", "holds_since", "number", "overdue", "prompt", "sent_at",
+        "source", "span", "task", "why", "won",
     )  # fmt: skip
 
     def __init__(self, task: Task, source: Source, now: float) -> None:
@@ -183,6 +185,7 @@ class Attempt:
         self.span: Any = None
         self.cost = self.prompt = self.held = 0.0
         self.holds_since: float | None = None
+        self.failure: Failure | None = None
         self.handle: Any = None
 
     def held_until(self, now: float) -> float:

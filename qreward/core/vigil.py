@@ -96,5 +96,5 @@ class Vigil(Dispatch):
             for task, source in self._duplicates.tail(now, pool):
                 self._send(now, task, source)
                 self._offer(now, source)
-        if any(source.ready_at() <= now for source in pool.sources):
+        if any(source.ready_at(now) <= now for source in pool.sources):
             self._look_later(now, pool)

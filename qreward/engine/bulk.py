@@ -52,6 +52,9 @@ class Bulk:
         progress: told each result, looked at now and then, and closed when the batch ends, however it ends.
         prices: endpoint -> US dollars for a million prompt and completion tokens.
         keep: keep the results; if not, ``run`` returns an empty batch with its statistics.
+
+    The input, ``on_result`` and ``progress`` are the caller's code, which may raise anything anywhere, also in the task of another
+    caller. Every call of theirs is guarded, and what they raise goes to ``_fail``, so that it ends this batch and no other.
     """
 
     carry: Callable[[Attempt], Awaitable[Outcome]] | None = None
@@ -82,20 +85,27 @@ class Bulk:
         self._results: list[Result[Any] | None] = []
         self._live: dict[Task, None] = {}
         self._tallies = Tallies()
-        self._input_error: BaseException | None = None
+        self._error: BaseException | None = None
+        self._reader: asyncio.Task[None] | None = None
         self._done = shell.loop.create_future()
         self._wanted = asyncio.Event()
 
     async def run(self) -> BatchResult[Any]:
-        """Read, send, wait for all. Raises ``BatchInterrupted`` if the input or ``on_result`` does, else only if cancelled."""
+        """Read, send, wait for all.
+
+        Raises:
+            BatchInterrupted: the input, its closing, or ``on_result`` raised an ``Exception`` or a ``CancelledError`` of its own.
+                What had been sent was finished first.
+            BaseException: any other that they raised, such as ``KeyboardInterrupt``. What had been sent was cancelled.
+        """
         shell, clock = self.shell, self.shell.engine.clock
         began = clock()
         self._feed = Feed(self._pool, self._terms.level, self, began, self._terms.tenant)
         self._feed.left = self._size
         expiry = shell.loop.call_later(self._deadline, self._expire) if self._deadline is not None else None
-        reader = shell.loop.create_task(self._read_async()) if isinstance(self._items, AsyncIterator) else None
-        if reader is not None:
-            reader.add_done_callback(tell)
+        if isinstance(self._items, AsyncIterator):
+            self._reader = shell.loop.create_task(self._read_async(self._items))
+            self._reader.add_done_callback(tell)
         shell.sinks[self] = None
         try:
             self._show_progress()
@@ -107,19 +117,24 @@ class Bulk:
         except BaseException as error:
             self._leave(expiry)
             error.add_note(self._so_far())
-            await self._close_input(reader)
+            self._error = error
+            await self._close_input()
+            if self._error is not error:  # closing the input raised what is to go through all that runs
+                raise self._error from error
+            self._error = None
             raise
         self._leave(expiry)
-        await self._close_input(reader)
+        await self._close_input()
         stats = BatchStats(self._read, self._tallies.ok, self._tallies.failed, clock() - began, self._tallies.stats())
         batch = BatchResult([result for result in self._results if result is not None], stats).priced(self._prices)
         self._results.clear()  # this sink is in cycles, and lives on until the garbage collector comes
-        if self._input_error is not None:
-            what = f"{type(self._input_error).__name__}: {self._input_error}"
-            raise BatchInterrupted(
-                f"the batch stopped after {self._read} items ({what}); .results holds what is done", batch
-            ) from self._input_error
-        return batch
+        why, self._error = self._error, None
+        if why is None:
+            return batch
+        if not _is_only_ours(why):
+            raise why
+        what = f"{type(why).__name__}: {why}"
+        raise BatchInterrupted(f"the batch stopped after {self._read} items ({what}); .results holds what is done", batch) from why
 
     def _so_far(self) -> str:
         """What those are told who see a batch being cancelled, as by Ctrl-C."""
@@ -132,23 +147,49 @@ class Bulk:
         del self.shell.sinks[self]
         if expiry is not None:
             expiry.cancel()
+        if self._reader is not None:
+            self._reader.cancel()
         self.shell.withdraw(self.abandon())
         if self._beat is not None:
             self._beat.cancel()
         if self._progress is not None:
-            self._progress.close()
+            self._call(self._progress.close)
 
     def _show_progress(self) -> None:
         if self._progress is not None:
             self._beat = self.shell.loop.call_later(BEAT, self._show_progress)
-            self._progress.refresh()
+            if not self._call(self._progress.refresh):
+                self._progress = None
 
-    async def _close_input(self, reader: asyncio.Task[None] | None) -> None:
-        if reader is not None:
-            reader.cancel()
-            await asyncio.wait([reader])
-        if isinstance(self._items, Iterator) and (close := getattr(self._items, "close", None)) is not None:
-            close()
+    async def _close_input(self) -> None:
+        if self._reader is not None:
+            await asyncio.wait([self._reader])
+        elif (close := getattr(self._items, "close", None)) is not None:
+            self._call(close)
+
+    # the caller's code
+
+    def _call(self, function: Callable[..., object], *arguments: Any) -> bool:
+        """Call a function of the caller's; False if it raised, after which nothing more is begun."""
+        try:
+            function(*arguments)
+        except BaseException as error:
+            self._fail(error)
+            self._drop_unstarted()
+            return False
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        """The caller's code raised: read no more. The first error is raised by ``run``; what cannot wait ends the batch now."""
+        self._feed.ended = True
+        if self._error is None or (_is_only_ours(self._error) and not _is_only_ours(error)):
+            self._error = error
+        else:
+            message = f"a batch that had failed with {type(self._error).__name__} failed again"
+            self.shell.loop.call_exception_handler({"message": message, "exception": error})
+        if not _is_only_ours(error) and not self._done.done():
+            self._done.set_exception(error)
+        self._end_if_done()
 
     # the shell's side
 
@@ -179,19 +220,23 @@ class Bulk:
         while self._room(feed) > 0 and not feed.ended and looked_at < MOST_AT_ONCE:
             looked_at += 1
             try:
-                item = next(self._items)
-            except StopIteration:
-                feed.ended = True
-            except Exception as error:  # the caller's code; what it read so far is still finished
-                self._input_error, feed.ended = error, True
-            else:
-                self._add(feed, item)
+                self._read_one(feed, self._items)
+            except BaseException as error:  # what was read before is still finished
+                self._fail(error)
         if feed.ended:
             self._end_if_done()
         elif not feed.buffer:
             self.shell.loop.call_soon(self._read_on, feed)
             return False
         return True
+
+    def _read_one(self, feed: Feed, items: Iterator[Any]) -> None:
+        try:
+            item = next(items)
+        except StopIteration:
+            feed.ended = True
+        else:
+            self._add(feed, item)
 
     def _room(self, feed: Feed) -> int:
         """Items that may be read now."""
@@ -201,25 +246,39 @@ class Bulk:
         if not feed.ended and self.read(feed):
             self.shell.refill(feed)
 
-    async def _read_async(self) -> None:
-        feed = self._feed
-        assert isinstance(self._items, AsyncIterator)
+    async def _read_async(self, items: AsyncIterator[Any]) -> None:
         try:
-            async for item in self._items:
-                if feed.ended:  # by a deadline, or by ``on_result``
-                    break
-                self._add(feed, item)
-                self.shell.refill(feed)
-                while self._room(feed) <= 0:
-                    self._wanted.clear()
-                    await self._wanted.wait()
-        except Exception as error:  # the caller's code; what it read so far is still finished
-            self._input_error = error
-        finally:
-            if (aclose := getattr(self._items, "aclose", None)) is not None:
-                await aclose()
-        feed.ended = True
+            await self._guarded(self._read_all(items))
+            if (aclose := getattr(items, "aclose", None)) is not None:
+                await self._guarded(aclose())
+        except GeneratorExit as error:  # thrown away, as above
+            self.shell.later(partial(self._fail, error))
+            raise
+        self._feed.ended = True
         self._end_if_done()
+
+    async def _guarded(self, work: Awaitable[object]) -> None:
+        """As ``_call``; what was read before is still finished."""
+        try:
+            await work
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            reader = self._reader
+            assert reader is not None
+            if not (isinstance(error, asyncio.CancelledError) and reader.cancelling()):  # else ``_leave`` stopped it
+                self._fail(error)
+
+    async def _read_all(self, items: AsyncIterator[Any]) -> None:
+        feed = self._feed
+        async for item in items:
+            if feed.ended:  # by a deadline, or by ``on_result``
+                break
+            self._add(feed, item)
+            self.shell.refill(feed)
+            while self._room(feed) <= 0:
+                self._wanted.clear()
+                await self._wanted.wait()
 
     def _add(self, feed: Feed, item: Any) -> None:
         index = self._next_index()
@@ -242,18 +301,12 @@ class Bulk:
 
     def _settle(self, result: Result[Any]) -> None:
         self._tallies.add(result)
-        if self._progress is not None:
-            self._progress.add(result)
+        if self._progress is not None and not self._call(self._progress.add, result):
+            self._progress = None
         if self._keep:
             self._results[result.index] = result
-        if self._on_result is not None and self._input_error is None:
-            try:
-                self._on_result(result)
-            except (KeyboardInterrupt, SystemExit):  # they end the loop
-                raise
-            except BaseException as error:  # the caller's code: stop reading, finish what is under way, then tell
-                self._input_error = error
-                self._drop_unstarted()
+        if self._on_result is not None and not self._call(self._on_result, result):
+            self._on_result = None
 
     def _drop_unstarted(self) -> None:
         for task in self.shell.close_feed(self._feed):
@@ -273,7 +326,7 @@ class Bulk:
         self.shell.withdraw(left, why())
         for task in left:
             self._settle(result_of(task, why(), None, 0.0))
-        while self._size is not None and self._read < self._size and self._input_error is None:
+        while self._size is not None and self._read < self._size and self._error is None:
             self._settle(Result(self._next_index(), None, why(), None, 0.0, 0.0))
         self._end_if_done()
 
@@ -285,3 +338,8 @@ def _as_ours(error: Exception, index: int) -> QRewardError:
     wrapped = BadRequest(f"item {index} cannot be read ({type(error).__name__}: {error}); see __cause__")
     wrapped.__cause__ = error
     return wrapped
+
+
+def _is_only_ours(error: BaseException) -> bool:
+    """It concerns the batch alone. Others, such as ``KeyboardInterrupt``, are to go through all that runs."""
+    return isinstance(error, Exception | asyncio.CancelledError | GeneratorExit)

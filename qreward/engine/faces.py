@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Wire(Protocol):
     """How the engine reaches the outside, one for each event loop.
 
-    One that is used for streams has ``stream`` as well; see ``flow``.
+    One that is used for streams has ``stream`` as well; see ``flow``. One that holds something for each endpoint may have
+    ``keep(endpoints)``, which is called in the loop when others than these are not used any more.
     """
 
     async def send(self, endpoint: Any, call: Any) -> Answer | Failure:

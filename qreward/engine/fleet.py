@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from qreward.core.balance import make_balancer
@@ -10,7 +11,7 @@ from qreward.core.pool import Pool
 from qreward.core.routing import Routes
 from qreward.core.scheduler import Scheduler
 from qreward.core.source import Source, make_source
-from qreward.engine.shell import Engine
+from qreward.engine.shell import Engine, Shell
 from qreward.errors import ConfigError, NoEndpoint
 from qreward.policies import Endpoint, LoadBalanceStrategy, Route
 from qreward.spelling import did_you_mean
@@ -77,7 +78,7 @@ class Fleet:
             self._engine.act(partial(self._engine.scheduler.join, source=source, pool=pool))
             if pattern not in self._routes:
                 self._table.set(pattern, pool)
-        self._resize()
+        self._changed()
 
     def remove(self, name: str) -> None:
         """Remove an endpoint: what it has in flight is finished, what waits goes elsewhere or fails with ``NoEndpoint``."""
@@ -100,7 +101,7 @@ class Fleet:
                 weights = {key: weight for key, weight in route.weights.items() if key in left}
                 kept = Route(pattern=route.pattern, endpoints=left, strategy=route.strategy, weights=weights)
                 self._routes[route.pattern] = (kept, pool)
-        self._resize()
+        self._changed()
 
     def register(self, route: Route) -> None:
         """Add a route, or replace the one of the same pattern; what waits on it follows the new one."""
@@ -133,5 +134,25 @@ class Fleet:
         else:
             self._table.remove(pattern)
 
-    def _resize(self) -> None:
+    def _changed(self) -> None:
+        """There are other endpoints."""
         self._engine.act(lambda _: self._engine.scheduler.resize(self.sources()))
+        self._keep()
+
+    def _keep(self) -> None:
+        """Let each wire close what it holds for endpoints that are not there any more."""
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        for shell in self._engine.shells():
+            if shell.loop is here:
+                self._keep_at(shell)
+            else:
+                shell.later(partial(self._keep_at, shell))
+
+    def _keep_at(self, shell: Shell) -> None:
+        """In the shell's loop: endpoints are looked up here, because several changes may arrive in another order."""
+        keep: Callable[[list[object]], object] | None = getattr(shell.wire, "keep", None)
+        if keep is not None:
+            keep([source.handle for source in self.sources()])

@@ -10,7 +10,7 @@ from qreward.core.pool import Pool
 from qreward.core.source import Source
 from qreward.core.task import Attempt, Task, Why
 from qreward.engine.watching import LOG, End, Watch, Watcher
-from qreward.errors import QRewardError, RequestTimeout
+from qreward.errors import QRewardError
 from qreward.observe import (
     AttemptEnded,
     AttemptOutcome,
@@ -42,12 +42,8 @@ def outcome_of(attempt: Attempt, outcome: Outcome) -> AttemptOutcome:
 
 def error_of(attempt: Attempt, outcome: Outcome) -> QRewardError | None:
     """What went wrong, where something did."""
-    if isinstance(outcome, Failure):
-        return outcome.error
-    if isinstance(outcome, Cancelled) and attempt.why is Why.OVERDUE:
-        name = attempt.source.name
-        return RequestTimeout(f"endpoint {name!r} did not answer within the limit of an attempt", endpoint=name)
-    return None
+    failure = outcome if isinstance(outcome, Failure) else attempt.failure
+    return None if failure is None else failure.error
 
 
 def operation_of(task: Task) -> str:
@@ -96,10 +92,12 @@ class Herald:
         for observer, method in self._hearers[name]:
             try:
                 method(event)
-            except Exception as error:
+            except (KeyboardInterrupt, SystemExit):  # they end the loop
+                raise
+            except BaseException as error:
                 self._drop(observer, name, error)
 
-    def _drop(self, observer: object, name: str, error: Exception) -> None:
+    def _drop(self, observer: object, name: str, error: BaseException) -> None:
         who, what = type(observer).__name__, type(error).__name__
         LOG.warning("the observer %s raised %s in %s; it is not called any more", who, what, name)
         self._observers = [each for each in self._observers if each is not observer]

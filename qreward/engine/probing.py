@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from math import inf
@@ -20,6 +19,7 @@ from qreward.core.scheduler import Scheduler
 from qreward.core.sight import Change, Sight
 from qreward.core.source import Source
 from qreward.engine.shell import Engine, Shell
+from qreward.engine.watching import LOG
 from qreward.policies import Endpoint
 
 LONGEST_LOOK = 5.0
@@ -33,15 +33,16 @@ _Ask = Callable[[Endpoint], Awaitable[Look]]
 
 
 class _Turn:
-    """One source: what was seen of it, when it is looked at next, and who does it."""
+    """One source: what was seen of it, when it is looked at next, and who does it. ``trouble`` was logged last."""
 
-    __slots__ = ("busy_until", "by", "next_at", "sight")
+    __slots__ = ("busy_until", "by", "next_at", "sight", "trouble")
 
     def __init__(self, now: float) -> None:
         self.sight = Sight()
         self.next_at = now
         self.busy_until = -inf
         self.by: Round | None = None
+        self.trouble: str | None = None
 
     def due(self, by: Round, interval: float) -> float:
         return self.next_at if self.by in (None, by) else self.next_at + LATE * interval
@@ -56,12 +57,13 @@ class ProbingEngine(Engine[Scheduler]):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._sources: Callable[[], Iterable[Source]] = tuple
+        self._hear: Callable[[Source, Look], object] | None = None
         self._turns: dict[Source, _Turn] = {}
         self._rounds: dict[Shell, Round] = {}
 
-    def watch_over(self, sources: Callable[[], Iterable[Source]]) -> None:
-        """Look at these, which are asked for each time. Their handles are endpoints."""
-        self._sources = sources
+    def watch_over(self, sources: Callable[[], Iterable[Source]], hear: Callable[[Source, Look], object] | None = None) -> None:
+        """Look at these, which are asked for each time. Their handles are endpoints. ``hear`` is called under the lock after each look."""
+        self._sources, self._hear = sources, hear
 
     def look_around(self) -> None:
         """There may be others to look at. From any thread."""
@@ -90,6 +92,10 @@ class ProbingEngine(Engine[Scheduler]):
 
     def seen(self, source: Source, look: Look) -> None:
         """Somebody has looked."""
+        turn = self._turns.get(source)
+        if look.trouble is not None and turn is not None and turn.trouble != look.trouble:
+            turn.trouble = look.trouble
+            LOG.warning("endpoint %r: its probe has no effect: %s", source.name, look.trouble)
         if not self.closed:
             self.act(partial(self._take, source=source, look=look))
 
@@ -115,6 +121,8 @@ class ProbingEngine(Engine[Scheduler]):
         if interval is None or turn is None or source.removed:
             return
         turn.busy_until = -inf
+        if self._hear is not None:
+            self._hear(source, look)
         change = turn.sight.take(now, source, look, interval)
         if change is Change.LOST:
             self.scheduler.lost(now, source)
@@ -159,8 +167,11 @@ class Round:
             look.cancel()
 
     async def _look(self, source: Source) -> None:
-        look = Look()
-        with suppress(Exception):  # whatever goes wrong with it, a look is no reason for anything to fail
+        try:
             async with asyncio.timeout(LONGEST_LOOK):
                 look = await self._ask(cast("Endpoint", source.handle))
+        except TimeoutError:
+            look = Look()
+        except Exception as error:  # whatever goes wrong with it, a look is no reason for anything to fail
+            look = Look(trouble=f"the look raised {type(error).__name__}")
         self._engine.seen(source, look)

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from functools import partial
 from random import Random
 from typing import Any, cast
+from weakref import ref
 
 from qreward.config import ClientConfig
 from qreward.core.adaptive import AdaptiveWindow
@@ -48,16 +49,13 @@ class LiveFleet(Fleet):
     """Endpoints and routes that may all change at once."""
 
     def __init__(self, engine: Engine[Scheduler], endpoints: Iterable[Endpoint], routes: Iterable[Route]) -> None:
-        self._left: list[tuple[str, Pool]] = []  # pools whose pattern is gone, for work may hold them; at most one a pattern ever used
-        self._asked: dict[Pool, set[str]] = {}
+        self._left: list[tuple[str, Pool]] = []  # pools whose pattern is gone, for work may hold them
         super().__init__(engine, endpoints, routes)
 
     def pool(self, model: str) -> Pool:
         """The pool that serves a model, for which it is asked now. Raises ``NoEndpoint`` naming the routes there are."""
         pool = super().pool(model)
-        asked = self._asked.get(pool)
-        if asked is None:
-            asked = self._asked.setdefault(pool, set())
+        asked = pool.asked
         if model not in asked and len(asked) < MOST_MODELS:
             asked.add(model)
         return pool
@@ -76,6 +74,7 @@ class LiveFleet(Fleet):
         changed = differences(before, after)
         if before != after:
             self._engine.act(partial(self._become, before=before, after=after))
+            self._keep()
         for endpoint in after.endpoints:
             if endpoint.price is not None:
                 prices[endpoint.name] = endpoint.price
@@ -89,6 +88,7 @@ class LiveFleet(Fleet):
         self._replace_sources(after.endpoints)
         for pool, sources, balancer in self._replace_pools(after.routes):
             scheduler.reroute(now, pool, sources, balancer)
+        self._forget_unused()
         for _, pool in self._left:
             scheduler.reroute(now, pool, self._heirs(pool), self._balancer(_OWN_WAY))
         scheduler.resize(self.sources())
@@ -145,9 +145,18 @@ class LiveFleet(Fleet):
             stock.setdefault(pattern, []).append(pool)
         return stock
 
+    def _forget_unused(self) -> None:
+        """Let go of the pools whose pattern is gone and that no work holds. Those that some work holds get their sources back."""
+        waiting = [(pattern, pool) for pattern, pool in self._left if len(pool.queue)]
+        held = [(pattern, ref(pool)) for pattern, pool in self._left if not len(pool.queue)]
+        self._left = waiting
+        for _, weak in held:
+            detach(weak())
+        self._left += [(pattern, pool) for pattern, weak in held if (pool := weak()) is not None]
+
     def _heirs(self, pool: Pool) -> list[Source]:
         """Who serves now what may still wait in a pool that nobody asks any more."""
-        heirs = [self._table.find(model) for model in sorted(self._asked.get(pool, ()))]
+        heirs = [self._table.find(model) for model in sorted(pool.asked)]
         return list(dict.fromkeys(source for heir in heirs if heir is not None for source in heir.sources))
 
     def _declared(self) -> dict[str, list[Source]]:
@@ -159,6 +168,13 @@ class LiveFleet(Fleet):
 
     def _balancer(self, way: _Way) -> Balancer:
         return make_balancer(*way, self._engine.scheduler.rng)
+
+
+def detach(pool: Pool | None) -> None:
+    """Take a pool in which nothing waits from all its sources, which would keep it alive."""
+    if pool is not None:
+        for source in tuple(pool.sources):
+            pool.leave(source)
 
 
 def differences(before: ClientConfig, after: ClientConfig) -> frozenset[str]:

@@ -224,7 +224,7 @@ class Sharing:
             if tenure is not None and source not in self._desks:
                 self._desks[source] = Desk(source, tenure, self._membership(cast("Endpoint", source.handle)), self._engine)
                 self._engine.act(partial(self._attach, tenure=tenure, desk=self._desks[source]))
-        if self._desks and self._engine.has_loops():
+        if self._desks and self._engine.shells():
             self._call()
 
     def turn(self) -> float | None:
@@ -250,12 +250,14 @@ class Sharing:
             await asyncio.to_thread(thread.join, FAREWELL)
 
     def _attach(self, _now: float, tenure: Tenure, desk: Desk) -> None:
-        tenure.clock, tenure.call = self._engine.clock, _caller(weakref.ref(self))
+        tenure.call = _caller(weakref.ref(self))
         desk._stand_by()
 
     def _call(self) -> None:
+        """See that the thread looks at the desks now. Perhaps under the engine's lock, where no thread is to be started."""
         if self._thread is None:
-            self._begin()
+            for shell in self._engine.shells():  # whichever runs first: a loop may be blocked
+                shell.later(self._begin)
         self._bell.ring()
 
     def _begin(self) -> None:

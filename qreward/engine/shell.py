@@ -102,9 +102,9 @@ class Engine(Generic[S]):
             else:
                 LOG.warning("endpoint %r is back in service after %.1f s", source, seconds)
 
-    def has_loops(self) -> bool:
-        """Some loop uses it."""
-        return bool(self._shells)
+    def shells(self) -> list[Shell]:
+        """Those of all loops that use it."""
+        return list(self._shells.values())
 
     def wake_loops(self) -> None:
         """What is due next may have changed: let the shells look at the time."""

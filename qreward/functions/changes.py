@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,17 @@ class Changes:
             self._callbacks.pop(token, None)
 
         return remove
+
+    def follow(self, method: OnChange) -> None:
+        """As ``add``, for a method of an object that this does not keep alive."""
+
+        def call(thing: object, names: frozenset[str]) -> None:
+            found = weak()
+            if found is not None:
+                found(thing, names)
+
+        remove = self.add(call)
+        weak = weakref.WeakMethod(method, lambda _: remove())
 
     def tell(self, thing: object, names: frozenset[str]) -> None:
         """Call all; one that raises hinders nobody."""

@@ -43,7 +43,7 @@ class Member:
         _check_agreement(self, pool)
         pool.members.add(self)
         self.attach()
-        config.on_change(self._follow)
+        config._changes.follow(self._follow)
 
     def attach(self) -> None:
         """Begin anew in the pool's engine."""
@@ -123,7 +123,7 @@ class Member:
             outcome = "timeout"
         elif call.error is not error and isinstance(error, CircuitOpen):
             outcome = "circuit_open"
-        if not settings.has_default or (outcome == "failed" and not settings.covers(error)):
+        if not settings.has_default or (outcome == "failed" and not (call.covered if call.error is error else settings.covers(error))):
             self._report(call, settings, outcome, error)
             raise error
         self._report(call, settings, outcome, error, defaulted=True)

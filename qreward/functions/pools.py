@@ -25,12 +25,12 @@ class Pool:
     def __init__(self) -> None:
         self.members: WeakSet[Member] = WeakSet()
         self._begin()
-        _ALL.add(self)
         forks.watch(self, Pool._begin_again)
 
     def _begin(self) -> None:
         rng = Random()  # noqa: S311 - jitter, not secrets
         self.engine = Engine(CallScheduler(rng), NoWire, clock=CLOCK.now)
+        _ENGINES.add(self.engine)
         self.desk = Desk(self.engine, CLOCK)
 
     def _begin_again(self) -> object:
@@ -52,7 +52,8 @@ class NoWire:
         """Nothing is open."""
 
 
-_ALL: WeakSet[Pool] = WeakSet()
+_ENGINES: WeakSet[Engine[CallScheduler]] = WeakSet()
+"""Not the pools: a timer of a loop may outlive the last function of a pool, and holds the engine."""
 _POOLS: WeakValueDictionary[str, Pool] = WeakValueDictionary()
 _naming = threading.Lock()
 
@@ -70,5 +71,5 @@ def pool_named(name: str | None) -> Pool:
 
 async def leave_loop() -> None:
     """End what decorated functions hold in the running loop: their timers. They may be called in it again."""
-    for pool in list(_ALL):
-        await pool.engine.leave()
+    for engine in list(_ENGINES):
+        await engine.leave()

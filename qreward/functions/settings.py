@@ -41,10 +41,9 @@ class Settings:
         return self.default is not UNSET
 
     def covers(self, error: BaseException) -> bool:
-        """Whether an exception of the function is one that may be retried, or replaced by the default."""
+        """Whether an exception that no try raised is one for which the default is returned."""
         if self._predicate is not None and isinstance(error, Exception):
-            answer = self._predicate(error)
-            return answer is not False
+            return self._predicate(error) is not False
         return isinstance(error, self._exceptions)
 
     def judge(self, error: Exception) -> Raised:
@@ -52,13 +51,15 @@ class Settings:
         overload = overload_of(error)
         wait = None if overload is None else overload.retry_after
         again: bool | float = isinstance(error, self._exceptions)
+        covered = bool(again)
         if again and self._predicate is not None:
             again = self._predicate(error)
+            covered = again is not False
             if again is not True and again is not False:
                 again, wait = True, float(again)
         if overload is not None and overload.should_retry is False:  # the server's own word goes first
             again = False
-        return Raised(error, again=bool(again), wait=wait, overloaded=overload is not None)
+        return Raised(error, again=bool(again), wait=wait, overloaded=overload is not None, covered=covered)
 
     def judge_hastily(self, error: Exception) -> Raised:
         """The same with nothing to wait for."""

@@ -19,6 +19,7 @@ from qreward.results import BatchResult, Result
 from qreward.rewards.asking import Asking, asking, asking_embeddings
 from qreward.rewards.bulk import MergedBulk
 from qreward.rewards.collector import Collector
+from qreward.rewards.known import KnownLists
 from qreward.rewards.member import Caller, Member
 from qreward.wire.base import Call
 from qreward.wire.rewards.answers import Score
@@ -42,6 +43,7 @@ class RewardCalls:
     _terms: Callable[..., Terms]
     _reporting: Callable[..., dict[str, Any]]
     _collectors: dict[Hashable, Collector]
+    _lists: KnownLists
 
     async def score(
         self,
@@ -289,6 +291,7 @@ class RewardCalls:
                 shell,
                 pool,
                 asked.listing,
+                self._lists,
                 asked.blank,
                 attempts=self._config.retry.attempts,
                 most_waiting=self._config.max_queued,

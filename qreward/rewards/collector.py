@@ -1,7 +1,7 @@
 """Where items wait to be merged, and what becomes of the lists that they go out in. Nothing here knows what an item is.
 
-One for all items that may share a request, in one event loop. What waits is in the ``stock``, under the engine's lock; all else happens in
-the loop's own thread.
+One for all items that may share a request, in one event loop. What waits is in the ``stock``, which is used under the engine's lock; all
+else happens in the loop's own thread.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestE
 from qreward.results import AttemptRecord
 from qreward.rewards import spread
 from qreward.rewards.carrier import Carrier, Cut
+from qreward.rewards.known import KnownLists
 from qreward.rewards.lists import Listing
 from qreward.rewards.member import Member
 from qreward.rewards.stock import Stock
@@ -50,6 +51,7 @@ class Collector:
     Args:
         pool: where items may go.
         listing: how they become lists.
+        lists: how long the lists may be at each endpoint.
         blank: a call without items, what a carrier is before it is filled.
         attempts: failures after which a list is given up, or split.
         most_waiting: single items that may wait, or None.
@@ -61,6 +63,7 @@ class Collector:
         shell: Shell,
         pool: Pool,
         listing: Listing,
+        lists: KnownLists,
         blank: Call,
         *,
         attempts: int,
@@ -71,7 +74,7 @@ class Collector:
         self.context = Context()
         self._pool, self._listing, self._blank = pool, listing, blank
         self._attempts, self._most_waiting, self._idle = attempts, most_waiting, idle
-        self._stock = Stock(pool, listing)
+        self._stock = Stock(pool, listing, lists)
         self.fill = self._stock.fill
         self._readers: dict[Reader, None] = {}
         self._timer: TimerHandle | None = None
@@ -102,9 +105,10 @@ class Collector:
     def _check_room(self) -> None:
         if self._most_waiting is None:
             return
-        lanes = [lane for lane in self._stock.lanes.values() if lane.feed is None]
-        others = self._pool.queue.waiting - sum(lane.carrier is not None for lane in lanes)
-        if others + sum(lane.waiting for lane in lanes) >= self._most_waiting:
+        with self.shell.engine.lock:
+            waiting, carriers = self._stock.singles()
+            waiting += self._pool.queue.waiting - carriers
+        if waiting >= self._most_waiting:
             raise endings.full(self._pool, self._most_waiting)
 
     @property
@@ -136,19 +140,14 @@ class Collector:
         if self._stock.waiting < AHEAD // 2:
             for reader in list(self._readers):
                 reader.more()
-        self._stock.unread = sum(reader.unread() for reader in self._readers)
-        if any(lane.waiting and lane.carrier is None for lane in self._stock.lanes.values()):
-            self.shell._locked(self._submit, self._is_paused())
-        self._arm()
-
-    def _is_paused(self) -> bool:
-        """Whether single items are to wait a little for others; then they go on in time."""
-        if self._stock.fills():
-            return False
-        seconds = self._stock.sent_at + spread.pause(self._pool) - self.shell.engine.clock()
+        unread, engine = sum(reader.unread() for reader in self._readers), self.shell.engine
+        with engine.lock:
+            wanted, seconds = self._stock.look(engine.clock(), unread)
         if seconds > 0 and self._pacer is None:
             self._pacer = self.shell.loop.call_later(seconds, self._go_on_after_pause)
-        return seconds > 0
+        if wanted:
+            self.shell._locked(self._submit, seconds > 0)
+        self._arm()
 
     def _go_on_after_pause(self) -> None:
         self._pacer = None
@@ -194,12 +193,15 @@ class Collector:
         if not isinstance(outcome, Failure):
             return outcome
         if outcome.kind is FailureKind.OVERLOADED and outcome.retry_after is None and attempt.source.inflight == 1:
-            self._stock.turned_away(attempt.source, count)
+            with self.shell.engine.lock:
+                self._stock.turned_away(attempt.source, count)
         if splits(outcome, count):
             carrier.refused_by = attempt.source
             return Failure(FailureKind.REFUSED, outcome.error, limits=outcome.limits)
         if outcome.kind is FailureKind.TRANSIENT and _was_answered(outcome):
-            if self._stock.broke(carrier) and count > 1 and may_be_one_items_fault(outcome.error):
+            with self.shell.engine.lock:
+                suspicious = self._stock.broke(carrier)
+            if suspicious and count > 1 and may_be_one_items_fault(outcome.error):
                 return Failure(FailureKind.REFUSED, outcome.error, limits=outcome.limits)
             if carrier.is_suspect():  # tried again, and nobody's health suffers
                 return Failure(FailureKind.LOCAL, outcome.error, limits=outcome.limits)
@@ -210,9 +212,11 @@ class Collector:
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         assert isinstance(task, Carrier)
-        if task.lane.carrier is task:
-            task.lane.carrier = None
-        self._stock.loaded.pop(task, None)
+        with self.shell.engine.lock:
+            self._stock.returned(task)
+            if isinstance(outcome, Answer):
+                assert source is not None
+                self._stock.took(task, source, seconds)
         if isinstance(outcome, Answer):
             assert source is not None
             self._share(task, outcome, source, seconds)
@@ -227,17 +231,17 @@ class Collector:
 
     def close(self) -> None:
         error = ClientClosed("the client was closed before the request was done")
-        loaded: list[Task] = list(self._stock.loaded)
-        carried = [member for carrier in self._stock.loaded for member in carrier.left()]
-        self._stock.loaded.clear()
-        self.shell.withdraw(loaded, error)
+        with self.shell.engine.lock:
+            loaded = self._stock.unload()
+            carried = [member for carrier in loaded for member in carrier.left()]
+        self.shell.withdraw(list(loaded), error)
         self._fail([*carried, *self._remove_waiting()], error)
         self._rest_if_idle()
 
     def abandon(self) -> list[Task]:
-        left: list[Task] = [*self._stock.loaded, *self._unsent()]
-        self._forget_feeds()
-        self._stock.loaded.clear()
+        with self.shell.engine.lock:
+            left: list[Task] = [*self._stock.unload(), *self._stock.unsent()]
+        self._forget_lanes()
         self._idle()
         return left
 
@@ -245,8 +249,6 @@ class Collector:
 
     def _share(self, carrier: Carrier, answer: Answer, source: Source, seconds: float) -> None:
         members = carrier.members
-        self._stock.took(source, len(members), seconds)
-        self._stock.held(carrier)
         shares = self._listing.shares(answer.value, [member.payload for member in members])
         again: list[Member] = []
         for member, share in zip(members, shares, strict=True):
@@ -259,8 +261,6 @@ class Collector:
                 again.append(member)
             else:
                 self._settle(member, share, source, seconds)
-        if carrier.cut is not None and carrier.cut.taken() and carrier.cut.source is not None:
-            self._stock.shorten(carrier.cut.source, carrier.cut.length)
         for member in again:  # alone: then its answer is what any request would get
             self._send_again([member], 1, Cut(None, 1, True))
 
@@ -280,8 +280,11 @@ class Collector:
         for member in members:
             member.change_to(carrier)
         carrier.last_error, carrier.sent_at = members[0].last_error, members[0].sent_at
+        self.shell._locked(self._hand_back, carrier)
+
+    def _hand_back(self, now: float, carrier: Carrier) -> None:
         self._stock.loaded[carrier] = None
-        self.shell._locked(self._hand_in, carrier)
+        self._hand_in(now, carrier)
 
     def _fail(self, members: Sequence[Member], error: QRewardError) -> None:
         for member in members:
@@ -322,7 +325,7 @@ class Collector:
                 self._live -= 1
                 if carrier is not None and carrier.lost_one():
                     empty.append(carrier)
-                    self._stock.loaded.pop(carrier, None)
+                    self._stock.returned(carrier)
         self._withdraw(empty, error)
         if not self.shell.loop.is_closed():
             self._go_on_soon()
@@ -335,11 +338,10 @@ class Collector:
         if carriers and not self.shell.loop.is_closed():
             self.shell.withdraw(carriers, error)
 
-    def _unsent(self) -> list[Task]:
-        return [lane.carrier for lane in self._stock.lanes.values() if lane.carrier is not None]
-
-    def _forget_feeds(self) -> None:
-        for lane in self._stock.lanes.values():
+    def _forget_lanes(self) -> None:
+        with self.shell.engine.lock:
+            lanes, self._stock.lanes = self._stock.lanes, {}
+        for lane in lanes.values():
             if lane.feed is not None:
                 self.shell.close_feed(lane.feed)
 
@@ -351,9 +353,10 @@ class Collector:
             if timer is not None:
                 timer.cancel()
         self._timer = self._pacer = None
-        self._withdraw(self._unsent())
-        self._forget_feeds()
-        self._stock.lanes.clear()
+        with self.shell.engine.lock:
+            unsent: list[Task] = [*self._stock.unsent()]
+        self._withdraw(unsent)
+        self._forget_lanes()
         self.shell.sinks.pop(self, None)
         self._idle()
 

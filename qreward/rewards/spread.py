@@ -60,7 +60,7 @@ class Service:
 def places(now: float, pool: Pool) -> int:
     """Requests that the pool has under way or could send at this moment, at least 1."""
     found = sum(source.inflight for source in pool.sources)
-    found += sum(max(0, _capacity(source) - source.inflight) for source in pool.sources if source.ready_at() <= now)
+    found += sum(max(0, _capacity(source) - source.inflight) for source in pool.sources if source.ready_at(now) <= now)
     return max(1, found)
 
 

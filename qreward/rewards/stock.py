@@ -1,6 +1,7 @@
 """What waits to be merged, and what is taken of it when an endpoint has room.
 
-Under the engine's lock only, for a carrier may be sent by another loop's thread. Knows no loop, no clock (``now`` comes in) and no HTTP.
+Every method is called under the engine's lock, and so is ``lanes`` read, for a carrier may be sent by another loop's thread. ``waiting``
+alone may be read without it: a number that may be old when it is there. Knows no loop, no clock (``now`` comes in) and no HTTP.
 """
 
 from __future__ import annotations
@@ -16,66 +17,15 @@ from qreward.core.task import Feed, State
 from qreward.rewards import spread
 from qreward.rewards.carrier import Carrier, Lane
 from qreward.rewards.deadlines import Deadlines
+from qreward.rewards.known import Known, KnownLists
 from qreward.rewards.lists import Listing
 from qreward.rewards.member import Member
 from qreward.wire.rewards.merging import MergeLimits
 
-LONE_REJECTS = 2
-"""Lists that a source turns away one after another, while it has nothing else of ours, before shorter ones are tried there."""
 BREAKS = 3
 """What each list counts that fails at a server, against 1 for each that is answered: more than a quarter is not by chance."""
 BY_CHANCE = 6
 """Count up to which such a list is tried again whole; beyond it, up to twice as much, it is cut in two at once."""
-MOST_PATIENCE = 64
-"""Most lists that such a source takes before a longer one is tried again."""
-
-
-class Known:
-    """What a source takes at most, as far as it is known.
-
-    A server that limits the items of a list may have a place for each (Text Embeddings Inference): a list longer than all of them is never
-    let in, and all that is said is that there is no room. So shorter ones are tried. If not even one item is let in it was not the
-    length, and lists are whole again; if one is, the next are as long, and then longer as far as that goes.
-
-    Attributes:
-        endpoint: held, so that its id stays its own.
-        limits: of a list now.
-    """
-
-    __slots__ = ("_counts_items", "_most", "_patience", "_rejects", "_taken", "endpoint", "limits")
-
-    def __init__(self, endpoint: Any, limits: MergeLimits, *, counts_items: bool) -> None:
-        self.endpoint = endpoint
-        self.limits = self._most = limits
-        self._counts_items = counts_items
-        self._rejects = self._taken = 0
-        self._patience = 1  # lists after which a longer one is tried; doubled when that fails
-
-    def refused(self, most: int) -> None:
-        """It takes no longer lists than this, whatever its kind usually takes."""
-        self._most = self._most.with_items(most)
-        self.limits = self.limits.with_items(most)
-
-    def turned_away(self, length: int) -> None:
-        """A list came back for want of room, though there was nothing else of ours."""
-        self._rejects += 1
-        if not self._counts_items or self._rejects < LONE_REJECTS:
-            return
-        if self._taken == 0 and self._rejects == LONE_REJECTS:
-            self._patience = min(2 * self._patience, MOST_PATIENCE)
-        if length > 1:
-            self.limits = self._most.with_items(length // 2)
-        else:
-            self.limits, self._rejects = self._most, 0
-
-    def took(self) -> None:
-        """A list was answered."""
-        self._rejects = 0
-        if self.limits is not self._most:
-            self._taken += 1
-            if self._taken >= self._patience:
-                self._taken = 0
-                self.limits = self._most.with_items(2 * (self.limits.items or 1))
 
 
 class Stock:
@@ -84,6 +34,7 @@ class Stock:
     Args:
         pool: where they may go.
         listing: how they become lists.
+        lists: how long those may be.
 
     Attributes:
         lanes: what waits by (priority, of bulks), the most urgent first.
@@ -94,11 +45,11 @@ class Stock:
         broken: how many lists have failed at a server of late; parts of others do not count.
     """
 
-    def __init__(self, pool: Pool, listing: Listing) -> None:
-        self._pool, self._listing = pool, listing
+    def __init__(self, pool: Pool, listing: Listing, lists: KnownLists) -> None:
+        self._pool, self._listing, self._lists = pool, listing, lists
         self._backlog: Any = Backlog()  # of members, which are its items in all but name
         self._services: dict[Source, spread.Service] = {}
-        self._limits: dict[int, Known] = {}
+        self._limits: dict[Source, Known] = {}  # of these items' shape
         self.lanes: dict[tuple[int, bool], Lane] = {}
         self.loaded: dict[Carrier, None] = {}
         self.deadlines = Deadlines()
@@ -112,9 +63,39 @@ class Stock:
         waiting: int = self._backlog.waiting
         return waiting
 
-    def fills(self) -> bool:
+    def look(self, now: float, unread: float) -> tuple[bool, float]:
+        """Whether something waits that no carrier waits for, and seconds that single items are to wait for others though there is room.
+
+        Args:
+            unread: as the attribute, which it becomes.
+        """
+        self.unread = unread
+        wanted = any(lane.waiting and lane.carrier is None for lane in self.lanes.values())
+        return wanted, self.sent_at + spread.pause(self._pool) - now if wanted and not self._fills() else 0.0
+
+    def _fills(self) -> bool:
         """Whether what waits would fill a list of some endpoint, as far as they are known."""
         return self.waiting >= min((known.limits.items or spread.MOST for known in self._limits.values()), default=spread.MOST)
+
+    def singles(self) -> tuple[int, int]:
+        """Single items that wait, and carriers that wait for them."""
+        lanes = [lane for lane in self.lanes.values() if lane.feed is None]
+        return sum(lane.waiting for lane in lanes), sum(lane.carrier is not None for lane in lanes)
+
+    def unsent(self) -> list[Carrier]:
+        """The carriers that wait for items that wait."""
+        return [lane.carrier for lane in self.lanes.values() if lane.carrier is not None]
+
+    def unload(self) -> list[Carrier]:
+        """Forget all carriers that carry something, and return them."""
+        loaded, self.loaded = list(self.loaded), {}
+        return loaded
+
+    def returned(self, carrier: Carrier) -> None:
+        """A carrier has come to its end."""
+        if carrier.lane.carrier is carrier:
+            carrier.lane.carrier = None
+        self.loaded.pop(carrier, None)
 
     # what comes and goes otherwise
 
@@ -160,27 +141,27 @@ class Stock:
             self.remove(member)
         return waiting
 
-    def took(self, source: Source, items: int, seconds: float) -> None:
-        """A list of so many items took so long."""
+    def took(self, carrier: Carrier, source: Source, seconds: float) -> None:
+        """A list was answered."""
+        items = len(carrier.members)
         service = self._services.get(source)
         if service is None:
             service = self._services[source] = spread.Service()
         service.add(items, seconds)
-        known = self._limits.get(id(source.handle))
+        known = self._limits.get(source)
         if known is not None:
             known.took()
+        if not carrier.closed:
+            self.broken = max(0, self.broken - 1)
+        cut = carrier.cut
+        if cut is not None and cut.taken() and cut.source is not None and (shorter := self._limits.get(cut.source)) is not None:
+            shorter.refused(cut.length)
 
     def turned_away(self, source: Source, items: int) -> None:
         """A list came back for want of room, though the source had nothing else of ours."""
-        known = self._limits.get(id(source.handle))
+        known = self._limits.get(source)
         if known is not None:
             known.turned_away(items)
-
-    def shorten(self, source: Source, most: int) -> None:
-        """A source takes no longer lists than this."""
-        known = self._limits.get(id(source.handle))
-        if known is not None:
-            known.refused(most)
 
     def broke(self, carrier: Carrier) -> bool:
         """A list failed at a server, which is there. Whether that looks like something in it: it is part of one, or too many did."""
@@ -189,11 +170,6 @@ class Stock:
         if not carrier.tries:
             self.broken = min(2 * BY_CHANCE, self.broken + BREAKS)
         return self.broken > BY_CHANCE
-
-    def held(self, carrier: Carrier) -> None:
-        """A list was answered."""
-        if not carrier.closed:
-            self.broken = max(0, self.broken - 1)
 
     # the filling
 
@@ -262,19 +238,16 @@ class Stock:
 
     def _limits_at(self, source: Source, members: Sequence[Member]) -> MergeLimits:
         """How much a request to a source may hold, of the one shape that is here."""
-        endpoint: Any = source.handle
-        known = self._limits.get(id(endpoint))
+        known = self._limits.get(source)
         if known is not None:
             return known.limits
         some = members or self._backlog.items()
         if not some:
             return MergeLimits()
-        limits = self._listing.limits(endpoint, some[0].payload)
-        counts_items = limits.items is not None
-        if self._listing.spreads:
-            limits = limits.with_items(spread.MOST)
-        self._limits[id(endpoint)] = Known(endpoint, limits, counts_items=counts_items)
-        return limits
+        endpoint: Any = source.handle
+        usual = self._listing.limits(endpoint, some[0].payload)
+        known = self._limits[source] = self._lists.at(source, usual, spread.MOST if self._listing.spreads else None)
+        return known.limits
 
     def _fits_anywhere(self, members: list[Member], limits: MergeLimits) -> bool:
         """Whether a copy may go to any source: what is under way cannot be made shorter."""

@@ -59,13 +59,29 @@ class RewardServer:
         listener = _bound(config.host, config.port)
         self.url = _address_of(listener)
         self._serving = asyncio.ensure_future(self._uvicorn.serve(sockets=[listener]))
-        begun = asyncio.ensure_future(self._uvicorn.begun.wait())
-        await asyncio.wait({self._serving, begun}, return_when=asyncio.FIRST_COMPLETED)
-        begun.cancel()
+        self._serving.add_done_callback(lambda _: listener.close())
+        try:
+            await self._started()
+        except asyncio.CancelledError:
+            await asyncio.shield(self._stop())
+            raise
         if self._serving.done():
-            listener.close()
             await self._serving
         return self
+
+    async def _started(self) -> None:
+        """Wait until it serves, or has failed to."""
+        begun = asyncio.ensure_future(self._uvicorn.begun.wait())
+        try:
+            await asyncio.wait({self._serving, begun}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            begun.cancel()
+
+    async def _stop(self) -> None:
+        """End the server. One that is still starting is started first: uvicorn closes nothing of what is half begun."""
+        await self._started()
+        self._uvicorn.should_exit = True
+        await self._serving
 
     async def __aexit__(self, *_: object) -> None:
         self._draining = asyncio.ensure_future(self.service.drain())
@@ -79,8 +95,7 @@ class RewardServer:
             if task is not None and task.cancelling():  # it was not hurry()
                 raise
         finally:
-            self._uvicorn.should_exit = True
-            await self._serving
+            await asyncio.shield(self._stop())
 
     def hurry(self) -> None:
         """Break off what is under way, if the server is about to end."""

@@ -5,6 +5,8 @@ Knows codecs, transports and failures; knows nothing of queues, retries or limit
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from functools import partial
 
 from qreward.core.outcome import Answer, Failure, FailureKind, Look
@@ -14,6 +16,7 @@ from qreward.policies import Endpoint
 from qreward.wire import address, probes, ratelimits
 from qreward.wire.aiohttp_transport import AiohttpTransport
 from qreward.wire.base import Call, EmbeddedError, Malformed, Reply, Transport, TransportError, Unfinished
+from qreward.wire.embeddings import EMBEDDINGS
 from qreward.wire.failures import (
     failure_from_embedded,
     failure_from_malformed,
@@ -24,15 +27,25 @@ from qreward.wire.failures import (
 )
 from qreward.wire.httpx_transport import HttpxTransport
 from qreward.wire.rewards.base import Listing
-from qreward.wire.rewards.dialects import bound, server_root
+from qreward.wire.rewards.dialects import bound, embeddings_place, server_root
+from qreward.wire.rewards.load import Load
 from qreward.wire.secrets import Secrets, secrets_of
 from qreward.wire.streams import ChatStream, open_stream
 
+NOT_OF_CONNECTIONS = frozenset({"weight", "price", "models", "probe", "limits", "timeouts"})
+"""Settings of an endpoint that its connections do not depend on, but for some of the limits and timeouts; see ``_of_connections``."""
+
 
 class Line:
-    """An endpoint with what is made of it once: its transport, the names of its models, its secrets."""
+    """An endpoint with what is made of it once: its transport, the names of its models, its secrets.
 
-    __slots__ = ("_beside", "endpoint", "name", "renamed", "secrets", "takes_stream_options", "transport")
+    Attributes:
+        info: what the server says of itself that changes with a restart only, once it was asked.
+        users: requests under way.
+        dismissed: it takes no new requests, and is closed when the last one has ended.
+    """
+
+    __slots__ = ("_beside", "dismissed", "endpoint", "info", "name", "renamed", "secrets", "takes_stream_options", "transport", "users")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint  # held, so that its id stays its own
@@ -41,7 +54,14 @@ class Line:
         self.transport = open_transport(endpoint)
         self.secrets = secrets_of(endpoint)
         self.takes_stream_options = True  # until it refuses them
+        self.info: Load | None = None
+        self.users = 0
+        self.dismissed = False
         self._beside: Transport | None = None
+
+    def serves(self, endpoint: Endpoint) -> bool:
+        """Whether another object of the same endpoint would have the same connections."""
+        return _of_connections(self.endpoint) == _of_connections(endpoint)
 
     def beside(self) -> Transport:
         """To the server's own routes, which lie beside its ``/v1``."""
@@ -68,6 +88,8 @@ class Wire:
 
     def __init__(self) -> None:
         self._lines: dict[int, Line] = {}
+        self._dismissed: dict[Line, asyncio.Task[None] | None] = {}  # and what closes them
+        self._kept: dict[int, Endpoint] | None = None  # None: any endpoint
         self._closed = False
 
     async def send(self, endpoint: Endpoint, call: Call) -> Answer | Failure:
@@ -76,19 +98,26 @@ class Wire:
         try:
             if line is None:
                 line = self._open(endpoint)
-            codec, model, transport = call.codec, call.model, line.transport
+            line.users += 1
+            codec, model, path, beside = call.codec, call.model, call.codec.path, False
             if isinstance(codec, Listing):
                 call, codec = bound(call, endpoint)
-                transport = line.beside() if codec.native else transport
+                path, beside = codec.path, codec.native
+            elif codec is EMBEDDINGS:
+                path, beside = embeddings_place(endpoint.kind)
+            transport = line.beside() if beside else line.transport
             body = codec.encode(call, line.renamed.get(model, model))
             if call.headers is not None:
                 address.check_call_headers(call.headers, model)
-            reply = await transport.post(codec.path, body, with_carried(call.headers))
+            reply = await transport.post(path, body, with_carried(call.headers))
             if reply.status != 200:
                 return _read_other(line, call, reply)
             return _read(line, call, reply)
         except Exception as error:
             return _failure_of(error, line, endpoint, call)
+        finally:
+            if line is not None:
+                self._leave(line)
 
     async def stream(self, endpoint: Endpoint, call: Call) -> ChatStream | Failure:
         """One streamed attempt: an open stream once the server has answered 2xx; see ``qreward.wire.streams`` for how it is driven.
@@ -99,35 +128,96 @@ class Wire:
         try:
             if line is None:
                 line = self._open(endpoint)
-            return await open_stream(line, call, partial(_concluded, line, endpoint, call))
+            line.users += 1
+            opened = await open_stream(line, call, partial(_concluded, line, endpoint, call))
         except Exception as error:
-            return _failure_of(error, line, endpoint, call)
+            opened = _failure_of(error, line, endpoint, call)
+        except BaseException:
+            if line is not None:
+                self._leave(line)
+            raise
+        if line is not None:
+            if isinstance(opened, ChatStream):
+                opened.on_close = partial(self._leave, line)
+            else:
+                self._leave(line)
+        return opened
 
     async def look(self, endpoint: Endpoint) -> Look:
-        """What the server says of itself. Raises nothing but ``CancelledError``; a look that fails says nothing."""
+        """What the server says of itself. Raises nothing but ``CancelledError``; a look that fails says nothing, or why it never will."""
+        line = self._lines.get(id(endpoint))
         try:
-            return await probes.look(self._lines.get(id(endpoint)) or self._open(endpoint))
-        except Exception:
+            if line is None:
+                line = self._open(endpoint)
+            line.users += 1
+            return await probes.look(line)
+        except ClientClosed:
             return Look()
+        except ConfigError as error:
+            return Look(trouble=str(error))
+        except Exception as error:
+            return Look(trouble=f"unexpected {type(error).__name__}: {shorten(secrets_of(endpoint), str(error), 300)}")
+        finally:
+            if line is not None:
+                self._leave(line)
 
-    async def drop(self, endpoint: Endpoint) -> None:
-        """Close the connections of one endpoint; it may be used again."""
-        line = self._lines.pop(id(endpoint), None)
-        if line is not None:
-            await line.aclose()
+    def keep(self, endpoints: Iterable[Endpoint]) -> None:
+        """Keep the connections of these endpoints, and close all others, each when its last request has ended. In the loop.
+
+        An endpoint that is another object than before takes over the connections, unless a setting that they depend on has changed.
+        What is still sent to an endpoint that is not among these has a connection of its own, which is closed after it.
+        """
+        kept = self._kept = {id(endpoint): endpoint for endpoint in endpoints}
+        fresh = {endpoint.name: endpoint for key, endpoint in kept.items() if key not in self._lines}
+        for key in [key for key in self._lines if key not in kept]:
+            line = self._lines.pop(key)
+            heir = fresh.get(line.name)
+            if heir is not None and line.serves(heir):
+                line.endpoint = fresh.pop(line.name)
+                self._lines[id(heir)] = line
+            else:
+                self._dismiss(line)
 
     async def aclose(self) -> None:
         """Close all connections. What is sent afterwards fails with ``ClientClosed``."""
         self._closed = True
-        while self._lines:
-            _, line = self._lines.popitem()
+        lines, self._lines, self._dismissed = [*self._lines.values(), *self._dismissed], {}, {}
+        for line in lines:
+            line.dismissed = False  # nothing is left to do for its last request
             await line.aclose()
 
     def _open(self, endpoint: Endpoint) -> Line:
         if self._closed:
             raise ClientClosed("the client was closed before the request was sent; make a new one")
-        line = self._lines[id(endpoint)] = Line(endpoint)
+        line = Line(endpoint)
+        if self._kept is None or id(endpoint) in self._kept:
+            self._lines[id(endpoint)] = line
+        else:
+            line.dismissed = True
+            self._dismissed[line] = None
         return line
+
+    def _dismiss(self, line: Line) -> None:
+        line.dismissed = True
+        self._dismissed[line] = None
+        if not line.users:
+            self._end(line)
+
+    def _leave(self, line: Line) -> None:
+        """A request has ended."""
+        line.users -= 1
+        if line.dismissed and not line.users:
+            self._end(line)
+
+    def _end(self, line: Line) -> None:
+        closing = self._dismissed[line] = asyncio.get_running_loop().create_task(line.aclose())
+        closing.add_done_callback(lambda _: self._dismissed.pop(line, None))
+
+
+def _of_connections(endpoint: Endpoint) -> list[object]:
+    timeouts, limits = endpoint.timeouts, endpoint.limits
+    rest = [getattr(endpoint, name) for name in Endpoint.model_fields if name not in NOT_OF_CONNECTIONS]
+    return [timeouts.connect, timeouts.read, limits.connects_per_second, *rest]
 
 
 def open_transport(endpoint: Endpoint) -> Transport:

@@ -53,17 +53,19 @@ class ChatStream:
         limits: what the server says of its rate limits, if it does. True when the stream opens, old when it ends: so they are
             here and not in the ``Answer``.
         outcome: None while it is under way; then ``Answer``, ``Failure``, or ``Cancelled`` if it was left early.
+        on_close: called once, when it has been closed.
     """
 
     __slots__ = (
         "_assembly", "_beginning", "_body", "_call", "_conclude", "_done", "_known", "_line", "_parser", "_whole", "headers", "limits",
-        "outcome",
+        "on_close", "outcome",
     )  # fmt: skip
 
     def __init__(self, body: ByteStream, line: Line, call: Call, conclude: Conclude) -> None:
         self.headers: Mapping[str, str] = body.headers
         self.limits = ratelimits.read(body.headers)
         self.outcome: Answer | Failure | Cancelled | None = None
+        self.on_close: Callable[[], object] | None = None
         self._body = body
         self._line = line
         self._call = call
@@ -94,10 +96,15 @@ class ChatStream:
         """Leave. The connection is closed at once; after ``[DONE]`` the end of the body is waited for, ``DRAIN`` seconds at most."""
         self._settle(CANCELLED)
         done, self._done = self._done, False
-        if done:
-            await self._body.drain(DRAIN)
-        else:
-            await self._body.aclose()
+        try:
+            if done:
+                await self._body.drain(DRAIN)
+            else:
+                await self._body.aclose()
+        finally:
+            on_close, self.on_close = self.on_close, None
+            if on_close is not None:
+                on_close()
 
     async def __aenter__(self) -> ChatStream:
         return self

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import AsyncIterator
+from weakref import ref
 
 import pytest
-from reload_tools import Servers, ask, begin, config_of, endpoint, run
+from reload_tools import MODEL, Servers, ask, begin, config_of, endpoint, run
 
 from qreward import NoEndpoint, QRewardClient, Route
 from qreward.config import ClientConfig
@@ -97,6 +100,44 @@ def test_routes_that_come_and_go_again_and_again_leave_nothing_behind() -> None:
         client.reload(two)
         client.reload(one)
     assert {source.name: len(source.pools) for source in client._fleet.sources()} == pools
+
+
+def test_pools_of_endpoints_that_were_removed_or_of_patterns_that_are_gone_are_freed() -> None:
+    async def test(client: QRewardClient, _servers: Servers) -> None:
+        pools = []
+        for number in range(20):
+            client.add_endpoint(endpoint(f"e{number}", models=[f"m{number}"]))
+            await ask(client, model=f"m{number}")
+            pools.append(ref(client._fleet.pool(f"m{number}")))
+            client.remove_endpoint(f"e{number}")
+        for number in range(20):  # each pattern serves the model, so that the endpoint would take over what waits for it
+            client.reload(routed(a=["judge-7b" + "*" * (number + 1)]))
+            await ask(client)
+            pools.append(ref(client._fleet.pool(MODEL)))
+        gc.collect()
+        assert sum(pool() is not None for pool in pools) <= 2  # the one in use, and the one before it
+        (source,) = client._fleet.sources()
+        assert len(source.pools) <= 4
+
+    run(routed(a=["judge-*"]), test)
+
+
+def test_a_batch_whose_input_pauses_while_its_pattern_goes_is_served_by_who_serves_its_model_then() -> None:
+    async def slowly() -> AsyncIterator[list[dict[str, str]]]:
+        for number in range(6):
+            await asyncio.sleep(10)
+            yield [{"role": "user", "content": str(number)}]
+
+    async def test(client: QRewardClient, servers: Servers) -> None:
+        batch = asyncio.ensure_future(client.batch_chat_completion(slowly(), MODEL))
+        for pattern in ("judge-7*", "judge-?b", "judge-*"):
+            await asyncio.sleep(15)
+            gc.collect()
+            client.reload(routed(b=[pattern]))
+        assert (await batch).stats.ok == 6
+        assert servers.hosts(after=20) == {"b"}
+
+    run(routed(a=["j*"]), test)
 
 
 def test_live_changes_work_as_ever_after_a_reload() -> None:

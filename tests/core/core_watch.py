@@ -32,7 +32,7 @@ class WatchedSource(Source):
     __slots__ = ()
 
     def sent(self, now: float, attempt: Attempt) -> None:
-        assert self.ready_at() <= now, f"{self} is sent to at {now}, but is ready only at {self.ready_at()}"
+        assert self.ready_at(now) <= now, f"{self} is sent to at {now}, but is ready only at {self.ready_at(now)}"
         super().sent(now, attempt)
         assert self.inflight <= self.window.limit, f"{self} holds more than its window"
 
@@ -193,7 +193,7 @@ class Watch:
         What bulks leave to single calls, and to quicker sources at their end, is decided anew at every look at the pool.
         """
         for source in self.sources:
-            if source.ready_at() > now or now < source.due * BUCKET <= now + BUCKET:
+            if source.ready_at(now) > now or now < source.due * BUCKET <= now + BUCKET:
                 continue
             for feed in self.feeds:
                 able = feed.buffer and source in feed.pool.sources and not _may_hold_back(now, feed.pool, source)

@@ -24,7 +24,6 @@ class Member:
     def __init__(self, name: str, room: Room, backlog: float = inf, seconds: float = 0.0, cost: float = 100.0) -> None:
         self.name, self.room, self.backlog, self.seconds, self.cost = name, room, backlog, seconds, cost
         self.tenure = Tenure(room.limits, FixedWindow(room.limits.max_concurrency))
-        self.tenure.clock = lambda: room.now
         self.sent: list[float] = []
         self.flying: deque[float] = deque()
         self.alive, self.answered, self.asleep_until = True, True, -inf
@@ -70,6 +69,8 @@ class Member:
     def next_at(self) -> float:
         """When it may send next, as far as it knows."""
         tenure = self.tenure
+        if not tenure.may_send(self.room.now):
+            return inf
         ready = max(tenure.requests.ready_at, -inf if tenure.tokens is None else tenure.tokens.ready_at)
         return max(ready, self.flying[0]) if self.in_flight >= tenure.window.limit else ready
 

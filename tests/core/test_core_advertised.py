@@ -437,7 +437,7 @@ def test_an_answer_that_tells_paces_its_source() -> None:
     stage.end(1.0, stage.submit(0.0)[0], Answer("yes", 10, 20, Advertised(Allowance(60, 2, 30.0))))
     tasks = stage.submit(2.0, 5)
     assert stage.sent(tasks) == 2
-    assert stage.source.ready_at() == 31.0
+    assert stage.source.ready_at(0.0) == 31.0
     stage.scheduler.tick(31.1)
     assert stage.sent(tasks) == 5
 
@@ -449,14 +449,14 @@ def test_tokens_are_reserved_from_the_answer_on_that_tells_of_them() -> None:
     stage.end(1.5, second, Answer("yes", 10, 20))  # sent before there was a limit: nothing was reserved, nothing comes back
     tasks = stage.submit(2.0, 5)
     assert stage.sent(tasks) == 4  # of the 620 that the second leaves: each takes 150
-    assert stage.source.ready_at() == 31.0
+    assert stage.source.ready_at(0.0) == 31.0
 
 
 def test_an_operator_who_wants_no_adapting_is_not_paced_by_what_is_told() -> None:
     source = make_source("a", Random(0), Limits(adaptive=False))
     source.advertised(1.0, 0.0, Advertised(Allowance(60, 0, 30.0)), used=0)
     assert source.requests is None
-    assert source.ready_at() <= 1.0
+    assert source.ready_at(0.0) <= 1.0
 
 
 def test_an_operators_rate_stays_when_the_server_tells_a_higher_one() -> None:
@@ -465,9 +465,9 @@ def test_an_operators_rate_stays_when_the_server_tells_a_higher_one() -> None:
     assert isinstance(source.requests, Meter)
     assert isinstance(source.tokens, Meter)
     source.requests.take(2.0)
-    assert source.ready_at() == pytest.approx(2.9)
+    assert source.ready_at(0.0) == pytest.approx(2.9)
     source.tokens.take(2.0, 100.0, 100.0)
-    assert source.ready_at() == pytest.approx(11.9)
+    assert source.ready_at(0.0) == pytest.approx(11.9)
 
 
 def test_a_source_whose_limit_is_used_up_is_not_worth_waiting_for() -> None:

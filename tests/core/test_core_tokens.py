@@ -153,10 +153,10 @@ def test_rate_and_tokens_hold_together() -> None:
     scene = Desk(estimate=lambda payload: payload)
     source: Source = scene.add("a", Limits(rpm=60, tpm=600_000))
     scene.submit(payload=(10.0, 1.0))
-    assert source.ready_at() == pytest.approx(0.9), "the rate of requests is the narrower one"
+    assert source.ready_at(0.0) == pytest.approx(0.9), "the rate of requests is the narrower one"
     scene.submit(payload=(10.0, 1.0))
     scene.wait(1.0)
-    assert source.ready_at() == pytest.approx(1.9, abs=0.02)
+    assert source.ready_at(0.0) == pytest.approx(1.9, abs=0.02)
 
 
 @given(st.lists(st.tuples(st.floats(1, 2000), st.floats(0.1, 1.0)), min_size=2, max_size=40))

@@ -195,11 +195,7 @@ def test_an_input_that_raises_is_told_after_what_was_read_is_done(make: Any) -> 
     on_virtual_time(test)
 
 
-class Stop(BaseException):
-    """Such as pytest's."""
-
-
-@pytest.mark.parametrize("kind", [Unreadable, Stop, asyncio.CancelledError])
+@pytest.mark.parametrize("kind", [Unreadable, asyncio.CancelledError])
 def test_an_on_result_that_raises_stops_the_batch_and_what_is_done_comes_back(kind: type[BaseException]) -> None:
     told: list[int] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -9,12 +10,13 @@ import subprocess
 import sys
 import threading
 from typing import Any
+from weakref import ref
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward import ConfigError
+from qreward import ConfigError, schedule
 from qreward.functions.config import ScheduleConfig
 
 Heard = list[tuple[dict[str, Any], frozenset[str]]]
@@ -220,6 +222,31 @@ def race(*jobs: Any) -> None:
     finally:
         sys.setswitchinterval(before)
     assert failures == []
+
+
+def test_a_shared_config_keeps_no_function_alive_and_is_followed_by_those_that_live() -> None:
+    for pool in (None, "shared"):
+        config, dead = ScheduleConfig(pool=pool), []
+        for number in range(20):
+            decorated = schedule(config)(lambda value, number=number: (value, number))
+            assert decorated(1) == (1, number)
+            dead.append(ref(decorated))
+        del decorated
+        gc.collect()
+        assert [each() for each in dead] == [None] * 20
+        assert config._changes._callbacks == {}
+
+        tries: list[int] = []
+
+        def flaky(tries: list[int] = tries) -> int:
+            tries.append(1)
+            raise ConnectionError
+
+        living = schedule(config)(flaky)
+        config.update(retry_times=2, retry_interval=0)
+        with pytest.raises(ConnectionError):
+            living()
+        assert len(tries) == 3
 
 
 def test_readers_see_the_old_or_the_new_set_and_never_a_mix() -> None:

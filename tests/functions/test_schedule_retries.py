@@ -9,6 +9,7 @@ import httpx
 import pytest
 from schedule_stage import SLACK, STAGES, at_times, stage_name
 
+from qreward.functions.config import UNSET
 from qreward.functions.waiting import no_waiting
 
 pytestmark = pytest.mark.parametrize("stage", STAGES, ids=stage_name)
@@ -136,6 +137,23 @@ def test_a_default_stands_for_time_limits_and_open_circuits_but_not_for_other_ex
     assert (told.values, len(told.starts)) == (["away", "away"], 1)
     told = stage.play(fails(9, error=KeyError("x")), at_times([0]), exception_types=ConnectionError, default_result=1)
     assert told.errors == ["KeyError"]
+
+
+def test_a_function_of_exceptions_is_called_once_for_each_exception(stage: Any) -> None:
+    table: list[tuple[Any, list[bool], str]] = [
+        (1, [True, True], "-"),
+        (1, [True, False], "ConnectionError"),
+        (UNSET, [True, True], "ConnectionError"),
+    ]
+    for default, answers, error in table:
+        asked: list[BaseException] = []
+
+        def covers(error: BaseException, asked: list[BaseException] = asked, answers: list[bool] = answers) -> bool:
+            asked.append(error)
+            return answers[len(asked) - 1]
+
+        told = stage.play(fails(9), at_times([0]), retry_times=1, retry_interval=0, exception_types=covers, default_result=default)
+        assert (told.errors, len(asked)) == ([error], 2), (default, answers)
 
 
 def test_exits_and_interrupts_are_never_retried_nor_replaced(stage: Any) -> None:

@@ -49,10 +49,10 @@ def test_a_source_that_was_not_ready_and_is_ready_is_tried_at_once_by_one_reques
     source, sight = fresh()
     source.health.eject(0.0, 5.0)
     assert look(sight, source, AWAY, READY, since=1.0) == [Change.NONE, Change.BETTER]
-    assert source.ready_at() == 2.0
+    assert source.ready_at(0.0) == 2.0
     send(source, 2.0)
     assert source.health.in_service
-    assert source.ready_at() == inf, "the rest follows when that one is answered"
+    assert source.ready_at(0.0) == inf, "the rest follows when that one is answered"
 
 
 def test_a_source_that_says_ready_while_it_fails_waits_as_ever() -> None:
@@ -60,14 +60,14 @@ def test_a_source_that_says_ready_while_it_fails_waits_as_ever() -> None:
     look(sight, source, READY)
     source.health.eject(0.5, 5.0)
     assert set(look(sight, source, *[READY] * 4, since=1.0)) == {Change.NONE}
-    assert source.ready_at() == 5.5
+    assert source.ready_at(0.0) == 5.5
 
 
 def test_a_source_that_was_silent_and_is_ready_has_returned_as_well() -> None:
     source, sight = fresh()
     source.health.stall(0.0)
     assert look(sight, source, SILENT, READY, since=0.5) == [Change.NONE, Change.BETTER]
-    assert source.ready_at() == 1.5
+    assert source.ready_at(0.0) == 1.5
 
 
 def test_a_trial_sent_while_it_was_away_tells_nothing_of_its_return() -> None:
@@ -106,14 +106,14 @@ def test_an_account_that_is_used_up_is_no_matter_of_readiness() -> None:
     source, sight = fresh()
     source.health.eject(0.0, 300.0)
     assert set(look(sight, source, AWAY, READY, since=1.0)) == {Change.NONE}
-    assert source.ready_at() == 300.0
+    assert source.ready_at(0.0) == 300.0
 
 
 def test_one_that_an_operator_took_out_stays_out() -> None:
     source, sight = fresh()
     source.health.down = True
     look(sight, source, AWAY, READY)
-    assert source.ready_at() == inf
+    assert source.ready_at(0.0) == inf
 
 
 # L2: away
@@ -123,21 +123,21 @@ def test_a_source_that_says_it_is_not_ready_and_answers_nothing_is_not_asked_unt
     source, sight = fresh()
     answer(source, 0.5)
     assert look(sight, source, READY, AWAY, AWAY, since=1.0) == [Change.NONE, Change.LOST, Change.NONE]
-    assert source.ready_at() == 3.0 + VALID * PROBE
+    assert source.ready_at(0.0) == 3.0 + VALID * PROBE
     assert look(sight, source, READY, since=4.0) == [Change.BETTER]
-    assert source.ready_at() == 4.0
+    assert source.ready_at(0.0) == 4.0
 
 
 def test_looks_that_cease_leave_it_out_for_two_intervals_only() -> None:
     source, sight = fresh()
     look(sight, source, READY, AWAY)
-    assert source.ready_at() == 1.0 + VALID * PROBE
+    assert source.ready_at(0.0) == 1.0 + VALID * PROBE
 
 
 def test_a_source_that_never_said_ready_is_asked_all_the_same() -> None:
     source, sight = fresh()
     assert set(look(sight, source, *[AWAY] * 5)) == {Change.NONE}
-    assert source.ready_at() < 0
+    assert source.ready_at(0.0) < 0
 
 
 def test_a_source_that_answers_all_the_time_is_asked_all_the_time_whatever_it_says() -> None:
@@ -146,7 +146,7 @@ def test_a_source_that_answers_all_the_time_is_asked_all_the_time_whatever_it_sa
     for now in range(1, 10):
         answer(source, now - 0.5)
         assert look(sight, source, AWAY, since=now) == [Change.NONE]
-    assert source.ready_at() < 0
+    assert source.ready_at(0.0) < 0
 
 
 def test_who_finishes_what_it_has_and_takes_nothing_new_is_not_asked() -> None:
@@ -158,7 +158,7 @@ def test_who_finishes_what_it_has_and_takes_nothing_new_is_not_asked() -> None:
         answer(source, now, sent.pop())
         assert look(sight, source, AWAY, since=now + 0.5) == [Change.NONE], "what was sent before says nothing of it"
     look(sight, source, AWAY, since=5.0)
-    assert source.ready_at() == 5.0 + VALID * PROBE
+    assert source.ready_at(0.0) == 5.0 + VALID * PROBE
 
 
 def asked_all_the_same(*, answers: bool) -> list[float]:
@@ -167,7 +167,7 @@ def asked_all_the_same(*, answers: bool) -> list[float]:
     look(sight, source, READY, AWAY)
     sent, now = [], 2.0
     while now < 300.0:
-        if source.ready_at() <= now:
+        if source.ready_at(now) <= now:
             sent.append(now)
             send(source, now)
             source.inflight -= 1
@@ -197,7 +197,7 @@ def test_a_longer_time_out_of_service_is_not_cut_by_a_word_of_not_ready() -> Non
     look(sight, source, READY)
     source.health.eject(0.5, 300.0)
     look(sight, source, AWAY, since=1.0)
-    assert source.ready_at() == 300.5
+    assert source.ready_at(0.0) == 300.5
 
 
 def test_it_comes_back_with_the_window_that_it_had_before_it_went() -> None:
@@ -227,13 +227,13 @@ def test_a_gate_opens_when_a_server_that_was_full_has_room() -> None:
     source, sight = closed_gate()
     assert source.gate.opens_at > 1.2
     assert look(sight, source, FULL, ROOM, since=0.2) == [Change.NONE, Change.BETTER]
-    assert source.ready_at() == 1.2
+    assert source.ready_at(0.0) == 1.2
 
 
 def test_a_wait_that_the_server_asked_for_is_kept_to_the_letter() -> None:
     source, sight = closed_gate(hint=30.0)
     assert look(sight, source, FULL, ROOM, AWAY, READY, since=0.2)[-1] == Change.NONE
-    assert source.ready_at() == 30.0
+    assert source.ready_at(0.0) == 30.0
 
 
 def test_a_server_that_turns_away_although_it_has_room_is_not_asked_sooner() -> None:
@@ -246,7 +246,7 @@ def test_a_server_that_turns_away_although_it_has_room_is_not_asked_sooner() -> 
 def test_an_outage_that_is_over_opens_the_gate_as_well() -> None:
     source, sight = closed_gate()
     assert look(sight, source, AWAY, READY, since=0.1) == [Change.NONE, Change.BETTER]
-    assert source.ready_at() == 1.1
+    assert source.ready_at(0.0) == 1.1
 
 
 @pytest.mark.parametrize(("said", "full"), [(Look(running=9.0, most=8.0), True), (Look(running=7.0, most=8.0), False)])
@@ -320,7 +320,7 @@ def test_no_looks_take_a_source_that_answers_out_of_service(looks: list[Look], f
         answer(source, now + 0.5)
         assert sight.take(now + 1.0, source, each, PROBE) is Change.NONE
     assert source.health.in_service
-    assert source.ready_at() <= len(looks)
+    assert source.ready_at(0.0) <= len(looks)
 
 
 @given(st.lists(LOOKS, min_size=1, max_size=40))
@@ -328,4 +328,4 @@ def test_when_looks_cease_a_source_is_asked_again_soon(looks: list[Look]) -> Non
     source, sight = fresh()
     for now, each in enumerate(looks):
         sight.take(float(now), source, each, PROBE)
-    assert source.ready_at() <= len(looks) - 1 + VALID * PROBE
+    assert source.ready_at(0.0) <= len(looks) - 1 + VALID * PROBE

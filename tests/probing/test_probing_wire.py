@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
 from aiohttp import web
 
@@ -179,6 +181,42 @@ def test_a_client_that_looks_uses_a_server_again_when_it_is_back_and_loses_nothi
                     await serves("a")
 
     asyncio.run(test())
+
+
+def test_a_probe_that_can_have_no_effect_is_logged_once_with_the_name_of_its_endpoint(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> dict[str, list[str]]:
+        async with FakeFleet([FakeEndpoint("a", kind="vllm", api_key="right")]) as fleet:
+            (plain,) = fleet.endpoints
+            changes: dict[str, dict[str, Any]] = {
+                "another kind": {"kind": "nim"},
+                "a wrong key": {"kind": "openai", "api_key": "wrong-key-1"},
+                "a proxy that cannot be used": {"proxy": "socks5://user:pass-2@127.0.0.1:1"},
+                "a client that fails": {"http_client": httpx.AsyncClient(transport=Broken())},
+                "nothing to ask for": {"kind": "openrlhf"},
+                "none": {},
+            }
+            said = {}
+            for what, change in changes.items():
+                caplog.clear()
+                endpoint = Endpoint(**{**plain.model_dump(exclude={"http_client"}), "name": "named", "probe": 0.01, **change})
+                async with QRewardClient([endpoint]) as client:
+                    client._engine.shell()
+                    await asyncio.sleep(0.1)
+                said[what] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+            return said
+
+    with caplog.at_level(logging.WARNING, "qreward"):
+        said = asyncio.run(test())
+    assert {what: len(lines) for what, lines in said.items()} == {**dict.fromkeys(said, 1), "none": 0}
+    text = "\n".join(line for lines in said.values() for line in lines)
+    assert text.count("endpoint 'named': its probe has no effect: ") == 5
+    assert "GET /v1/health/ready was answered with 404; check that it is a server of kind 'nim'" in text
+    assert not [secret for secret in ("wrong-key-1", "pass-2", "pass-3") if secret in text]
+
+
+class Broken(httpx.AsyncBaseTransport):
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        raise LookupError("no such thing")
 
 
 def test_looks_that_are_refused_fail_no_call() -> None:

@@ -153,3 +153,26 @@ def test_the_blocking_client_has_the_same_calls() -> None:
         assert len(client.batch_classify(["a", "b"], MODEL)) == 2
         assert len(client.rerank("q", ["a", "b"], MODEL)) == 2
         assert [len(value.data) for value in client.batch_embeddings(["a", "b"], MODEL).values()] == [1, 1]
+
+
+def test_a_server_of_short_lists_refuses_only_in_the_first_batch_and_none_if_it_is_looked_at() -> None:
+    async def requests(probe: float | None) -> list[int]:
+        """Of each of some batches of 24 items, at a server that takes 4."""
+        async with FakeFleet([fake("tei", scoring=Scoring(max_items=4))]) as fleet:
+            endpoints = [each.model_copy(update={"probe": probe, "limits": Limits(max_concurrency=1)}) for each in fleet.endpoints]
+            async with QRewardClient(endpoints) as client:
+                await client.score("item", model=MODEL)
+                while probe is not None and not client._lists._told:  # noqa: ASYNC110 - the answer to /info is on its way
+                    await asyncio.sleep(0.001)
+                counts = []
+                for _ in range(4):
+                    before = fleet.seen("tei").requests
+                    batch = await client.batch_score([f"item {index}" for index in range(24)], MODEL)
+                    assert batch.values() == [score_of(f"item {index}") for index in range(24)]
+                    counts.append(fleet.seen("tei").requests - before)
+                return counts
+
+    without, looked_at = asyncio.run(requests(None)), asyncio.run(requests(60.0))
+    assert without[0] > 6
+    assert without[1:] == [8, 8, 8], "lists of three, which halving has come to, and none refused"
+    assert looked_at == [6, 6, 6, 6]

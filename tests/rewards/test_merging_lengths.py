@@ -8,7 +8,10 @@ from typing import Any
 from merge_tools import MODEL, ListWire, client_of, endpoint, flat, leftovers, overloaded, refused, texts
 
 from qreward import BatchResult, Retry
+from qreward.core.outcome import Look
+from qreward.rewards.known import REFUSED_PATIENCE, Known
 from qreward.testing.virtual_time import run_in_virtual_time as run
+from qreward.wire.rewards.merging import MergeLimits
 
 
 async def scored(wire: ListWire, items: list[str]) -> BatchResult[Any]:
@@ -95,5 +98,96 @@ def test_an_overload_with_a_hint_or_beside_others_makes_no_list_shorter() -> Non
         batch = await scored(wire, texts(320))
         assert not batch.errors
         assert set(wire.sizes) == {32}
+
+    run(test())
+
+
+def test_what_was_found_out_of_an_endpoint_is_kept_for_all_later_batches() -> None:
+    async def takes_four(_name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(0.1)
+        return refused(422) if len(items) > 4 else None
+
+    async def has_four_places(_name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(0.05)
+        return overloaded() if len(items) > 4 else None
+
+    async def test(work: Any, most: int) -> str | None:
+        wire, rejects = ListWire(work), []
+        async with client_of(wire, endpoint("tei", 1, "tei"), retry=Retry(base=0.01, cap=0.02)) as client:
+            for _ in range(6):
+                before = len(wire.sizes)
+                batch = await client.batch_score(texts(24), MODEL)
+                assert not batch.errors
+                assert leftovers(client) == {}
+                rejects.append(sum(size > 4 for size in wire.sizes[before:]))
+                await asyncio.sleep(60)
+        return None if rejects[0] > 0 and sum(rejects[1:]) <= most else f"{work.__name__}: {rejects} lists turned away"
+
+    # one that only says that it is full is asked for more again, ever more rarely
+    wrong = [run(test(takes_four, 0)), run(test(has_four_places, 12))]
+    assert [line for line in wrong if line] == []
+
+
+def test_what_was_found_out_goes_with_its_endpoint() -> None:
+    async def test() -> None:
+        async def takes_four(_name: str, items: list[Any]) -> Any:
+            return refused(422) if len(items) > 4 else None
+
+        wire = ListWire(takes_four)
+        async with client_of(wire, endpoint("tei", 1, "tei")) as client:
+            for number in range(5):
+                await client.batch_score(texts(24), MODEL)
+                client.add_endpoint(endpoint(f"other {number}", 1, "tei"))
+                client.remove_endpoint(f"other {number - 1}" if number else "tei")
+                before = len(wire.sizes)
+                await client.batch_score(texts(24), MODEL)
+                assert max(wire.sizes[before:]) == 24, "a new endpoint is asked for whole lists"
+            assert len(client._lists._known) == 1
+
+    run(test())
+
+
+def test_after_many_lists_one_that_is_longer_than_what_was_refused_is_tried_again() -> None:
+    known = Known(MergeLimits(items=32), None)
+    longer = []
+    known.refused(8)
+    for number in range(4 * REFUSED_PATIENCE):
+        if known.limits.items == 16:
+            longer.append(number)
+            known.refused(8)
+        known.took()
+        assert known.limits.items in (8, 16)
+    assert longer == [REFUSED_PATIENCE + 1, 3 * REFUSED_PATIENCE + 2]
+    for _ in range(100 * REFUSED_PATIENCE):
+        known.took()
+    assert known.limits.items == 32, "it was the size of some items"
+
+
+def test_what_a_server_says_of_its_lists_counts_instead_of_what_is_usual() -> None:
+    known = Known(MergeLimits(items=32, bytes=1000), 256)
+    for items, limit in ((4, 4), (4, 4), (128, 128), (1024, 256), (1, 1), (32, 32)):
+        known.told(items)
+        assert known.limits == MergeLimits(items=limit, bytes=1000)
+    known.refused(8)
+    known.told(32)
+    assert known.limits.items == 8, "what it says again changes nothing"
+    for usual in (MergeLimits(items=1), MergeLimits()):  # its items go alone, or it limits no lists
+        known = Known(usual, None)
+        known.told(16)
+        assert known.limits == usual
+
+
+class SaysFour(ListWire):
+    async def look(self, _endpoint: Any) -> Look:
+        return Look(ready=True, items=4)
+
+
+def test_a_server_that_is_looked_at_is_sent_no_longer_list_than_it_says_that_it_takes() -> None:
+    async def test() -> None:
+        wire = SaysFour(seconds=0.1)
+        async with client_of(wire, endpoint("tei", 1, "tei", probe=1.0)) as client:
+            await client.score("x 1", model=MODEL)
+            await client.batch_score(texts(24), MODEL)
+        assert wire.sizes[1:] == [4] * 6
 
     run(test())

@@ -20,6 +20,7 @@ from qreward.policies import LoadBalanceStrategy
 from qreward.rewards import spread
 from qreward.rewards.carrier import Carrier, Cut
 from qreward.rewards.deadlines import Deadlines
+from qreward.rewards.known import KnownLists
 from qreward.rewards.lists import Embeddings, Items
 from qreward.rewards.member import Member
 from qreward.rewards.stock import Stock
@@ -175,7 +176,7 @@ def test_an_item_whose_time_has_passed_is_not_taken_though_the_timer_was_not_the
     pool = pool_of(fixed(1))
     source = pool.sources[0]
     source.handle = Endpoint("http://a.example/v1", name="a", kind="vllm")
-    stock = Stock(pool, Items(SCORE))
+    stock = Stock(pool, Items(SCORE), KnownLists())
     made = [Member(Call(SCORE, "m", [f"x {index}"], {}, None), pool, Terms(5, 1.0 + index), None, index) for index in range(3)]
     stock.put(0.0, made, None, bulk=False)
     carrier = Carrier(None, pool, made[0].lane, None)  # type: ignore[arg-type]

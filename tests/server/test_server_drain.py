@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -162,5 +163,46 @@ def test_a_server_that_is_left_with_something_under_way_says_whether_all_was_don
                 await until(lambda: scorer.batches)
             assert not busy.all_done
             assert (await caller).status_code == 503
+
+    run(main())
+
+
+def is_served(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_server_that_is_cancelled_while_it_starts_or_ends_serves_nothing_more() -> None:
+    async def serve(port: int, go: asyncio.Event) -> None:
+        async with RewardServer(Lengths(), port=port):
+            await go.wait()
+
+    async def left_after(turns: int, *, ending: bool) -> str | None:
+        port, go = free_port(), asyncio.Event()
+        serving = asyncio.ensure_future(serve(port, go))
+        if ending:
+            await until(lambda: is_served(port))
+            go.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        serving.cancel()
+        await asyncio.wait([serving])
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:
+            _, left = await asyncio.wait(left, timeout=10)
+        wrong = is_served(port) or left or not (serving.cancelled() or serving.exception() is None)
+        return f"{turns} turns, ending={ending}: {left}" if wrong else None
+
+    async def main() -> None:
+        before = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not before
+        wrong = [await left_after(turns, ending=ending) for ending in (False, True) for turns in range(8)]
+        assert [line for line in wrong if line] == []
 
     run(main())

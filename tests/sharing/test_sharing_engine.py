@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sharing_tools import FakeWire, House, busy, call, now, shared, sharing, stop
+from sharing_tools import FakeWire, House, busy, call, client_of, now, shared, sharing, stop
 
 from qreward import ConfigError, Limits, QRewardClient
 from qreward.core.sharing.tenure import NEWCOMER
 from qreward.core.sharing.words import LEASE, MINUTE, PERIOD, RENEW
+from qreward.sharing.places import VARIABLE
 
 
 def sent_since(wire: FakeWire, since: float) -> int:
@@ -284,6 +287,28 @@ def test_a_client_that_shares_nothing_has_no_thread_and_its_sources_are_as_ever(
     assert type(source.requests).__name__ == "Pace"
     assert type(source.window).__name__ == "AdaptiveWindow"
     assert client._sharing._thread is None
+
+
+def test_the_thread_that_renews_shares_is_not_started_under_the_engines_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "shares"))
+    started: list[bool] = []
+
+    async def main() -> None:
+        client = client_of(FakeWire(seconds=0.001), [House.endpoint(rpm=6000)])
+        start = threading.Thread.start
+
+        def watched(thread: threading.Thread) -> None:
+            if thread.name == "qreward-sharing":
+                started.append(client._engine.lock.locked())
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", watched)
+        async with client:
+            assert started == []
+            await call(client, "hello")
+
+    asyncio.run(main())
+    assert started == [False]
 
 
 def endpoint_of(house: House) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from telemetry_server import MODEL, Do, Judges, chat, client_of
 
-from qreward import Hedge, QRewardClient, QRewardError, Retry
+from qreward import Hedge, QRewardClient, QRewardError, RequestTimeout, Retry
 from qreward.observe import AttemptEnded, CallEnded, CallStarted, MetricsCallback, Observer
 from qreward.testing.virtual_time import run_in_virtual_time
 
@@ -132,6 +132,22 @@ def test_a_call_that_finds_the_queue_full_was_never_sent() -> None:
     assert (failed.attempts, failed.endpoint, type(failed.error).__name__) == (0, None, "QueueFull")
 
 
+def test_an_observer_is_given_the_same_error_for_a_time_out_as_the_caller() -> None:
+    caught: list[Any] = []
+
+    async def fail(client: Any) -> None:
+        (error,) = await asyncio.gather(client.chat_completion(chat(), MODEL), return_exceptions=True)
+        caught.append(error)
+
+    diary = hear(fail, {"a": [Do(200)]}, names="a", retry=Retry(attempts=1))
+    (attempt,) = [event for event in diary.heard if isinstance(event, AttemptEnded)]
+    (ended,) = [event for event in diary.heard if isinstance(event, CallEnded)]
+    assert (attempt.outcome, type(attempt.error)) == ("failed", RequestTimeout)
+    assert str(attempt.error) in str(caught[0])
+    assert "within 120.0 s" in str(attempt.error)
+    assert ended.error is caught[0]
+
+
 def test_events_cannot_be_changed() -> None:
     event = hear(ask, names="a").heard[0]
     with pytest.raises(AttributeError):
@@ -162,6 +178,18 @@ def test_an_observer_that_raises_breaks_no_call_is_told_nothing_more_and_is_logg
     assert [record.getMessage() for record in caplog.records] == [
         "the observer Raising raised ValueError in call_started; it is not called any more"
     ]
+
+
+def test_an_observer_that_raises_cancelled_error_breaks_no_call(caplog: pytest.LogCaptureFixture) -> None:
+    class Cancelling(Observer):
+        def attempt_ended(self, event: AttemptEnded) -> None:
+            raise asyncio.CancelledError
+
+    diary = Diary()
+    with caplog.at_level(logging.WARNING, "qreward"):
+        hear(ask, names="a", observers=[Cancelling(), diary])
+    assert diary.words().count("CallEnded ok") == 1
+    assert len(caplog.records) == 1
 
 
 def test_any_object_with_some_of_the_methods_will_do() -> None:

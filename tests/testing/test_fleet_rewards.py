@@ -200,6 +200,27 @@ def test_chats_and_embeddings_go_on_as_before_where_the_server_has_them() -> Non
     run(main())
 
 
+def test_tei_takes_embeddings_at_all_its_routes_with_and_without_a_model() -> None:
+    async def main() -> None:
+        async with serving(FakeEndpoint("a", kind="tei")) as client:
+            found: dict[str, Any] = {}
+            for path, body in {
+                "/v1/embeddings": {"model": "m", "input": ["a", "b"]},
+                "/embeddings": {"input": ["a", "b"]},
+                "/embed": {"inputs": ["a", "b"], "normalize": True},
+            }.items():
+                answer = await post(client, path, body)
+                assert answer.status == 200, path
+                found[path] = json.loads(answer.body)
+            vectors = found["/embed"]
+            assert len(vectors) == 2
+            assert all([row["embedding"] for row in found[path]["data"]] == vectors for path in ("/v1/embeddings", "/embeddings"))
+            errors = {path: json.loads((await post(client, path, {"inputs": [], "input": []})).body) for path in found}
+            assert [sorted(error) for error in errors.values()] == [["code", "message", "type"]] * 2 + [["error", "error_type"]]
+
+    run(main())
+
+
 def test_a_kind_and_its_scoring_travel_to_a_child_process() -> None:
     async def main() -> None:
         async with serving(FakeEndpoint("a", kind="tei", scoring=Scoring(labels=("good",))), process=True) as client:

@@ -56,6 +56,24 @@ def test_embeddings_go_the_same_way() -> None:
     run(test)
 
 
+def test_embeddings_go_where_the_kind_of_server_takes_them() -> None:
+    async def test() -> None:
+        body = {"data": [{"index": 0, "embedding": [0.5]}], "usage": {"prompt_tokens": 2, "total_tokens": 2}}
+        table = {("tei", ""): "/v1/embeddings", ("tei", "/v1"): "/v1/embeddings", ("tei", "/at/v1"): "/at/v1/embeddings"}
+        for kind in ("openai", "vllm", "sglang", "openrlhf", "nim"):
+            table |= {(kind, "/v1"): "/v1/embeddings", (kind, ""): "/embeddings", (kind, "/at"): "/at/embeddings"}
+        async with Server(always(answer(body))) as server:
+            wire, found = Wire(), {}
+            for kind, base in table:
+                endpoint = Endpoint(server.url.removesuffix("/v1") + base, kind=kind, proxy="")  # type: ignore[arg-type]
+                assert isinstance(await wire.send(endpoint, Call(EMBEDDINGS, "e", ["a"], {}, None)), Answer)
+                found[kind, base] = server.requests[-1].line.split()[1]
+            await wire.aclose()
+        assert found == table
+
+    run(test)
+
+
 ENDINGS: list[tuple[bytes, FailureKind]] = [
     (answer({"error": {"message": "slow down"}}, status=429, retry_after="2"), FailureKind.OVERLOADED),
     (answer(b"", status=401), FailureKind.UNSUITABLE),
@@ -164,22 +182,6 @@ def test_each_endpoint_has_its_own_connections_even_under_one_name() -> None:
                 assert isinstance(await wire.send(endpoint, call()), Answer)
             await wire.aclose()
             assert (len(one.requests), len(two.requests)) == (2, 1)
-
-    run(test)
-
-
-def test_a_dropped_endpoint_closes_its_connections_and_may_come_back() -> None:
-    async def test() -> None:
-        async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
-            await wire.send(endpoint, call())
-            await wire.drop(endpoint)
-            await wire.drop(endpoint)
-            async with asyncio.timeout(PATIENCE):
-                await server.connections[0].gone.wait()
-            assert isinstance(await wire.send(endpoint, call()), Answer)
-            assert len(server.connections) == 2
-            await wire.aclose()
 
     run(test)
 

@@ -63,11 +63,10 @@ class Isolation:
         good = next((at for at, one in enumerate(scored) if one.reward is not None), None)
         if good is not None:
             self._witness = [pairs[good]]
-        if all(one.reward is not None or _is_nobodys_fault(one.cause) for one in scored):
+        own = [one.reward is None and not _is_nobodys_fault(one.cause) for one in scored]
+        if not any(own) or (good is None and not await self._is_in_order()):
             return scored
-        if good is None and not await self._is_in_order():
-            return scored
-        return [one if one.reward is not None or _is_nobodys_fault(one.cause) else replace(one, own=True) for one in scored]
+        return [replace(one, own=True) if is_own else one for one, is_own in zip(scored, own, strict=True)]
 
     async def _is_in_order(self) -> bool:
         """Whether what could be scored still can be."""

@@ -26,15 +26,15 @@ class Call(Task):
         begun: how often it was tried.
         retries, hedges: tries beyond the first, by why they were made.
         tries: tries that failed, ``streak`` of them since one was turned away.
-        error: the last failure.
+        error: the last failure, and whether it is ``covered``; see ``Raised``.
         not_before: the time before which the function, or the user, wants no other try.
         retry_at, hedge_at: when the next of either is due; inf for none.
         notes: what was decided, and when, if anybody wants to know.
     """
 
     __slots__ = (
-        "begun", "error", "function", "hedge_at", "hedges", "key", "lane", "not_before", "notes", "rank", "retries", "retry_at", "streak",
-        "terms", "tried",
+        "begun", "covered", "error", "function", "hedge_at", "hedges", "key", "lane", "not_before", "notes", "rank", "retries", "retry_at",
+        "streak", "terms", "tried",
     )  # fmt: skip
 
     lane: Lane
@@ -48,6 +48,7 @@ class Call(Task):
         self.tried: dict[Attempt, None] = {}
         self.begun = self.retries = self.hedges = self.streak = 0
         self.error: BaseException | None = None
+        self.covered = False
         self.not_before = -inf
         self.retry_at = self.hedge_at = inf
         self.notes: list[tuple[float, str]] | None = [] if terms.noted else None
@@ -68,7 +69,7 @@ class Call(Task):
 
     def failed(self, now: float, raised: Raised) -> None:
         """Remember how a try failed."""
-        self.error = raised.error
+        self.error, self.covered = raised.error, raised.covered
         self.tries += 1
         self.streak = 0 if raised.overloaded else self.streak + 1
         if raised.wait is not None:

@@ -38,8 +38,7 @@ class Tenure:
     """What one process may do at one key.
 
     Attributes:
-        clock: monotonic seconds.
-        call: says that somebody wants to send and may not; rung once, until ``missed`` is taken back.
+        call: called when somebody wants to send and may not; once, until ``missed`` is taken back. It must not block.
         until: when its lease runs out, or what it knows of being on its own is old; -inf while it has none.
         permits: how many it may have in flight.
         own: it is on its own.
@@ -50,10 +49,9 @@ class Tenure:
         tokens, window: what else is shared, or None.
     """
 
-    __slots__ = ("call", "clock", "limited", "members", "missed", "news", "own", "permits", "requests", "tokens", "until", "window")
+    __slots__ = ("call", "limited", "members", "missed", "news", "own", "permits", "requests", "tokens", "until", "window")
 
     def __init__(self, limits: Limits, window: Window) -> None:
-        self.clock: Callable[[], float] = float
         self.call: Callable[[], object] = _nobody
         self.missed = self.own = False
         self.until = -inf
@@ -65,9 +63,9 @@ class Tenure:
         self.permits = 0.0 if limits.max_concurrency else inf
         self.window = Capped(window, self)
 
-    def may_send(self) -> bool:
+    def may_send(self, now: float) -> bool:
         """Its lease holds, and allows anything in flight at all."""
-        if self.permits >= 1 and self.clock() < self.until:
+        if self.permits >= 1 and now < self.until:
             return True
         self.miss()
         return False
@@ -177,13 +175,10 @@ class Ration(Pace):
 
     @property
     def ready_at(self) -> float:
-        """The earliest time at which a send conforms; inf if that takes another share."""
+        """The earliest time at which a send conforms, while the lease holds; inf if that takes another share."""
         tenure = self._tenure
-        if self._whole:
-            if not tenure.may_send():
-                return inf
-            if not tenure.limited:
-                return -inf
+        if self._whole and not tenure.limited:
+            return -inf
         if tenure.own:
             return self._arrival - CATCH_UP
         if self.left < self.least * (1 - HAIR):

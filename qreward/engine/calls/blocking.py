@@ -49,7 +49,7 @@ class Desk:
         self.run(out)
         if late:
             leader.wake()  # type: ignore[union-attr]
-        if wake is not None and engine.has_loops():
+        if wake is not None and engine.shells():
             engine.wake_loops()
 
     def run(self, out: list[Command]) -> None:

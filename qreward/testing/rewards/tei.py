@@ -1,9 +1,9 @@
-"""A TEI-shaped server: ``/predict``, ``/rerank``, ``/v1/embeddings``, ``/info``; a list is taken whole or not at all."""
+"""A TEI-shaped server: ``/predict``, ``/rerank``, ``/embed``, ``/v1/embeddings``, ``/info``; a list is taken whole or not at all."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from qreward.testing import answers
@@ -21,12 +21,15 @@ _TYPES = {400: "Empty", 413: "Validation", 422: "Validation", 424: "Backend", 42
 class Tei(Dialect):
     """Its errors have one form on its own routes, and another on OpenAI's."""
 
+    health = frozenset({"/health", "/ping", "/"})
+
     def routes(self) -> Mapping[str, ReadJob]:
-        return {"/predict": self._predict, "/rerank": self._rerank, "/v1/embeddings": self._embeddings}
+        own = {"/predict": self._predict, "/rerank": self._rerank, "/embed": self._embed}
+        return own | dict.fromkeys(("/v1/embeddings", "/embeddings"), self._embeddings)
 
     def error(self, told: Told) -> bytes:
         name = _TYPES.get(told.status, "Backend")
-        if told.path.startswith("/v1/"):
+        if told.path.startswith("/v1/") or told.path == "/embeddings":
             return encode({"message": told.message, "code": told.status, "type": name})
         return encode({"error": told.message, "error_type": name})
 
@@ -84,16 +87,23 @@ class Tei(Dialect):
         rows = [{"index": index, "score": (each if raw else probabilities_of(each))[0]} for index, each in enumerate(logits)]
         return self.job("/rerank", spec, None, items, lambda _: sorted(rows, key=_score, reverse=True))
 
+    def _embed(self, body: bytes, spec: FakeEndpoint) -> Job:
+        asked = self.read("/embed", body)
+        return self._vectors("/embed", spec, {"input": asked.get("inputs")}, lambda made: [row["embedding"] for row in made["data"]])
+
     def _embeddings(self, body: bytes, spec: FakeEndpoint) -> Job:
+        return self._vectors("/v1/embeddings", spec, self.read("/v1/embeddings", body), lambda made: made)
+
+    def _vectors(self, path: str, spec: FakeEndpoint, given: dict[str, Any], shown: Callable[[Any], Any]) -> Job:
         try:
-            asked = answers.read_embeddings(body)
+            asked = answers.read_embeddings(encode({"model": "fake", **given}))
         except ValueError as error:
-            raise self.refusal("/v1/embeddings", 400, str(error)) from None
+            raise self.refusal(path, 400, str(error)) from None
         items = asked.items()
-        self.check("/v1/embeddings", spec, items)
+        self.check(path, spec, items)
         prompt = sum(count_tokens(canonical(item)) for item in items)
-        made = json.loads(answers.embeddings(asked, prompt))
-        return self.job("/v1/embeddings", spec, None, items, lambda _: made)
+        made = shown(json.loads(answers.embeddings(asked, prompt)))
+        return self.job(path, spec, None, items, lambda _: made)
 
 
 def _permits(spec: FakeEndpoint) -> int:

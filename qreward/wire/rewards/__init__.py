@@ -16,7 +16,7 @@ reserves, ``merge_key`` says which calls may share a request.
 **When an endpoint has room** (``codec_of(endpoint.kind, operation, settings_of(endpoint))``, a ``ListCodec``; raises ``ConfigError`` if
 that kind of server is not asked that): ``mergeable`` is False for an item that has to go alone (a conversation, as vLLM takes one a
 request), ``limits.fitting(items)`` says how many of those that wait go into one body, ``measure`` what an item counts against the limits.
-``load.limits_for`` corrects the limits by what the server says of itself.
+What ``/info`` of a server says of its limits counts instead, where its endpoint is looked at (``probe``).
 
 **After it** (``ListAnswer``): ``items`` are values or errors by item; an answer without any value is none and raises ``Malformed``, so that
 an item alone is tried again as any request is. ``shares()`` is the same with each item's usage: told by the server (SGLang), exact (one

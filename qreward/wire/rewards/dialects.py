@@ -120,6 +120,19 @@ def bound(call: Call, endpoint: Endpoint) -> tuple[Call, ListCodec]:
     return Call(codec, call.model, call.inputs, call.params, call.headers), codec
 
 
+def embeddings_place(kind: str) -> tuple[str, bool]:
+    """Where a kind of server takes embeddings: the path, and whether that lies under the server's root and not under the base URL.
+
+    A kind that is not known for embeddings is asked as in the OpenAI API.
+
+    Example:
+        >>> embeddings_place("tei"), embeddings_place("vllm"), embeddings_place("nim")
+        (('/v1/embeddings', True), ('/embeddings', False), ('/embeddings', False))
+    """
+    codec = _TABLE.get((kind, EMBED.name), {}).get("", EmbeddingList)
+    return codec.path, codec.native
+
+
 def server_root(base_url: str) -> str:
     """The address of a server's own routes, which lie beside the ``/v1`` of its OpenAI API.
 

@@ -15,7 +15,6 @@ import msgspec
 
 from qreward.wire import hints, jsonio
 from qreward.wire.base import Malformed
-from qreward.wire.rewards.merging import MergeLimits
 
 PROBES: dict[str, tuple[str, ...]] = {
     "openai": ("/v1/models",),
@@ -43,6 +42,13 @@ class ServerLimits(msgspec.Struct, frozen=True):
     concurrency: int | None = None
     input_tokens: int | None = None
     batch_tokens: int | None = None
+
+    @property
+    def list_items(self) -> int | None:
+        """Items of a list that the server can let in. Who limits lists has a place for each item: more items than places never go in."""
+        if self.items is None or self.concurrency is None:
+            return self.items
+        return min(self.items, self.concurrency)
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -87,14 +93,6 @@ def read_load(path: str, status: int, body: bytes) -> Load:
         return Load(ready=True if 200 <= status < 300 else False if status >= 500 else None)
     read = _READERS.get(path)
     return read(body) if read is not None and 200 <= status < 300 else Load()
-
-
-def limits_for(limits: MergeLimits, load: Load) -> MergeLimits:
-    """A codec's limits, corrected by what the server says of its own: a list of more items than it has places is never let in."""
-    told = load.limits
-    if told.items is None:
-        return limits.with_items(told.concurrency) if limits.items is not None else limits
-    return MergeLimits(max(1, told.items), limits.tokens, limits.bytes).with_items(told.concurrency)
 
 
 def of_headers(headers: Mapping[str, str]) -> Load:

@@ -40,6 +40,10 @@ class MergeLimits(msgspec.Struct, frozen=True):
             return self
         return MergeLimits(max(1, most), self.tokens, self.bytes)
 
+    def of_items(self, items: int) -> MergeLimits:
+        """The same for so many items, at least one."""
+        return MergeLimits(max(1, items), self.tokens, self.bytes)
+
     def fitting(self, items: Iterable[Any]) -> int:
         """How many of the items, from the first on, go into one request: at least 1, for one that is too large alone must be told so.
 

@@ -20,7 +20,7 @@ from qreward.wire.rewards.reading import Unusable
 from qreward.wire.rewards.vllm import Rerank
 
 LIMITS = MergeLimits(items=32, bytes=2_000_000)
-"""Defaults of ``--max-client-batch-size`` and ``--payload-limit``; ``GET /info`` tells the first (see ``load.limits_for``)."""
+"""Defaults of ``--max-client-batch-size`` and ``--payload-limit``; ``GET /info`` tells the first, which a look asks for."""
 
 
 class TeiPredict(ListCodec):
@@ -99,7 +99,7 @@ class TeiRerank(Rerank):
 
 
 class TeiEmbeddings(EmbeddingList):
-    """``POST /v1/embeddings``, which unlike ``/embed`` tells what it used."""
+    """``POST /v1/embeddings``, which unlike ``/embed`` tells what it used. ``/embeddings`` is the same route under its older name."""
 
     path = "/v1/embeddings"
     native = True

@@ -15,9 +15,7 @@ from reward_tools import run
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
 from qreward.testing.rewards import Scoring
 from qreward.wire.rewards.dialects import server_root
-from qreward.wire.rewards.load import PROBES, Load, ServerLimits, limits_for, of_headers, read_load, samples
-from qreward.wire.rewards.merging import MergeLimits
-from qreward.wire.rewards.tei import LIMITS
+from qreward.wire.rewards.load import PROBES, Load, ServerLimits, of_headers, read_load, samples
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -123,23 +121,15 @@ def test_later_news_go_over_earlier_and_leave_the_rest() -> None:
     assert Load().joined(first) == first
 
 
-@pytest.mark.parametrize(
-    ("told", "items"),
-    [
+def test_a_list_has_no_more_items_than_the_server_says_and_than_it_has_places() -> None:
+    table = [
         (ServerLimits(items=128), 128),
         (ServerLimits(items=8, concurrency=512), 8),
         (ServerLimits(items=64, concurrency=16), 16),
-        (ServerLimits(concurrency=16), 16),
-        (ServerLimits(), 32),
-    ],
-)
-def test_what_tei_says_of_its_limits_goes_over_their_defaults(told: ServerLimits, items: int) -> None:
-    limits = limits_for(LIMITS, Load(limits=told))
-    assert (limits.items, limits.bytes) == (items, LIMITS.bytes)
-
-
-def test_a_server_that_counts_requests_and_not_items_does_not_limit_a_list() -> None:
-    assert limits_for(MergeLimits(), Load(limits=ServerLimits(concurrency=16))) == MergeLimits()
+        (ServerLimits(concurrency=16), None),  # counts requests, and not items
+        (ServerLimits(), None),
+    ]
+    assert [limits.list_items for limits, _ in table] == [items for _, items in table]
 
 
 async def _probe(session: aiohttp.ClientSession, url: str, kind: str) -> Load:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sized
-from functools import partial
+from functools import lru_cache, partial
 from inspect import iscoroutinefunction
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -12,8 +12,9 @@ from qreward.core.pool import Pool
 from qreward.core.task import Terms
 from qreward.engine.report import load_of
 from qreward.errors import ConfigError
-from qreward.policies import Endpoint
+from qreward.policies import Endpoint, priority_level
 from qreward.progress import Progress, start_progress
+from qreward.spelling import TYPO, closest
 from qreward.wire import address, jsonio
 from qreward.wire.base import Call, Codec
 
@@ -31,6 +32,13 @@ class Watching(TypedDict, total=False):
     observers: Iterable[object]
 
 
+OPTIONS = frozenset(
+    {
+        *("timeout", "deadline", "priority", "hedge", "tenant", "on_result", "progress", "keep_results"),
+        *("on_interrupt", "on_stream_error", "max_concurrent_streams", "extra_headers", "extra_body"),
+    }
+)
+"""The options of all calls. Each method has some of them as arguments; none of them is a parameter of a server."""
 _OWN = frozenset({"model", "messages", "input"})
 
 
@@ -48,18 +56,42 @@ def preparer(
         raise ConfigError(f"extra_body must be a mapping, not a {type(body).__name__}")
     if headers is not None and not isinstance(headers, Mapping):
         raise ConfigError(f"extra_headers must be a mapping, not a {type(headers).__name__}")
+    check_params(params)
     merged = {**params, **body} if body else params
     if merged.get("stream"):
-        raise ConfigError("stream=True is not taken here; leave it out")
+        raise ConfigError(
+            "stream=True cannot be used in this call; for tokens as they come, call stream_chat_completion or batch_stream_chat_completion"
+        )
     if not _OWN.isdisjoint(merged):
         name = min(_OWN & set(merged))
-        raise ConfigError(f"{name!r} must be given as the argument of that name, not in extra_body")
+        raise ConfigError(f"{name!r} cannot be set in extra_body; pass it as the argument {name}=")
     for name, value in merged.items():
         jsonio.check(value, name)
     if headers is not None:
         address.check_call_headers(headers, model)
     validate = codec.validate
     return lambda inputs: Call(codec, model, validate(inputs), merged, headers)
+
+
+def check_params(params: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` for a parameter that is an option of another call, or nearly the name of an option.
+
+    It would go into the JSON body, where most servers ignore it. ``extra_body`` takes any name.
+    """
+    for name in params:
+        if fault := _fault_of(name):
+            raise ConfigError(fault)
+
+
+@lru_cache(maxsize=1024)  # comparing names takes longer than all else of a call, and a program uses few of them
+def _fault_of(name: str) -> str | None:
+    to_server = f"A parameter of the server with this name goes into extra_body={{{name!r}: ...}}"
+    if name in OPTIONS:
+        batches = "; only batches have a deadline, one call has timeout=" if name == "deadline" else ""
+        return f"{name!r} is an option of other calls, not of this one{batches}. {to_server}"
+    if near := closest(name, OPTIONS, cutoff=TYPO):
+        return f"{name!r} is not an option of this call; did you mean {near[0]!r}? {to_server}"
+    return "extra_query is not supported; put parameters of the server into extra_body" if name == "extra_query" else None
 
 
 def items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
@@ -124,7 +156,7 @@ def count(name: str, value: int) -> int:
     return value
 
 
-def terms(timeout: float | None, priority: int, hedge: bool, tenant: str | None) -> Terms:
+def terms(timeout: float | None, priority: int | str, hedge: bool, tenant: str | None) -> Terms:
     """How the requests of one call are to be treated."""
     if not isinstance(hedge, bool):
         raise ConfigError(f"hedge must be True or False here, not {hedge!r}; how requests are hedged is set by the client's Hedge(...)")
@@ -133,11 +165,12 @@ def terms(timeout: float | None, priority: int, hedge: bool, tenant: str | None)
     return Terms(level(priority), timeout, hedge, tenant)
 
 
-def level(priority: int) -> int:
-    """A priority as a number from 0 to 9."""
-    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 9:
-        raise ConfigError(f"priority must be a whole number from 0 (most urgent) to 9, or a Priority, not {priority!r}")
-    return int(priority)
+def level(priority: int | str) -> int:
+    """A priority as a number from 0 to 9; a name is that of a :class:`~qreward.policies.Priority`."""
+    try:
+        return priority_level(priority)
+    except ValueError as error:
+        raise ConfigError(f"priority {error}") from None
 
 
 def reporting(

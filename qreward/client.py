@@ -158,7 +158,7 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         model: str,
         *,
         timeout: float | None = DEFAULT,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         hedge: bool = True,
         tenant: str | None = None,
         extra_headers: Mapping[str, str] | None = None,
@@ -171,7 +171,7 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
             messages: the conversation, as in the OpenAI API: dicts, or openai's message objects.
             model: chooses the route.
             timeout: seconds in all, queueing included; the client's by default, None waits for ever.
-            priority: 0 (most urgent) to 9.
+            priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
             hedge: False for a request that must not be sent to two endpoints at once.
             tenant: on whose behalf; tenants that wait at the same priority get equal shares of the fleet.
             extra_headers: sent with this request.
@@ -197,7 +197,7 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         *,
         timeout: float | None = DEFAULT,
         deadline: float | None = None,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         hedge: bool = True,
         tenant: str | None = None,
         on_result: OnResult = None,
@@ -215,7 +215,7 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
             timeout: seconds per item, from when an endpoint takes it; the client's by default. When no endpoint of the route is alive
                 for so long, all items that wait fail with ``RequestTimeout``.
             deadline: seconds for the whole batch; what is missing then comes back as ``DeadlineExceeded``.
-            priority: 0 (most urgent) to 9.
+            priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
             hedge, tenant: as in :meth:`chat_completion`.
             on_result: called with each ``Result`` as soon as it is there, in the event loop.
             progress: True shows a bar, or lines in the log; a function is called with a
@@ -380,6 +380,6 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
     def _state(self) -> State:
         return state_of(self._engine, self._fleet.sources(), self._config.max_queued)
 
-    def _terms(self, timeout: float | None, priority: int, hedge: bool, tenant: str | None) -> Terms:
+    def _terms(self, timeout: float | None, priority: int | str, hedge: bool, tenant: str | None) -> Terms:
         seconds = self._config.timeout if timeout is DEFAULT else arguments.seconds("timeout", timeout)
         return arguments.terms(seconds, priority, hedge, tenant)

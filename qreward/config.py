@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import field_validator, model_validator
+from pydantic import ValidationError, field_validator, model_validator
 
 from qreward.errors import ConfigError
-from qreward.policies import Endpoint, Hedge, Retry, Route
-from qreward.policy import Many, Policy, Seconds
-from qreward.reading import read_settings, repeated
+from qreward.policies import WEIGHTED, Endpoint, Hedge, Retry, Route
+from qreward.policy import Many, Policy, Seconds, below, repeated, with_faults, wrong
+from qreward.reading import Place, read_settings
+from qreward.spelling import did_you_mean
 
+_log = logging.getLogger("qreward")
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 
 
@@ -50,7 +52,15 @@ class ClientConfig(Policy):
     def _from_mapping(cls, value: object) -> object:
         if not isinstance(value, Mapping):
             return value
-        return [_route(pattern, body) for pattern, body in value.items()]
+        routes, details = [], []
+        for pattern, body in value.items():
+            try:
+                routes.append(_route(pattern, body))
+            except ValidationError as error:
+                details += below((pattern,), error)
+        if details:
+            raise ValidationError.from_exception_data("routes", details)
+        return routes
 
     @field_validator("endpoints")
     @classmethod
@@ -64,20 +74,26 @@ class ClientConfig(Policy):
     @model_validator(mode="after")
     def _routes_fit(self) -> ClientConfig:
         if double := repeated(route.pattern for route in self.routes):
-            raise ValueError(f"routes: the pattern {double!r} is there more than once; put its endpoints into one route")
+            raise wrong((("routes",), f"more than one route has the pattern {double!r}; put its endpoints into one route"))
         names = [endpoint.name for endpoint in self.endpoints]
-        for route in self.routes:
-            for stray in sorted(set(route.endpoints) - set(names)):
-                near = difflib.get_close_matches(stray, names, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-                raise ValueError(f"routes: {route.pattern!r} names the endpoint {stray!r}, which does not exist; {hint}")
+        faults = [
+            (
+                ("routes", route.pattern, "endpoints"),
+                f"there is no endpoint {stray!r}; {did_you_mean(stray, names, otherwise='the endpoints are')}",
+            )
+            for route in self.routes
+            for stray in sorted(set(route.endpoints) - set(names))
+        ]
+        if faults:
+            raise wrong(*faults)
         return self
 
 
 def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
     """Read a configuration from a YAML, JSON or TOML file, or from a mapping.
 
-    ``${VAR}`` is replaced by the environment's value in every text.
+    ``${VAR}`` is replaced by the environment's value in every text, ``${VAR:-default}`` by the default if the variable is not set.
+    Settings that are valid but without effect are logged as warnings, see :func:`without_effect`.
 
     Args:
         source: path of a ``.yaml``, ``.yml``, ``.json`` or ``.toml`` file, or what such a file would hold.
@@ -89,14 +105,62 @@ def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
         >>> load_config({"endpoints": [{"base_url": "http://gpu-0:8000/v1"}]}).endpoints[0].name
         'gpu-0:8000'
     """
+    config, place = read_config(source)
+    for endpoint, warning in without_effect(config):
+        _log.warning("%s: endpoint %r: %s", place, endpoint, warning)
+    return config
+
+
+def read_config(source: str | Path | Mapping[str, Any]) -> tuple[ClientConfig, Place]:
+    """As :func:`load_config`, without warnings; also the place that messages name."""
     least = "'endpoints'"
     content, place = read_settings(source, empty=f"it must hold at least {least}", known=f"with {least}")
     if not content:
         raise ConfigError(f"{place}: is empty; it must hold at least {least}")
     try:
-        return ClientConfig(**content)
+        return ClientConfig(**content), place
     except ConfigError as error:
-        raise ConfigError(f"{place}: {str(error).removeprefix('ClientConfig: ')}") from None
+        raise place.named(error) from None
+
+
+def without_effect(config: ClientConfig) -> Iterator[tuple[str, str]]:
+    """What is valid but probably a mistake: endpoints that get no requests, weights that do not count, two names for one server.
+
+    Yields:
+        The name of an endpoint, and a sentence about it.
+
+    Example:
+        >>> config = ClientConfig(endpoints=(Endpoint("http://gpu-0:8000/v1", weight=2),))
+        >>> [name for name, _ in without_effect(config)]
+        ['gpu-0:8000']
+    """
+    routed = {name for route in config.routes for name in route.endpoints}
+    patterns = {route.pattern for route in config.routes}
+    weighted = {name for route in config.routes if route.strategy in WEIGHTED for name in route.endpoints}
+    seen: dict[object, Endpoint] = {}
+    for endpoint in config.endpoints:
+        if endpoint.name not in routed and patterns:
+            if patterns >= set(endpoint.models):
+                yield endpoint.name, "it gets no requests: the routes of its models do not name it; add it to a route"
+            elif "models" not in endpoint.model_fields_set:
+                yield endpoint.name, "no route names it, so it gets only models that match no route; add it to a route, or set its models"
+        if endpoint.weight != 1 and endpoint.name not in weighted:
+            yield endpoint.name, "weight has no effect without a route whose strategy is weighted_round_robin or least_connections"
+        key = (endpoint.base_url, endpoint.api_key, tuple(endpoint.headers.items()), endpoint.proxy, id(endpoint.http_client))
+        other = seen.setdefault(key, endpoint)
+        if other is not endpoint and _overlap(other, endpoint, config):
+            yield (
+                endpoint.name,
+                f"it is the same server as {other.name!r} (the same base_url and key), so its limits count twice; remove one",
+            )
+
+
+def _overlap(one: Endpoint, other: Endpoint, config: ClientConfig) -> bool:
+    """Whether two endpoints serve the same models, as far as their patterns show."""
+    both = {one.name, other.name}
+    return (
+        "*" in (*one.models, *other.models) or bool({*one.models} & {*other.models}) or any(both <= {*r.endpoints} for r in config.routes)
+    )
 
 
 def config_from_env(environ: Mapping[str, str] = os.environ) -> ClientConfig:
@@ -122,15 +186,11 @@ def config_from_env(environ: Mapping[str, str] = os.environ) -> ClientConfig:
     try:
         return ClientConfig(endpoints=(Endpoint(base_url or OPENAI_BASE_URL, api_key=key or None),))
     except ConfigError as error:
-        said = str(error).removeprefix("Endpoint: ").replace("base_url", base_name).replace("api_key", "OPENAI_API_KEY")
-        raise ConfigError(f"environment: {said}") from None
+        named = [(path, text.replace("base_url", base_name).replace("api_key", "OPENAI_API_KEY")) for path, text in error.faults]
+        raise with_faults(named, lambda _: "environment: ") from None
 
 
-def _route(pattern: object, body: object) -> Route:
+def _route(pattern: str, body: object) -> Route:
     if not isinstance(body, Mapping) or "pattern" in body:
-        raise ValueError(f"{pattern!r} must be a mapping of endpoints, strategy and weights")
-    settings: dict[str, Any] = {"pattern": pattern, **body}
-    try:
-        return Route(**settings)
-    except ConfigError as error:
-        raise ValueError(f"{pattern!r}: {str(error).removeprefix('Route: ')}") from None
+        raise wrong(((), "must be a mapping of endpoints, strategy and weights"))
+    return Route.model_validate({"pattern": pattern, **body})

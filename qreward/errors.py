@@ -22,8 +22,18 @@ class QRewardError(Exception):
     usage: Usage | None = None
 
 
+Fault = tuple[tuple[str | int, ...], str]
+"""One wrong setting: its path in the settings, such as ``("endpoints", 1, "limits")``, and what is wrong with it."""
+
+
 class ConfigError(QRewardError, ValueError):
-    """The configuration or an argument is wrong. Raised before anything is sent."""
+    """The configuration or an argument is wrong. Raised before anything is sent. The message has a line for each fault.
+
+    Attributes:
+        faults: what is wrong, where several settings were checked together; else empty.
+    """
+
+    faults: tuple[Fault, ...] = ()
 
 
 class NoEndpoint(QRewardError):

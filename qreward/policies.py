@@ -6,10 +6,10 @@ The same models serve the client, configuration files and the command line.
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from qreward.errors import ConfigError
 from qreward.policy import (
@@ -25,19 +25,45 @@ from qreward.policy import (
     check_glob,
     check_header,
     expand_variables,
+    repeated,
+    shown,
+    wrong,
 )
 from qreward.reward_policies import RewardModel
+from qreward.spelling import did_you_mean
 
 MAX_RETRY_AFTER = 60.0
 """Seconds of a ``Retry-After`` that are heeded, by default: as many as in ``_calculate_retry_timeout`` of the OpenAI SDK."""
 
 
 class Priority(IntEnum):
-    """How urgent a task is. Any whole number from 0 (most urgent, as in vLLM) to 9 may be used."""
+    """How urgent a task is. Any whole number from 0 (most urgent, as in vLLM) to 9 may be used, or a name."""
 
     HIGH = 0
     NORMAL = 5
     LOW = 9
+
+
+def priority_level(value: object) -> int:
+    """A priority as a number from 0 to 9; a name is that of a :class:`Priority`, in upper or lower case.
+
+    Raises:
+        ValueError: it is neither.
+
+    Example:
+        >>> priority_level("high"), priority_level(3)
+        (0, 3)
+    """
+    found = value
+    if isinstance(value, str):
+        found = int(value) if value.isdecimal() else Priority.__members__.get(value.upper())
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= 9:
+        raise ValueError(f"must be a whole number from 0 (most urgent) to 9, or 'high', 'normal' or 'low', not {shown(value)}")
+    return int(found)
+
+
+Level = Annotated[int, BeforeValidator(priority_level)]
+"""A priority in a file."""
 
 
 class LoadBalanceStrategy(StrEnum):
@@ -48,6 +74,10 @@ class LoadBalanceStrategy(StrEnum):
     WEIGHTED_ROUND_ROBIN = "weighted_round_robin"
     LEAST_CONNECTIONS = "least_connections"
     POWER_OF_TWO = "power_of_two"
+
+
+WEIGHTED = (LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN, LoadBalanceStrategy.LEAST_CONNECTIONS)
+"""The strategies in which weights count."""
 
 
 class Limits(Policy):
@@ -150,17 +180,22 @@ class Hedge(Policy):
     tail: bool = True
 
 
+_PATHS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/rerank", "/get_reward")
+"""What is added to ``base_url`` by calls, and often left at the end of a copied address."""
+
+
 class Endpoint(Policy):
     """One server that answers requests.
 
     Args:
         base_url: root of the API, such as ``https://api.example.com/v1``.
         name: how it is called in results and errors; host and port by default.
-        api_key: sent as ``Authorization: Bearer``. ``${VAR}`` is read from the environment. Never shown.
+        api_key: sent as ``Authorization: Bearer``. ``${VAR}`` is read from the environment, ``${VAR:-default}`` too; an empty key is
+            none. Never shown.
         models: glob patterns of the models it serves.
         model_names: what the server calls a model, if it is not what callers call it.
         kind: dialect of the server.
-        weight: share under ``WEIGHTED_ROUND_ROBIN``.
+        weight: share under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``; without effect under the other strategies.
         limits: see :class:`Limits`.
         timeouts: see :class:`Timeouts`.
         reward: what the reward model behind it is, as far as its server does not tell; see :class:`RewardModel`.
@@ -220,9 +255,10 @@ class Endpoint(Policy):
     @field_validator("api_key")
     @classmethod
     def _sendable(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None:
+        if value is not None and value.get_secret_value():
             check_header("authorization", value.get_secret_value())
-        return value
+            return value
+        return None
 
     @field_validator("base_url")
     @classmethod
@@ -240,7 +276,12 @@ class Endpoint(Policy):
             raise ValueError("must not hold a user or password; use api_key or headers")
         if parts.query or parts.fragment:
             raise ValueError("must not hold a query or fragment; it is the root of the API")
-        return value.rstrip("/")
+        if "$" in parts.netloc:
+            raise ValueError("holds a variable that was not replaced; write ${NAME}, or ${NAME:-default}")
+        root = value.rstrip("/")
+        if path := next((path for path in _PATHS if root.endswith(path)), None):
+            raise ValueError(f"must be the root of the API, without {path}; write {root.removesuffix(path)!r}")
+        return root
 
     @field_validator("models", mode="before")
     @classmethod
@@ -279,7 +320,7 @@ class Endpoint(Policy):
         ours = [name for name in ("verify", "keepalive") if getattr(self, name) != type(self).model_fields[name].default]
         if ours or self.limits.connects_per_second is not None:
             names = ", ".join(ours) or "limits.connects_per_second"
-            raise ValueError(f"{names} and http_client exclude each other; set it in the client you pass")
+            raise ValueError(f"{names} cannot be set together with http_client; set it in the client you pass")
         return self
 
     @model_validator(mode="after")
@@ -301,7 +342,7 @@ class Route(Policy):
         pattern: a model's name or a glob (``*``, ``?``, ``[abc]``).
         endpoints: names of endpoints.
         strategy: see :class:`LoadBalanceStrategy`.
-        weights: endpoint name -> weight, over the endpoints' own.
+        weights: endpoint name -> weight, over the endpoints' own; for ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS`` only.
     """
 
     pattern: str
@@ -316,8 +357,16 @@ class Route(Policy):
 
     @model_validator(mode="after")
     def _known_weights(self) -> Route:
-        if len(set(self.endpoints)) < len(self.endpoints):
-            raise ValueError("endpoints names one twice; give it a larger weight in weights instead")
-        if stray := set(self.weights) - set(self.endpoints):
-            raise ValueError(f"weights name {sorted(stray)}, which the route does not list in endpoints")
+        if double := repeated(self.endpoints):
+            raise wrong((("endpoints",), f"names {double!r} twice; name it once, with a larger weight in weights"))
+        if strays := [name for name in self.weights if name not in self.endpoints]:
+            hint = did_you_mean(strays[0], self.endpoints, otherwise="its endpoints are")
+            raise wrong((("weights", strays[0]), f"the route has no endpoint {strays[0]!r}; {hint}"))
+        if self.weights and self.strategy not in WEIGHTED:
+            given = (
+                f"the strategy {self.strategy.value!r}"
+                if "strategy" in self.model_fields_set
+                else f"the default strategy {self.strategy.value!r}"
+            )
+            raise wrong((("weights",), f"weights have no effect with {given}; set strategy: weighted_round_robin, or leave weights out"))
         return self

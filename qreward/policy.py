@@ -5,34 +5,109 @@ Knows no setting. ``None`` switches a thing off, durations are seconds, and an u
 
 from __future__ import annotations
 
-import difflib
+import operator
 import os
 import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from math import inf, isfinite
 from typing import Annotated, Any, NoReturn
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError
+from pydantic_core import PydanticCustomError
 
-from qreward.errors import ConfigError
+from qreward.errors import ConfigError, Fault
+from qreward.spelling import closest, did_you_mean
+
+_UNITS = {
+    **dict.fromkeys(("ms", "msec", "millisecond", "milliseconds"), 0.001),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hr", "hour", "hours"), 3600.0),
+    "%": 0.01,
+    "": 1.0,
+}
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_WITH_UNIT = re.compile(r"((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?)\s*([A-Za-z%]*)")
+_HARMLESS = re.compile(r"[+-]?\d[\d_.,]*\s*[A-Za-z%]{0,8}|[A-Za-z_ -]{0,24}")
 
 
-def _not_a_bool(value: object) -> object:
-    """Refuse true and false for a number: YAML reads a bare ``on`` or ``yes`` as true, which would count as 1."""
-    if isinstance(value, bool):
-        raise ValueError("must be a number, not true or false")
-    return value
+class Number:
+    """Checks a number before pydantic does, so that the message has the value and its unit.
+
+    Args:
+        unit: what it counts; empty for a number without a unit.
+        whole: no fractions.
+        least, most: the smallest and the largest value.
+        above, below: the value must be more or less than this.
+    """
+
+    def __init__(
+        self,
+        unit: str = "",
+        *,
+        whole: bool = False,
+        least: float | None = None,
+        above: float | None = None,
+        below: float | None = None,
+        most: float | None = None,
+    ) -> None:
+        self._of = f" of {unit}" if unit else ""
+        self._unit, self._whole = f" {unit}" if unit else "", whole
+        self._bounds = (
+            ("at least", least, operator.ge),
+            ("more than", above, operator.gt),
+            ("less than", below, operator.lt),
+            ("at most", most, operator.le),
+        )
+        self._kind = f"whole number{self._of}" if whole else f"number{self._of}"
+
+    def __call__(self, value: object) -> object:
+        number = self._read(value)
+        if not isfinite(number):
+            raise ValueError(f"must be a finite number{self._of}, not {number}")
+        if self._whole and not number.is_integer():
+            raise ValueError(f"must be a whole number{self._of}, not {number:g}")
+        for words, bound, fits in self._bounds:
+            if bound is not None and not fits(number, bound):
+                raise ValueError(f"must be {words} {bound:g}{self._unit}, not {number:g}")
+        return value
+
+    def _read(self, value: object) -> float:
+        if isinstance(value, bool):  # YAML reads a bare ``on`` or ``yes`` as true, which would count as 1
+            raise ValueError(f"must be a {self._kind}, not true or false")
+        if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()) and value.strip().lower() not in ("nan", "inf", "-inf"):
+            raise ValueError(f"{shown(value)} is not a {self._kind}{self._remedy(value)}")
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except OverflowError:
+            return inf
+        except (TypeError, ValueError):
+            raise ValueError(f"must be a {self._kind}, not {_kind_of(value)}") from None
+
+    def _remedy(self, text: str) -> str:
+        """``; write 300`` for ``300s``, if the unit is known."""
+        found = _WITH_UNIT.fullmatch(text.strip())
+        if found is None:
+            return ""
+        unit = found[2].lower()
+        fits = not unit or (self._unit == " seconds" and unit != "%") or (not self._unit and not self._whole and unit == "%")
+        factor = _UNITS.get(unit) if fits else None
+        return "" if factor is None else f"; write {float(re.sub('[_,]', '', found[1])) * factor:.10g}"
 
 
-_Number = BeforeValidator(_not_a_bool)
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), _Number]
-Weight = Annotated[float, Field(gt=0, allow_inf_nan=False), _Number]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False), _Number]
-Share = Annotated[float, Field(ge=0, allow_inf_nan=False), _Number]
-Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False), _Number]
-Count = Annotated[int, Field(ge=1), _Number]
-Many = Annotated[int, Field(ge=0), _Number]
-Quantile = Annotated[float, Field(gt=0, lt=1), _Number]
+Seconds = Annotated[float, BeforeValidator(Number("seconds", above=0))]
+SomeSeconds = Annotated[float, BeforeValidator(Number("seconds", least=0))]
+Weight = Annotated[float, BeforeValidator(Number(above=0))]
+Rate = Annotated[float, BeforeValidator(Number(above=0))]
+Share = Annotated[float, BeforeValidator(Number(least=0))]
+Dollars = Annotated[float, BeforeValidator(Number("US dollars", least=0))]
+Count = Annotated[int, BeforeValidator(Number(whole=True, least=1))]
+Many = Annotated[int, BeforeValidator(Number(whole=True, least=0))]
+Quantile = Annotated[float, BeforeValidator(Number(above=0, below=1))]
 
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_WITHOUT_BRACES = re.compile(r"(?:(?i:bearer|basic|token|key|apikey) )?\$(?:[A-Za-z_]\w*|\{[^{}]*\}?)")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -45,13 +120,18 @@ class Policy(BaseModel):
         try:
             super().__init__(**data)
         except ValidationError as error:
-            raise ConfigError(explain(error, type(self))) from None
+            raise explain(error, type(self)) from None
 
     # A nested model is then checked in place, so that an error carries its whole path ("endpoints.1.limits").
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"{type(self).__name__} cannot be changed; make a new one with the other {name}")
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    """The first name that is there more than once, or None."""
+    return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
 def check_glob(pattern: str) -> str:
@@ -75,37 +155,137 @@ def check_header(name: object, value: object) -> str:
 
 
 def expand_variables(value: object) -> object:
-    """Replace ``${VAR}`` in a text by the environment's value; raise ``ValueError`` if one is not set."""
+    """Replace ``${VAR}`` in a text by the environment's value, and ``${VAR:-default}`` by the default if there is none.
+
+    Raises:
+        ValueError: a variable is not set, or the whole text is one that is not written so (``$VAR``), which would be sent as it is.
+
+    Example:
+        >>> expand_variables("http://${QREWARD_EXAMPLE_HOST:-gpu-0}:8000/v1")
+        'http://gpu-0:8000/v1'
+    """
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
     if not isinstance(value, str):
         return value
 
     def look_up(match: re.Match[str]) -> str:
-        name = match.group(1)
-        if not os.environ.get(name):
-            raise ValueError(f"the environment variable {name} is not set (or empty); set it, or write the value itself")
-        return os.environ[name]
+        name, default = match.groups()
+        found = os.environ.get(name) or default
+        if found is None:
+            raise ValueError(
+                f"the environment variable {name} is not set (or empty); set it, or write ${{{name}:-default}} with a value for that case"
+            )
+        return found
 
-    return _VARIABLE.sub(look_up, value)
+    expanded, times = _VARIABLE.subn(look_up, value)
+    if not times and _WITHOUT_BRACES.fullmatch(value):
+        raise ValueError("looks like an environment variable but would be used as it is; write ${NAME}, or ${NAME:-default}")
+    return expanded
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """Turn a validation error into sentences that name the setting and, for a wrong name, the nearest right one."""
-    return f"{model.__name__}: " + "; ".join(_sentence(detail, model) for detail in error.errors(include_input=False))
+def wrong(*faults: tuple[tuple[str | int, ...], str]) -> ValidationError:
+    """What a validator raises for faults in places of its own: each a path below the validated value, and what is wrong there."""
+    details: list[Any] = [
+        {"type": PydanticCustomError("wrong", "{text}", {"text": text}), "loc": path, "input": None} for path, text in faults
+    ]
+    return ValidationError.from_exception_data("settings", details)
+
+
+def below(path: tuple[str | int, ...], error: ValidationError) -> list[Any]:
+    """The details of an error, for ``ValidationError.from_exception_data``, with ``path`` before each place."""
+    return [_detail((*path, *each["loc"]), each) for each in error.errors()]
+
+
+def _detail(path: tuple[str | int, ...], error: Any) -> Any:
+    context = error.get("ctx", {})
+    kind = PydanticCustomError("wrong", "{text}", context) if error["type"] == "wrong" else error["type"]
+    return {"type": kind, "loc": path, "input": error["input"], **({"ctx": context} if context and error["type"] != "wrong" else {})}
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> ConfigError:
+    """The same as a ``ConfigError``: a line for each fault, with the place, what is wrong there and what to write."""
+    details = error.errors()
+    inner = {detail["loc"][:length] for detail in details for length in range(len(detail["loc"]))}
+    faults = tuple((d["loc"], _sentence(d, model)) for d in details if d["type"] != "too_short" or d["loc"] not in inner)
+    return with_faults(faults, lambda _: f"{model.__name__}: ")
+
+
+def with_faults(faults: Sequence[Fault], prefix: Callable[[tuple[str | int, ...]], str]) -> ConfigError:
+    """A ``ConfigError`` with a line for each fault; ``prefix`` is what stands before one, made from its place."""
+    found = ConfigError("\n".join(prefix(path) + text for path, text in faults))
+    found.faults = tuple(faults)
+    return found
 
 
 def _sentence(detail: Any, model: type[BaseModel]) -> str:
-    path, message = detail["loc"], str(detail["msg"]).removeprefix("Value error, ")
-    if detail["type"] == "extra_forbidden":
+    path, kind, value, context = detail["loc"], detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
         path, name = path[:-1], str(path[-1])
-        known = _names_at(model, path)
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
-        message = f"unknown setting {name!r}; {hint}"
-    elif detail["type"] == "tuple_type":
-        message = "must be a list"
+        known = sorted(_names_at(model, path))
+        message = f"unknown setting {name!r}; {did_you_mean(name, known, otherwise='the settings are')}"
+    elif kind in ("literal_error", "enum"):
+        known = re.findall(r"'([^']*)'", context["expected"])
+        near = closest(value, known) if isinstance(value, str) else []
+        message = f"must be {context['expected']}, not {shown(value)}" + (f"; did you mean {near[0]!r}?" if near else "")
+    elif kind in _MESSAGES:
+        message = _MESSAGES[kind].format(**context, kind=_kind_of(value))
+    else:
+        message = str(detail["msg"]).removeprefix("Value error, ")
     return f"{'.'.join(str(part) for part in path)}: {message}" if path else message
+
+
+_MESSAGES = {
+    "missing": "is required",
+    "string_type": "must be a string, not {kind}",
+    "string_too_short": "must not be empty",
+    "float_type": "must be a number, not {kind}",
+    "float_parsing": "must be a number",
+    "int_type": "must be a whole number, not {kind}",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false, not {kind}",
+    "bool_parsing": "must be true or false",
+    "tuple_type": "must be a list, not {kind}",
+    "list_type": "must be a list, not {kind}",
+    "dict_type": "must be a mapping, not {kind}",
+    "model_type": "must be a mapping of settings, not {kind}",
+    "too_short": "must have at least {min_length} value(s), not {actual_length}",
+    "too_long": "must have at most {max_length} value(s), not {actual_length}",
+    "less_than_equal": "must be at most {le:g}",
+    "less_than": "must be less than {lt:g}",
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+}
+"""What is said for a kind of pydantic's errors, without the value: it may be a key."""
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: a number, perhaps with a unit, or a word; else only its kind, for it may be a misplaced key."""
+    if value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and _HARMLESS.fullmatch(value)):
+        return repr(value)
+    return _kind_of(value)
+
+
+def _kind_of(value: object) -> str:
+    """What a value is, in words.
+
+    Example:
+        >>> _kind_of({}), _kind_of("judge-*"), _kind_of(None)
+        ('a mapping', 'a string', 'null')
+    """
+    kinds = {
+        type(None): "null",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+        tuple: "a list",
+        dict: "a mapping",
+    }
+    return kinds.get(type(value), f"a {type(value).__name__}")
 
 
 def _names_at(model: type[BaseModel], path: tuple[object, ...]) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-WORDS = {"errors", "policy", "policies", "reward_policies", "results", "observe", "reading", "config", "tuning", "html"}
+WORDS = {"errors", "policy", "policies", "reward_policies", "results", "observe", "reading", "config", "spelling", "tuning", "html"}
 EDGES = {
     "arguments",
     "client",

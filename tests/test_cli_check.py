@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -93,7 +94,19 @@ def test_it_tells_limits_and_queue_as_servers_do(check: Check) -> None:
         _, said = check(*named)
     assert "items=32 concurrency=512" in said
     assert "0 running, 0 waiting" in said
-    assert said.splitlines()[0].split() == ["endpoint", "url", "kind", "state", "latency", "models", "limits", "queue", "TLS", "key"]
+    assert said.splitlines()[0].split() == [
+        "endpoint",
+        "url",
+        "kind",
+        "state",
+        "latency",
+        "models",
+        "server",
+        "limits",
+        "queue",
+        "TLS",
+        "key",
+    ]
     assert said.splitlines()[-1] == "all is well"
 
 
@@ -131,8 +144,8 @@ def test_a_wrong_key_and_a_missing_one(check: Check) -> None:
             more=("--call",),
         )
     assert status == 1
-    assert wrong["problems"] == ["it does not take the key (401); check api_key, or headers if it is sent there"]
-    assert missing["problems"] == ["it wants a key (401); set api_key, such as api_key: ${JUDGE_KEY}"]
+    assert wrong["problems"] == ["it rejects the key (401); check api_key, or headers if it is sent there"]
+    assert missing["problems"] == ["it requires a key (401); set api_key, such as api_key: ${JUDGE_KEY}"]
     assert headers["problems"] == []
     assert [each["auth"] for each in (wrong, missing, headers)] == ["refused (401)", "wanted (401)", "accepted"]
 
@@ -153,9 +166,7 @@ def test_an_address_one_level_too_high_and_one_that_leads_nowhere(check: Check) 
         status, (high, stray) = check.json({"base_url": root}, {"base_url": f"{root}/elsewhere", "name": "b"})
     assert status == 1
     assert high["problems"] == [f"its API is one level below base_url; set base_url: {root}/v1"]
-    assert stray["problems"] == [
-        "it is there, but has none of the routes that were asked for (404); check the host, the port and the path of base_url"
-    ]
+    assert stray["problems"] == ["it answers 404 to every request; check the host, the port and the path of base_url"]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +200,7 @@ def test_a_server_that_is_loading_and_one_that_fails_a_call(check: Check) -> Non
         status, found = check.json(loading, {**broken, "name": "b"}, more=("--call",))
     assert status == 1
     assert found[0]["ready"] is False
-    assert found[0]["problems"][0].startswith("it is there, but says that it is not ready; wait until it has loaded its model")
+    assert found[0]["problems"][0].startswith("it answers that it is not ready; wait until it has loaded its model")
     assert found[1]["called"] == "failed"
     assert found[1]["problems"][0].startswith("a call failed: endpoint 'b' answered 500 for model 'fake'")
 
@@ -264,6 +275,41 @@ def test_a_self_signed_certificate_is_refused_said_and_trusted_if_verify_says_so
         assert 9.5 < each["certificate_days"] <= 10
         assert "its certificate ends in 10 days; renew it" in each["notes"]
     assert "10 days, own CAs" in said
+
+
+def test_https_at_a_port_without_tls_and_http_at_a_port_with_tls_are_recognised(check: Check, tmp_path: Path) -> None:
+    with fake("vllm") as plain, tls_server(*self_signed(tmp_path, 10)) as secure:
+        wrong = (
+            {"base_url": plain["base_url"].replace("http://", "https://")},
+            {"base_url": secure.replace("https://", "http://"), "name": "b"},
+        )
+        status, (without, with_tls) = check.json(*wrong)
+    assert status == 1
+    no_tls = "no connection (the server does not speak TLS at this port); write base_url with http://, or with the port for https"
+    assert without["problems"] == [no_tls]
+    assert with_tls["problems"] == ["the server speaks TLS at this port; write base_url with https://"]
+
+
+def test_settings_without_effect_are_notes(check: Check) -> None:
+    with fake("vllm", models=["judge-7b"]) as endpoint:
+        status, found = check.json(endpoint, {**endpoint, "name": "b"}, routes=[{"pattern": "judge-*", "endpoints": ["a"]}])
+        _, said = check(endpoint, {**endpoint, "name": "b"})
+    assert status == 0
+    assert [len(each["notes"]) for each in found] == [0, 2]
+    assert found[1]["notes"][0].startswith("no route names it")
+    assert found[1]["notes"][1].startswith("it is the same server as 'a'")
+    assert "b: (note) it is the same server as 'a'" in said
+
+
+def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.json"
+    path.write_text(json.dumps({"endpoints": [{"base_url": "http://127.0.0.1:9/v1", "name": f"gpu-{n}"} for n in range(20)]}))
+    command = [sys.executable, "-m", "qreward", "check", str(path), "--json", "--timeout", "5"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (141, b"")
 
 
 def test_the_end_of_a_certificate_is_read_from_it() -> None:

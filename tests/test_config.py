@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qreward import ConfigError, Endpoint, LoadBalanceStrategy, Retry, Route
 from qreward.config import OPENAI_BASE_URL, ClientConfig, config_from_env, load_config
+from qreward.reading import _json_line, _yaml_line
 
 SECRET = "sk-hush-7f3a"
 GPU_0 = {"base_url": "http://gpu-0:8000/v1", "name": "gpu-0"}
@@ -140,8 +145,8 @@ BROKEN: list[tuple[str, str, str | bytes, str]] = [
     ),
     ("unknown setting at the top", "q.yaml", f"{WHOLE}route: {{}}", "unknown setting 'route'; did you mean 'routes'?"),
     ("wrong value", "q.toml", f'[[endpoints]]\nbase_url="ftp://x"\napi_key="{SECRET}"', "endpoints.0.base_url: must be an http://"),
-    ("true for a duration", "q.yaml", f"{WHOLE}timeout: on", "timeout: must be a number, not true or false"),
-    ("infinite duration", "q.yaml", f"{WHOLE}timeout: .inf", "timeout: Input should be a finite number"),
+    ("true for a duration", "q.yaml", f"{WHOLE}timeout: on", "timeout: must be a number of seconds, not true or false"),
+    ("infinite duration", "q.yaml", f"{WHOLE}timeout: .inf", "timeout: must be a finite number of seconds, not inf"),
     (
         "duration that is no number",
         "q.json",
@@ -161,7 +166,7 @@ BROKEN: list[tuple[str, str, str | bytes, str]] = [
         "endpoints.0.models.1: the env",
     ),
     ("name that is not a text", "q.yaml", "endpoints: [{base_url: http://a, model_names: {4: b}}]", "endpoints.0.model_names.4: this name"),
-    ("no endpoints", "q.yaml", "timeout: 3", "endpoints: Field required"),
+    ("no endpoints", "q.yaml", "timeout: 3", "endpoints: is required"),
     ("empty endpoints", "q.yaml", "endpoints: []", "endpoints: must hold at least one"),
     ("endpoints that are none", "q.yaml", "endpoints:", "endpoints: must be a list"),
     ("empty file", "q.yaml", "", "is empty; it must hold at least 'endpoints'"),
@@ -192,11 +197,76 @@ BROKEN: list[tuple[str, str, str | bytes, str]] = [
 @pytest.mark.parametrize(("name", "text", "said"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
 def test_a_broken_file_is_refused_with_its_name_and_the_place(name: str, text: str | bytes, said: str) -> None:
     message = refusal(name, text)
-    assert message.startswith(f"{name}: ")
+    assert re.match(rf"{re.escape(name)}(, line \d+)?: ", message)
     assert said in message
     assert SECRET not in message
     assert "ClientConfig" not in message
     assert "\n" not in message
+
+
+FAULTS = {
+    "q.yaml": """
+retry: {attempts: 2}
+timeout: 300s
+endpoints:
+  - &one
+    base_url: http://gpu-0:8000/v1
+    name: gpu-0
+    api_key: $JUDGE_KEY
+  - <<: *one
+    name: gpu-1
+    limits:
+      rpmm: 3
+routes:
+  judge-*:
+    endpoints: [gpu-0, gpu1]
+    strategy: round-robin
+""",
+    "q.json": """{
+ "retry": {"attempts": 2},
+ "timeout": "300s",
+ "x": ["}", "\\"{[,:", {}],
+ "endpoints": [
+  {"base_url": "http://gpu-0:8000/v1",
+   "name": "gpu-0"},
+  {"base_url": "http://gpu-1:8000/v1",
+   "name": "gpu-1",
+   "limits":
+    {"rpm": 1,
+     "rpmm": 3}}],
+ "routes": {
+  "judge-*": {"endpoints": ["gpu-0"],
+   "strategy": "round-robin"}}
+}""",
+}
+
+
+def test_each_fault_of_a_file_is_a_line_with_the_line_of_its_setting() -> None:
+    assert refusal("q.yaml", FAULTS["q.yaml"]).splitlines() == [
+        f"q.yaml, line 8: endpoints.{index}.api_key: looks like an environment variable but would be used as it is; "
+        "write ${NAME}, or ${NAME:-default}"
+        for index in (0, 1)
+    ]
+    strategies = "'expected_finish', 'round_robin', 'weighted_round_robin', 'least_connections' or 'power_of_two'"
+    assert refusal("q.yaml", FAULTS["q.yaml"].replace("$JUDGE_KEY", "key")).splitlines() == [
+        "q.yaml, line 12: endpoints.1.limits: unknown setting 'rpmm'; did you mean 'rpm'?",
+        f"q.yaml, line 16: routes.judge-*.strategy: must be {strategies}, not 'round-robin'; did you mean 'round_robin'?",
+        "q.yaml, line 3: timeout: '300s' is not a number of seconds; write 300",
+    ]
+    assert refusal("q.json", FAULTS["q.json"]).splitlines() == [
+        "q.json, line 12: endpoints.1.limits: unknown setting 'rpmm'; did you mean 'rpm'?",
+        f"q.json, line 15: routes.judge-*.strategy: must be {strategies}, not 'round-robin'; did you mean 'round_robin'?",
+        "q.json, line 3: timeout: '300s' is not a number of seconds; write 300",
+        "q.json, line 4: unknown setting 'x'; the settings are 'endpoints', 'hedge', 'max_queued', 'retry', 'routes', 'timeout'",
+    ]
+
+
+def test_every_wrong_endpoint_of_the_routes_is_named_with_its_line() -> None:
+    text = "endpoints: [{base_url: http://a, name: gpu-0}]\nroutes:\n  a: {endpoints: [gpu0]}\n  b:\n    endpoints: [gpu-0, far]\n"
+    assert refusal("q.yaml", text).splitlines() == [
+        "q.yaml, line 3: routes.a.endpoints: there is no endpoint 'gpu0'; did you mean 'gpu-0'?",
+        "q.yaml, line 5: routes.b.endpoints: there is no endpoint 'far'; the endpoints are 'gpu-0'",
+    ]
 
 
 def test_a_file_that_is_not_there_and_a_folder_are_told_by_name() -> None:
@@ -220,23 +290,23 @@ def test_endpoints_of_one_name_are_refused_and_the_error_shows_how_to_name_them(
 
 def test_a_route_to_an_endpoint_that_does_not_exist_offers_the_nearest_name() -> None:
     said = refusal_of(routes={"judge-*": {"endpoints": ["gpu-0", "gpu1"]}})
-    assert said == "configuration: routes: 'judge-*' names the endpoint 'gpu1', which does not exist; did you mean 'gpu-1'?"
-    assert refusal_of(routes={"judge-*": {"endpoints": ["far"]}}).endswith("there are gpu-0, gpu-1")
+    assert said == "configuration: routes.judge-*.endpoints: there is no endpoint 'gpu1'; did you mean 'gpu-1'?"
+    assert refusal_of(routes={"judge-*": {"endpoints": ["far"]}}).endswith("the endpoints are 'gpu-0', 'gpu-1'")
 
 
 def test_a_pattern_may_have_only_one_route() -> None:
     route = {"pattern": "judge-*", "endpoints": ["gpu-0"]}
-    assert "routes: the pattern 'judge-*' is there more than once" in refusal_of(routes=[route, route])
+    assert "routes: more than one route has the pattern 'judge-*'" in refusal_of(routes=[route, route])
 
 
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"endpoints": ["gpu-0"], "strategyy": "x"}, "routes: 'j*': unknown setting 'strategyy'; did you mean 'strategy'?"),
-        ({"endpoints": "gpu-0"}, "routes: 'j*': endpoints: must be a list"),
-        ({"endpoints": ["gpu-0"], "pattern": "k*"}, "routes: 'j*' must be a mapping of endpoints, strategy and weights"),
-        (None, "routes: 'j*' must be a mapping of endpoints, strategy and weights"),
-        (["gpu-0"], "routes: 'j*' must be a mapping of endpoints, strategy and weights"),
+        ({"endpoints": ["gpu-0"], "strategyy": "x"}, "routes.j*: unknown setting 'strategyy'; did you mean 'strategy'?"),
+        ({"endpoints": "gpu-0"}, "routes.j*.endpoints: must be a list, not a string"),
+        ({"endpoints": ["gpu-0"], "pattern": "k*"}, "routes.j*: must be a mapping of endpoints, strategy and weights"),
+        (None, "routes.j*: must be a mapping of endpoints, strategy and weights"),
+        (["gpu-0"], "routes.j*: must be a mapping of endpoints, strategy and weights"),
     ],
 )
 def test_a_wrong_route_is_told_by_its_pattern(body: object, said: str) -> None:
@@ -311,3 +381,80 @@ def test_a_wrong_variable_is_told_by_its_name(environ: dict[str, str], said: str
         config_from_env(environ)
     assert str(caught.value).startswith(said)
     assert SECRET not in str(caught.value)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, **settings: Any) -> list[str]:
+    caplog.clear()
+    load_config(settings)
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+GPU_2 = {"base_url": "http://gpu-2:8000/v1", "name": "gpu-2"}
+ALONE = (
+    "configuration: endpoint 'gpu-1': no route names it, so it gets only models that match no route; add it to a route, or set its models"
+)
+NEVER = "configuration: endpoint 'gpu-1': it gets no requests: the routes of its models do not name it; add it to a route"
+TWICE = (
+    "configuration: endpoint 'gpu-1': it is the same server as 'gpu-0' (the same base_url and key), so its limits count twice; remove one"
+)
+WEIGHT = "configuration: endpoint 'gpu-1': weight has no effect without a route whose strategy is weighted_round_robin or least_connections"
+TO_0 = {"judge-*": {"endpoints": ["gpu-0"]}}
+SAME = {**GPU_1, "base_url": GPU_0["base_url"]}
+EFFECTS: list[tuple[str, list[dict[str, Any]], dict[str, Any], list[str]]] = [
+    ("endpoints without routes", [GPU_0, GPU_1], {}, []),
+    ("all endpoints in routes", [GPU_0, GPU_1], {"a": {"endpoints": ["gpu-0", "gpu-1"]}}, []),
+    ("an endpoint that no route names", [GPU_0, GPU_1], TO_0, [ALONE]),
+    ("an endpoint with models of its own", [GPU_0, {**GPU_1, "models": ["rm-*"]}], TO_0, []),
+    ("an endpoint whose models go elsewhere", [GPU_0, {**GPU_1, "models": ["judge-*"]}], TO_0, [NEVER]),
+    ("a weight that nothing uses", [GPU_0, {**GPU_1, "weight": 2}], {}, [WEIGHT]),
+    (
+        "a weight in a weighted route",
+        [GPU_0, {**GPU_1, "weight": 2}],
+        {"a": {"endpoints": ["gpu-0", "gpu-1"], "strategy": "least_connections"}},
+        [],
+    ),
+    ("two names of one server", [GPU_0, SAME], {}, [TWICE]),
+    ("two accounts at one server", [{**GPU_0, "api_key": "a"}, {**SAME, "api_key": "b"}], {}, []),
+    ("two limits for two models of one server", [{**GPU_0, "models": ["a"]}, {**SAME, "models": ["b"]}], {}, []),
+    (
+        "two names of one server in a route",
+        [{**GPU_0, "models": ["a"]}, {**SAME, "models": ["b"]}],
+        {"c": {"endpoints": ["gpu-0", "gpu-1"]}},
+        [TWICE],
+    ),
+]
+
+
+def test_settings_without_effect_are_logged_as_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    wrong = {}
+    for case, endpoints, routes, expected in EFFECTS:
+        found = warnings_of(caplog, endpoints=endpoints, routes=routes)
+        if found != expected:
+            wrong[case] = found
+    assert not wrong
+
+
+NESTED = st.recursive(
+    st.one_of(
+        st.integers(), st.booleans(), st.none(), st.text(st.characters(codec="ascii", min_codepoint=32, max_codepoint=126), max_size=6)
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.text('ab"{}[]:,\\', max_size=4), inner, max_size=3),
+    ),
+    max_leaves=12,
+)
+
+
+def paths_of(value: Any) -> Iterator[tuple[str | int, ...]]:
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield (key,)
+        yield from ((key, *rest) for rest in paths_of(inner))
+
+
+@given(NESTED, st.sampled_from([None, 0, 2]))
+def test_the_line_of_a_setting_is_the_same_whether_a_file_is_read_as_json_or_as_yaml(value: Any, indent: int | None) -> None:
+    text = json.dumps({"settings": value}, indent=indent)
+    root = {"settings": value}
+    assert {path: _json_line(text, path) for path in paths_of(root)} == {path: _yaml_line(text, path) for path in paths_of(root)}

@@ -55,21 +55,67 @@ REFUSED: list[tuple[str, Callable[[], Policy], tuple[str, ...]]] = [
     ("unknown kind", endpoint(kind="tgi"), ("kind: ", "'openai', 'vllm', 'sglang', 'tei', 'openrlhf' or 'nim'")),
     ("unknown setting", endpoint(limts={}), ("Endpoint: unknown setting 'limts'", "did you mean 'limits'?")),
     ("unknown setting inside", endpoint(limits={"rpmm": 3}), ("Endpoint: limits: unknown setting 'rpmm'", "did you mean 'rpm'?")),
-    ("unknown setting like no other", lambda: Limits(zzz=1), ("unknown setting 'zzz'", "known are adaptive, connects_per_second")),  # type: ignore[call-arg]
+    (
+        "unknown setting like no other",
+        lambda: Limits(zzz=1),
+        ("unknown setting 'zzz'", "the settings are 'adaptive', 'connects_per_second'"),
+    ),  # type: ignore[call-arg]
     ("true for a number of requests", lambda: Limits(max_concurrency=True), ("max_concurrency: ", "not true or false")),
     ("true for a rate", lambda: Limits(rpm=True), ("rpm: ", "not true or false")),
     ("true for a duration", lambda: Timeouts(connect=True), ("connect: ", "not true or false")),
     ("true for a weight", route(weights={"gpu-0": True}), ("weights.gpu-0: ", "not true or false")),
     ("true for a share", lambda: Retry(budget=True), ("budget: ", "not true or false")),
-    ("no requests at all", lambda: Limits(max_concurrency=0), ("max_concurrency: ", "greater than or equal to 1")),
-    ("half a request", lambda: Limits(max_concurrency=1.5), ("max_concurrency: ", "integer")),  # type: ignore[arg-type]
-    ("no attempts", lambda: Retry(attempts=0), ("attempts: ", "greater than or equal to 1")),
-    ("negative share", lambda: Retry(budget=-0.1), ("budget: ", "greater than or equal to 0")),
+    ("no requests at all", lambda: Limits(max_concurrency=0), ("max_concurrency: must be at least 1, not 0",)),
+    ("half a request", lambda: Limits(max_concurrency=1.5), ("max_concurrency: must be a whole number, not 1.5",)),  # type: ignore[arg-type]
+    ("no attempts", lambda: Retry(attempts=0), ("attempts: must be at least 1, not 0",)),
+    ("negative share", lambda: Retry(budget=-0.1), ("budget: must be at least 0, not -0.1",)),
+    (
+        "weights without effect",
+        route(weights={"gpu-0": 2}),
+        ("weights: ", "no effect", "'expected_finish'", "strategy: weighted_round_robin"),
+    ),
     ("no endpoints in a route", route(endpoints=()), ("endpoints: ", "at least 1")),
     ("one text for the endpoints of a route", route(endpoints="gpu-0"), ("endpoints: ", "must be a list")),
     ("an endpoint twice in a route", route(endpoints=("gpu-0", "gpu-0")), ("twice", "weights")),
-    ("weight of an endpoint that is not in the route", route(weights={"gpu-1": 2}), ("weights", "gpu-1", "endpoints")),
-    ("unknown strategy", route(strategy="fastest"), ("strategy: ", "'expected_finish'")),
+    (
+        "weight of an endpoint that is not in the route",
+        route(weights={"gpu-1": 2}),
+        ("weights.gpu-1: ", "the route has no endpoint 'gpu-1'; did you mean 'gpu-0'?"),
+    ),
+    ("unknown strategy", route(strategy="fastest"), ("strategy: ", "'expected_finish'", "not 'fastest'")),
+    ("misspelt strategy", route(strategy="round-robin"), ("strategy: ", "not 'round-robin'; did you mean 'round_robin'?")),
+    ("misspelt kind", endpoint(kind="vlm"), ("kind: ", "did you mean 'vllm'?")),
+    ("seconds with a unit", lambda: Timeouts(connect="300s"), ("connect: '300s' is not a number of seconds; write 300",)),  # type: ignore[arg-type]
+    ("minutes", lambda: Timeouts(connect="5 min"), ("connect: '5 min' is not a number of seconds; write 300",)),  # type: ignore[arg-type]
+    ("milliseconds", lambda: Timeouts(connect="250ms"), ("connect: '250ms' is not a number of seconds; write 0.25",)),  # type: ignore[arg-type]
+    ("a number with commas", lambda: Limits(tpm="200,000"), ("tpm: '200,000' is not a number; write 200000",)),  # type: ignore[arg-type]
+    ("a number with a decimal comma", lambda: Retry(base="1,5"), ("base: '1,5' is not a number of seconds",)),  # type: ignore[arg-type]
+    ("per cent of whole requests", lambda: Limits(max_concurrency="5%"), ("max_concurrency: '5%' is not a whole number",)),  # type: ignore[arg-type]
+    ("a share in per cent", lambda: Retry(budget="5%"), ("budget: '5%' is not a number; write 0.05",)),  # type: ignore[arg-type]
+    ("a rate with a unit", lambda: Limits(rpm="600/min"), ("rpm: a string is not a number",)),  # type: ignore[arg-type]
+    ("no seconds", lambda: Timeouts(connect=0), ("connect: must be more than 0 seconds, not 0",)),
+    ("a key where seconds belong", lambda: Timeouts(connect=f"{SECRET}-and-more"), ("connect: a string is not a number of seconds",)),  # type: ignore[arg-type]
+    ("a key where a strategy belongs", route(strategy=f"{SECRET}-and-more"), ("strategy: ", "not a string")),
+    ("a list for limits", endpoint(limits=[1]), ("limits: must be a mapping of settings, not a list",)),
+    ("a number for a name", endpoint(name=7), ("name: must be a string, not a number",)),
+    (
+        "a variable without braces for a key",
+        endpoint(api_key="$JUDGE_KEY"),
+        ("api_key: ", "environment variable", "${NAME}", "${NAME:-default}"),
+    ),
+    (
+        "a variable without braces in a header",
+        endpoint(headers={"X-Key": "Token $JUDGE_KEY"}),
+        ("headers: ", "environment variable", "${NAME}"),
+    ),
+    ("a variable that is written wrongly", endpoint(api_key="${JUDGE-KEY}"), ("api_key: ", "environment variable", "${NAME}")),
+    ("a variable without braces in a URL", endpoint(base_url="http://$HOST:8000/v1"), ("base_url: ", "variable", "${NAME}")),
+    (
+        "a URL that goes on to the chats",
+        endpoint(base_url=f"{URL}/chat/completions"),
+        ("base_url: ", "without /chat/completions", f"write '{URL}'"),
+    ),
+    ("a URL that goes on to embeddings", endpoint(base_url=f"{URL}/embeddings/"), ("base_url: ", "without /embeddings", f"write '{URL}'")),
     ("bad pattern of a route", route(pattern="judge-["), ("pattern: ", "'judge-['", "not closed")),
 ]
 
@@ -80,6 +126,7 @@ def test_a_wrong_setting_is_refused_in_words_that_help(make: Callable[[], Policy
         make()
     message = str(caught.value)
     assert all(words in message for words in said), message
+    assert message.endswith(said[-1]) or "is not a" not in said[-1], "a remedy that is wrong is worse than none"
     assert SECRET not in message
     assert "7351" not in message
     assert caught.value.__cause__ is None
@@ -104,9 +151,12 @@ def test_a_text_that_is_a_number_counts_as_one_since_variables_are_texts() -> No
     assert Limits(rpm="600").rpm == 600.0  # type: ignore[arg-type]
 
 
-def test_every_fault_is_told_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"base_url: .*; models: "):
+def test_every_fault_has_a_line_of_its_own() -> None:
+    with pytest.raises(ConfigError) as caught:
         Endpoint("ftp://gpu-0", models=())
+    lines = str(caught.value).splitlines()
+    assert [line[: line.index(": ", 12)] for line in lines] == ["Endpoint: base_url", "Endpoint: models"]
+    assert [path for path, _ in caught.value.faults] == [("base_url",), ("models",)]
 
 
 def test_an_endpoint_is_called_by_host_and_port_unless_it_has_a_name() -> None:
@@ -134,9 +184,29 @@ def test_a_variable_that_is_empty_counts_as_not_set(monkeypatch: pytest.MonkeyPa
         expand_variables("${JUDGE_KEY}")
 
 
-@pytest.mark.parametrize("text", ["$JUDGE_KEY", "${}", "${1A}", "$${", "plain"])
-def test_only_the_braced_form_is_a_variable(text: str) -> None:
+def test_a_variable_may_have_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", SECRET)
+    monkeypatch.setenv("EMPTY", "")
+    texts = {
+        "${JUDGE_KEY:-none}": SECRET,
+        "${QREWARD_NOT_SET:-none}": "none",
+        "${EMPTY:-none}": "none",
+        "${QREWARD_NOT_SET:-}": "",
+        "http://${QREWARD_NOT_SET:-gpu-0}:${QREWARD_NOT_SET:-8000}/v1": URL,
+    }
+    assert {text: expand_variables(text) for text in texts} == texts
+    assert Endpoint(URL, api_key="${QREWARD_NOT_SET:-}").api_key is None
+
+
+@pytest.mark.parametrize("text", ["What is $x$?", "costs $5", "costs $five", "$5", "$${", "`${a.b}` is JavaScript", "pa$word", "plain"])
+def test_a_dollar_within_a_text_is_not_a_variable(text: str) -> None:
     assert expand_variables(text) == text
+
+
+@pytest.mark.parametrize("text", ["$JUDGE_KEY", "Bearer $JUDGE_KEY", "${}", "${1A}", "${JUDGE_KEY-x}", "${JUDGE_KEY"])
+def test_a_text_that_is_a_variable_written_wrongly_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="looks like an environment variable"):
+        expand_variables(text)
 
 
 def secretive() -> Endpoint:
@@ -162,7 +232,7 @@ def test_a_setting_cannot_be_changed_and_the_refusal_does_not_show_the_new_value
         Limits(max_concurrency=4, rpm=60),
         Timeouts(),
         Retry(attempts=2),
-        Route(pattern="a*", endpoints=("x",), weights={"x": 2}),
+        Route(pattern="a*", endpoints=("x",), strategy="least_connections", weights={"x": 2}),  # type: ignore[arg-type]
     ],
     ids=lambda policy: type(policy).__name__,
 )

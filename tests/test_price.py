@@ -54,13 +54,13 @@ def test_an_endpoint_has_no_price_unless_it_is_given_one_and_may_be_free() -> No
         ([0.15, 0.6, 0.075], PAIR),
         ({0.15, 0.6}, PAIR),
         ({"prompt": 0.15, "completion": 0.6}, PAIR),
-        ([-0.15, 0.6], "price.0: Input should be greater than or equal to 0"),
-        ([0.15, -0.6], "price.1: Input should be greater than or equal to 0"),
-        ([0.15, float("nan")], "price.1: Input should be a finite number"),
-        ([float("inf"), 0.6], "price.0: Input should be a finite number"),
-        ([True, 0.6], "price.0: must be a number, not true or false"),
-        ([None, 0.6], "price.0: Input should be a valid number"),
-        (["a cent", 0.6], "price.0: Input should be a valid number"),
+        ([-0.15, 0.6], "price.0: must be at least 0 US dollars, not -0.15"),
+        ([0.15, -0.6], "price.1: must be at least 0 US dollars, not -0.6"),
+        ([0.15, float("nan")], "price.1: must be a finite number of US dollars, not nan"),
+        ([float("inf"), 0.6], "price.0: must be a finite number of US dollars, not inf"),
+        ([True, 0.6], "price.0: must be a number of US dollars, not true or false"),
+        ([None, 0.6], "price.0: must be a number of US dollars, not null"),
+        (["a cent", 0.6], "price.0: 'a cent' is not a number of US dollars"),
     ],
 )
 def test_what_is_no_price_is_refused_and_the_error_says_where(price: Any, said: str) -> None:
@@ -76,7 +76,7 @@ def test_what_is_no_price_is_refused_and_the_error_says_where(price: Any, said: 
 def test_a_price_that_a_file_can_hold_but_nobody_can_pay_is_refused(name: str, number: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_text(dict(FILES)[name].replace("0.15", number))
-    with pytest.raises(ConfigError, match=r"endpoints\.0\.price\.0: Input should be a finite number"):
+    with pytest.raises(ConfigError, match=r"endpoints\.0\.price\.0: must be a finite number of US dollars"):
         load_config(file)
 
 

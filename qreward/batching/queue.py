@@ -21,7 +21,7 @@ from qreward.batching.streaming import CallerStream
 from qreward.batching.tally import QueueStats
 from qreward.batching.work import Kind, Work
 from qreward.errors import ConfigError
-from qreward.policies import Priority
+from qreward.policies import Priority, priority_level
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -91,12 +91,13 @@ class BatchQueue(Generic[T, R]):
 
     # use
 
-    async def submit(self, item: T, *, priority: int = NORMAL, timeout: float | None = None) -> R:
+    async def submit(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> R:
         """The result for one item.
 
         Args:
             item: anything.
-            priority: 0 (first) to 9; a level outweighs 15 seconds of waiting, so that nothing starves.
+            priority: 0 (first) to 9, or ``"high"``, ``"normal"``, ``"low"``; a level outweighs 15 seconds of waiting, so that nothing
+                starves.
             timeout: seconds for this item, queueing included; None is the queue's ``timeout``.
 
         Raises:
@@ -109,7 +110,9 @@ class BatchQueue(Generic[T, R]):
         """
         return await self.answer(item, None, _level(priority), None if timeout is None else budget(timeout))  # type: ignore[no-any-return]
 
-    async def submit_many(self, items: Iterable[T], *, priority: int = NORMAL, timeout: float | None = None) -> list[R | BaseException]:
+    async def submit_many(
+        self, items: Iterable[T], *, priority: int | str = NORMAL, timeout: float | None = None
+    ) -> list[R | BaseException]:
         """An outcome for each of several items, in their order: its result, or its exception.
 
         All are taken in at once, before this waits for anything, or none is. They may go in several batches, also with other items.
@@ -144,7 +147,7 @@ class BatchQueue(Generic[T, R]):
             raise
         return [(call.future.exception() or call.future.result()) if isinstance(call, Call) else call for call in calls]
 
-    def stream(self, item: T, *, priority: int = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
+    def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
         """The stream for one item, if the function is an async generator. It is submitted at once; for the rest see ``submit``.
 
         Read it, or leave it with ``aclose()``: a stream that is not read while its batch waits for that is ended after
@@ -285,9 +288,10 @@ def _dead(desk: Desk) -> bool:
 def _level(priority: Any) -> int:
     if priority is NORMAL:
         return int(NORMAL)
-    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 9:
-        raise ConfigError(f"priority must be a whole number from 0 (most urgent) to 9, or a Priority, not {priority!r}")
-    return int(priority)
+    try:
+        return priority_level(priority)
+    except ValueError as error:
+        raise ConfigError(f"priority {error}") from None
 
 
 def _rebuild(kind: type[BatchQueue[Any, Any]], function: Any, settings: Any) -> BatchQueue[Any, Any]:

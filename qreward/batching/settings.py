@@ -5,7 +5,6 @@ Pure. ``None`` is off, durations are seconds.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Hashable
 from contextvars import Context
 from dataclasses import dataclass, fields, replace
@@ -13,6 +12,7 @@ from math import isfinite
 from typing import Any, SupportsIndex, TypedDict
 
 from qreward.errors import ConfigError
+from qreward.spelling import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,7 @@ def checked(options: Options) -> Settings:
     known = [field.name for field in fields(Settings)]
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise TypeError(f"unknown setting {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"))
+            raise TypeError(f"unknown setting {name!r}; {did_you_mean(name, known, otherwise='the settings are')}")
     return Settings(**options)
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 from qreward import __version__
 from qreward.errors import QRewardError
 
+CLOSED_PIPE = 141
+"""Exit status if nobody reads the output any more, as a shell reports it for SIGPIPE."""
 VERBS = {
     "demo": ("qreward.cli.demo", "judge a bulk on fake judges, one of which dies on the way"),
     "check": ("qreward.cli.check", "reach each endpoint of a configuration, and say what to change where it cannot serve"),
@@ -25,7 +28,8 @@ VERBS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; return the exit status: 0, 2 for a mistake in the arguments or the configuration, 130 if it was stopped.
+    """Run one verb; return the exit status: 0, 2 for a mistake in the arguments or the configuration, 130 if it was stopped, 141 if
+    nobody reads its output any more.
 
     Example:
         >>> main(["fleet", "no-such-file.yaml"])
@@ -34,13 +38,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     args = _parser(given[0] if given else "").parse_args(given)
     try:
-        return int(importlib.import_module(VERBS[args.verb][0]).run(args))
+        status = int(importlib.import_module(VERBS[args.verb][0]).run(args))
+        sys.stdout.flush()  # so that a pipe that is closed is noticed here
+    except BrokenPipeError:  # the reader, such as `head`, has enough; Python must not try to write the rest at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
     except QRewardError as error:
-        print(f"qreward {args.verb}: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"qreward {args.verb}: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # connections are closed and servers stopped by now
         print(f"\nqreward {args.verb}: stopped", file=sys.stderr)
         return 130
+    return status
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from qreward.cli import findings
-from qreward.config import ClientConfig, load_config
+from qreward.config import ClientConfig, read_config
 from qreward.errors import ConfigError
 from qreward.policies import Endpoint
 from qreward.wire.examining import Examined, call, examine
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """Check; 0 if all is well, else 1. Raises ``ConfigError`` for a bad file."""
     if not 0 < args.timeout < float("inf"):
         raise ConfigError(f"--timeout must be more than 0 seconds, not {args.timeout:g}")
-    config = load_config(args.config)
+    config, _ = read_config(args.config)
     checked = asyncio.run(check_all(config, args.timeout, calls=args.call))
     print(json.dumps({"endpoints": msgspec.to_builtins(checked)}, indent=2) if args.json else report(checked))
     return 1 if any(each.problems for each in checked) else 0
@@ -106,7 +106,7 @@ def _summed_up(endpoint: Endpoint, config: ClientConfig, found: Examined, called
         auth=findings.auth_of(endpoint, found),
         called=called,
         problems=list(findings.problems(endpoint, config, found, failed, answered=called == "answered")),
-        notes=list(findings.notes(endpoint, found)),
+        notes=list(findings.notes(endpoint, config, found)),
     )
 
 
@@ -119,7 +119,7 @@ def report(checked: Sequence[Checked]) -> str:
     return "\n".join([*lines, "", *said, *([""] if said else []), verdict])
 
 
-_HEAD = ("endpoint", "url", "kind", "state", "latency", "models", "limits", "queue", "TLS", "key")
+_HEAD = ("endpoint", "url", "kind", "state", "latency", "models", "server limits", "queue", "TLS", "key")
 
 
 def _kinds(each: Checked) -> tuple[tuple[str, list[str]], ...]:

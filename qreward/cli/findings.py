@@ -5,13 +5,13 @@ A problem is what makes calls fail. A note is worth knowing, and no more.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
-from qreward.config import ClientConfig
+from qreward.config import ClientConfig, without_effect
 from qreward.core.routing import is_glob, matches
 from qreward.policies import Endpoint
+from qreward.spelling import closest
 from qreward.wire.examining import API_MODELS, Examined
 from qreward.wire.probes import MODELS
 
@@ -69,7 +69,7 @@ def problems(
         yield f"a call failed: {failed}"
 
 
-def notes(endpoint: Endpoint, found: Examined) -> Iterator[str]:
+def notes(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator[str]:
     """What is worth knowing."""
     if endpoint.kind == "openai" and found.seems is not None:
         yield f"it seems to be a server of kind {found.seems!r}; with kind: {found.seems} it can be asked for scores and for its load"
@@ -81,27 +81,28 @@ def notes(endpoint: Endpoint, found: Examined) -> Iterator[str]:
         yield "its certificate is not verified; give verify the path of its CA bundle instead of false"
     if (days := _days(found)) is not None and 0 <= days < SOON:
         yield f"its certificate ends in {days:.0f} days; renew it"
+    yield from (text for name, text in without_effect(config) if name == endpoint.name)
 
 
 def _of_answers(endpoint: Endpoint, found: Examined, *, answered: bool) -> Iterator[str]:
     if found.load.ready is False:
-        yield "it is there, but says that it is not ready; wait until it has loaded its model, or look into its log"
+        yield "it answers that it is not ready; wait until it has loaded its model, or look into its log"
     if moved := next((path for path, status in found.statuses.items() if 300 <= status < 400), None):
-        yield f"it points elsewhere ({found.statuses[moved]} for {_named(moved)}), where no key is sent; set base_url to the final address"
+        yield f"it redirects ({found.statuses[moved]} for {_named(moved)}); redirects are not followed; set base_url to the final one"
     if answered:
         return
     if found.statuses.get(API_MODELS) == 404 and found.statuses.get(MODELS) == 200 and endpoint.reward is None:
         yield f"its API is one level below base_url; set base_url: {endpoint.base_url}/v1"
     elif set(found.statuses.values()) <= {404} and endpoint.kind != "openrlhf":
-        yield "it is there, but has none of the routes that were asked for (404); check the host, the port and the path of base_url"
+        yield "it answers 404 to every request; check the host, the port and the path of base_url"
 
 
 def _of_key(endpoint: Endpoint, found: Examined) -> Iterator[str]:
     auth = auth_of(endpoint, found)
     if auth.startswith("refused"):
-        yield f"it does not take the key ({auth[9:-1]}); check api_key, or headers if it is sent there"
+        yield f"it rejects the key ({auth[9:-1]}); check api_key, or headers if it is sent there"
     if auth.startswith("wanted"):
-        yield f"it wants a key ({auth[8:-1]}); set api_key, such as api_key: ${{JUDGE_KEY}}"
+        yield f"it requires a key ({auth[8:-1]}); set api_key, such as api_key: ${{JUDGE_KEY}}"
 
 
 def _of_kind(endpoint: Endpoint, found: Examined) -> Iterator[str]:
@@ -133,8 +134,7 @@ def _called(renamed: Mapping[str, str], told: Iterable[str]) -> list[str]:
 
 def _served(name: str, told: tuple[str, ...]) -> str:
     """What it serves, what is most like that name first."""
-    near = difflib.get_close_matches(name, told, n=SHOWN)
-    names = list(dict.fromkeys((*near, *told)))
+    names = list(dict.fromkeys((*closest(name, told, most=SHOWN), *told)))
     return ", ".join(map(repr, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 

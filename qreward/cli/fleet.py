@@ -21,14 +21,17 @@ from qreward.testing.hosts import fast_loop
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", metavar="SPEC", help="a .yaml or .json file with the endpoints: see qreward.testing.FakeEndpoint")
+    parser.add_argument("spec", metavar="SPEC", help="a .yaml, .json or .toml file with the endpoints: see qreward.testing.FakeEndpoint")
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it. Raises ``ConfigError`` for a bad spec or a port that is taken."""
     fleet = FakeFleet(args.spec)
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
-        runner.run(_serve(fleet))
+        try:
+            runner.run(_serve(fleet))
+        except ConfigError as error:
+            raise ConfigError(f"{args.spec}: {error}") from None
     seen = [fleet.seen(name) for name in fleet.names]
     _say({"seen": msgspec.to_builtins(seen)})
     _table(_SEEN, [[_cell(getattr(each, field)) for field in _SEEN] for each in seen])
@@ -39,7 +42,7 @@ async def _serve(fleet: FakeFleet) -> None:
     try:
         await fleet.__aenter__()
     except OSError as error:
-        raise ConfigError(f"cannot listen: {error}") from None
+        raise ConfigError(error.strerror or str(error)) from None
     try:
         _announce(fleet)
         await _interrupted()

@@ -10,6 +10,7 @@ import argparse
 from qreward.client import QRewardClient
 from qreward.config import load_config
 from qreward.core.routing import is_glob, matches
+from qreward.core.window import DEFAULT_LIMIT
 from qreward.errors import NoEndpoint
 from qreward.policies import Endpoint, Limits, Route
 
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     for name in taken.endpoints:
         print(f"  {describe(endpoints[name], taken, args.model)}")
     for route in others:
-        print(f"passed over: {route.pattern!r}, which is less specific")
+        print(f"less specific, not used: {route.pattern!r}, which is less specific")
     return 0
 
 
@@ -53,5 +54,7 @@ def describe(endpoint: Endpoint, route: Route, model: str) -> str:
 
 
 def _limits(limits: Limits) -> str:
-    told = [f"{name} {value:g}" for name in ("max_concurrency", "rpm", "tpm") if (value := getattr(limits, name)) is not None]
-    return f"{', '.join(told) or 'no limit told'}{', found out' if limits.adaptive else ', fixed'}"
+    rates = [f"{name} {value:g}" for name in ("rpm", "tpm") if (value := getattr(limits, name)) is not None]
+    most = f" up to {limits.max_concurrency}" if limits.max_concurrency is not None else ""
+    concurrency = f"concurrency adapts{most}" if limits.adaptive else f"concurrency fixed at {limits.max_concurrency or DEFAULT_LIMIT}"
+    return ", ".join([concurrency, *rates])

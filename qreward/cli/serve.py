@@ -10,6 +10,7 @@ import importlib.util
 import sys
 
 from qreward.errors import ConfigError
+from qreward.policy import with_faults
 
 _NEEDS = ("fastapi", "uvicorn")
 
@@ -35,11 +36,15 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"the reward server needs {' and '.join(missing)}: pip install 'qreward[server]'")
     from qreward.server import running  # noqa: PLC0415 - an extra
     from qreward.server.config import ServerConfig, helps, token_of  # noqa: PLC0415
-    from qreward.server.loading import load_scorer  # noqa: PLC0415
+    from qreward.server.loading import load_object  # noqa: PLC0415
 
     texts = {name: getattr(args, name) for name in helps() if name != "token"}
-    config = ServerConfig.from_texts(**texts, token=token_of(args.token_env, args.token_file))
-    scorer = load_scorer(args.scorer)
+    token = token_of(args.token_env, args.token_file)
+    try:
+        config = ServerConfig.from_texts(**texts, token=token)
+    except ConfigError as error:  # without the name of the model, which the command line does not have
+        raise with_faults(error.faults, lambda _: "") from None
+    scorer = load_object(args.scorer, "scorer", "my_rewards:score")
     try:
         done = running.run(scorer, config, lambda address: _announce(args.scorer, address, config.token is not None))
     except TypeError as error:

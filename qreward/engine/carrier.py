@@ -37,7 +37,7 @@ class Signal:
         """Wait as the one reader of a stream, who sets ``read`` back when it is awake."""
         self.check_loop()
         if self.read:
-            raise RuntimeError("a stream is read by one task at a time")
+            raise RuntimeError("a stream can be read by only one task at a time")
         self.read = True
         reader = self._reader = self._loop.create_future()
         return reader
@@ -51,7 +51,7 @@ class Signal:
     def check_loop(self) -> None:
         """Raise ``RuntimeError`` in another loop, where nothing would ever come."""
         if asyncio.get_running_loop() is not self._loop:
-            raise RuntimeError("a stream is read in the event loop in which it was begun, and in no other thread or forked process")
+            raise RuntimeError("a stream must be read in the event loop that began it, not in another thread or a forked process")
 
     def give(self) -> None:
         reader = self._reader

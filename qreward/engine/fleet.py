@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -15,6 +14,7 @@ from qreward.core.source import Source, make_source
 from qreward.engine.shell import Engine, Shell
 from qreward.errors import ConfigError, NoEndpoint
 from qreward.policies import Endpoint, LoadBalanceStrategy, Route
+from qreward.spelling import did_you_mean
 
 
 class Fleet:
@@ -42,9 +42,7 @@ class Fleet:
         """The endpoint of a name. Raises ``ConfigError`` with the nearest right name."""
         source = self._sources.get(name)
         if source is None:
-            near = difflib.get_close_matches(str(name), self._sources, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(map(repr, self._sources)) or 'none'}"
-            raise ConfigError(f"no endpoint is called {name!r}; {hint}")
+            raise ConfigError(f"there is no endpoint {name!r}; {did_you_mean(name, self._sources, otherwise='the endpoints are')}")
         return source
 
     def sources(self) -> list[Source]:

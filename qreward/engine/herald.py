@@ -99,7 +99,7 @@ class Herald:
 
     def _drop(self, observer: object, name: str, error: BaseException) -> None:
         who, what = type(observer).__name__, type(error).__name__
-        LOG.warning("the observer %s raised %s in %s; it is told nothing more", who, what, name)
+        LOG.warning("the observer %s raised %s in %s; it is not called any more", who, what, name)
         self._observers = [each for each in self._observers if each is not observer]
         self._sort()
 

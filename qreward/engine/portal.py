@@ -95,8 +95,8 @@ class Portal:
         """Raise ``RuntimeError`` in the portal's own thread."""
         if self.is_here():
             raise RuntimeError(
-                "a blocking call was made in the thread that does the work (in on_result, or in the input of a batch), which would "
-                "wait for itself for ever; make it when the batch is done, or use QRewardClient, whose methods are awaited"
+                "a blocking call was made in on_result or in the input of a batch, where it would wait for itself; "
+                "make it after the batch, or use QRewardClient, whose methods are awaited"
             )
 
     def soon(self, action: Callable[[], object]) -> None:
@@ -119,7 +119,7 @@ class Portal:
 
     def loss(self) -> BaseException:
         """What those get whose work is lost: what ended the loop (``SystemExit``), or ``ClientClosed``."""
-        return self._failure or ClientClosed("the work was given up: the process ends, or is a fork of the one that began it")
+        return self._failure or ClientClosed("the request was dropped: the process is ending, or was forked from the one that began it")
 
     def disown(self) -> tuple[object, ...]:
         """In a forked child: the loop is the parent's. Returns what must be kept, for closing it would reach the parent."""
@@ -359,7 +359,7 @@ def portal() -> Portal:
     if found is None or found.ended:
         with _starting:
             if _exiting:
-                raise ClientClosed("the process is ending; no more blocking calls are made")
+                raise ClientClosed("the process is ending; blocking calls are refused")
             if _current is None or _current.ended:
                 _current = Portal()
             found = _current

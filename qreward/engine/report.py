@@ -34,7 +34,9 @@ def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None,
 
 def unexpected(attempt: Attempt, error: Exception) -> Failure:
     """What it comes to if a wire raises, which it must not."""
-    wrapped = InvalidResponse(f"endpoint {attempt.source.name!r}: the wire failed: {type(error).__name__}", endpoint=attempt.source.name)
+    wrapped = InvalidResponse(
+        f"endpoint {attempt.source.name!r}: the HTTP backend failed: {type(error).__name__}", endpoint=attempt.source.name
+    )
     wrapped.__cause__ = error
     return Failure(FailureKind.UNSENDABLE, wrapped)
 

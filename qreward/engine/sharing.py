@@ -127,7 +127,7 @@ class Desk:
             return
         why = f"alone, for nobody answers ({type(error).__name__}: {error})"
         if self._failures == 2:
-            LOG.warning("endpoint %r: its limits are not shared now: %s; it keeps to its last share", self.source.name, why)
+            LOG.warning("endpoint %r: its limits are not shared at present: %s; it uses its last share", self.source.name, why)
         self._act(partial(self._tenure.go_alone, ask=ask, why=why))
 
     def _compare(self, ask: Ask, share: Share) -> None:
@@ -291,7 +291,7 @@ def _keep(sharing: weakref.ref[Sharing], bell: Bell) -> None:
         try:
             seconds = found.turn()
         except Exception as error:  # nothing that happens here may end it: without it nothing would be sent any more
-            LOG.warning("sharing of limits failed with %s: %s; it is tried again", type(error).__name__, error)
+            LOG.warning("sharing of limits failed with %s: %s; trying again", type(error).__name__, error)
             seconds = RETRY
         del found
         bell.wait(seconds)

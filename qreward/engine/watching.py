@@ -156,7 +156,7 @@ class Watch:
     def _complain(self, watcher: Watcher, error: Exception) -> None:
         if id(watcher) not in self._complained:
             self._complained.add(id(watcher))
-            LOG.warning("%s failed with %s; calls go on, and it is told further", type(watcher).__name__, type(error).__name__)
+            LOG.warning("%s raised %s; calls are not affected, and it stays registered", type(watcher).__name__, type(error).__name__)
 
 
 async def within(scope: Scope, work: Awaitable[T]) -> T:

@@ -15,10 +15,10 @@ from pydantic import AfterValidator, PlainValidator, PrivateAttr, field_validato
 
 from qreward.errors import ConfigError
 from qreward.functions.changes import Changes
-from qreward.functions.kinds import UNSET, ExceptionTypes, Exporter, HedgeTime, Level, Portion, Wait, check_plain, quantile_of
-from qreward.functions.reading import read_settings, said
-from qreward.policies import Priority
-from qreward.policy import Count, Many, Policy, Seconds
+from qreward.functions.kinds import UNSET, ExceptionTypes, Exporter, HedgeTime, Portion, check_plain, quantile_of
+from qreward.functions.reading import read_with_place
+from qreward.policies import Level, Priority
+from qreward.policy import Count, Many, Policy, Seconds, SomeSeconds, with_faults
 
 __all__ = ["FIXED", "UNSET", "ScheduleConfig"]
 
@@ -70,7 +70,7 @@ class ScheduleConfig(Policy):
         debug: note what is decided.
 
     Raises:
-        ConfigError: a setting is unknown or wrong; the message says which and what to write, never the value.
+        ConfigError: a setting is unknown or wrong; the message says which and what to write, never a text that may be a key.
 
     Example:
         >>> config = ScheduleConfig(timeout=30, retry_times=2, hedged_request_time="p95")
@@ -82,7 +82,7 @@ class ScheduleConfig(Policy):
 
     timeout: Seconds | None = None
     retry_times: Many = 0
-    retry_interval: Wait = 1.0
+    retry_interval: SomeSeconds = 1.0
     retry_max_interval: Seconds = 60.0
     exception_types: ExceptionTypes = Exception
     limit_size: Count | None = None
@@ -145,11 +145,11 @@ class ScheduleConfig(Policy):
         Raises:
             ConfigError: with the file, the place, and what to change.
         """
-        settings = read_settings(path)
+        settings, place = read_with_place(path)
         try:
             return cls(**settings)
         except ConfigError as error:
-            raise ConfigError(f"{path}: {said(error)}") from None
+            raise place.named(error) from None
 
     @property
     def hedged_request_quantile(self) -> float | None:
@@ -176,7 +176,8 @@ class ScheduleConfig(Policy):
             after = type(self)(**{**before, **changes}).__dict__
             changed = frozenset(name for name in changes if not same(before[name], after[name]))
             if stuck := sorted(changed & FIXED):
-                raise ConfigError(f"{type(self).__name__}: {stuck[0]}: cannot be changed while the function is in use; set it in code")
+                text = f"{stuck[0]}: cannot be changed while the function is in use; set it in code"
+                raise with_faults([((stuck[0],), text)], lambda _: f"{type(self).__name__}: ")
             if changed:
                 object.__setattr__(self, "__dict__", after)
                 self.model_fields_set.update(changed)

@@ -12,10 +12,9 @@ from inspect import iscoroutinefunction
 from math import isfinite
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, PlainValidator
 
-from qreward.policies import Priority
-from qreward.policy import Many, Share
+from qreward.policy import Number
 
 _PERCENTILE = re.compile(r"p([0-9]+(?:\.[0-9]+)?)")
 
@@ -50,14 +49,14 @@ def _exception(value: object) -> object:
     if not isinstance(value, type) or not issubclass(value, BaseException):
         raise ValueError("must name exception classes, such as (ConnectionError, TimeoutError)")
     if not issubclass(value, Exception):
-        raise ValueError(f"{value.__name__} must not be retried, for it ends tasks and programs; use Exception, or classes below it")
+        raise ValueError(f"{value.__name__} cannot be retried: it ends tasks and programs; use Exception, or subclasses of it")
     return value
 
 
 def check_plain(value: Any) -> Any:
     """A function that gives its answer at once, or None."""
     if value is not None and (not callable(value) or iscoroutinefunction(value)):
-        raise ValueError("must be a plain function, for it is called and not awaited")
+        raise ValueError("must be a plain function, not async: it is called and not awaited")
     return value
 
 
@@ -88,13 +87,6 @@ def quantile_of(time: float | str | None) -> float | None:
     return float(time[1:]) / 100 if isinstance(time, str) else None
 
 
-def check_level(value: object) -> object:
-    """A priority may be named."""
-    if isinstance(value, str) and value.upper() in Priority.__members__:
-        return Priority[value.upper()]
-    return value
-
-
 def check_exporter(value: Any) -> Any:
     """Something that has a method ``export``, or None."""
     if value is not None and not callable(getattr(value, "export", None)):
@@ -105,7 +97,5 @@ def check_exporter(value: Any) -> Any:
 Failures = type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], bool | float]
 ExceptionTypes = Annotated[Failures, PlainValidator(check_exceptions)]
 HedgeTime = Annotated[float | str | None, PlainValidator(check_hedge_time)]
-Level = Annotated[Many, Field(le=9), BeforeValidator(check_level)]
-Wait = Annotated[Share, "seconds"]
-Portion = Annotated[Share, Field(gt=0, le=1)]
+Portion = Annotated[float, BeforeValidator(Number(above=0, most=1))]
 Exporter = Annotated[Any, PlainValidator(check_exporter)]

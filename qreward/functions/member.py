@@ -207,6 +207,6 @@ def _check_agreement(member: Member, pool: Pool) -> None:
         theirs = other.config.max_concurrency
         if mine is not None and theirs is not None and mine != theirs:
             raise ConfigError(
-                f"{member.name}() and {other.name}() share the pool {member.config.pool!r}, but say max_concurrency={mine} and "
-                f"{theirs}; set it at one of them, or to one number at both"
+                f"{member.name}() and {other.name}() share the pool {member.config.pool!r}, but set max_concurrency={mine} and "
+                f"{theirs}; set it for one of them, or to the same number for both"
             )

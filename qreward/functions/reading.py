@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from qreward import reading
-from qreward.errors import ConfigError
 
 
 def read_settings(source: str | Path) -> dict[str, Any]:
-    """What a file says. One that is empty is refused: it may be about to be written. Raises ``ConfigError``."""
-    return reading.read_settings(source, empty="write {} if nothing is to be set")[0]
+    """The settings in a file. Raises ``ConfigError``."""
+    return read_with_place(source)[0]
 
 
-def said(error: ConfigError) -> str:
-    """What is wrong, without the name of the model, which the reader of a file does not know."""
-    return str(error).removeprefix("ScheduleConfig: ").removeprefix("ClientConfig: ")
+def read_with_place(source: str | Path) -> tuple[dict[str, Any], reading.Place]:
+    """The settings in a file, and their place. One that is empty is refused: it may be about to be written. Raises ``ConfigError``."""
+    return reading.read_settings(source, empty="write {} if nothing is to be set")

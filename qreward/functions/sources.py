@@ -5,7 +5,6 @@ Each tells a trouble once, and then not again until something is different. Know
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import re
@@ -17,7 +16,8 @@ from typing import Annotated, Any, Protocol, Union, get_args, get_origin
 
 from qreward.errors import ConfigError
 from qreward.functions.config import FIXED, ScheduleConfig
-from qreward.functions.reading import said
+from qreward.reading import Place
+from qreward.spelling import closest
 
 PREFIX = "QREWARD_SCHEDULE_"
 RECENT_NS = 2_000_000_000
@@ -106,14 +106,17 @@ class EnvironmentSource:
     def _read(self, variable: str, text: str) -> tuple[str, object]:
         name = variable.removeprefix(self._prefix).lower()
         if name not in ScheduleConfig.model_fields or variable != self._prefix + name.upper():
-            near = difflib.get_close_matches(name, ScheduleConfig.model_fields, n=1)
-            hint = f"did you mean {self._prefix}{near[0].upper()}?" if near else f"all that begin with {self._prefix} must be one"
-            raise ConfigError(f"{variable}: is no setting; {hint}")
+            near = closest(name, ScheduleConfig.model_fields)
+            hint = (
+                f"did you mean {self._prefix}{near[0].upper()}?" if near else f"every variable that begins with {self._prefix} must be one"
+            )
+            raise ConfigError(f"{variable}: is not a setting; {hint}")
         try:
             value = value_of(name, text)
             ScheduleConfig(**{name: value})  # by itself, so that the variable can be named; together they are checked later
         except ConfigError as error:
-            raise ConfigError(f"{variable}: {said(error).removeprefix(f'{name}: ')}") from None
+            texts = [text.removeprefix(f"{name}: ") for _, text in error.faults]
+            raise ConfigError(f"{variable}: {'; '.join(texts)}") from None
         except ValueError as error:
             raise ConfigError(f"{variable}: {error}") from None
         return name, value
@@ -200,7 +203,7 @@ class CallbackSource:
         try:
             return self._read(given)
         except ConfigError as error:
-            raise ConfigError(f"callback: {said(error).removeprefix('configuration: ')}") from None
+            raise Place("callback").named(error) from None
 
 
 def read_mapping(given: object) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from qreward.config import ClientConfig, load_config
 from qreward.engine import forks
 from qreward.errors import ConfigError, QRewardError
 from qreward.functions.config import ScheduleConfig
-from qreward.functions.reading import read_settings, said
+from qreward.functions.reading import read_settings
 from qreward.functions.sources import PREFIX, CallbackSource, EnvironmentSource, FileSource, Source, read_mapping
+from qreward.reading import Place
 
 logger = logging.getLogger("qreward.schedule")
 
@@ -70,7 +71,9 @@ class ConfigWatcher:
         self._source = _source_of(self._target, file, env, callback)
         interval = arguments.seconds("poll_interval", poll_interval)
         if interval is None:
-            raise ConfigError("poll_interval must be a number of seconds; call poll_once() to look only when you say so")
+            raise ConfigError(
+                "poll_interval must be a positive number of seconds; to check only on demand, call poll_once() and never start()"
+            )
         self._interval = interval
         self._on_error = arguments.callback("on_error", on_error)
         self._wait = wait
@@ -158,7 +161,7 @@ class ConfigWatcher:
         try:
             return self._target.apply(settings)
         except ConfigError as error:
-            raise ConfigError(f"{self._source.name}: {said(error)}") from None
+            raise Place(self._source.name).named(error) from None
 
     def _tell(self, error: Exception) -> None:
         text = str(error) if isinstance(error, QRewardError) else f"{self._source.name}: {type(error).__name__}"
@@ -225,7 +228,7 @@ def _target_of(target: Any) -> _Target:
         return _FunctionTarget(config)
     if isinstance(config, ClientConfig) and callable(getattr(target, "reload", None)):
         return _ClientTarget(target)
-    raise ConfigError(f"a ConfigWatcher is for a ScheduleConfig, a function with @schedule, or a client, not for a {type(target).__name__}")
+    raise ConfigError(f"ConfigWatcher takes a ScheduleConfig, a function with @schedule or a client, not a {type(target).__name__}")
 
 
 def _source_of(target: _Target, file: object, env: object, callback: Any) -> Source:
@@ -236,7 +239,7 @@ def _source_of(target: _Target, file: object, env: object, callback: Any) -> Sou
         return FileSource(file, target.read_file)
     if env is True or isinstance(env, str):
         if isinstance(target, _ClientTarget):
-            raise ConfigError("env is for functions; give a client a file, or a callback")
+            raise ConfigError("env= works for functions only; for a client use file= or callback=")
         return EnvironmentSource(PREFIX if env is True else env)
     checked = arguments.callback("callback", callback)
     if checked is None:

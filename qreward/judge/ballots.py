@@ -159,7 +159,11 @@ class Ballot:
     def _users(self, why: str, cause: BaseException | None) -> InvalidResponse:
         """The user's own code failed on an answer: asking again is no help."""
         model = self._juror.model
-        error = InvalidResponse(f"{why}; the answer of model {model!r} is not to blame, see __cause__", endpoint=self.endpoint, model=model)
+        error = InvalidResponse(
+            f"{why}; the answer of model {model!r} could be read, the fault is in your code (see __cause__)",
+            endpoint=self.endpoint,
+            model=model,
+        )
         error.attempts = self.trail
         error.__cause__ = cause
         return error
@@ -167,7 +171,7 @@ class Ballot:
     def _failed(self, why: str, heard: Heard) -> InvalidResponse:
         model, times = self._juror.model, "" if self._answers == 1 else f" in {self._answers} answers"
         error = InvalidResponse(
-            f"model {model!r} gave no verdict that can be read{times}: {why}{_beginning(heard)}", endpoint=self.endpoint, model=model
+            f"no verdict could be read from model {model!r}{times}: {why}{_beginning(heard)}", endpoint=self.endpoint, model=model
         )
         error.attempts = self.trail
         return error

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
-from qreward.policy import Count, Many, Policy
+from qreward.policy import Many, Number, Policy
 
 ResponseFormat = Literal["auto", "json_schema", "json_object", "none"]
 MOST_SAMPLES = 100
@@ -49,7 +49,7 @@ class JudgeConfig(Policy):
     verdict: str = "score"
     scale: tuple[float, float] = (0.0, 10.0)
     range: tuple[float, float] | None = (0.0, 1.0)
-    samples: Annotated[Count, Field(le=MOST_SAMPLES)] = 1
+    samples: Annotated[int, BeforeValidator(Number(whole=True, least=1, most=MOST_SAMPLES))] = 1
     settle: Settle = "majority"
     reasks: Many = 1
     response_format: ResponseFormat = "auto"

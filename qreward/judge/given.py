@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from qreward.errors import ConfigError
 from qreward.judge.config import JudgeConfig
-from qreward.judge.templates import ALIKE
+from qreward.spelling import TYPO, closest
 
 _OTHERS = ("client", "score", "owns_client", "hedge", "extra_headers", "extra_body")
 _NAMES = (*JudgeConfig.model_fields, *_OTHERS)
@@ -39,10 +38,12 @@ def check_params(params: Mapping[str, Any]) -> None:
         if name == "params":
             raise ConfigError("params: give parameters of requests by their names, such as temperature=0, or Judge(..., **params)")
         if name == "config":
-            raise ConfigError("config: a judge is made from its settings by Judge.from_config(client, config)")
-        near = () if name in _NAMES else difflib.get_close_matches(name, _NAMES, n=1, cutoff=ALIKE)
-        if near:
-            raise ConfigError(f"{name!r} is no setting of a judge; did you mean {near[0]!r}? A parameter of that name goes into extra_body")
+            raise ConfigError("config: Judge() has no such argument; use Judge.from_config(client, config)")
+        if name not in _NAMES and (near := closest(name, _NAMES, cutoff=TYPO)):
+            raise ConfigError(
+                f"{name!r} is not a setting of a judge; did you mean {near[0]!r}? "
+                f"A parameter of the server with this name goes into extra_body={{{name!r}: ...}}"
+            )
 
 
 def config_of(config: object) -> JudgeConfig:
@@ -53,5 +54,5 @@ def config_of(config: object) -> JudgeConfig:
         raise ConfigError(f"config must be a JudgeConfig, or a mapping of its settings, not {type(config).__name__}")
     taken = sorted(config.params.keys() & {*JudgeConfig.model_fields, "client", "score", "owns_client"})
     if taken:
-        raise ConfigError(f"params: {taken[0]!r} is no parameter of a request; if it is a setting, it stands beside params")
+        raise ConfigError(f"params: {taken[0]!r} is not a parameter of a request; if it is a setting of the judge, write it beside params")
     return config

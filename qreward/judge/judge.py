@@ -160,7 +160,7 @@ class Judge:
         *,
         reference: Any = None,
         timeout: float | None = DEFAULT,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         **fields: Any,
     ) -> Verdict:
@@ -191,7 +191,7 @@ class Judge:
         *,
         reference: Any = None,
         timeout: float | None = DEFAULT,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         **fields: Any,
     ) -> Comparison:
@@ -209,7 +209,7 @@ class Judge:
         *,
         timeout: float | None = DEFAULT,
         deadline: float | None = None,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         on_result: Callable[[Result[Verdict]], object] | None = None,
         progress: bool | Callable[[Progress], object] | None = None,
@@ -256,7 +256,7 @@ class Judge:
         *,
         timeout: float | None = DEFAULT,
         deadline: float | None = None,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         on_result: Callable[[Result[Comparison]], object] | None = None,
         progress: bool | Callable[[Progress], object] | None = None,
@@ -300,7 +300,13 @@ class Judge:
     # between the two
 
     async def _one(
-        self, questions: Questions, fields: Mapping[str, Any], outcome: Outcome, timeout: float | None, priority: int, tenant: str | None
+        self,
+        questions: Questions,
+        fields: Mapping[str, Any],
+        outcome: Outcome,
+        timeout: float | None,
+        priority: int | str,
+        tenant: str | None,
     ) -> Any:
         born, terms, pools = self._client._clock(), self._terms(timeout, priority, tenant), self._pools(questions)
         asks = questions.asks(fields)
@@ -319,7 +325,7 @@ class Judge:
         *,
         timeout: float | None,
         deadline: float | None,
-        priority: int,
+        priority: int | str,
         tenant: str | None,
         on_result: Callable[[Result[Any]], object] | None,
         progress: bool | Callable[[Progress], object] | None,
@@ -358,7 +364,7 @@ class Judge:
     def _pools(self, questions: Questions) -> dict[Juror, Pool]:
         return {juror: self._client._fleet.pool(juror.model) for juror in questions.jurors}
 
-    def _terms(self, timeout: float | None, priority: int, tenant: str | None) -> Terms:
+    def _terms(self, timeout: float | None, priority: int | str, tenant: str | None) -> Terms:
         return self._client._terms(timeout, priority, self._hedge, tenant)
 
     def _table(self, shell: Shell) -> dict[Hashable, Flight]:

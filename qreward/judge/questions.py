@@ -141,9 +141,9 @@ def jurors(config: JudgeConfig, form: VerdictForm) -> tuple[Juror, ...]:
     """The models of a judge. Raises ``ConfigError`` for params that are none of a judge's."""
     for name, instead in _NOT_HERE.items():
         if name in config.params:
-            raise ConfigError(f"{name} is no parameter of a judge's requests: {instead}")
+            raise ConfigError(f"{name} cannot be set as a parameter of a judge's requests: {instead}")
     if len(set(config.model)) < len(config.model):
-        raise ConfigError("model names one twice; to ask a model several times, set samples")
+        raise ConfigError("model lists a model twice; to ask a model several times, set samples")
     return tuple(Juror(model, form, config) for model in config.model)
 
 

@@ -24,6 +24,8 @@ from qreward.wire.rewards.dialects import SCORE
 if TYPE_CHECKING:
     from qreward.progress import Progress
 
+_OPTIONS = ("extra_headers", "extra_body", "hedge")
+
 
 class RewardModelScorer:
     """Scores by a reward model: what ``client.score`` gives, as a :class:`~qreward.judge.words.Verdict`.
@@ -55,6 +57,7 @@ class RewardModelScorer:
     ) -> None:
         if not isinstance(model, str) or not model:
             raise ConfigError(f"model must be the name of a reward model, not {model!r}")
+        arguments.check_params({name: value for name, value in params.items() if name not in _OPTIONS})
         self._client, self._model, self._owns_client, self._params = client, model, owns_client, params
         self._range = None if range is None else bounds("range", range)
 
@@ -65,7 +68,7 @@ class RewardModelScorer:
         *,
         reference: Any = None,
         timeout: float | None = DEFAULT,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         **fields: Any,
     ) -> Verdict:
@@ -92,7 +95,7 @@ class RewardModelScorer:
         *,
         timeout: float | None = DEFAULT,
         deadline: float | None = None,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         on_result: Callable[[Result[Verdict]], object] | None = None,
         progress: bool | Callable[[Progress], object] | None = None,

@@ -5,7 +5,6 @@ Knows no judge: only fields, texts and messages.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -13,14 +12,12 @@ from functools import lru_cache
 from typing import Any, TypeGuard
 
 from qreward.errors import ConfigError
+from qreward.spelling import TYPO, closest
 from qreward.wire.chat import is_missing, joined
 
 Messages = list[dict[str, Any]]
 Builder = Callable[[Mapping[str, Any]], Iterable[Any]]
 """The user's own: from an item's fields to the messages of a request."""
-
-ALIKE = 0.85
-"""How like another name a name must be to be taken for a slip of it: ``refrence`` is, ``id`` is not."""
 
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
@@ -74,7 +71,7 @@ def _name(match: re.Match[str], text: str, what: str) -> str:
     line = text.count("\n", 0, match.start()) + 1
     shown = match[0] if len(match[0]) <= 40 else match[0][:37] + "..."
     raise ConfigError(
-        f"{what}, line {line}: {shown!r} is no field: that is a plain name, such as {{response}}; a brace itself is written {{{{ or }}}}"
+        f"{what}, line {line}: {shown!r} is not a placeholder; write a plain name, such as {{response}}, or {{{{ and }}}} for braces"
     )
 
 
@@ -91,7 +88,7 @@ def in_words(value: object, name: str) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the field {name!r} is a {type(value).__name__} that cannot be shown to a judge ({error})") from None
+        raise ConfigError(f"the field {name!r} is a {type(value).__name__} that cannot be written into a prompt ({error})") from None
 
 
 def _is_conversation(value: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
@@ -140,7 +137,7 @@ class Prompt:
         self.names: frozenset[str] = frozenset().union(*(template.names for template in templates))
         missing = sorted(self._needed - self.names)
         if missing and self._build is None:
-            raise ConfigError(f"the {what} has no {{{missing[0]}}}, which is what is judged; it names {_listed(self.names)}")
+            raise ConfigError(f"the {what} must contain {{{missing[0]}}}, which is judged; its placeholders: {_listed(self.names)}")
 
     def messages(self, fields: Mapping[str, Any], *, extra: bool = False) -> Messages:
         """The messages for one item; fields that are None are as if they were not there.
@@ -175,10 +172,10 @@ class Prompt:
         missing = self.names - given
         if missing:
             name = min(missing)
-            raise ConfigError(f"the {self._what} names {{{name}}}, but the item has no {name!r}: it has {_listed(given)}")
+            raise ConfigError(f"the {self._what} contains {{{name}}}, but the item has no field {name!r}; its fields are {_listed(given)}")
         if not self._needed <= given:
             name = min(self._needed - given)
-            raise ConfigError(f"the item has no {name!r}, or it is None, so there is nothing to judge: it has {_listed(given)}")
+            raise ConfigError(f"the item has no {name!r} to judge (it is missing or None); its fields are {_listed(given)}")
         if self._known is None or given <= self._known or given <= self._known | self.names:
             return
         used = self._known | self.names
@@ -209,7 +206,7 @@ def check_extra(extra: Set[str], missing: Set[str]) -> None:
 @lru_cache(maxsize=256)
 def _slip(extra: frozenset[str], missing: frozenset[str]) -> tuple[str, str] | None:
     for name in sorted(extra):
-        near = difflib.get_close_matches(name, sorted(missing), n=1, cutoff=ALIKE)
+        near = closest(name, sorted(missing), cutoff=TYPO)
         if near:
             return name, near[0]
     return None

@@ -5,7 +5,6 @@ Texts are read in ``judge.parsing``; this module says what is wanted of them.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -20,6 +19,8 @@ from qreward.errors import ConfigError
 from qreward.judge.hearing import Heard
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
 from qreward.judge.parsing.schema import Shape
+from qreward.server.loading import load_object
+from qreward.spelling import did_you_mean
 from qreward.wire.endings import described
 
 _LONG = 100
@@ -61,7 +62,7 @@ class VerdictForm:
         self.model = model
         self.scale = shape.scale or USUAL
         if self.scale[0] >= self.scale[1]:
-            raise ConfigError(f"scale must rise, such as (0, 10), not ({self.scale[0]:g}, {self.scale[1]:g})")
+            raise ConfigError(f"scale must be (lowest, highest), such as (0, 10), not ({self.scale[0]:g}, {self.scale[1]:g})")
         _check_choices(shape, self.scale)
         self._range = None if range is None else bounds("range", range)
         self._given = arguments.callback("score", score)
@@ -110,7 +111,9 @@ class VerdictForm:
         if self._range is None:
             return said
         if not low <= said <= high:
-            raise UserFault(f"{self.model.__name__} makes {said:g} of an answer, which is not from {low:g} to {high:g}; give score=...")
+            raise UserFault(
+                f"{self.model.__name__} gives the score {said:g}, which is outside {low:g} to {high:g}; correct it, or pass score="
+            )
         first, last = self._range
         return first + (last - first) * ((said - low) / (high - low))
 
@@ -124,9 +127,9 @@ def _number(value: Any, of: str) -> float:
     try:
         number = nan if isinstance(value, str | bytes) else float(value)
     except Exception as error:
-        raise UserFault(f"{of} gave {_shown(value)}, which is no number") from error
+        raise UserFault(f"{of} returned {_shown(value)}, which is not a number") from error
     if not isfinite(number):
-        raise UserFault(f"{of} gave {_shown(value)}, which is no finite number")
+        raise UserFault(f"{of} returned {_shown(value)}, which is not a finite number")
     return number
 
 
@@ -137,7 +140,9 @@ def _shown(value: object) -> str:
 def _check_choices(shape: Shape[Any], scale: tuple[float, float]) -> None:
     outside = [number for number, _ in shape.numerals if not scale[0] <= number <= scale[1]]
     if outside:
-        raise ConfigError(f"scale ({scale[0]:g}, {scale[1]:g}) leaves out {outside[0]:g}, a choice of {shape.model.__name__}")
+        raise ConfigError(
+            f"scale ({scale[0]:g}, {scale[1]:g}) does not include {outside[0]:g}, a choice of {shape.model.__name__}; widen scale"
+        )
 
 
 def _worth_of(
@@ -151,8 +156,8 @@ def _worth_of(
     elif shape.name is not None and (shape.number or _is_bool(model.model_fields[shape.name].annotation)):
         name = shape.name
     else:
-        what = "a 'score' that is no number" if "score" in model.model_fields else "no field that is its score"
-        raise ConfigError(f"{model.__name__} has {what}; call a number 'score', or give score=..., a function from a verdict to a number")
+        what = "a 'score' that is not a number" if "score" in model.model_fields else "no field for the score"
+        raise ConfigError(f"{model.__name__} has {what}; name a number 'score', or pass score=, a function from a verdict to a number")
 
     def worth(verdict: Any) -> float | None:
         try:
@@ -181,18 +186,13 @@ def bounds(name: str, value: object) -> tuple[float, float]:
 
 
 def verdict_named(name: str) -> type[BaseModel]:
-    """The model that a setting names: ``score``, ``yes_no``, or ``module:Class``.
+    """The model that a setting names: ``score``, ``yes_no``, or ``module:Class``; modules of the working directory are found.
 
     Raises:
         ConfigError: there is none.
     """
     if name in NAMED:
         return NAMED[name]
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute) if attribute else None
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"verdict: cannot import {name!r}: {error}") from None
-    if found is None:
-        raise ConfigError(f"verdict must be 'score', 'yes_no' or 'module:Class', not {name!r}")
-    return found  # type: ignore[no-any-return]
+    if ":" not in name:
+        raise ConfigError(f"verdict must be 'score', 'yes_no' or 'module:Class', not {name!r}; {did_you_mean(name, NAMED)}")
+    return load_object(name, "verdict", "my_verdicts:Correct")  # type: ignore[no-any-return]

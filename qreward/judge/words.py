@@ -147,7 +147,7 @@ class Scorer(Protocol):
         *,
         reference: Any = None,
         timeout: float | None = DEFAULT,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         **fields: Any,
     ) -> Verdict:
@@ -159,7 +159,7 @@ class Scorer(Protocol):
         *,
         timeout: float | None = DEFAULT,
         deadline: float | None = None,
-        priority: Priority | int = Priority.NORMAL,
+        priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         on_result: Callable[[Result[Verdict]], object] | None = None,
         progress: bool | Callable[[Progress], object] | None = None,

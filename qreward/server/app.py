@@ -121,7 +121,7 @@ async def _no_such(request: Request, error: Exception) -> Response:
     """An unknown path, or another method."""
     assert isinstance(error, HTTPException)
     kind = "method_not_allowed" if error.status_code == 405 else "not_found"
-    return refused(Refusal(error.status_code, kind, f"there is no {request.method} {request.url.path} here", dict(error.headers or {})))
+    return refused(Refusal(error.status_code, kind, f"there is no route {request.method} {request.url.path}", dict(error.headers or {})))
 
 
 async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG001

@@ -9,17 +9,17 @@ import ipaddress
 import os
 from typing import Annotated, Any, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, SecretStr, field_validator, model_validator
 
 from qreward.batching.buffer import Mode
 from qreward.errors import ConfigError
-from qreward.policy import Count, Policy, Rate, Seconds, expand_variables
+from qreward.policy import Count, Number, Policy, Rate, Seconds, SomeSeconds, expand_variables, wrong
 
+_TOKEN = "on the command line with --token-env NAME or --token-file PATH"  # noqa: S105 - no token
 PREFIX = "QREWARD_SERVE_"
 """What the names of environment variables begin with, such as ``QREWARD_SERVE_PORT``."""
 
-Port = Annotated[int, Field(ge=0, le=65535)]
-Pause = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Port = Annotated[int, BeforeValidator(Number(whole=True, least=0, most=65535))]
 
 
 class ServerConfig(Policy):
@@ -59,7 +59,7 @@ class ServerConfig(Policy):
     model: str = "reward"
     mode: Mode = "auto"
     max_batch_size: Count = 64
-    batch_wait_timeout_s: Pause = 0.0
+    batch_wait_timeout_s: SomeSeconds = 0.0
     max_concurrent_batches: Count = 1
     isolate_errors: bool = True
     timeout: Seconds | None = 600.0
@@ -88,15 +88,17 @@ class ServerConfig(Policy):
     @model_validator(mode="after")
     def _guarded(self) -> Self:
         if self.token is None and not is_loopback(self.host):
-            raise ValueError(f"host {self.host!r} can be reached from other machines: set a token, or listen at 127.0.0.1")
+            raise wrong((("host",), f"{self.host!r} can be reached from other machines; set a token ({_TOKEN}), or use host 127.0.0.1"))
         return self
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.max_items > self.max_queue:
-            raise ValueError(f"max_items ({self.max_items}) may not be more than max_queue ({self.max_queue}): such a list never had room")
+            limits = f"max_items is {self.max_items} and max_queue is {self.max_queue}"
+            raise ValueError(f"{limits}, but a request of max_items texts must fit into the queue; raise max_queue, or lower max_items")
         if self.max_body_bytes > self.max_pending_bytes:
-            raise ValueError("max_body_bytes may not be more than max_pending_bytes: such a request never had room")
+            limits = f"max_body_bytes is {self.max_body_bytes} and max_pending_bytes is {self.max_pending_bytes}"
+            raise ValueError(f"{limits}, but the largest request must fit; raise max_pending_bytes, or lower max_body_bytes")
         return self
 
     @classmethod
@@ -140,7 +142,7 @@ def token_of(variable: str | None, path: str | None) -> str | None:
         ConfigError: both are named, or it is not there; what it holds is never shown.
     """
     if variable and path:
-        raise ConfigError("the token is named twice; give --token-env or --token-file")
+        raise ConfigError("pass --token-env or --token-file, not both")
     if variable:
         if not os.environ.get(variable):
             raise ConfigError(f"the environment variable {variable}, named by --token-env, is not set (or empty)")

@@ -199,7 +199,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
         raise _misfit(error) from None
     except REFUSED as error:
         message = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise Refusal(400, "bad_json", f"the body is no JSON: {message}") from None
+        raise Refusal(400, "bad_json", f"the body is not JSON: {message}") from None
 
 
 def _converted(document: dict[str, Any], kind: type[T]) -> T:

@@ -23,7 +23,9 @@ def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
     if config.token is None:
         host = (scope.get("server") or ("",))[0]
         if _is_address(host) and not is_loopback(host):
-            raise Refusal(403, "forbidden", "without a token only this machine is served; set one in the server's configuration")
+            raise Refusal(
+                403, "forbidden", "a server without a token answers only requests from its own machine; set token in its configuration"
+            )
         return
     given = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
     scheme, _, token = given.partition(b" ")

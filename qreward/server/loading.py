@@ -1,4 +1,4 @@
-"""``module:function``: the scorer that a text names. Knows imports only."""
+"""``module:function``: the object that a text names. Knows imports only."""
 
 from __future__ import annotations
 
@@ -8,24 +8,43 @@ from pathlib import Path
 from typing import Any
 
 from qreward.errors import ConfigError
+from qreward.spelling import closest, did_you_mean
 
 
-def load_scorer(name: str) -> Any:
-    """The object that ``module:name`` or ``package.module:holder.name`` stands for; modules of the working directory are found.
+def load_object(name: str, what: str, example: str) -> Any:
+    """The object that ``module:name`` or ``package.module:holder.name`` names; modules of the working directory are found.
+
+    Args:
+        name: the text.
+        what: what messages call the object, such as ``scorer``.
+        example: a name that could be right.
 
     Raises:
         ConfigError: there is none; the message says which part of the name is wrong.
     """
-    module_name, colon, path = name.partition(":")
-    if not (module_name and colon and path):
-        raise ConfigError(f"{name!r} names no scorer; write module:function, such as my_rewards:score")
-    found: Any = _module(module_name)
+    try:
+        return _object(name, example)
+    except ConfigError as error:
+        raise ConfigError(f"{what} {name!r}: {error}") from error.__cause__
+
+
+def _object(name: str, example: str) -> Any:
+    module, colon, path = name.partition(":")
+    if not (module and colon and path):
+        raise ConfigError(f"is not written as module:function, such as {example}")
+    found: Any = _module(module)
     for part in path.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            raise ConfigError(f"{name!r} names no scorer: {module_name!r} has no {path!r}") from None
+        found = _member(found, part)
     return found
+
+
+def _member(holder: Any, name: str) -> Any:
+    try:
+        return getattr(holder, name)
+    except AttributeError:
+        public = [each for each in dir(holder) if not each.startswith("_")]
+        hint = did_you_mean(name, public) if closest(name, public) else "correct the name, or define it there"
+        raise ConfigError(f"{getattr(holder, '__name__', holder)!r} has no {name!r}; {hint}") from None
 
 
 def _module(name: str) -> Any:
@@ -37,6 +56,6 @@ def _module(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise ConfigError(f"the module {name!r} needs the module {error.name!r}, which is not installed") from error
-        raise ConfigError(f"there is no module {name!r}, neither installed nor in the working directory") from None
+        raise ConfigError(f"there is no module {name!r}, neither installed nor in the working directory {here}") from None
     except Exception as error:
         raise ConfigError(f"the module {name!r} cannot be imported: {type(error).__name__}: {error}") from error

@@ -37,12 +37,14 @@ def busy(kind: str, message: str, seconds: float) -> Refusal:
     """429, with when to come again: ``Retry-After`` in whole seconds, ``retry-after-ms`` exactly."""
     seconds = min(max(seconds, 0.001), LONGEST_WAIT)
     headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
-    return Refusal(429, kind, f"{message}; come again in {seconds:.3g} s", headers)
+    return Refusal(429, kind, f"{message}; retry in {seconds:.3g} s", headers)
 
 
 def draining() -> Refusal:
     """503: the server is about to end."""
-    return Refusal(503, "draining", "the server is about to end and takes nothing new; ask another one", {"connection": "close"})
+    return Refusal(
+        503, "draining", "the server is shutting down and takes no new requests; send them to another server", {"connection": "close"}
+    )
 
 
 def invalid(where: Sequence[str | int], message: str) -> Refusal:

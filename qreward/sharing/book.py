@@ -115,7 +115,7 @@ class Book:
         until, pause = time.monotonic() + PATIENCE, 0.0005
         while not _locked(self._file):
             if time.monotonic() > until:
-                raise TimeoutError("another process holds the ledger and does not go on; is it stopped?")
+                raise TimeoutError("another process holds the lock of the ledger and does not release it; is it stopped?")
             time.sleep(pause)
             pause = min(2 * pause, 0.01)
 

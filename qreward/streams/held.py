@@ -76,4 +76,6 @@ class Held(Generic[S]):
 
     def _refuse_restarts(self, instead: str) -> None:
         if self._restarts:
-            raise ConfigError(f'with on_interrupt="restart" an answer may begin anew: read events(), which tells when, or await {instead}')
+            raise ConfigError(
+                f'with on_interrupt="restart" the text may start over; iterate events(), which reports each restart, or await {instead}'
+            )

@@ -88,6 +88,5 @@ def _refuse_second() -> None:
     for kind, provider in (("tracer", trace.get_tracer_provider()), ("meter", metrics.get_meter_provider())):
         if not type(provider).__module__.startswith(f"opentelemetry.{'trace' if kind == 'tracer' else 'metrics'}"):
             raise ConfigError(
-                f"telemetry: the program has set a global {kind} provider already, which clients use without more ado; "
-                "drop configure(), or pass everywhere=False"
+                f"telemetry: a global {kind} provider is already set, and clients use it; remove configure(), or pass everywhere=False"
             )

@@ -13,6 +13,7 @@ import msgspec
 
 from qreward.errors import ConfigError
 from qreward.policies import Endpoint
+from qreward.spelling import did_you_mean
 from qreward.testing.bound import lower_bound
 from qreward.testing.door import HOST
 from qreward.testing.hosts import InLoop, InProcess, InThread
@@ -132,7 +133,7 @@ class FakeFleet:
 
     def _named(self, name: str) -> FakeEndpoint:
         if name not in self._specs:
-            raise ConfigError(f"there is no endpoint {name!r}; there are {', '.join(map(repr, self._specs))}")
+            raise ConfigError(f"there is no endpoint {name!r}; {did_you_mean(name, self._specs, otherwise='the endpoints are')}")
         return self._specs[name]
 
     def _all_seen(self) -> list[Any]:

@@ -35,7 +35,7 @@ class Servers:
         raise_file_limit()
         try:
             for endpoint in spec.endpoints:
-                self._servers[endpoint.name] = FakeServer(endpoint)
+                self._servers[endpoint.name] = _listening(endpoint)
         except BaseException:
             await self.aclose()
             raise
@@ -61,6 +61,16 @@ class Servers:
 
     def revive(self, name: str) -> None:
         self._servers[name].revive()
+
+
+def _listening(endpoint: FakeEndpoint) -> FakeServer:
+    try:
+        return FakeServer(endpoint)
+    except OSError as error:
+        text = f"endpoint {endpoint.name!r} cannot listen on port {endpoint.port}: {error.strerror}; set another port, or 0 for any"
+        raise OSError(error.errno, text) from None
+    except ConfigError as error:
+        raise ConfigError(f"endpoint {endpoint.name!r}: {error}") from None
 
 
 class InLoop:
@@ -178,7 +188,7 @@ class InProcess:
             except BrokenPipeError:
                 line = b""
         if not line:
-            raise RuntimeError("the process of the fake fleet has ended; its last words are on stderr")
+            raise RuntimeError("the process of the fake fleet has ended; see stderr")
         reply = json.loads(line)
         if "error" in reply:
             raise (ConfigError if reply["config"] else RuntimeError)(reply["error"])

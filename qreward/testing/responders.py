@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 from qreward.errors import ConfigError
+from qreward.server.loading import load_object
 from qreward.testing.judge import judge
 from qreward.testing.spec import Responder
 from qreward.testing.text import echo_text
@@ -24,11 +24,7 @@ def writer_of(responder: str | Responder) -> Write:
 
 
 def _import(path: str) -> Responder:
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"cannot import the responder {path!r}: {error}") from None
+    found = load_object(path, "responder", "my_fakes:answer")
     if not callable(found):
-        raise ConfigError(f"the responder {path!r} is no function")
+        raise ConfigError(f"the responder {path!r} must be a function, not a {type(found).__name__}")
     return found  # type: ignore[no-any-return]

@@ -5,7 +5,6 @@ Knows nothing of HTTP, of asyncio, or of how a setting is carried out.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
@@ -17,6 +16,7 @@ from pydantic import Field, SecretStr, SerializationInfo, field_serializer, fiel
 
 from qreward.errors import ConfigError
 from qreward.policy import Policy, check_glob, expand_variables
+from qreward.reading import read_settings
 from qreward.testing.rewards.settings import Scoring
 
 Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]
@@ -203,6 +203,8 @@ class FakeEndpoint(Policy):
     def __init__(self, name: str | None = None, **data: Any) -> None:
         super().__init__(**data if name is None else {**data, "name": name})
 
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
     @field_validator("api_key", mode="before")
     @classmethod
     def _expand(cls, value: object) -> object:
@@ -224,7 +226,7 @@ class FakeEndpoint(Policy):
     def _bursts_belong_to_rates(self) -> FakeEndpoint:
         for burst, rate in (("burst", "rpm"), ("burst_tokens", "tpm")):
             if getattr(self, burst) is not None and getattr(self, rate) is None:
-                raise ValueError(f"{burst} means nothing without {rate}")
+                raise ValueError(f"{burst} has no effect without {rate}; set {rate}, or leave {burst} out")
         return self
 
     @property
@@ -254,35 +256,17 @@ class FleetSpec(Policy):
     def _unique_names(self) -> FleetSpec:
         names = [endpoint.name for endpoint in self.endpoints]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two endpoints are called {', '.join(map(repr, twice))}; names must differ")
+            raise ValueError(f"several endpoints have the name {', '.join(map(repr, twice))}; give each a name of its own")
         return self
 
 
 def read_spec(source: Iterable[FakeEndpoint | Mapping[str, Any]] | Mapping[str, Any] | str | Path) -> FleetSpec:
-    """Make a spec of endpoints, of a mapping, or of the path of a ``.json`` or ``.yaml`` file. Raises ``ConfigError``."""
-    if isinstance(source, str | Path):
-        source = _read_file(Path(source))
-    return FleetSpec(**(source if isinstance(source, Mapping) else {"endpoints": tuple(source)}))
-
-
-def _read_file(path: Path) -> Mapping[str, Any]:
+    """Make a spec of endpoints, of a mapping, or of the path of a ``.json``, ``.yaml`` or ``.toml`` file. Raises ``ConfigError``."""
+    if not isinstance(source, str | Path):
+        return FleetSpec(**(source if isinstance(source, Mapping) else {"endpoints": tuple(source)}))
+    least = "'endpoints'"
+    content, place = read_settings(source, empty=f"it must hold at least {least}", known=f"with {least}")
     try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else _yaml(text, path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the fleet of {path}: {error}") from None
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{path} must hold a mapping with the key 'endpoints'")
-    return data
-
-
-def _yaml(text: str, path: Path) -> Any:
-    try:
-        import yaml  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise ConfigError(f"reading {path} takes PyYAML: pip install 'qreward[yaml]', or write the fleet as .json") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)  # the whole message would quote the line, and a key with it
-        raise ConfigError(f"{path} is not YAML{f' (line {mark.line + 1})' if mark else ''}") from None
+        return FleetSpec(**content)
+    except ConfigError as error:
+        raise place.named(error) from None

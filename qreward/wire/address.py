@@ -27,7 +27,7 @@ def request_headers(endpoint: Endpoint) -> dict[str, str]:
         headers["Authorization"] = f"Bearer {endpoint.api_key.get_secret_value()}"
     own = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
     if bad := _framing(own):
-        raise ConfigError(f"endpoint {endpoint.name!r}: the header {bad!r} is made by the HTTP engine; take it out of headers")
+        raise ConfigError(f"endpoint {endpoint.name!r}: the header {bad!r} is set by the HTTP backend; remove it from headers")
     given = {name.lower() for name in own}
     return {name: value for name, value in headers.items() if name.lower() not in given} | own
 
@@ -35,7 +35,7 @@ def request_headers(endpoint: Endpoint) -> dict[str, str]:
 def check_call_headers(headers: Mapping[str, str], model: str) -> None:
     """Raise ``BadRequest`` if the extra headers of a call cannot be sent; values are never shown."""
     if bad := _framing(headers):
-        raise BadRequest(f"the header {bad!r} is made by the HTTP engine; take it out of extra_headers", model=model)
+        raise BadRequest(f"the header {bad!r} is set by the HTTP backend; remove it from extra_headers", model=model)
     for name, value in headers.items():
         try:
             check_header(name, value)

@@ -248,6 +248,8 @@ def _not_sent(error: BaseException) -> TransportError:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         reason = getattr(error.certificate_error, "verify_message", "") or "refused"
         return troubles.no_connection(f"TLS certificate: {reason}", "set verify to the server's CA bundle")
+    if isinstance(error, aiohttp.ClientConnectorSSLError) and getattr(error.os_error, "reason", "") in troubles.NOT_TLS:
+        return troubles.not_tls()
     return troubles.no_connection(_reason(error))
 
 

@@ -18,6 +18,7 @@ CHARS_PER_TOKEN = 3.5
 """Characters of a token, roughly; the scheduler corrects it by what servers report."""
 
 _EXAMPLE = "[{'role': 'user', 'content': '...'}]"
+_ITEMS = "chat_completion(item['messages'], ...) or batch_chat_completion([item['messages'] for item in items], ...)"
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -182,6 +183,8 @@ def _length(content: object) -> int:
 def _validate_slowly(inputs: Any) -> list[Any]:
     if isinstance(inputs, str):
         raise BadRequest(f"messages is a text; send {_EXAMPLE}")
+    if isinstance(inputs, Mapping) and "messages" in inputs:
+        raise BadRequest(f"messages is a dict with the key 'messages'; pass the list that it holds: {_ITEMS}")
     if isinstance(inputs, Mapping):
         raise BadRequest(f"messages is one message; put it in a list: {_EXAMPLE}")
     if not isinstance(inputs, list | tuple):
@@ -197,6 +200,8 @@ def _message(raw: Any, index: int) -> dict[str, Any]:
         raise BadRequest(f"messages[{index}] is a list; several conversations go to batch_chat_completion")
     if not isinstance(message, Mapping):
         raise BadRequest(f"messages[{index}] is a {type(raw).__name__}; a message is a dict such as {_EXAMPLE[1:-1]}")
+    if "role" not in message and "messages" in message:
+        raise BadRequest(f"messages[{index}] is a dict with the key 'messages', not a message; pass the list that it holds: {_ITEMS}")
     if "role" not in message:
         raise BadRequest(f"messages[{index}] has no 'role'; give it 'system', 'user' or 'assistant'")
     if not isinstance(message["role"], str):

@@ -68,6 +68,8 @@ async def examine(endpoint: Endpoint, seconds: float) -> Examined:
         async with asyncio.timeout(seconds):
             tls, _ = await asyncio.gather(_tls(endpoint), _ask_all(line, found, answers))
             found.tls = tls
+            if endpoint.base_url.startswith("http://") and set(found.statuses.values()) <= {400} and await _speaks_tls(endpoint):
+                found.trouble = "the server speaks TLS at this port; write base_url with https://"
     except TimeoutError:
         if not found.reachable:
             found.trouble = f"no answer within {seconds:g} s; check base_url, and that the server is up and not overloaded"
@@ -130,8 +132,17 @@ def _seems(answers: dict[str, Reply]) -> str | None:
 
 
 async def _tls(endpoint: Endpoint) -> Tls | None:
+    return await _handshake(endpoint) if endpoint.base_url.startswith("https://") else None
+
+
+async def _speaks_tls(endpoint: Endpoint) -> bool:
+    return await _handshake(endpoint) is not None
+
+
+async def _handshake(endpoint: Endpoint) -> Tls | None:
+    """A handshake at the endpoint's port; None if there is no TLS server, or it is behind a proxy."""
     parts = urlsplit(endpoint.base_url)
-    if parts.scheme != "https" or proxy_of(endpoint) is not None:
+    if proxy_of(endpoint) is not None:
         return None
     return await shake_hands(parts.hostname or "", parts.port or 443)
 

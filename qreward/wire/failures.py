@@ -65,7 +65,7 @@ _VERDICTS = {
     408: _PASSING,
     409: _PASSING,
     410: _PLACE,
-    413: Verdict(_REFUSED, BadRequest, "send less in one request"),
+    413: Verdict(_REFUSED, BadRequest, "send a smaller request"),
     424: _PASSING,
     425: _PASSING,
     429: _OVERLOAD,
@@ -94,7 +94,7 @@ def failure_from_reply(reply: Reply, endpoint: str, model: str, secrets: Secrets
 def failure_from_embedded(error: object, reply: Reply, endpoint: str, model: str, secrets: Secrets, now: float | None = None) -> Failure:
     """The failure in a body that carries an ``error`` although its status is 200."""
     complaint = complaint_of(error)
-    words = f"an error inside: {complaint.text or 'without words'}"
+    words = f"an error in the body: {complaint.text or 'without a message'}"
     return _failure(_verdict(reply.status, complaint), reply, words, endpoint, model, secrets, now)
 
 

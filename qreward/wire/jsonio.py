@@ -98,7 +98,7 @@ def _check(value: object, path: str) -> None:
         return
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise BadRequest(f"{path} is {value}, which JSON has no word for; send a finite number or leave it out")
+            raise BadRequest(f"{path} is {value}, which JSON cannot represent; send a finite number or leave it out")
     elif isinstance(value, dict):
         _check_members(value, path)
     elif isinstance(value, list | tuple):

@@ -8,6 +8,9 @@ from qreward.wire.base import TransportError
 
 _LOCAL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
+NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
+"""What OpenSSL calls an answer to its greeting that is not TLS."""
+
 
 def is_local(error: BaseException) -> bool:
     """Whether our own machine refused, which says nothing of the endpoint."""
@@ -15,7 +18,7 @@ def is_local(error: BaseException) -> bool:
 
 
 def no_room(reason: str) -> TransportError:
-    return TransportError(f"this machine has no room for another connection ({reason}); raise `ulimit -n`", sent=False, local=True)
+    return TransportError(f"this machine cannot open another connection ({reason}); raise `ulimit -n`", sent=False, local=True)
 
 
 def closed() -> TransportError:
@@ -26,12 +29,16 @@ def no_connection(reason: str, advice: str = "check base_url, and that the serve
     return TransportError(f"no connection ({reason}); {advice}", sent=False)
 
 
+def not_tls() -> TransportError:
+    return no_connection("the server does not speak TLS at this port", "write base_url with http://, or with the port for https")
+
+
 def no_connection_in_time() -> TransportError:
     return TransportError("no connection within timeouts.connect; check base_url, and that the server is up", sent=False, timeout=True)
 
 
 def silence() -> TransportError:
-    return TransportError("silence for longer than timeouts.read", timeout=True)
+    return TransportError("no data for longer than timeouts.read", timeout=True)
 
 
 def not_http(reason: str) -> TransportError:

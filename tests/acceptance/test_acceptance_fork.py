@@ -40,8 +40,8 @@ def joined(child):
 """
 SLOW = Latency(base=0.02, per_token=0.01, tokens=25)
 ENDS = ["os._exit(0)", "sys.exit(0)"]
-ELSEWHERE = "RuntimeError: a stream is read in the event loop in which it was begun, and in no other thread or forked process"
-LOST = "ClientClosed: the work was given up: the process ends, or is a fork of the one that began it"
+ELSEWHERE = "RuntimeError: a stream must be read in the event loop that began it, not in another thread or a forked process"
+LOST = "ClientClosed: the request was dropped: the process is ending, or was forked from the one that began it"
 ANSWER = echo_of(HI)
 
 

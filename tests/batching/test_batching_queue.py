@@ -54,6 +54,14 @@ def test_a_request_timeout_is_a_timeout_error() -> None:
     virtually(test)
 
 
+@pytest.mark.parametrize("priority", ["high", "NORMAL", "low", 3])
+def test_a_priority_may_be_a_name(priority: Any) -> None:
+    async def test() -> None:
+        assert await BatchQueue(Noted()).submit(4, priority=priority) == 4
+
+    virtually(test)
+
+
 @pytest.mark.parametrize(
     "wrong", [{"priority": 10}, {"priority": -1}, {"priority": True}, {"priority": 1.0}, {"timeout": 0}, {"timeout": "1"}]
 )

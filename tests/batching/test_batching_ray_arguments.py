@@ -321,7 +321,7 @@ def test_19_nothing_but_an_event_loop_is_needed_and_a_failed_first_call_leaves_n
 def test_an_unknown_setting_offers_the_nearest_right_one() -> None:
     with pytest.raises(TypeError, match="unknown setting 'max_batch'; did you mean 'max_batch_size'"):
         BatchQueue(echo, max_batch=3)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="known are max_batch_size, "):
+    with pytest.raises(TypeError, match="the settings are 'max_batch_size', "):
         batch(zzz=3)  # type: ignore[call-overload]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from client_tools import HI, Recorder, endpoint
 
-from qreward import ConfigError, Endpoint, Limits, QRewardClient, Retry, Route
+from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, QRewardClient, Retry, Route
 from qreward.config import ClientConfig
 
 YAML = """
@@ -81,7 +81,7 @@ def test_a_client_is_made_from_a_file_a_mapping_or_a_configuration(kind: str, tm
 def test_a_wrong_file_is_told_by_name_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "qreward.yaml"
     path.write_text(YAML.replace("rpm", "rmp"))
-    with pytest.raises(ConfigError, match=r"qreward\.yaml: endpoints\.0\.limits: unknown setting 'rmp'; did you mean 'rpm'"):
+    with pytest.raises(ConfigError, match=r"qreward\.yaml, line 7: endpoints\.0\.limits: unknown setting 'rmp'; did you mean 'rpm'"):
         QRewardClient.from_config(path)
     path.write_text(YAML)
     monkeypatch.delenv("JUDGE_KEY")
@@ -115,7 +115,7 @@ def changed() -> QRewardClient:
     """A client whose fleet is not what it was made with."""
     client = QRewardClient(
         [Endpoint("http://a.example/v1", name="a", api_key="sk-of-a"), Endpoint("http://gone.example/v1", name="gone")],
-        routes=[Route(pattern="x-*", endpoints=("a", "gone"), weights={"gone": 2})],
+        routes=[Route(pattern="x-*", endpoints=("a", "gone"), strategy=LoadBalanceStrategy.LEAST_CONNECTIONS, weights={"gone": 2})],
         retry=Retry(attempts=7),
         timeout=None,
     )

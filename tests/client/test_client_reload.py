@@ -75,7 +75,7 @@ def test_a_client_takes_a_file_a_mapping_or_a_configuration(kind: Any, tmp_path:
     [
         ({"endpoints": []}, "endpoints: must hold at least one endpoint"),
         ({"endpoints": [{"base_url": "http://b", "name": "b"}], "timeout": 0}, "timeout: "),
-        ({"endpoints": [{"base_url": "http://b"}], "routes": {"x": {"endpoints": ["a"]}}}, "names the endpoint 'a', which does not exist"),
+        ({"endpoints": [{"base_url": "http://b"}], "routes": {"x": {"endpoints": ["a"]}}}, "routes.x.endpoints: there is no endpoint 'a'"),
         ("nowhere.json", "cannot be read"),
     ],
 )

@@ -61,7 +61,7 @@ def test_a_route_registered_again_replaces_the_one_before() -> None:
     recorder = Recorder()
     client = QRewardClient([endpoint(recorder, "a"), endpoint(recorder, "b")])
     for name in ("a", "b", "a"):
-        client.register_model_route("judge-?b", [name], weights={name: 2})
+        client.register_model_route("judge-?b", [name], strategy="least_connections", weights={name: 2})
         assert asked(client, recorder, "judge-7b") == name
     assert [route.pattern for route in client.list_routes()] == ["judge-?b", "*"]
     asyncio.run(client.aclose())
@@ -70,20 +70,20 @@ def test_a_route_registered_again_replaces_the_one_before() -> None:
 def test_an_endpoint_that_is_removed_leaves_its_routes() -> None:
     recorder = Recorder()
     client = QRewardClient([endpoint(recorder, "a", models=["judge-*"]), endpoint(recorder, "b", models=["other"])])
-    client.register_model_route("both-*", ["a", "b"], weights={"a": 3})
+    client.register_model_route("both-*", ["a", "b"], strategy="weighted_round_robin", weights={"a": 3})
     client.register_model_route("mine", ["a"])
     client.register_model_route("judge-7b", ["b"])
     client.remove_endpoint("a")
     assert client.list_routes() == [
         Route(pattern="other", endpoints=("b",)),
         Route(pattern="judge-7b", endpoints=("b",)),
-        Route(pattern="both-*", endpoints=("b",)),
+        Route(pattern="both-*", endpoints=("b",), strategy="weighted_round_robin"),  # type: ignore[arg-type]
     ]
     assert asked(client, recorder, "both-1") == "b"
     for model in ("mine", "judge-70b"):
         with pytest.raises(NoEndpoint, match="there are routes for 'other', 'judge-7b', 'both-"):
             asked(client, recorder, model)
-    with pytest.raises(ConfigError, match="no endpoint is called 'a'"):
+    with pytest.raises(ConfigError, match="there is no endpoint 'a'"):
         client.mark_healthy("a")
     asyncio.run(client.aclose())
 

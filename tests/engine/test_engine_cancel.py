@@ -335,7 +335,7 @@ def test_a_wire_that_raises_fails_the_item_and_nothing_else() -> None:
         async with client_of(wire, {"a": 2}) as client:
             batch = await client.batch_chat_completion(chats(10), MODEL)
             assert leftovers(client) == {}
-            with pytest.raises(RequestError, match="the wire failed: WireBug") as caught:
+            with pytest.raises(RequestError, match="the HTTP backend failed: WireBug") as caught:
                 await ask(client, 3)
         assert batch.texts() == [None if number % 3 == 0 else f"re: {number}" for number in range(10)]
         for error in (*batch.errors.values(), caught.value):

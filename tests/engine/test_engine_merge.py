@@ -213,7 +213,7 @@ def test_streams_restart_one_by_one() -> None:
 
         wire._steps = script
         async with client_of(wire, {"a": 2, "b": 2}) as client:
-            with pytest.raises(ConfigError, match=r"read events\(\)"):
+            with pytest.raises(ConfigError, match=r"iterate events\(\)"):
                 aiter(ask(client, chats(3), on_interrupt="restart"))
             stream = ask(client, chats(3), on_interrupt="restart")
             events = by_index(await heard(stream.events()))

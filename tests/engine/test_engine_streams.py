@@ -166,7 +166,7 @@ def test_a_stream_that_may_restart_is_not_read_by_a_loop_that_could_not_tell() -
         async with client_of(wire) as client:
             stream = ask(client, on_interrupt="restart")
             for read in (lambda: aiter(stream), stream.chunks):
-                with pytest.raises(ConfigError, match=r"read events\(\)"):
+                with pytest.raises(ConfigError, match=r"iterate events\(\)"):
                     read()
         assert wire.sent == []
 

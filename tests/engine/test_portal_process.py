@@ -103,7 +103,7 @@ atexit.register(last)  # those registered first run last
 atexit.register(room._at_exit)
 print(portal().call(pid) == os.getpid())
 """
-    assert run(program) == ["True", "the process is ending; no more blocking calls are made"]
+    assert run(program) == ["True", "the process is ending; blocking calls are refused"]
 
 
 def test_a_call_at_exit_that_is_registered_later_still_works() -> None:
@@ -148,7 +148,7 @@ if (child := os.fork()) == 0:
         try:
             read.extend(one)
         except ClientClosed as error:
-            print("fork of the one that began it" in str(error), len(read) < 6, flush=True)
+            print("forked from the one that began it" in str(error), len(read) < 6, flush=True)
     {end}
 joined(child)
 print(next(stream), next(stream), *[next(stream) for _ in range(20)][-1:], flush=True)

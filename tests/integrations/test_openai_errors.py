@@ -143,7 +143,7 @@ def test_a_program_that_asks_for_nonsense_is_told_so() -> None:
                 await ours.post("/responses", cast_to=object, body={"model": MODEL})
             with pytest.raises(openai.NotFoundError, match="streamed /completions"):
                 await ours.completions.create(model=MODEL, prompt="a", stream=True)
-            with pytest.raises(openai.BadRequestError, match="names no model"):
+            with pytest.raises(openai.BadRequestError, match="the request has no model"):
                 await ours.moderations.create(input="a")
             with pytest.raises(openai.BadRequestError, match="messages is empty"):
                 await ours.chat.completions.create(model=MODEL, messages=[])

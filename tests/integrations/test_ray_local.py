@@ -162,7 +162,7 @@ def test_a_pool_says_what_it_is() -> None:
         ({"start_timeout": "1"}, TypeError, "start_timeout must be a number of seconds"),
         ({"max_restarts": -1}, ConfigError, "max_restarts must be an integer >= 0"),
         ({"backend": "dask"}, ConfigError, "backend must be one of 'auto', 'ray', 'local', not 'dask'"),
-        ({"ray_options": {"max_concurrency": 3}}, ConfigError, "max_concurrency is not for ray_options"),
+        ({"ray_options": {"max_concurrency": 3}}, ConfigError, "max_concurrency cannot be set in ray_options"),
         ({"init_args": (1,)}, TypeError, "init_args and init_kwargs are for a class"),
         ({"method": "scores"}, TypeError, "echo.scores cannot be called"),
     ],

@@ -99,7 +99,7 @@ def test_what_is_bound_makes_a_replica_that_its_door_finds(serve: Told) -> None:
     [
         ({"max_batch_sise": 8}, "max_batch_size"),
         ({"max_batch_size": 0}, "max_batch_size"),
-        ({"port": 80}, "port is for Serve to say"),
+        ({"port": 80}, "port cannot be set here; use serve.start"),
     ],
 )
 def test_a_setting_that_is_wrong_is_said_before_anything_is_deployed(serve: Told, given: dict[str, Any], says: str) -> None:

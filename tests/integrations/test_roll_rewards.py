@@ -97,7 +97,7 @@ def test_columns_take_what_they_name_and_a_wrong_one_lists_those_there_are() -> 
     given = rows("1", question=["why?"], rubric=["short"], tag=["x"])
     judged(made_of(scorer, judge=judge, columns={"prompt": "question"}), given)
     assert scorer.asked == [{"prompt": "why?", "response": "1", "reference": None, "rubric": "short"}]
-    with pytest.raises(ConfigError, match=r"'questoin', which is not there\. There are 'prompts', 'question'"):
+    with pytest.raises(ConfigError, match=r"'questoin', which the data does not have\. There are 'prompts', 'question'"):
         judged(made_of(scorer, columns={"prompt": "questoin"}), given)
 
 

@@ -84,13 +84,13 @@ def test_the_file_may_be_named_by_the_environment_of_the_actor(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({}, "nothing says who judges; give judge_model_name"),
+        ({}, "no judge is configured; set judge_model_name"),
         ({"judge_model_name": "m", "judge_model_type": "inference"}, "serve the judge"),
         ({"judge_model_name": "m", "judge_model_type": "cluster"}, "serve the judge"),
-        ({"judge_model_name": "m", "judge_api_key": "sk-secret"}, "judge_api_key is there without judge_api_url"),
+        ({"judge_model_name": "m", "judge_api_key": "sk-secret"}, "judge_api_key is set without judge_api_url"),
         ({"reward_manager_config": {"deadline": 3}}, "must be a list of mappings"),
         ({"judge_model_name": "m", "reward_manager_config": [{"deadlin": 3}]}, "deadline"),
-        ({"judge_model_name": "m", "reward_manager_config": [{"reward_model": "rm"}]}, "either judge .* or reward_model"),
+        ({"judge_model_name": "m", "reward_manager_config": [{"reward_model": "rm"}]}, "exactly one of judge .* and reward_model"),
     ],
 )
 def test_what_is_wrong_is_said_without_a_key(keys: dict[str, Any], said: str) -> None:

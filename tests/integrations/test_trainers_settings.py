@@ -35,9 +35,9 @@ def test_a_file_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, "either judge"),
-        ({"client": GOOD["client"]}, "either judge"),
-        ({**GOOD, "reward_model": "rm-7b"}, "either judge"),
+        ({}, "set exactly one of judge"),
+        ({"client": GOOD["client"]}, "set exactly one of judge"),
+        ({**GOOD, "reward_model": "rm-7b"}, "set exactly one of judge"),
         ({**GOOD, "deadlin": 5}, "unknown setting 'deadlin'; did you mean 'deadline'?"),
         ({**GOOD, "deadline": 0}, "deadline"),
         ({**GOOD, "deadline": True}, "deadline: must be a number"),
@@ -54,8 +54,8 @@ def test_a_file_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
         ({**GOOD, "priority": 10}, "priority: "),
         ({**GOOD, "priority": -1}, "priority: "),
         ({"reward_model": ""}, "reward_model: "),
-        ({**GOOD, "columns": {"timeout": "seconds"}}, "columns: 'timeout' is no field"),
-        ({**GOOD, "columns": {"tenant": "team"}}, "columns: 'tenant' is no field"),
+        ({**GOOD, "columns": {"timeout": "seconds"}}, "columns: cannot fill 'timeout', which is not a field"),
+        ({**GOOD, "columns": {"tenant": "team"}}, "columns: cannot fill 'tenant', which is not a field"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
@@ -68,15 +68,15 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, settings: dict[s
 @pytest.mark.parametrize(
     ("judge", "said"),
     [
-        ({"verdict": "yesno"}, "judge.verdict: there is no 'yesno'; did you mean 'yes_no'?"),
-        ({"verdict": "nomod:Cls"}, "judge: verdict: cannot import 'nomod:Cls'"),
-        ({"scale": [10, 0]}, "judge: scale must rise"),
-        ({"params": {"n": 3}}, "judge: n is no parameter"),
-        ({"params": {"samples": 3}}, "judge.params: 'samples' is no parameter of a request"),
-        ({"params": {"model": "k"}}, "judge.params: 'model' is no parameter of a request"),
+        ({"verdict": "yesno"}, "judge.verdict: unknown verdict 'yesno'; did you mean 'yes_no'?"),
+        ({"verdict": "nomod:Cls"}, "judge: verdict 'nomod:Cls': there is no module 'nomod'"),
+        ({"scale": [10, 0]}, "judge: scale must be (lowest, highest)"),
+        ({"params": {"n": 3}}, "judge: n cannot be set as a parameter"),
+        ({"params": {"samples": 3}}, "judge.params: 'samples' is not a parameter of a request"),
+        ({"params": {"model": "k"}}, "judge.params: 'model' is not a parameter of a request"),
         ({"params": {"extra_headers": [KEY]}}, "judge: extra_headers must be a mapping"),
-        ({"prompt": "hello"}, "judge: the prompt has no {response}"),
-        ({"prompt": "{response.x}"}, "judge: prompt, line 1: '{response.x}' is no field"),
+        ({"prompt": "hello"}, "judge: the prompt must contain {response}, which is judged"),
+        ({"prompt": "{response.x}"}, "judge: prompt, line 1: '{response.x}' is not a placeholder"),
     ],
 )
 def test_a_setting_of_which_no_judge_can_be_made_is_named_with_its_file(tmp_path: Path, judge: dict[str, Any], said: str) -> None:
@@ -100,12 +100,12 @@ def test_a_column_for_a_field_that_nobody_asks_about_is_named_with_the_nearest(t
 @pytest.mark.parametrize(
     ("scorer", "said"),
     [
-        ({"judge": {"model": "judgee-7b"}}, "judge.model: no endpoint of the client serves a model 'judgee-7b'; did you mean 'judge-*'?"),
+        ({"judge": {"model": "judgee-7b"}}, "judge.model: no endpoint of the client serves the model 'judgee-7b'; did you mean 'judge-*'?"),
         (
             {"judge": {"model": ["judge-7b", "gpt"]}},
-            "judge.model: no endpoint of the client serves a model 'gpt'; there are 'judge-*', 'rm-*'",
+            "judge.model: no endpoint of the client serves the model 'gpt'; the routes are 'judge-*', 'rm-*'",
         ),
-        ({"reward_model": "rn-7b"}, "reward_model: no endpoint of the client serves a model 'rn-7b'; did you mean 'rm-*'?"),
+        ({"reward_model": "rn-7b"}, "reward_model: no endpoint of the client serves the model 'rn-7b'; did you mean 'rm-*'?"),
     ],
 )
 @pytest.mark.parametrize("on_failure", [0.0, "default"])

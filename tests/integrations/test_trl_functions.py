@@ -130,7 +130,7 @@ def test_columns_fill_the_fields_that_the_prompt_names_and_the_trainers_handles_
 
 
 def test_a_column_that_is_not_there_is_an_error_that_says_which_there_are(scorer: FakeScorer) -> None:
-    with pytest.raises(ConfigError, match=r"reference is to come from 'gold'.*'prompt', 'response', 'solution'"):
+    with pytest.raises(ConfigError, match=r"reference is mapped to 'gold'.*'prompt', 'response', 'solution'"):
         Trainer().call(reward(SETTINGS, columns={"reference": "gold"}, on_failure=0.0), ["1"], solution=["4"])
 
 

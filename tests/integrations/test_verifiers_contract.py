@@ -152,7 +152,7 @@ def test_structured_output_is_an_object_of_the_schema_or_an_error(room: Any, cli
     fleet.set("judge-0", responder=lambda messages: '{"reason": "so", "score": 1}')
     assert run(judge.complete("q", schema=Opinion)).parsed == Opinion(reason="so", score=1)
     fleet.set("judge-0", responder=lambda messages: '{"reason": "so"}')
-    with pytest.raises(InvalidResponse, match="no Opinion"):
+    with pytest.raises(InvalidResponse, match="not a valid Opinion"):
         run(judge.complete("r", schema=Opinion))
 
 
@@ -222,7 +222,7 @@ def test_settings_that_verifiers_cannot_use_are_refused_with_its_configuration(
     scorer = installed_scorer(monkeypatch)
     for name, changes, said in (
         ("none.json", {"on_failure": "none"}, r"none\.json: on_failure: verifiers has no missing reward"),
-        ("both.json", {"reward_model": "rm-7b"}, r"both\.json: give either judge"),
+        ("both.json", {"reward_model": "rm-7b"}, r"both\.json: set exactly one of judge"),
     ):
         file = tmp_path / name
         file.write_text(json.dumps({**SETTINGS, **changes}), encoding="utf-8")

@@ -79,7 +79,7 @@ def test_a_failed_judge_never_becomes_a_number_unless_the_user_chose_it(scorer: 
 
 
 def test_none_as_a_failure_is_refused_for_verl_would_lose_the_rewards_of_the_whole_batch(scorer: FakeScorer) -> None:
-    with pytest.raises(ConfigError, match="on_failure: verl has no missing reward"):
+    with pytest.raises(ConfigError, match="on_failure: none is not possible with verl"):
         scored("1", on_failure="none")
 
 
@@ -90,12 +90,12 @@ def test_what_verl_adds_is_ignored_and_a_strange_name_is_ignored_and_said_once(
         for turn in range(3):
             assert scored("1", reward_router_address=None, reward_model_tokenizer=object(), flavour=turn)["score"] == 1.0
         assert scored("1", flavour=3, deadline=7.0)["score"] == 1.0
-    assert [record.getMessage() for record in caplog.records] == ["reward_kwargs: 'flavour' is no setting of qreward and is ignored"]
+    assert [record.getMessage() for record in caplog.records] == ["reward_kwargs: 'flavour' is not a setting of qreward and is ignored"]
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("on_failur", "on_failure"), ("colums", "columns"), ("Deadline", "deadline")])
 def test_a_name_that_is_nearly_a_setting_is_an_error(scorer: FakeScorer, wrong: str, right: str) -> None:
-    with pytest.raises(ConfigError, match=f"no setting '{wrong}'; did you mean '{right}'"):
+    with pytest.raises(ConfigError, match=f"unknown setting '{wrong}'; did you mean '{right}'"):
         scored("1", **{wrong: 1.0})
 
 
@@ -186,9 +186,9 @@ def test_columns_name_what_is_in_extra_info_and_the_prompts_fields_come_from_col
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({}, "no column has the prompt"),
-        ({"prompt": "asked"}, "prompt is to come from 'asked'"),
-        ({"topic": "a.b"}, "topic is to come from 'a.b'"),
+        ({}, "the data has no column with the prompt"),
+        ({"prompt": "asked"}, "prompt is mapped to 'asked'"),
+        ({"topic": "a.b"}, "topic is mapped to 'a.b'"),
     ],
 )
 def test_a_column_that_is_not_there_is_a_fault_of_the_settings_whatever_a_failure_is(scorer: FakeScorer, columns: Any, said: str) -> None:

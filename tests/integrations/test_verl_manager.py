@@ -131,7 +131,7 @@ def test_columns_of_the_data_of_extra_info_and_of_tools_can_be_named(scorer: Fak
 
 
 def test_another_function_beside_the_manager_is_refused_and_ours_is_not(scorer: FakeScorer) -> None:
-    with pytest.raises(ConfigError, match="calls no reward function"):
+    with pytest.raises(ConfigError, match="does not call a reward function"):
         manager_of(verl_config("/my/rewards.py"))
     for path in ("pkg://qreward.integrations.verl", "pkg://qreward/integrations/verl"):
         assert manager_of(verl_config(path)).settings.judge

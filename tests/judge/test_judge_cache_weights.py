@@ -90,7 +90,7 @@ def test_an_answer_that_could_not_be_read_shows_the_new_weights_as_well(tmp_path
     run(tmp_path / "cache", fleet, 1)
     unread = json.loads(answer("?")) | {"system_fingerprint": "fp_2"}
     fleet.answers["a"] = Answer(JUDGE.decode(json.dumps(unread).encode(), Call(JUDGE, MODEL, [], {}, None)), 10, 5)
-    with pytest.raises(Exception, match="gave no verdict"):
+    with pytest.raises(Exception, match="no verdict could be read"):
         run(tmp_path / "cache", fleet, 2, reasks=0)
     fleet.answers["a"] = by(2, system_fingerprint="fp_2")
     assert run(tmp_path / "cache", fleet, 1) == [(0.2, False)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import BaseModel
 from qreward import QRewardClient, SyncQRewardClient
 from qreward.errors import ClientClosed, ConfigError
 from qreward.judge import Judge, JudgeConfig, RewardModelScorer, ScoreVerdict, SyncJudge, Verdict, YesNoVerdict, make_scorer
+from qreward.judge.verdicts import verdict_named
 from qreward.testing import FakeEndpoint, FakeFleet
 
 JUDGES = [FakeEndpoint("a", responder="judge")]
@@ -258,3 +260,13 @@ def test_a_judge_with_work_under_way_survives_a_fork_on_both_sides(tmp_path: Pat
         )
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.split("\n")) == ["", "child 20", "parent 20"]
+
+
+def test_a_verdict_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "verdicts_here.py").write_text("from pydantic import BaseModel\nclass Mine(BaseModel):\n    score: float\n")
+    assert verdict_named("verdicts_here:Mine").__name__ == "Mine"
+    for name, said in {"verdicts_here:Mime": "did you mean 'Mine'?", "yesno": "did you mean 'yes_no'?"}.items():
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            verdict_named(name)

@@ -45,7 +45,7 @@ def test_a_score_takes_a_pair_a_text_a_dict_or_a_conversation(given: tuple[Any, 
 
 
 WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
-    ("score", {"prompt": 7, "model": MODEL}, BadRequest, "int cannot be scored"),
+    ("score", {"prompt": 7, "model": MODEL}, BadRequest, "an item to score must be .* not a int"),
     ("score", {"prompt": "q", "response": 7, "model": MODEL}, BadRequest, "response is a int"),
     ("score", {"prompt": "q", "model": ""}, ConfigError, "model must be the name"),
     ("score", {"prompt": "q", "model": MODEL, "timeout": 0}, ConfigError, "timeout must be"),
@@ -59,8 +59,8 @@ WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("batch_classify", {"items": {"a": 1}, "model": MODEL}, ConfigError, "items must be a list"),
     ("rerank", {"query": 7, "documents": ["a"], "model": MODEL}, BadRequest, "query"),
     ("rerank", {"query": "q", "documents": "a", "model": MODEL}, ConfigError, "documents must be a list"),
-    ("rerank", {"query": "q", "documents": [7], "model": MODEL}, BadRequest, "int is not taken"),
-    ("rerank", {"query": "q", "documents": ["a"], "model": MODEL, "top_n": 3}, BadRequest, "top_n is not taken"),
+    ("rerank", {"query": "q", "documents": [7], "model": MODEL}, BadRequest, "the item must be a text, not a int"),
+    ("rerank", {"query": "q", "documents": ["a"], "model": MODEL, "top_n": 3}, BadRequest, "top_n is not supported"),
 ]
 
 

@@ -15,7 +15,7 @@ from qreward.errors import ConfigError
 from qreward.server import ServerConfig, create_app
 from qreward.server.config import helps, token_of
 from qreward.server.incoming import check_caller
-from qreward.server.loading import load_scorer
+from qreward.server.loading import load_object
 from qreward.server.refusals import Refusal
 
 TOKEN = "tok-hidden-1"
@@ -50,7 +50,7 @@ def test_with_the_token_everything_is(scheme: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "gpu-0", ""])
 def test_a_host_that_others_reach_needs_a_token(host: str) -> None:
-    with pytest.raises(ConfigError, match="can be reached from other machines: set a token"):
+    with pytest.raises(ConfigError, match=r"can be reached from other machines; set a token .* --token-env NAME"):
         ServerConfig(host=host)
     assert ServerConfig(host=host, token=TOKEN).host == host
 
@@ -155,32 +155,36 @@ def test_a_scorer_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "broken_scorer.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert load_scorer("my_scorers:Holder.score") is len
+    assert load_object("my_scorers:Holder.score", "scorer", "my_rewards:score") is len
     for name, words in {
-        "my_scorers": "write module:function",
-        "my_scorers:": "write module:function",
+        "my_scorers": "is not written as module:function",
+        "my_scorers:": "is not written as module:function",
         "my_scorers:nothing": "has no 'nothing'",
         "no_such_module:f": "there is no module 'no_such_module'",
         "needs_more:f": "needs the module 'no_such_package'",
         "broken_scorer:f": "ZeroDivisionError",
     }.items():
         with pytest.raises(ConfigError, match=words):
-            load_scorer(name)
+            load_object(name, "scorer", "my_rewards:score")
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["json:nothing"], "has no 'nothing'"),
+        (["json:nothing"], "scorer 'json:nothing': 'json' has no 'nothing'; correct the name, or define it there"),
+        (["json:dump5"], "'json' has no 'dump5'; did you mean 'dump'?"),
         (["json:JSONDecoder"], "give an instance"),
-        (["json:dumps", "--host", "0.0.0.0"], "set a token"),
+        (["json:dumps", "--host", "0.0.0.0"], "set a token (on the command line with --token-env NAME or --token-file PATH)"),
         (["json:dumps", "--port", "many"], "port: "),
         (["json:dumps", "--token-env", "NOT_SET"], "NOT_SET"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_told(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *args]) == 2
-    assert words in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.startswith("qreward serve: ")
+    assert "ServerConfig" not in said
 
 
 def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,7 +106,7 @@ def test_a_broker_that_died_is_an_error_once_and_made_again_with_the_next_renewa
     ray.now += LEASE
     assert hold(carrier, "a") == 8
     ray.kill()
-    with pytest.raises(ConnectionError, match="the broker has died"):
+    with pytest.raises(ConnectionError, match="the broker actor died"):
         hold(carrier, "a", 8)
     share = carrier.renew(KEY, "a", asked(hold=8))
     assert share.young

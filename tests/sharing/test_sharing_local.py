@@ -237,7 +237,7 @@ def test_who_holds_the_lock_and_does_not_go_on_is_waited_for_a_moment_only(place
     monkeypatch.setattr(books, "PATIENCE", 0.02)
     one, other = LocalCarrier(place), LocalCarrier(place)
     one.renew(KEY, "a", asked())
-    with one._books[KEY].opened("a"), pytest.raises(TimeoutError, match="another process holds the ledger"):
+    with one._books[KEY].opened("a"), pytest.raises(TimeoutError, match="another process holds the lock of the ledger"):
         other.renew(KEY, "b", asked())
     assert other.renew(KEY, "b", asked()).members == 2
     one.close(), other.close()

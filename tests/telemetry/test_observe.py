@@ -176,7 +176,7 @@ def test_an_observer_that_raises_breaks_no_call_is_told_nothing_more_and_is_logg
     assert raising.calls == 1
     assert diary.words().count("CallEnded ok") == 3
     assert [record.getMessage() for record in caplog.records] == [
-        "the observer Raising raised ValueError in call_started; it is told nothing more"
+        "the observer Raising raised ValueError in call_started; it is not called any more"
     ]
 
 

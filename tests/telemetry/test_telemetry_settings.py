@@ -254,7 +254,7 @@ def test_configure_sets_the_global_providers_that_every_client_uses() -> None:
     assert f'"name": "chat {MODEL}"' in out
     assert '"name": "gen_ai.client.operation.duration"' in out
     assert '"service.name": "rewards"' in out
-    assert "refused: telemetry: the program has set a global tracer provider already" in out
+    assert "refused: telemetry: a global tracer provider is already set" in out
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,8 @@ def test_a_bad_spec_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.Capt
     spec = tmp_path / "fleet.json"
     spec.write_text(json.dumps({"endpoints": [{"name": "a", "max_concurency": 1}]}))
     assert main(["fleet", str(spec)]) == 2
-    assert capsys.readouterr().err.startswith("qreward fleet: ")
+    place = f"qreward fleet: {spec}, line 1: endpoints.0: "
+    assert capsys.readouterr().err == f"{place}unknown setting 'max_concurency'; did you mean 'max_concurrency'?\n"
 
 
 def test_a_taken_port_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +70,18 @@ def test_a_taken_port_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.Ca
         other = tmp_path / "other.json"
         other.write_text(json.dumps({"endpoints": [{"name": "a", "port": port}]}))
         assert main(["fleet", str(other)]) == 2
-        assert "cannot listen" in capsys.readouterr().err
+        said = capsys.readouterr().err
+    assert said.startswith(f"qreward fleet: {other}: endpoint 'a' cannot listen on port {port}: ")
+    assert said.endswith("; set another port, or 0 for any\n")
+
+
+def test_a_responder_that_is_not_there_is_told_with_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "fleet.json"
+    spec.write_text(json.dumps({"endpoints": [{"name": "a", "responder": "json:dumb"}]}))
+    assert main(["fleet", str(spec)]) == 2
+    assert capsys.readouterr().err == (
+        f"qreward fleet: {spec}: endpoint 'a': responder 'json:dumb': 'json' has no 'dumb'; did you mean 'dump'?\n"
+    )
 
 
 @pytest.mark.parametrize("argv", [[], ["fly"], ["fleet"]])

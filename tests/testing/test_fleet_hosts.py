@@ -64,7 +64,7 @@ def test_every_control_works_on_a_child_process() -> None:
         fleet.reset()
         assert (ask(fleet, "a")[0], fleet.seen("a").requests) == (200, 1)
         assert ask(fleet, "b", "quiet") == (200, "QUIET")
-        with pytest.raises(ConfigError, match="cannot import"):
+        with pytest.raises(ConfigError, match="responder 'no_such_module:f': there is no module"):
             fleet.set("b", responder="no_such_module:f")
         assert ask(fleet, "b", "quiet") == (200, "QUIET")
 
@@ -81,8 +81,18 @@ def test_the_answers_of_a_child_process_are_those_of_the_loop() -> None:
 @pytest.mark.parametrize("process", [False, True])
 def test_a_responder_that_cannot_be_imported_ends_the_start(process: bool) -> None:
     fleet = FakeFleet([FakeEndpoint("a", responder="no_such_module:f")], process=process)
-    with pytest.raises(ConfigError, match="cannot import the responder"), fleet:
+    with pytest.raises(ConfigError, match="endpoint 'a': responder 'no_such_module:f': there is no module 'no_such_module'"), fleet:
         pytest.fail("it started")
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_a_responder_is_found_in_the_working_directory(process: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    module = f"answers_here_{process}".lower()
+    (tmp_path / f"{module}.py").write_text("def answer(messages):\n    return 'from here'\n")
+    with FakeFleet([FakeEndpoint("a", responder=f"{module}:answer")], process=process) as fleet:
+        assert ask(fleet, "a") == (200, "from here")
 
 
 def test_a_function_cannot_go_to_another_process() -> None:

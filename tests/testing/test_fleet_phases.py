@@ -237,6 +237,6 @@ def test_what_cannot_be_set_is_refused_and_changes_nothing() -> None:
         for changes in ({"port": 1}, {"max_concurency": 1}, {"max_concurrency": 0}):
             with pytest.raises(ConfigError):
                 fleet.set("a", **changes)
-        with pytest.raises(ConfigError, match="there is no endpoint 'b'; there are 'a'"):
+        with pytest.raises(ConfigError, match="there is no endpoint 'b'; the endpoints are 'a'"):
             fleet.kill("b")
         assert not refused(fleet.urls["a"])

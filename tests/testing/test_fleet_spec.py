@@ -48,7 +48,7 @@ def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object], mes
 
 
 def test_names_must_differ_because_counters_go_by_name() -> None:
-    with pytest.raises(ConfigError, match="two endpoints are called 'a'"):
+    with pytest.raises(ConfigError, match="several endpoints have the name 'a'; give each a name of its own"):
         FakeFleet([FakeEndpoint("a"), FakeEndpoint("a")])
 
 

@@ -212,7 +212,7 @@ def test_a_proxy_that_cannot_be_used_is_a_configuration_error_without_its_passwo
 
 @pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding"])
 def test_a_header_that_would_break_the_framing_is_a_configuration_error(name: str) -> None:
-    with pytest.raises(ConfigError, match="made by the HTTP engine"):
+    with pytest.raises(ConfigError, match="set by the HTTP backend"):
         AiohttpTransport(Endpoint("http://judge.example/v1", headers={name: "5"}))
 
 

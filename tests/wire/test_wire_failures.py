@@ -159,7 +159,7 @@ EMBEDDED: list[tuple[Any, FailureKind]] = [
 def test_what_an_error_in_a_successful_answer_means(error: Any, kind: FailureKind) -> None:
     got = failure_from_embedded(error, Reply(200, CIMultiDict({"retry-after": "3"}), b""), "gpu-0", "judge-7b", NONE, NOW)
     assert (got.kind, got.retry_after) == (kind, 3.0)
-    assert "answered 200 for model 'judge-7b': an error inside: " in str(got.error)
+    assert "answered 200 for model 'judge-7b': an error in the body: " in str(got.error)
 
 
 MESSAGES: list[tuple[int, Any, str]] = [
@@ -177,7 +177,7 @@ MESSAGES: list[tuple[int, Any, str]] = [
     (500, b"<html><style>p {}</style><h1>Oh&nbsp;no</h1><script>alert(1)</script></html>", ": Oh&nbsp;no"),
     (500, b"plain words", ": plain words"),
     (500, b"\xff\xfe", "answered 500 for model 'judge-7b'"),
-    (413, b"", "answered 413 for model 'judge-7b'; send less in one request"),
+    (413, b"", "answered 413 for model 'judge-7b'; send a smaller request"),
 ]
 
 

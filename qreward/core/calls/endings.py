@@ -14,7 +14,7 @@ def timed_out(call: Call) -> RequestTimeout:
     elif call.sent_at is not None:
         seen = "it waited for its next try"
     else:
-        seen = "it was never tried: it waited for its rate limit, or for room"
+        seen = "it was never tried: it waited for the rate limit, or for a free slot"
     if call.error is not None:
         seen += f"; the last try failed with {type(call.error).__name__}"
     error = RequestTimeout(f"{call.lane.name} did not end within its timeout of {call.timeout:g} s, waiting and retries included; {seen}")
@@ -27,13 +27,15 @@ def open_circuit(now: float, lane: Lane) -> CircuitOpen:
     breaker = lane.breaker
     assert breaker is not None
     left = breaker.open_until - now
-    then = f"it is tried again in {left:.3g} s" if left > 0 else "one call is finding out whether it is well"
-    return CircuitOpen(f"{lane.name} failed {breaker.failures} times in a row and is not called for now; {then}")
+    then = f"it is tried again in {left:.3g} s" if left > 0 else "one call is testing it now"
+    return CircuitOpen(
+        f"{lane.name} failed {breaker.failures} times in a row and is not called for the time being (circuit breaker); {then}"
+    )
 
 
 def stopped(call: Call) -> BaseException:
     """Somebody else cancelled what was under way."""
-    return call.error or RequestError(f"{call.lane.name}: its try was cancelled from outside")
+    return call.error or RequestError(f"{call.lane.name}: its try was cancelled by other code")
 
 
 def why_waiting(now: float, call: Call) -> str:

@@ -164,7 +164,7 @@ class Blocked:
                 self._ended(attempt, CANCELLED)
                 return
             error = QueueFull(
-                "every worker thread is busy, perhaps with calls that hang; set max_concurrency, or let the function end by itself"
+                "all worker threads are busy, perhaps with calls that hang; set max_concurrency, or a time limit inside the function"
             )
             self._ended(attempt, Raised(error, again=False))
 

@@ -61,7 +61,7 @@ def read(route: str, headers: Iterable[tuple[str, str]], body: bytes) -> Asked:
     params = _document(body)
     model = params.pop("model", None)
     if not isinstance(model, str) or not model:
-        raise BadRequest("the request names no model, which chooses the endpoints; give model='...', a name that a route matches")
+        raise BadRequest("the request has no model; set model='...' to a name that a route matches")
     return Asked(route, model, params.pop(MEMBERS[route], None), params, passed_on(headers))
 
 
@@ -85,4 +85,4 @@ def _leniently(body: bytes) -> Any:
     try:
         return jsonio.read_leniently(body)
     except Malformed:
-        raise BadRequest("the body is not JSON; send what the OpenAI API takes, not compressed and not as a form") from None
+        raise BadRequest("the body is not JSON; send a JSON object as the OpenAI API takes it, without compression") from None

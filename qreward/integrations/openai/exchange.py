@@ -43,7 +43,7 @@ class Exchange:
         priority, hedge, tenant: of all the requests, as in ``QRewardClient.chat_completion``.
     """
 
-    def __init__(self, client: QRewardClient, priority: int, hedge: bool, tenant: str | None) -> None:
+    def __init__(self, client: QRewardClient, priority: int | str, hedge: bool, tenant: str | None) -> None:
         self.client = client
         self._terms = partial(client._terms, DEFAULT, priority, hedge, tenant)
         self._terms()  # what is wrong with them is said now

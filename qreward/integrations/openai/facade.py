@@ -173,7 +173,7 @@ class SyncOpenAIFace:
 def _given(params: Mapping[str, Any]) -> dict[str, Any]:
     """What was really given, as the client wants it. Raises ``ConfigError``."""
     if params.get("extra_query"):
-        raise ConfigError("extra_query is not taken; what is asked goes into the body")
+        raise ConfigError("extra_query is not supported; put parameters of the server into extra_body")
     given = {name: value for name, value in params.items() if name != "extra_query" and not _is_blank(value)}
     if "timeout" in given:
         given["timeout"] = getattr(given["timeout"], "read", given["timeout"])  # an httpx.Timeout

@@ -52,7 +52,7 @@ else:
 def transport(
     client: QRewardClient | SyncQRewardClient,
     *,
-    priority: Priority | int = Priority.NORMAL,
+    priority: Priority | int | str = Priority.NORMAL,
     hedge: bool = True,
     tenant: str | None = None,
 ) -> Transport:

@@ -73,7 +73,7 @@ class RayCarrier:
         except Exception as error:
             if type(error).__name__ in DEATHS or any(kind.__name__ in DEATHS for kind in type(error).__mro__):
                 self._brokers.pop(key, None)
-                raise ConnectionError("the broker has died; another is made") from None
+                raise ConnectionError("the broker actor died; a new one is being started") from None
             raise
 
     def _broker(self, key: str) -> Any:

@@ -130,7 +130,7 @@ class Office:
         """Have it scored by its actor; await ``ended``."""
         guest.sent = True
         if not SHARED.run(partial(self._send, guest, columns)):
-            self._end(guest, (False, QueueFull("every worker thread is busy, perhaps with calls that hang; submit fewer batches at once")))
+            self._end(guest, (False, QueueFull("all worker threads are busy, perhaps with calls that hang; submit fewer batches at once")))
 
     def leave(self, guest: Guest, overdue: bool = False) -> None:
         """Its caller waits no more. Its actor is free when it is done with it; one that is ``overdue`` is killed if that is not soon."""
@@ -346,7 +346,7 @@ class Office:
 
 def closed() -> ClientClosed:
     """The error of whoever comes too late."""
-    return ClientClosed("the pool of scorers is closed; nothing can be scored with it any more")
+    return ClientClosed("the pool of scorers is closed; make a new one")
 
 
 def _settle(future: asyncio.Future[Any], value: Any) -> None:

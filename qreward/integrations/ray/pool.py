@@ -101,7 +101,7 @@ class ScorerPool:
         named = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, "runtime_env": runtime_env}
         options = {name: value for name, value in named.items() if value is not None} | dict(ray_options or {})
         if wrong := [name for name in _OURS if name in options]:
-            raise ConfigError(f"{wrong[0]} is not for ray_options: set max_concurrent_batches or max_restarts of the pool")
+            raise ConfigError(f"{wrong[0]} cannot be set in ray_options; use max_concurrent_batches or max_restarts of the pool")
         terms = Terms(actors, max_concurrent_batches, backend, batch_timeout, start_timeout, max_restarts, options)
         self._begin(Recipe(scorer, tuple(init_args), dict(init_kwargs or {}), factory, method), terms)
 

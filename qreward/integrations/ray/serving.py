@@ -156,7 +156,7 @@ def _checked(settings: Mapping[str, Any]) -> Any:
     from qreward.server.config import ServerConfig  # noqa: PLC0415 - so that a pool needs no part of a server
 
     if wrong := [name for name in ("host", "port") if name in settings]:
-        raise ConfigError(f"{wrong[0]} is for Serve to say: serve.start(http_options=...)")
+        raise ConfigError(f"{wrong[0]} cannot be set here; use serve.start(http_options=...)")
     return ServerConfig(**{key: value for key, value in settings.items() if key != "token"})
 
 

@@ -48,8 +48,8 @@ def failure_of(config: RewardConfig) -> float | None:
     """
     if config.on_failure == "none":
         raise ConfigError(
-            "on_failure: none means nothing here, as each row of ROLL's must have a number; take raise (the default), "
-            "with user_defined_rollout_loop_cls: qreward.integrations.roll.SkippingRolloutLoop to drop the prompt, or choose a number"
+            "on_failure: none is not possible with ROLL, where each row must have a number; use raise (the default) with "
+            "user_defined_rollout_loop_cls: qreward.integrations.roll.SkippingRolloutLoop to drop the prompt, or set a number"
         )
     return None if isinstance(config.on_failure, str) else _fitting(config.on_failure)
 

@@ -37,7 +37,7 @@ def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
     settings: dict[str, Any] = reduce(_over, layers, {})
     if not {"judge", "reward_model"} & settings.keys():
         raise ConfigError(
-            "nothing says who judges; give judge_model_name, or judge or reward_model in reward_manager_config, "
+            "no judge is configured; set judge_model_name, or judge or reward_model in reward_manager_config, "
             f"or name a file with them in system_envs: {{{VARIABLE}: /path/reward.yaml}}"
         )
     return load_reward_config(settings)
@@ -55,13 +55,13 @@ def _built_in(worker: Any, prompts: Mapping[str, str]) -> dict[str, Any]:
     kind = getattr(worker, "judge_model_type", None)
     if kind not in (None, "api"):
         raise ConfigError(
-            f"judge_model_type: {kind} has ROLL run the judge itself; serve the judge (vLLM, SGLang, ...), leave the key out, "
-            "and give its address in judge_api_url, several of them with commas between"
+            f"judge_model_type: {kind} makes ROLL run the judge itself; serve the judge (vLLM, SGLang, ...), remove judge_model_type, "
+            "and set judge_api_url to its address (several addresses are separated by commas)"
         )
     judge = ({"model": model} if model else {}) | (_prompt(prompt, prompts) if prompt else {})
     client = {"endpoints": [_endpoint(url, key) for url in urls.split(",") if url.strip()]} if urls else None
     if key and not urls:
-        raise ConfigError("judge_api_key is there without judge_api_url; give the address that it is for")
+        raise ConfigError("judge_api_key is set without judge_api_url; set judge_api_url too")
     return ({"judge": judge} if judge else {}) | ({"client": client} if client else {})
 
 

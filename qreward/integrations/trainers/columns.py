@@ -56,7 +56,9 @@ def item_of(row: Mapping[str, Any], columns: Mapping[str, str], usual: Usual, na
             item[field] = row[field]
     if "prompt" not in item:
         if "prompt" in named:
-            raise ConfigError(f"no column has the prompt; say which in columns, such as {{prompt: question}}. {_there_are(row)}")
+            raise ConfigError(
+                f"the data has no column with the prompt; name it in columns, such as {{prompt: question}}. {_there_are(row)}"
+            )
         item["prompt"] = ""
     return item
 
@@ -65,7 +67,7 @@ def _column(row: Mapping[str, Any], path: str, field: str) -> Any:
     value: Any = row
     for name in (path,) if path in row else path.split("."):
         if not isinstance(value, Mapping) or name not in value:
-            raise ConfigError(f"columns: {field} is to come from {path!r}, which is not there. {_there_are(row)}")
+            raise ConfigError(f"columns: {field} is mapped to {path!r}, which the data does not have. {_there_are(row)}")
         value = value[name]
     return value
 

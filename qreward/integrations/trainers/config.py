@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from qreward.config import ClientConfig, load_config
 from qreward.errors import ConfigError
 from qreward.judge.config import JudgeConfig
-from qreward.policies import Priority
-from qreward.policy import Many, Policy, Seconds
-from qreward.reading import read_settings
+from qreward.policies import Level, Priority
+from qreward.policy import Policy, Seconds, shown
+from qreward.reading import Place, read_settings
 
 VARIABLE = "QREWARD_REWARD"
 """Environment variable that names the file of an adapter's settings."""
@@ -56,7 +56,7 @@ class RewardConfig(Policy):
     deadline: Seconds | None = None
     on_failure: Failure = "default"
     columns: dict[str, str] = Field(default_factory=dict)
-    priority: Annotated[Many, Field(le=9)] = Priority.NORMAL
+    priority: Level = Priority.NORMAL
     _place: str = PrivateAttr("configuration")
 
     @property
@@ -78,27 +78,34 @@ class RewardConfig(Policy):
     @field_validator("on_failure", mode="wrap")
     @classmethod
     def _a_finite_number(cls, value: object, read: Callable[[object], Failure]) -> Failure:
-        found = read(value)
+        try:
+            found = read(value)
+        except ValidationError:
+            found = nan
         if isinstance(value, bool) or (isinstance(found, float) and not isfinite(found)):
-            raise ValueError("must be a finite number, or one of default, raise and none")
+            raise ValueError(f"must be a finite number, or 'default', 'raise' or 'none', not {shown(value)}")
         return found
 
     @field_validator("columns")
     @classmethod
     def _fill_fields(cls, value: dict[str, str]) -> dict[str, str]:
         if taken := sorted(TAKEN & value.keys()):
-            raise ValueError(f"{taken[0]!r} is no field of what is scored; take it out (deadline and priority are settings of their own)")
+            raise ValueError(
+                f"cannot fill {taken[0]!r}, which is not a field of an item; remove it (set deadline and priority beside columns)"
+            )
         return value
 
     @field_validator("client", mode="before")
     @classmethod
     def _from_a_file(cls, value: object) -> object:
-        return load_config(value) if isinstance(value, str | Path | Mapping) else value
+        if isinstance(value, Mapping):  # checked in place, so that an error has the whole path
+            return read_settings(value, empty="it must hold at least 'endpoints'")[0]
+        return load_config(value) if isinstance(value, str | Path) else value
 
     @model_validator(mode="after")
     def _one_scorer(self) -> RewardConfig:
         if (self.judge is None) == (self.reward_model is None):
-            raise ValueError("give either judge (its settings) or reward_model (its name), which score in different ways")
+            raise ValueError("set exactly one of judge (a mapping of settings) and reward_model (a model's name)")
         return self
 
 
@@ -116,10 +123,10 @@ def load_reward_config(source: str | Path | Mapping[str, Any] | RewardConfig | N
         return source
     given = source if source is not None else os.environ.get(VARIABLE)
     if not given:
-        raise ConfigError(f"no settings of the rewards were given: name their file in the environment variable {VARIABLE}, or give them")
+        raise ConfigError(f"no reward settings; pass a file or a mapping, or set the environment variable {VARIABLE} to a file")
     content, read_at = read_settings(given, empty="it must hold at least judge or reward_model")
-    called = place or read_at
+    called = Place(place) if place else read_at
     try:
-        return RewardConfig(**content).at(called)
+        return RewardConfig(**content).at(str(called))
     except ConfigError as error:
-        raise ConfigError(f"{called}: {str(error).removeprefix('RewardConfig: ')}") from None
+        raise called.named(error) from None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from qreward.client import QRewardClient
@@ -13,6 +12,7 @@ from qreward.integrations.trainers.columns import ITEM, named_in_prompts
 from qreward.integrations.trainers.config import RewardConfig
 from qreward.judge.config import JudgeConfig
 from qreward.judge.verdicts import NAMED
+from qreward.spelling import did_you_mean
 
 _JUDGES_OWN = frozenset(JudgeConfig.model_fields) | {"client", "owns_client", "score"}
 """Arguments of a judge that no parameter of its requests may be called."""
@@ -46,25 +46,23 @@ def check(config: RewardConfig, client: QRewardClient) -> None:
 
 def _check_judge(judge: JudgeConfig) -> None:
     if ":" not in judge.verdict and judge.verdict not in NAMED:
-        raise ConfigError(f"judge.verdict: there is no {judge.verdict!r}; {_nearest(judge.verdict, NAMED)}, or name a module:Class")
+        hint = did_you_mean(judge.verdict, NAMED)
+        raise ConfigError(f"judge.verdict: unknown verdict {judge.verdict!r}; {hint} A verdict of your own is written module:Class")
     if taken := sorted(_JUDGES_OWN & judge.params.keys()):
-        raise ConfigError(f"judge.params: {taken[0]!r} is no parameter of a request; if it is a setting, it stands beside params")
+        raise ConfigError(
+            f"judge.params: {taken[0]!r} is not a parameter of a request; if it is a setting of the judge, write it beside params"
+        )
 
 
 def _check_columns(config: RewardConfig) -> None:
     known = ITEM | (named_in_prompts(config) if config.judge is not None else frozenset())
     for field in config.columns.keys() - known:
-        raise ConfigError(f"columns: nothing that is scored has a field {field!r}; {_nearest(field, sorted(known))}")
+        raise ConfigError(f"columns: unknown field {field!r}; {did_you_mean(field, sorted(known), otherwise='the fields are')}")
 
 
 def _check_model(model: str, client: QRewardClient, setting: str) -> None:
     patterns = [route.pattern for route in client.list_routes()]
     if not any(matches(pattern, model) for pattern in patterns):
-        raise ConfigError(f"{setting}: no endpoint of the client serves a model {model!r}; {_nearest(model, patterns, likeness=0.4)}")
-
-
-def _nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
-    """A hint. A pattern is shorter than the names it matches, and so less like them."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=likeness)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(map(repr, names)) or 'none'}"
+        # a pattern is shorter than the names it matches, and so less like them
+        hint = did_you_mean(model, patterns, cutoff=0.4, otherwise="the routes are")
+        raise ConfigError(f"{setting}: no endpoint of the client serves the model {model!r}; {hint}")

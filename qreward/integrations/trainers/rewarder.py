@@ -87,7 +87,7 @@ class Rewarder:
         config: the settings it was made from, if it was: adapters read their columns and their failure there.
     """
 
-    def __init__(self, scorer: Scorer, deadline: float, priority: int = 5, config: RewardConfig | None = None) -> None:
+    def __init__(self, scorer: Scorer, deadline: float, priority: int | str = 5, config: RewardConfig | None = None) -> None:
         self.scorer = scorer
         self.deadline = deadline
         self.config = config

@@ -128,7 +128,7 @@ def _recipe(
     deadline: float | None,
 ) -> Recipe:
     if judge is not None and settings is not None:
-        raise ValueError("give settings or judge, not both: settings say how a judge is made")
+        raise ValueError("pass settings or judge, not both")
     given = {"columns": columns, "on_failure": on_failure, "deadline": deadline}
     chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if judge is not None:

@@ -17,7 +17,7 @@ from qreward.config import ClientConfig, load_config
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.integrations.trainers.clients import shared_client
 from qreward.integrations.verifiers.forms import strict_schema
-from qreward.policies import Endpoint, Priority
+from qreward.policies import Endpoint, Level, Priority
 from qreward.wire.endings import described, ending_of, is_whole
 
 vf: Any = importlib.import_module("verifiers.v1")
@@ -39,12 +39,12 @@ class FleetJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]  # no types where 
         fleet: file of a client's settings; by default that of ``QREWARD_CONFIG``, if that is set. Without one, ``base_url``,
             ``api_key_var`` and the headers make a fleet of one endpoint; with one they are not used.
         deadline: seconds for a call in all: waiting, retries and hedges. Below ``timeout.scoring`` of the agent, if you set one.
-        priority: 0 (most urgent) to 9.
+        priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
     """
 
     fleet: Path | None = Field(default_factory=lambda: os.environ.get("QREWARD_CONFIG") or None, validate_default=True)
     deadline: float = Field(default=DEADLINE, gt=0, allow_inf_nan=False)
-    priority: int = Field(default=Priority.NORMAL, ge=0, le=9)
+    priority: Level = Priority.NORMAL
 
 
 ParsedT = TypeVar("ParsedT")
@@ -77,9 +77,7 @@ class FleetJudge(_Judge):  # type: ignore[misc]
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         if not isinstance(self.config, FleetJudgeConfig):
-            raise ConfigError(
-                f"{type(self).__name__} takes a FleetJudgeConfig, not a {type(self.config).__name__}; make it a base of yours"
-            )
+            raise ConfigError(f"{type(self).__name__} takes a FleetJudgeConfig, not a {type(self.config).__name__}; use a subclass of it")
 
     @cached_property
     def client(self) -> QRewardClient:
@@ -151,5 +149,6 @@ def _read_as(schema: type[BaseModel], choice: Any, model: str) -> BaseModel:
         return schema.model_validate_json(choice.message.content or "")
     except ValueError as error:
         raise InvalidResponse(
-            f"the judge's answer is no {schema.__name__} (finish_reason {choice.finish_reason}): {str(error).splitlines()[0]}", model=model
+            f"the judge's answer is not a valid {schema.__name__} (finish_reason {choice.finish_reason}): {str(error).splitlines()[0]}",
+            model=model,
         ) from error

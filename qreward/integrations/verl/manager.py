@@ -44,8 +44,8 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
         function = config.reward.get("custom_reward_function") or {}
         if function.get("path") not in (None, *HERE):
             raise ConfigError(
-                f"QRewardManager calls no reward function, but one of {function.get('path')!r} is configured; "
-                f"take it out of reward.custom_reward_function.path, or use verl's own manager"
+                f"QRewardManager does not call a reward function, but {function.get('path')!r} is configured; "
+                f"remove reward.custom_reward_function.path, or use verl's own manager"
             )
         given = {**(function.get("reward_kwargs") or {}), ROUTER: reward_router_address}
         self.settings = settings_of(given, _dialect(config) if reward_router_address else "vllm")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import RewardConfig, load_reward_config
 from qreward.reading import read_settings
+from qreward.spelling import closest
 
 CONFIG = "config"
 """The one setting that is not of ``RewardConfig``: the file that has the others."""
@@ -82,15 +82,15 @@ def _router(address: str, dialect: str) -> dict[str, Any]:
 def _checked(config: RewardConfig) -> RewardConfig:
     if config.on_failure == "none":
         raise ConfigError(
-            "on_failure: verl has no missing reward (one None takes the rewards from its whole batch); "
-            "say raise, which is the default, or the number that such a reward shall be"
+            "on_failure: none is not possible with verl, where one None removes the rewards of its whole batch; "
+            "use raise (the default) or a number"
         )
     return config
 
 
 def _look_at(strange: set[str]) -> None:
     for name in sorted(strange - _SAID):
-        if near := difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.8):
-            raise ConfigError(f"reward_kwargs: there is no setting {name!r}; did you mean {near[0]!r}?")
+        if near := closest(name, _SETTINGS, cutoff=0.8):
+            raise ConfigError(f"reward_kwargs: unknown setting {name!r}; did you mean {near[0]!r}?")
         _SAID.add(name)
-        _LOGGER.warning("reward_kwargs: %r is no setting of qreward and is ignored", name)
+        _LOGGER.warning("reward_kwargs: %r is not a setting of qreward and is ignored", name)

@@ -128,7 +128,9 @@ class ListCodec(Listing):
         items = [self.form(item) for item in call.inputs]
         kinds = {shape_of(item) for item in items}
         if len(items) > 1 and kinds & LONE:
-            raise BadRequest(f"this server takes one {min(kinds & LONE)} a request, not {len(items)}; a template makes texts of them")
+            raise BadRequest(
+                f"this server takes one {min(kinds & LONE)} per request, not {len(items)}; set RewardModel(template=...) to send texts"
+            )
         return self.write(items, model, {**self.defaults(), **call.params})
 
     def defaults(self) -> dict[str, Any]:
@@ -191,7 +193,7 @@ class ListCodec(Listing):
         try:
             return self.value(row)
         except reading.Unusable as error:
-            return InvalidResponse(f"the answer is of no use for one of its items: {error}", model=call.model)
+            return InvalidResponse(f"the answer has no usable result for the item: {error}", model=call.model)
 
 
 class TextCodec(ListCodec):
@@ -203,7 +205,9 @@ class TextCodec(ListCodec):
                 return self.settings.render(item.prompt, item.response)
             if self.has_template:
                 return conversation(item)
-            raise BadRequest(f"{self.path} of this server takes texts; say how a pair becomes one: RewardModel(template=...)")
+            raise BadRequest(
+                f"{self.path} of this server takes texts, not pairs; set RewardModel(template=...) to join prompt and response"
+            )
         if isinstance(item, Chat) and not self.has_template:
             raise BadRequest(f"{self.path} of this server takes no conversations; send the text, or (prompt, response) with a template")
         return item

@@ -25,13 +25,13 @@ def _check_ranking(params: Mapping[str, Any]) -> None:
     if not isinstance(params.get("query"), str):
         raise BadRequest(f"rerank needs a query, which is a text, not a {type(params.get('query')).__name__}")
     if name := next((name for name in _PARTIAL if params.get(name)), None):
-        raise BadRequest(f"{name} is not taken: there is a score for each document; take the best of them")
+        raise BadRequest(f"{name} is not supported: every document gets a score; sort the results and keep the best")
 
 
 def _check_choices(params: Mapping[str, Any]) -> None:
     each = params.get("n")
     if each is not None and (type(each) is not int or each < 1):
-        raise BadRequest("n must be a whole number from 1 on")
+        raise BadRequest("n must be a whole number of at least 1")
 
 
 SCORE = Operation("score", pair_item)
@@ -93,11 +93,15 @@ def _codec_of(kind: str, operation: Operation, settings: RewardModel) -> ListCod
     routes = _TABLE.get((kind, operation.name))
     if routes is None:
         kinds = sorted(each for each, name in _TABLE if name == operation.name)
-        raise ConfigError(f"an endpoint of kind {kind!r} offers no {operation.name}; kinds that do are {', '.join(kinds)}")
+        raise ConfigError(f"an endpoint of kind {kind!r} does not support {operation.name}; the kinds that do are {', '.join(kinds)}")
     route = (settings.route or "") if operation is SCORE else ""
     if route not in routes:
-        known = ", ".join(repr(each) for each in routes if each) or "none, its own being the only one"
-        raise ConfigError(f"a reward model of kind {kind!r} needs a route it has, not {settings.route!r}: {known}")
+        known = [repr(each) for each in routes if each]
+        if settings.route is None:
+            one = f"set RewardModel(route={' or '.join(known)}), or the kind of the server, such as kind: vllm"
+            raise ConfigError(f"an endpoint of kind {kind!r} does not say how it scores; {one}")
+        remedy = f"set it to {' or '.join(known)}" if known else "leave it out"
+        raise ConfigError(f"an endpoint of kind {kind!r} has no route {settings.route!r} for RewardModel(route=...); {remedy}")
     return routes[route](operation, settings)
 
 

@@ -65,7 +65,7 @@ def pair_item(raw: Any) -> str | Pair | Chat:
     if isinstance(raw, list):
         return _chat(raw)
     _check_given(raw, "item")
-    raise BadRequest(f"a {type(raw).__name__} cannot be scored; send (prompt, response), a text, or a list of messages")
+    raise BadRequest(f"an item to score must be (prompt, response), a text or a list of messages, not a {type(raw).__name__}")
 
 
 def text_item(raw: Any) -> str:
@@ -73,7 +73,7 @@ def text_item(raw: Any) -> str:
     if isinstance(raw, str):
         return raw
     _check_given(raw, "text")
-    raise BadRequest(f"a {type(raw).__name__} is not taken here; send a text")
+    raise BadRequest(f"the item must be a text, not a {type(raw).__name__}")
 
 
 def token_item(raw: Any) -> str | list[int]:
@@ -84,7 +84,7 @@ def token_item(raw: Any) -> str | list[int]:
         return raw
     _check_given(raw, "input")
     what = "an empty one" if raw in ("", [], ()) else f"a {type(raw).__name__}"
-    raise BadRequest(f"{what} is not taken here; each item is a text, or a list of token ids (int)")
+    raise BadRequest(f"the item must be a text, or a list of token ids (int), not {what}")
 
 
 def parts_item(raw: Any) -> str | Parts:
@@ -94,7 +94,7 @@ def parts_item(raw: Any) -> str | Parts:
     if isinstance(raw, list) and raw and all(isinstance(part, Mapping) for part in raw):
         return Parts(raw)
     _check_given(raw, "input")
-    raise BadRequest(f"a {type(raw).__name__} cannot be moderated; send a text, or a list of parts (dicts) that are one input")
+    raise BadRequest(f"an item to moderate must be a text, or a list of parts (dicts) that are one input, not a {type(raw).__name__}")
 
 
 def shape_of(item: Any) -> str:

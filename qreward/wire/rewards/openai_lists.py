@@ -73,5 +73,5 @@ class ModerationList(ListCodec):
     def value(self, row: Any) -> dict[str, Any]:
         found = reading.row_of(row)
         if not isinstance(found.get("flagged"), bool):
-            raise Unusable("its result does not say whether it is flagged")
+            raise Unusable("its result has no 'flagged'")
         return found

@@ -100,7 +100,7 @@ def attributes_of(text: str) -> dict[str, float]:
     for part in text.split(","):
         match = _ATTRIBUTE.fullmatch(part)
         if match is None or match[1] in found:
-            raise Unusable("its text is no list of attributes such as helpfulness:1.25,correctness:0.43")
+            raise Unusable("its text is not a list of attributes such as helpfulness:1.25,correctness:0.43")
         try:
             value = float(match[2])
         except ValueError:

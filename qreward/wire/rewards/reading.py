@@ -77,7 +77,7 @@ def in_order(rows: list[Any], count: int) -> list[Any]:
 
 def _whole(indexes: list[Any], count: int) -> list[int]:
     if not all(type(index) is int for index in indexes) or set(indexes) != set(range(count)):
-        raise Malformed("the indexes of the results do not say which belongs to which item")
+        raise Malformed("the indexes of the results do not match the items")
     return indexes
 
 
@@ -140,7 +140,7 @@ def labelled(row: Any) -> dict[str, float]:
     for entry in map(row_of, row):
         label = entry.get("label")
         if not isinstance(label, str) or label in found:
-            raise Unusable("its labels are not names that differ")
+            raise Unusable("its labels are not distinct names")
         found[label] = number(entry.get("score"))
     return found
 

@@ -29,7 +29,7 @@ class SglangClassify(TextCodec):
         if isinstance(document, dict) and "embedding" in document:
             document = [document]
         if not isinstance(document, list):
-            raise Malformed("the answer is no array of embeddings")
+            raise Malformed("the answer is not an array of embeddings")
         return reading.in_order(document, len(call.inputs))
 
     def value(self, row: Any) -> Score:
@@ -64,7 +64,7 @@ class SglangLabels(VllmLabels):
     def value(self, row: Any) -> Any:
         probs = super().value(row)
         if len(probs) == 1:
-            raise Unusable("the model has one class, of which this server always says 1.0; ask for its score instead")
+            raise Unusable("the model has one class, for which this server always returns 1.0; call score() instead")
         return probs
 
 
@@ -77,7 +77,7 @@ class SglangRerank(Rerank):
 
     def results(self, document: Any) -> list[Any]:
         if not isinstance(document, list):
-            raise Malformed("the answer is no array of rankings")
+            raise Malformed("the answer is not an array of rankings")
         return document
 
 

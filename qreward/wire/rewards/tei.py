@@ -47,7 +47,7 @@ class TeiPredict(ListCodec):
     def rows(self, document: Any, call: Call) -> list[Any]:
         count = len(call.inputs)
         if not isinstance(document, list):
-            raise Malformed("the answer is no array of predictions")
+            raise Malformed("the answer is not an array of predictions")
         if count == 1 and document and isinstance(document[0], dict):  # as for an input that is no list
             document = [document]
         return reading.as_many(document, count, "results")
@@ -68,7 +68,9 @@ class TeiPredict(ListCodec):
         if names and -len(names) <= label < len(names):
             return names[label]
         if label < 0:
-            raise Unusable("its labels are sorted by score, so none of them is the last; label must be a name, or labels be given")
+            raise Unusable(
+                "its labels are sorted by score, so a position means nothing; set RewardModel(label=...) to a name, or set labels"
+            )
         return f"LABEL_{label}"
 
 
@@ -92,7 +94,7 @@ class TeiRerank(Rerank):
 
     def results(self, document: Any) -> list[Any]:
         if not isinstance(document, list):
-            raise Malformed("the answer is no array of rankings")
+            raise Malformed("the answer is not an array of rankings")
         return document
 
 

@@ -130,7 +130,7 @@ class Rerank(ListCodec):
     def rows(self, document: Any, call: Call) -> list[Any]:
         rows = self.results(document)
         if any(not isinstance(row, dict) or row.get("index") is None for row in rows):
-            raise Malformed("a ranking without indexes does not say which score is whose")
+            raise Malformed("the ranking has no indexes, so its scores cannot be matched to documents")
         return reading.in_order(rows, len(call.inputs))
 
     def results(self, document: Any) -> list[Any]:

@@ -186,7 +186,7 @@ def test_after_recovery_exactly_one_call_finds_out() -> None:
     calls = desk.calls(5, f)
     assert [bool(desk.begun(call)) for call in calls] == [True, False, False, False, False]
     assert all(refused(desk, call) for call in calls[1:])
-    assert "one call is finding out" in str(desk.outcome(calls[1]))
+    assert "one call is testing it now" in str(desk.outcome(calls[1]))
     desk.ok(calls[0])
     assert state(f) == "closed"
     assert all(desk.begun(call) for call in desk.calls(5, f))

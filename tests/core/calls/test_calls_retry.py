@@ -145,7 +145,7 @@ def test_a_try_that_somebody_else_cancelled_ends_the_call() -> None:
     call = desk.call(desk.function(retries=3))
     desk.stopped(call)
     assert isinstance(desk.outcome(call), RequestError)
-    assert "cancelled from outside" in str(desk.outcome(call))
+    assert "cancelled by other code" in str(desk.outcome(call))
 
 
 def test_a_try_that_somebody_else_cancelled_ends_nothing_while_another_goes_on_or_is_planned() -> None:

@@ -194,7 +194,7 @@ def test_structured_output_is_asked_for_and_checked(fleet: FakeFleet, client_fil
     if good:
         assert asyncio.run(call).parsed == Opinion(verdict="yes", score=1)
     else:
-        with pytest.raises(InvalidResponse, match="no Opinion"):
+        with pytest.raises(InvalidResponse, match="not a valid Opinion"):
             asyncio.run(call)
     assert trace.info["judge_calls"][0]["response"]["message"]["content"] == said
 

@@ -184,7 +184,7 @@ def test_a_score_is_a_float_that_survives_copies() -> None:
     [
         ([], "empty"),
         ("text", "a str"),
-        ([("q", "a"), 7], "item 1: a int cannot be scored"),
+        ([("q", "a"), 7], "item 1: an item to score must be .* not a int"),
         ([("q", 7)], "item 0: the response is a int"),
         ([("a", "b", "c")], "a tuple of 3"),
         ([Pair("q", None)], "item 0: the response is None"),  # type: ignore[arg-type]
@@ -227,9 +227,17 @@ def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> Non
         RewardModel(**wrong)
 
 
-@pytest.mark.parametrize(("kind", "route"), [("tei", "pooling"), ("sglang", "score"), ("openrlhf", "classify"), ("openai", None)])
-def test_a_route_that_the_server_has_not_is_refused_with_those_it_has(kind: str, route: Any) -> None:
-    with pytest.raises(ConfigError, match="needs a route it has"):
+@pytest.mark.parametrize(
+    ("kind", "route", "said"),
+    [
+        ("tei", "pooling", "'tei' has no route 'pooling' .* set it to 'classify'"),
+        ("sglang", "score", "'sglang' has no route 'score' .* set it to 'classify' or 'embeddings'"),
+        ("openrlhf", "classify", "'openrlhf' has no route 'classify' .* leave it out"),
+        ("openai", None, r"'openai' does not say how it scores; set RewardModel\(route='embeddings'\), or the kind of the server"),
+    ],
+)
+def test_a_route_that_the_server_has_not_is_refused_with_those_it_has(kind: str, route: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
         codec_of(kind, SCORE, RewardModel(route=route))
 
 

@@ -199,7 +199,7 @@ def test_a_conversation_cannot_share_a_request_and_the_codec_says_so_before() ->
     assert not codec("vllm", asked).mergeable(asked.inputs[0])
     assert codec("vllm", asked, template=TEMPLATE).mergeable(asked.inputs[0])
     assert codec("vllm", asked, route="score").mergeable(asked.inputs[0])
-    assert "one chat a request" in str(failed(fake("vllm"), asked).error)
+    assert "one chat per request" in str(failed(fake("vllm"), asked).error)
 
 
 def test_every_kind_of_the_policy_has_a_fake_and_can_be_asked_something() -> None:

@@ -49,7 +49,7 @@ def test_sglang_is_asked_by_its_native_route_as_the_softmax_of_one_class_is_alwa
     assert written("sglang", TWO) == {"model": "server-name", "text": ["a", "b"]}
     assert decoded("sglang", TWO, [{"embedding": [-3.5]}, {"embedding": [2]}]) == [-3.5, 2.0]
     failure = failed(FakeEndpoint("gpu-0", kind="sglang"), call(CLASSIFY, ["a", "b"]))
-    assert "always says 1.0; ask for its score instead" in str(failure.error)
+    assert "always returns 1.0; call score() instead" in str(failure.error)
 
 
 def test_a_vector_of_many_numbers_is_an_embedding_and_no_reward() -> None:
@@ -98,7 +98,7 @@ def test_a_ranking_is_put_back_into_the_order_of_the_documents() -> None:
 
 def test_a_ranking_without_indexes_is_nobodys() -> None:
     asked = call(RERANK, ["a", "b"], query="q")
-    with pytest.raises(Malformed, match="which score is whose"):
+    with pytest.raises(Malformed, match="its scores cannot be matched to documents"):
         decoded("tei", asked, [{"score": 0.9}, {"score": 0.1}])
 
 
@@ -261,7 +261,7 @@ def test_an_answer_of_another_length_is_nobodys_and_is_never_cut_to_fit(kind: st
 
 @pytest.mark.parametrize("indexes", [[0, 0], [1, 2], [0, None], [-1, 0], ["0", "1"], [True, False], [0.0, 1.0]])
 def test_indexes_that_do_not_say_whose_a_result_is_are_not_guessed_at(indexes: list[Any]) -> None:
-    with pytest.raises(Malformed, match="which belongs to which"):
+    with pytest.raises(Malformed, match="the indexes of the results do not match the items"):
         decoded("vllm", TWO, {"data": [{"index": index, "probs": [1.0]} for index in indexes]})
 
 

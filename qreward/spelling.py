@@ -1,0 +1,45 @@
+"""The valid names that come closest to a name which is not valid. Every "did you mean" in the package is made here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+TYPO = 0.85
+"""Likeness from which a name counts as a misspelling where other names are allowed too: ``time_out`` is one of ``timeout``, while
+``store`` is not one of ``score``."""
+
+
+def closest(name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """The known names that are most like ``name``, best first; upper and lower case are the same.
+
+    Args:
+        name: what was written.
+        known: the valid names.
+        most: names to return at most.
+        cutoff: least likeness, from 0 (any name) to 1 (only the same name).
+
+    Example:
+        >>> closest("time_out", ["timeout", "deadline"])
+        ['timeout']
+    """
+    by_case: dict[str, list[str]] = {}
+    for each in known:
+        by_case.setdefault(each.lower(), []).append(each)
+    found = difflib.get_close_matches(str(name).lower(), by_case, n=most, cutoff=cutoff)
+    return [each for lower in found for each in by_case[lower]][:most]
+
+
+def did_you_mean(name: object, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str = "valid names:") -> str:
+    """The end of an error message about a wrong name: the closest valid name, or all of them.
+
+    Example:
+        >>> did_you_mean("rpmm", ["rpm", "tpm"])
+        "did you mean 'rpm'?"
+        >>> did_you_mean("x", ["rpm", "tpm"])
+        "valid names: 'rpm', 'tpm'"
+    """
+    names = list(known)
+    if near := closest(name, names, cutoff=cutoff):
+        return f"did you mean {near[0]!r}?"
+    return f"{otherwise} {', '.join(map(repr, names)) or 'none'}"

@@ -1,0 +1,175 @@
+"""Options of calls and parameters of servers: a misspelt option is refused, every parameter a server knows is sent."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, get_type_hints
+
+import pytest
+from client_tools import HI, MODEL, Recorder, endpoint, use
+from openai.types import CompletionCreateParams, EmbeddingCreateParams, ModerationCreateParams
+from openai.types.chat import completion_create_params
+
+from qreward import ConfigError, Judge, Priority, QRewardClient, RewardModelScorer, SyncQRewardClient
+from qreward.arguments import OPTIONS, check_params, level
+from qreward.spelling import closest, did_you_mean
+
+MISSPELT = {
+    "time_out": "timeout",
+    "timout": "timeout",
+    "Timeout": "timeout",
+    "timeouts": "timeout",
+    "progres": "progress",
+    "deadlin": "deadline",
+    "dead_line": "deadline",
+    "priorty": "priority",
+    "hedges": "hedge",
+    "tennant": "tenant",
+    "on_results": "on_result",
+    "keep_result": "keep_results",
+    "extra_header": "extra_headers",
+    "extrabody": "extra_body",
+    "on_interupt": "on_interrupt",
+    "on_streamerror": "on_stream_error",
+    "max_concurrent_stream": "max_concurrent_streams",
+}
+
+VLLM = """
+    n presence_penalty frequency_penalty repetition_penalty temperature top_p top_k min_p seed stop stop_token_ids ignore_eos max_tokens
+    min_tokens logprobs prompt_logprobs prompt_logprob_token_ids prompt_logprob_start logprob_token_ids flat_logprobs detokenize
+    skip_special_tokens spaces_between_special_tokens include_stop_str_in_output output_kind stream_interval skip_clone structured_outputs
+    logit_bias allowed_token_ids extra_args bad_words skip_reading_prefix_cache thinking_token_budget repetition_detection
+    routed_experts_prompt_start trace_decode_token_ids
+    use_beam_search length_penalty truncate_prompt_tokens truncation_side best_of echo add_generation_prompt continue_final_message
+    add_special_tokens documents chat_template chat_template_kwargs mm_processor_kwargs media_io_kwargs guided_json guided_regex
+    guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern structural_tag request_id logits_processors
+    return_tokens_as_token_ids return_token_ids cache_salt kv_transfer_params vllm_xargs include_reasoning reasoning reasoning_effort
+    normalize use_activation activation softmax text_1 text_2 query data_1 data_2 top_n return_documents task encoding_format dimensions
+    embed_dtype endianness
+"""
+SGLANG = """
+    max_new_tokens stop_regex min_new_tokens json_schema regex ebnf structural_tag no_stop_trim custom_params sampling_seed
+    return_hidden_states return_routed_experts routed_experts_start_len return_cached_tokens_details return_token_ids lora_path session_id
+    session_params custom_logit_processor images_config bootstrap_host bootstrap_port bootstrap_room routed_dp_rank disagg_prefill_dp_rank
+    data_parallel_rank rid extra_key cache_salt ngram_corpus_id custom_labels separate_reasoning stream_reasoning input_ids
+    input_embeds return_logprob logprob_start_len top_logprobs_num token_ids_logprob return_text_in_logprobs image_data video_data
+    audio_data modalities sampling_params
+"""
+OTHERS = """
+    user metadata store modalities stop seed n prediction service_tier verbosity truncate raw_scores return_text truncation_direction
+    prompt_name inputs texts nvext input_type rank_fields max_tokens_per_doc provider models transforms route plugins usage session_id
+    thinking enable_thinking top_a reasoning_format tools functions group score scale cache
+"""
+
+
+def openai_parameters() -> set[str]:
+    chat, text = completion_create_params.CompletionCreateParamsBase, CompletionCreateParams
+    kinds = [chat, *getattr(text, "__args__", (text,)), EmbeddingCreateParams, ModerationCreateParams]
+    return {name for kind in kinds for name in get_type_hints(kind)}
+
+
+def methods() -> Iterator[tuple[str, Callable[..., Any]]]:
+    for kind in (QRewardClient, SyncQRewardClient):
+        for name, method in inspect.getmembers(kind, inspect.isfunction):
+            if "extra_body" in inspect.signature(method).parameters:
+                yield f"{kind.__name__}.{name}", method
+
+
+def refusal(asking: Callable[[], object]) -> str:
+    try:
+        asking()
+    except ConfigError as error:
+        return str(error)
+    return "accepted"
+
+
+def test_a_misspelt_option_of_any_call_is_refused_with_its_right_name_and_with_the_way_to_send_it() -> None:
+    wrong = {}
+    for name, option in MISSPELT.items():
+        said = refusal(lambda name=name: check_params({name: 3}))  # type: ignore[misc]
+        if f"'{name}' is not an option of this call; did you mean '{option}'?" not in said or f"extra_body={{'{name}': ...}}" not in said:
+            wrong[name] = said
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", ["chat_completion", "batch_chat_completion", "stream_chat_completion", "batch_stream_chat_completion"])
+def test_chats_refuse_a_misspelt_option_before_anything_is_sent(name: str) -> None:
+    recorder = Recorder()
+
+    async def ask(client: QRewardClient) -> None:
+        answer = getattr(client, name)([HI] if name.startswith("batch") else HI, MODEL, time_out=3)
+        await answer
+
+    with pytest.raises(ConfigError, match="did you mean 'timeout'"):
+        use(QRewardClient([endpoint(recorder)]), ask)
+    assert recorder.requests == []
+
+
+def test_every_other_call_refuses_a_misspelt_option_too() -> None:
+    recorder = Recorder()
+    known = {name.partition(".")[2] for name, _ in methods()} - {name for name in dir(QRewardClient) if "chat_completion" in name}
+    wrong = {}
+    for name in sorted(known):
+        given = ("query", ["document"]) if name == "rerank" else (["item"],)
+        said = refusal(lambda: use(QRewardClient([endpoint(recorder)]), lambda it: getattr(it, name)(*given, model=MODEL, time_out=3)))  # noqa: B023
+        if "did you mean 'timeout'" not in said:
+            wrong[name] = said
+    assert len(known) > 8
+    assert not wrong
+    assert recorder.requests == []
+
+
+def test_an_option_of_other_calls_is_refused_and_not_sent_as_a_parameter() -> None:
+    recorder = Recorder()
+    with pytest.raises(ConfigError, match="'deadline' is an option of other calls, not of this one; only batches have a deadline"):
+        use(QRewardClient([endpoint(recorder)]), lambda client: client.chat_completion(HI, MODEL, deadline=3))
+    assert recorder.requests == []
+
+
+def test_no_parameter_that_a_server_knows_is_taken_for_a_misspelt_option() -> None:
+    names = openai_parameters() | set(f"{VLLM} {SGLANG} {OTHERS}".split())
+    assert len(names) > 150
+    refused = {name: said for name in sorted(names - {"model"}) if (said := refusal(lambda: check_params({name: 1}))) != "accepted"}  # noqa: B023
+    assert not refused
+
+
+def test_extra_body_sends_a_parameter_of_any_name() -> None:
+    recorder = Recorder()
+    use(QRewardClient([endpoint(recorder)]), lambda client: client.chat_completion(HI, MODEL, extra_body={"time_out": 3, "priority": 2}))
+    assert (recorder.bodies[0]["time_out"], recorder.bodies[0]["priority"]) == (3, 2)
+
+
+def test_the_list_of_options_is_that_of_the_methods() -> None:
+    found = set()
+    for _, method in methods():
+        found |= {each.name for each in inspect.signature(method).parameters.values() if each.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert found - {"raw_scores", "model"} == OPTIONS
+
+
+def test_a_judge_and_a_reward_model_refuse_misspelt_options_when_they_are_made() -> None:
+    client = QRewardClient([endpoint(Recorder())])
+    made = {
+        "Judge": lambda: Judge(client, model=MODEL, time_out=3),
+        "Judge.from_config": lambda: Judge.from_config(client, {"model": [MODEL], "params": {"time_out": 3}}),
+        "RewardModelScorer": lambda: RewardModelScorer(client, MODEL, time_out=3),
+    }
+    assert {name: said for name, make in made.items() if "did you mean 'timeout'" not in (said := refusal(make))} == {}
+
+
+def test_extra_query_is_refused_since_nothing_would_send_it() -> None:
+    assert "extra_query is not supported" in refusal(lambda: check_params({"extra_query": {"a": 1}}))
+
+
+def test_a_priority_may_be_a_name_in_upper_or_lower_case() -> None:
+    given: dict[Any, int] = {"high": 0, "HIGH": 0, "Normal": 5, "low": 9, Priority.LOW: 9, 3: 3}
+    assert {value: level(value) for value in given} == given
+    recorder = Recorder()
+    use(QRewardClient([endpoint(recorder)]), lambda client: client.chat_completion(HI, MODEL, priority="high"))
+    assert "priority" not in recorder.bodies[0]
+
+
+def test_the_closest_names_do_not_depend_on_case_and_the_best_comes_first() -> None:
+    assert closest("ROUTES", ["routes", "route", "retry"], most=2) == ["routes", "route"]
+    assert closest("zzz", ["routes"]) == []
+    assert did_you_mean("zzz", []) == "valid names: none"

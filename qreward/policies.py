@@ -33,7 +33,7 @@ from qreward.reward_policies import RewardModel
 from qreward.spelling import did_you_mean
 
 MAX_RETRY_AFTER = 60.0
-"""Seconds of a ``Retry-After`` that are heeded, by default: as many as in ``_calculate_retry_timeout`` of the OpenAI SDK."""
+"""Seconds of a ``Retry-After`` that are heeded, by default: as many as in ``_calculate_retry_timeout`` of openai-python 2."""
 
 
 class Priority(IntEnum):

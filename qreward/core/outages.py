@@ -42,16 +42,20 @@ class Outages:
         """A batch begins to wait for a pool, which may be down already."""
         feed.opened_at = now
         feed.pool.feeds[feed] = None
+        self.check(now, feed.pool)
         self._set_due(feed)
 
     def leave(self, feed: Feed) -> None:
         """A batch waits no more."""
-        feed.pool.feeds.pop(feed, None)
+        pool = feed.pool
+        pool.feeds.pop(feed, None)
         self._wheel.remove(feed)
+        if not pool.feeds and pool.down_since < inf:
+            self._end(pool)
 
     def check(self, now: float, pool: Pool) -> None:
-        """Find out whether any source of a pool is alive."""
-        if pool.down_since == inf and not pool.is_alive():
+        """Find out whether any source of a pool is alive, if batches wait for it."""
+        if pool.feeds and pool.down_since == inf and not pool.is_alive():
             pool.down_since = now
             self._down[pool] = None
             for feed in pool.feeds:

@@ -34,7 +34,7 @@ class Pool:
         bulks: tasks under way that came from a bulk.
         online_until: until then single calls are expected.
         feeds: the batches that are read for it.
-        down_since: since when no source is alive; inf while one is, or while that was not noticed.
+        down_since: since when no source is alive for the batches that wait; inf while one is, or without batches.
         due: the wheel's.
     """
 

@@ -16,7 +16,8 @@ FOLDER = Path(__file__).parents[2] / "examples" / "roll_example"
 
 def test_the_script_judges_by_the_two_files_and_prints_what_the_readme_says() -> None:
     done = subprocess.run([sys.executable, "-W", "error", "try_it.py"], cwd=FOLDER, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "is out of service" not in line] == []  # a server of the script fails
     assert f"```text\n{done.stdout}```" in (FOLDER / "README.md").read_text(encoding="utf-8")
 
 

@@ -217,7 +217,7 @@ def test_an_answer_that_is_no_list_of_results_fails_the_whole_list_and_no_part_o
     run(test())
 
 
-def test_an_outage_costs_each_item_no_more_than_its_own_tries() -> None:
+def test_an_outage_costs_each_item_at_most_twice_its_own_tries() -> None:
     async def test() -> None:
         async def work(_name: str, items: list[Any]) -> Any:
             await asyncio.sleep(0.01)
@@ -227,7 +227,7 @@ def test_an_outage_costs_each_item_no_more_than_its_own_tries() -> None:
         async with client_of(wire, retry=Retry(attempts=3, base=0.01, cap=0.02)) as client:
             batch = await client.batch_score(texts(64), MODEL)
             assert len(batch.errors) == 64
-        assert len(wire.sent) < 340, "the whole three times, each part of it twice: 255, and what finds out that the server is dead"
+        assert len(wire.sent) <= 2 * 255, "the whole three times, each part of it twice: 255; in an outage at most twice as often"
 
     run(test())
 

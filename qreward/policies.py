@@ -143,7 +143,7 @@ class Retry(Policy):
         budget: retries allowed per request, over all requests.
         budget_floor: retries per second that are always allowed.
         max_retry_after: longest time in seconds for which an endpoint is left alone because it asked for that (``Retry-After``).
-            One that asks for longer is asked again after this, with one request. The default is that of openai-python 2 (``_calculate_retry_timeout``).
+            One that asks for longer is asked again after this, with one request. The default is openai-python 2's.
     """
 
     attempts: Count = 4

@@ -136,7 +136,9 @@ class Ballot:
             return self._unread(heard, error.why, answer.usage, seconds)
         except UserFault as error:
             return self._users(str(error), error.__cause__)
-        except Exception as error:  # the user's own model
+        except (KeyboardInterrupt, SystemExit):  # they end the loop
+            raise
+        except BaseException as error:  # the user's own model
             return self._users(f"reading as {self._juror.form.model.__name__} raised {type(error).__name__}: {error}", error)
 
     def vote(self, heard: Heard) -> Vote:

@@ -100,9 +100,9 @@ class VerdictForm:
         called = f"the score function {getattr(self._given, '__qualname__', type(self._given).__name__)!r}"
         try:
             worth = self._given(verdict)
-        except Unreadable:
+        except (Unreadable, KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:
+        except BaseException as error:  # whatever it raises, the item must end
             raise UserFault(f"{called} raised {type(error).__name__}: {error}") from error
         return None if worth is None else _number(worth, called)
 

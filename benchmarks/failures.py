@@ -1,4 +1,4 @@
-"""What a failure costs the scheduler beside an answer, by the number of endpoints. Only ``qreward.core`` runs; nothing is sent.
+"""What a failure costs the scheduler beside an answer, by the number of endpoints. Only ``qreward.scheduler`` runs; nothing is sent.
 
 All windows are full and a bulk waits. Each row but the last is the median of single calls of ``Scheduler.event``; the last is the
 look at an endpoint that has not answered for so long that all it holds is copied to others.
@@ -18,15 +18,14 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from qreward.core.balance import make_balancer
-from qreward.core.commands import CANCEL, MORE, SEND
-from qreward.core.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
-from qreward.core.pool import Pool
-from qreward.core.scheduler import Scheduler
-from qreward.core.source import Source, make_source
-from qreward.core.task import Attempt, Feed, Task
 from qreward.errors import ConnectionFailed, RateLimited, ServerError
-from qreward.policies import Hedge, Limits, LoadBalanceStrategy, Retry
+from qreward.scheduler.endpoint_state import Source, make_source
+from qreward.scheduler.load_balancing import make_balancer
+from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.scheduler import CANCEL, MORE, SEND, Scheduler
+from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
 HELD = 8
 """Requests in flight at each endpoint."""

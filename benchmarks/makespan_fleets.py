@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qreward.testing import FakeEndpoint, Faults, Latency, Phase
-from qreward.testing.bound import lower_bound
+from qreward.testing.lower_bound import lower_bound
 
 Conversation = list[dict[str, str]]
 Endpoints = list[FakeEndpoint]

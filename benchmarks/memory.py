@@ -23,7 +23,7 @@ from _pages import PAGE, describe, machine, rewrite_section, table
 from clients._harness import Memory, Messages, conversations
 
 from qreward import Endpoint, Limits, QRewardClient, Result, Usage
-from qreward.core.outcome import Answer
+from qreward.scheduler.outcome import Answer
 
 MODEL = "judge"
 ENDPOINTS = 4

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from math import inf
 from pathlib import Path
 
-from qreward.core.sharing.ledger import Ledger
-from qreward.core.sharing.words import RENEW, Ask, Need
-from qreward.sharing.local import LocalCarrier
+from qreward.quota.file_ledger import LocalCarrier
+from qreward.quota.ledger import Ledger
+from qreward.quota.messages import RENEW, Ask, Need
 
 MEMBERS = (1, 8, 64)
 

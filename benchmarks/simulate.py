@@ -1,6 +1,6 @@
 """The scheduler in virtual time: what windows find of endpoints of unknown capacity, and how near to its bound a bulk finishes.
 
-Only ``qreward.core`` runs, against model servers and from a seed; nothing is sent. ``--models`` puts one endpoint of each kind
+Only ``qreward.scheduler`` runs, against model servers and from a seed; nothing is sent. ``--models`` puts one endpoint of each kind
 behind one source for ten minutes of virtual time, ``--scenarios`` plays bulks on fleets; without either, both are done.
 ``--shell`` plays the scenarios through ``qreward.engine`` as well, on an event loop in virtual time.
 

@@ -33,11 +33,11 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import NoOpTracerProvider
 
 from qreward import Endpoint, QRewardClient
-from qreward.core.outcome import Answer
-from qreward.core.task import Attempt, Terms
-from qreward.observe import with_carried
+from qreward.codecs.base import Call
+from qreward.observers import with_carried
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.request import Attempt, Terms
 from qreward.telemetry import Telemetry
-from qreward.wire.base import Call
 
 MODEL = "judge-7b"
 IN_FLIGHT = 16
@@ -125,8 +125,8 @@ async def drive(client: QRewardClient, calls: int) -> None:
 
 
 def _call(number: int) -> Call:
-    from qreward.arguments import preparer
-    from qreward.wire.chat import CHAT
+    from qreward.codecs.chat import CHAT
+    from qreward.options import preparer
 
     return preparer(CHAT, MODEL, {"temperature": 0, "max_tokens": 512}, None, None)([{"role": "user", "content": f"question {number}"}])
 

@@ -10,32 +10,40 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "qreward.batching": ("BatchQueue", "QueueStats", "batch"),
-    "qreward.batching.buffer": ("RewardBuffer",),
+    "qreward.batching.reward_buffer": ("RewardBuffer",),
     "qreward.client": ("QRewardClient",),
     "qreward.functions.config": ("ScheduleConfig",),
-    "qreward.functions.decorator": ("schedule",),
+    "qreward.functions.function": ("schedule",),
     "qreward.functions.metrics": ("ScheduleMetrics", "ScheduleStats"),
     "qreward.functions.watcher": ("ConfigWatcher",),
     "qreward.judge.config": ("JudgeConfig",),
     "qreward.judge.judge": ("Judge",),
-    "qreward.judge.making": ("make_scorer",),
+    "qreward.judge.factory": ("make_scorer",),
     "qreward.judge.parsing": ("PreferenceVerdict", "ScoreVerdict", "YesNoVerdict"),
     "qreward.judge.reward_model": ("RewardModelScorer",),
     "qreward.judge.sync": ("SyncJudge",),
-    "qreward.judge.words": ("Comparison", "Scorer", "Verdict", "Vote"),
-    "qreward.observe": ("MetricsCallback", "Observer"),
-    "qreward.policies": ("Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "Priority", "Retry", "Route", "Timeouts"),
+    "qreward.judge.types": ("Comparison", "Scorer", "Verdict", "Vote"),
+    "qreward.observers": ("MetricsCallback", "Observer"),
+    "qreward.settings.policies": (
+        "Endpoint",
+        "Hedge",
+        "Limits",
+        "LoadBalanceStrategy",
+        "Priority",
+        "Retry",
+        "Route",
+        "Timeouts",
+        "RewardModel",
+    ),
     "qreward.progress": ("Progress",),
     "qreward.results": ("AttemptRecord", "BatchResult", "BatchStats", "EndpointState", "EndpointStats", "FleetStats", "Result", "Usage"),
-    "qreward.reward_policies": ("RewardModel",),
-    "qreward.streams.batch": ("BatchStream",),
-    "qreward.streams.blocking": ("SyncBatchStream", "SyncStream"),
-    "qreward.streams.single": ("Stream",),
-    "qreward.engine.outlet": ("StreamRestarted",),
-    "qreward.sync": ("SyncQRewardClient",),
+    "qreward.streaming.handles": ("BatchStream", "Stream"),
+    "qreward.streaming.sync": ("SyncBatchStream", "SyncStream"),
+    "qreward.engine.stream_sink": ("StreamRestarted",),
+    "qreward.sync_client": ("SyncQRewardClient",),
     "qreward.telemetry": ("Telemetry", "TelemetryExporter"),
     "qreward.tuning": ("tune_gc",),
-    "qreward.wire.rewards.answers": ("Score",),
+    "qreward.codecs.rewards.answers": ("Score",),
     "qreward.errors": (
         "AuthenticationFailed",
         "BadRequest",
@@ -65,9 +73,10 @@ if TYPE_CHECKING:
     from qreward.batching import BatchQueue as BatchQueue
     from qreward.batching import QueueStats as QueueStats
     from qreward.batching import batch as batch
-    from qreward.batching.buffer import RewardBuffer as RewardBuffer
+    from qreward.batching.reward_buffer import RewardBuffer as RewardBuffer
     from qreward.client import QRewardClient as QRewardClient
-    from qreward.engine.outlet import StreamRestarted as StreamRestarted
+    from qreward.codecs.rewards.answers import Score as Score
+    from qreward.engine.stream_sink import StreamRestarted as StreamRestarted
     from qreward.errors import AuthenticationFailed as AuthenticationFailed
     from qreward.errors import BadRequest as BadRequest
     from qreward.errors import BatchInterrupted as BatchInterrupted
@@ -87,32 +96,24 @@ if TYPE_CHECKING:
     from qreward.errors import ServerError as ServerError
     from qreward.errors import StreamInterrupted as StreamInterrupted
     from qreward.functions.config import ScheduleConfig as ScheduleConfig
-    from qreward.functions.decorator import schedule as schedule
+    from qreward.functions.function import schedule as schedule
     from qreward.functions.metrics import ScheduleMetrics as ScheduleMetrics
     from qreward.functions.metrics import ScheduleStats as ScheduleStats
     from qreward.functions.watcher import ConfigWatcher as ConfigWatcher
     from qreward.judge.config import JudgeConfig as JudgeConfig
+    from qreward.judge.factory import make_scorer as make_scorer
     from qreward.judge.judge import Judge as Judge
-    from qreward.judge.making import make_scorer as make_scorer
     from qreward.judge.parsing import PreferenceVerdict as PreferenceVerdict
     from qreward.judge.parsing import ScoreVerdict as ScoreVerdict
     from qreward.judge.parsing import YesNoVerdict as YesNoVerdict
     from qreward.judge.reward_model import RewardModelScorer as RewardModelScorer
     from qreward.judge.sync import SyncJudge as SyncJudge
-    from qreward.judge.words import Comparison as Comparison
-    from qreward.judge.words import Scorer as Scorer
-    from qreward.judge.words import Verdict as Verdict
-    from qreward.judge.words import Vote as Vote
-    from qreward.observe import MetricsCallback as MetricsCallback
-    from qreward.observe import Observer as Observer
-    from qreward.policies import Endpoint as Endpoint
-    from qreward.policies import Hedge as Hedge
-    from qreward.policies import Limits as Limits
-    from qreward.policies import LoadBalanceStrategy as LoadBalanceStrategy
-    from qreward.policies import Priority as Priority
-    from qreward.policies import Retry as Retry
-    from qreward.policies import Route as Route
-    from qreward.policies import Timeouts as Timeouts
+    from qreward.judge.types import Comparison as Comparison
+    from qreward.judge.types import Scorer as Scorer
+    from qreward.judge.types import Verdict as Verdict
+    from qreward.judge.types import Vote as Vote
+    from qreward.observers import MetricsCallback as MetricsCallback
+    from qreward.observers import Observer as Observer
     from qreward.progress import Progress as Progress
     from qreward.results import AttemptRecord as AttemptRecord
     from qreward.results import BatchResult as BatchResult
@@ -122,16 +123,23 @@ if TYPE_CHECKING:
     from qreward.results import FleetStats as FleetStats
     from qreward.results import Result as Result
     from qreward.results import Usage as Usage
-    from qreward.reward_policies import RewardModel as RewardModel
-    from qreward.streams.batch import BatchStream as BatchStream
-    from qreward.streams.blocking import SyncBatchStream as SyncBatchStream
-    from qreward.streams.blocking import SyncStream as SyncStream
-    from qreward.streams.single import Stream as Stream
-    from qreward.sync import SyncQRewardClient as SyncQRewardClient
+    from qreward.settings.policies import Endpoint as Endpoint
+    from qreward.settings.policies import Hedge as Hedge
+    from qreward.settings.policies import Limits as Limits
+    from qreward.settings.policies import LoadBalanceStrategy as LoadBalanceStrategy
+    from qreward.settings.policies import Priority as Priority
+    from qreward.settings.policies import Retry as Retry
+    from qreward.settings.policies import RewardModel as RewardModel
+    from qreward.settings.policies import Route as Route
+    from qreward.settings.policies import Timeouts as Timeouts
+    from qreward.streaming.handles import BatchStream as BatchStream
+    from qreward.streaming.handles import Stream as Stream
+    from qreward.streaming.sync import SyncBatchStream as SyncBatchStream
+    from qreward.streaming.sync import SyncStream as SyncStream
+    from qreward.sync_client import SyncQRewardClient as SyncQRewardClient
     from qreward.telemetry import Telemetry as Telemetry
     from qreward.telemetry import TelemetryExporter as TelemetryExporter
     from qreward.tuning import tune_gc as tune_gc
-    from qreward.wire.rewards.answers import Score as Score
 
     __version__: str
 

@@ -10,34 +10,33 @@ from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from qreward import arguments
-from qreward.arguments import DEFAULT, Watching, preparer
-from qreward.config import ClientConfig, config_from_env, load_config
-from qreward.core.pool import Pool
-from qreward.core.scheduler import Scheduler
-from qreward.core.task import Terms
-from qreward.engine import forks
-from qreward.engine.bulk import Bulk
-from qreward.engine.faces import Wire
-from qreward.engine.herald import watch_for
+from qreward import options as arguments
+from qreward.chat_namespace import OpenAIFace
+from qreward.codecs.base import Call
+from qreward.codecs.chat import CHAT
+from qreward.engine import background as forks
+from qreward.engine.batch import Bulk
+from qreward.engine.fleet import LiveFleet
+from qreward.engine.instrumentation import watch_for
 from qreward.engine.probing import ProbingEngine
-from qreward.engine.reload import LiveFleet
-from qreward.engine.report import State, state_of, stats_of
-from qreward.engine.sharing import Sharing
+from qreward.engine.protocols import Wire
 from qreward.engine.single import Single
+from qreward.engine.snapshots import State, state_of, stats_of
 from qreward.errors import ConfigError
-from qreward.integrations.openai.facade import OpenAIFace
-from qreward.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
+from qreward.options import DEFAULT, Watching, preparer
+from qreward.quota.renewal import Sharing
+from qreward.quota.transports import Carriers
 from qreward.results import BatchResult, FleetStats, Result
-from qreward.rewards.calls import RewardCalls
-from qreward.rewards.collector import Collector
-from qreward.rewards.known import KnownLists
-from qreward.rewards.texts import TextCalls
-from qreward.sharing import Carriers
-from qreward.streams.calls import StreamCalls
-from qreward.wire.base import Call
-from qreward.wire.chat import CHAT
-from qreward.wire.sender import Wire as HttpWire
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Terms
+from qreward.scheduler.scheduler import Scheduler
+from qreward.scoring.endpoint_limits import KnownLists
+from qreward.scoring.merger import Collector
+from qreward.scoring.methods import RewardCalls, TextCalls
+from qreward.settings.client import ClientConfig, config_from_env, load_config
+from qreward.settings.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
+from qreward.streaming.methods import StreamCalls
+from qreward.transport.backend import Wire as HttpWire
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -64,7 +63,7 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         timeout: seconds a request may take in all, queueing included; None waits for ever. Default 600. For an item of a batch see
             :meth:`batch_chat_completion`.
         telemetry: what OpenTelemetry is told, by default all, of which nothing is seen until an SDK is set up; None is nothing.
-        observers: are told each event; see :class:`~qreward.observe.Observer`.
+        observers: are told each event; see :class:`~qreward.observers.Observer`.
         wire_factory: makes what carries the requests of one event loop; for tests.
         clock: monotonic seconds; for tests in virtual time.
 

@@ -17,9 +17,9 @@ from inspect import iscoroutinefunction
 from time import monotonic
 from typing import Any, Protocol
 
-from qreward.core.latency import Quantiles
 from qreward.errors import ConfigError
 from qreward.results import Result, RouteLoad, dollars, retries
+from qreward.scheduler.stats.latency import Quantiles
 
 VARIABLE = "QREWARD_PROGRESS"
 """Set to 1, this environment variable shows progress where a program does not say what it wants."""

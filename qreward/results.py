@@ -242,7 +242,7 @@ class FleetStats(dict[str, EndpointStats]):
         return endpoints_table(self)
 
     def _repr_html_(self) -> str:
-        from qreward.html.stats import stats_html  # noqa: PLC0415 - only notebooks draw
+        from qreward.notebook.render import stats_html  # noqa: PLC0415 - only notebooks draw
 
         return stats_html(self)
 
@@ -377,7 +377,7 @@ class BatchResult(Sequence[Result[T]]):
         return f"<BatchResult {len(self)} items, {len(self.errors)} failed>"
 
     def _repr_html_(self) -> str:
-        from qreward.html.stats import batch_html  # noqa: PLC0415 - only notebooks draw
+        from qreward.notebook.render import batch_html  # noqa: PLC0415 - only notebooks draw
 
         return batch_html(self)
 

@@ -87,11 +87,11 @@ def test_the_profile_counts_a_collection_once_and_to_nobody_else(module: Any, mo
 
 def test_the_profile_table_shows_what_ours_is_over_bare(module: Any) -> None:
     shown = module("profile_overhead").profile_table(
-        {"bare": {"aiohttp": 40.0, "json": 0.1}, "ours": {"aiohttp": 42.5, "qreward.core": 5.0}}
+        {"bare": {"aiohttp": 40.0, "json": 0.1}, "ours": {"aiohttp": 42.5, "qreward.scheduler": 5.0}}
     )
     assert [line.split() for line in shown.splitlines()[2:]] == [
         ["|", "aiohttp", "|", "40.0", "|", "42.5", "|", "+2.5", "|"],
-        ["|", "qreward.core", "|", "0.0", "|", "5.0", "|", "+5.0", "|"],
+        ["|", "qreward.scheduler", "|", "0.0", "|", "5.0", "|", "+5.0", "|"],
         ["|", "other", "|", "0.1", "|", "0.0", "|", "-0.1", "|"],
         ["|", "all", "|", "40.1", "|", "47.5", "|", "+7.4", "|"],
     ]

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from qreward.cli import findings, main
-from qreward.config import load_config
+from qreward.cli import diagnose as findings
+from qreward.cli import main
+from qreward.cli.diagnose import Examined, Tls, expiry
+from qreward.settings.client import load_config
 from qreward.testing import FakeEndpoint, FakeFleet
-from qreward.wire.certificates import Tls, expiry
-from qreward.wire.examining import Examined
 
 KINDS = ("openai", "vllm", "sglang", "tei", "openrlhf", "nim")
 KEY, WRONG = "sk-right-key-1234567", "sk-wrong-key-7654321"

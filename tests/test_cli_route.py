@@ -9,9 +9,8 @@ import pytest
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.cli import main
-from qreward.core.explain import standing, why_window
-from qreward.core.source import Source, make_source
-from qreward.core.task import Attempt, Task
+from qreward.scheduler.endpoint_state import Source, make_source, standing, why_window
+from qreward.scheduler.request import Attempt, Task
 
 CONFIG = """
 {"endpoints": [

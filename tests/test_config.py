@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward import ConfigError, Endpoint, LoadBalanceStrategy, Retry, Route
-from qreward.config import OPENAI_BASE_URL, ClientConfig, config_from_env, load_config
-from qreward.reading import _json_line, _yaml_line
+from qreward.settings.client import OPENAI_BASE_URL, ClientConfig, config_from_env, load_config
+from qreward.settings.files import _json_line, _yaml_line
 
 SECRET = "sk-hush-7f3a"
 GPU_0 = {"base_url": "http://gpu-0:8000/v1", "name": "gpu-0"}

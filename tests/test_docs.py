@@ -14,10 +14,11 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from qreward import errors, policies
-from qreward.config import ClientConfig
+from qreward import errors
 from qreward.integrations.trainers import RewardConfig
 from qreward.judge import JudgeConfig
+from qreward.settings import policies
+from qreward.settings.client import ClientConfig
 
 ROOT = Path(__file__).parents[1]
 HIDDEN = {".git", ".venv", "build", "dist", "out", "node_modules"}

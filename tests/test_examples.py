@@ -19,7 +19,7 @@ import pytest
 
 from qreward.cli.demo import INPUT
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
-from qreward.testing.judge import judge
+from qreward.testing.responders import judge
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"

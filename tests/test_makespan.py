@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from qreward.testing import FakeEndpoint, Faults, echo_of
-from qreward.testing.bound import lower_bound
+from qreward.testing.lower_bound import lower_bound
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 NO_CORES = (None, None)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, Priority, Retry, Route, Timeouts
-from qreward.policy import Policy, check_glob, expand_variables
+from qreward.settings.base import Policy, check_glob, expand_variables
 
 URL = "http://gpu-0:8000/v1"
 SECRET = "sk-hush-7f3a"  # looks like a key, so that a leak is seen

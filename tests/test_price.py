@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward import BatchResult, BatchStats, ConfigError, Endpoint, EndpointStats
-from qreward.config import config_from_env, load_config
+from qreward.settings.client import config_from_env, load_config
 
 URL = "http://gpu-0:8000/v1"
 PAIR = "price: must be US dollars for a million prompt tokens and for a million completion tokens, such as [0.15, 0.6]"

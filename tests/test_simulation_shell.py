@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from qreward.core.outcome import CANCELLED
 from qreward.errors import RateLimited
-from qreward.policies import Priority
+from qreward.scheduler.outcome import CANCELLED
+from qreward.settings.policies import Priority
 from qreward.testing.virtual_time import run_in_virtual_time
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -170,7 +170,7 @@ def test_a_bulk_that_never_ends_is_given_up_and_what_it_held_is_given_back(sim: 
 
 
 def test_a_source_beyond_its_window_is_noted(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = importlib.import_module("qreward.core.source").Source
+    source = importlib.import_module("qreward.scheduler.endpoint_state").Source
     full = source.ready_at
     monkeypatch.setattr(source, "ready_at", lambda self, now: 0.0 if self.inflight >= self.window.limit else full(self, now))
     for shell in (False, True):
@@ -191,7 +191,7 @@ def test_a_slot_that_is_not_given_back_is_an_error(sim: Any, monkeypatch: pytest
 
 
 def test_a_result_that_nobody_is_told_is_an_error(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    bulk = importlib.import_module("qreward.engine.bulk").Bulk
+    bulk = importlib.import_module("qreward.engine.batch").Bulk
     settle = bulk._settle
     monkeypatch.setattr(bulk, "_settle", lambda self, result: None if result.index == 7 else settle(self, result))
     with pytest.raises(RuntimeError, match="50 ended, 49 were told, 49 counted"):

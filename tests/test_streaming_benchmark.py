@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qreward.wire.sse import Parser
+from qreward.codecs.sse import Parser
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 OURS_AND_BARE = {

@@ -56,7 +56,7 @@ class Sampler:
 
 
 def _package(frame: FrameType | None) -> str:
-    """The package of the innermost frame: ``aiohttp``, ``asyncio``, and ``qreward.core`` with its room."""
+    """The package of the innermost frame: ``aiohttp``, ``asyncio``, and ``qreward.scheduler`` with its room."""
     name = str(frame.f_globals.get("__name__", "?")) if frame else "?"
     if name in CALLER:
         return "caller"

@@ -15,10 +15,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from qreward.core.outcome import Answer
-from qreward.core.source import Source, make_source
-from qreward.core.task import Attempt
-from qreward.policies import Limits
+from qreward.scheduler.endpoint_state import Source, make_source
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.request import Attempt
+from qreward.settings.policies import Limits
 from simulation.agenda import Agenda
 from simulation.specs import Spec
 from simulation.steps import Steps

@@ -10,7 +10,7 @@ from math import ceil, floor, inf
 from random import Random
 from typing import Literal, Protocol
 
-from qreward.core.outcome import Allowance
+from qreward.scheduler.outcome import Allowance
 from simulation.steps import Steps
 
 Hint = Literal["exact", "second"] | float | None

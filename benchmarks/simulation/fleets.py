@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from qreward.policies import Limits, Priority
+from qreward.settings.policies import Limits, Priority
 from simulation.bounds import Work, lower_bound
 from simulation.controllers import OURS, PUSH, controller
 from simulation.doors import Job

@@ -14,12 +14,12 @@ from math import inf
 from random import Random
 from typing import Any
 
-from qreward.core.outcome import Answer, Failure, FailureKind, Outcome
-from qreward.core.pool import Pool
-from qreward.core.source import Source
-from qreward.core.task import Attempt, Task
 from qreward.errors import RequestTimeout
-from qreward.policies import Priority
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Attempt, Task
+from qreward.settings.policies import Priority
 from simulation.doors import Job
 from simulation.server import Server
 from simulation.specs import Spec

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from qreward.policies import Limits
+from qreward.settings.policies import Limits
 from simulation import figures
 from simulation.doors import Rate
 from simulation.fleets import Scenario

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from qreward.core.outcome import Advertised, Answer, Failure, FailureKind, Outcome
-from qreward.core.task import Attempt
 from qreward.errors import ConnectionFailed, InvalidResponse, RateLimited, ServerError
+from qreward.scheduler.outcome import Advertised, Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.request import Attempt
 from simulation.agenda import Agenda
 from simulation.doors import Away, Cap, Door, Job, Stray
 from simulation.engine import make_engine

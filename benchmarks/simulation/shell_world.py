@@ -8,15 +8,15 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
-from qreward.core.outcome import Answer, Failure, Outcome
-from qreward.core.source import Source
-from qreward.core.task import Task, Terms
-from qreward.engine import bulk
+from qreward.engine import batch as bulk
+from qreward.engine.driver import Engine
 from qreward.engine.fleet import Fleet
-from qreward.engine.shell import Engine
 from qreward.engine.single import Single
 from qreward.errors import QRewardError
-from qreward.policies import Endpoint, Limits, Priority
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import Answer, Failure, Outcome
+from qreward.scheduler.request import Task, Terms
+from qreward.settings.policies import Endpoint, Limits, Priority
 from qreward.testing.virtual_time import run_in_virtual_time
 from simulation.doors import Job
 from simulation.pump import Pump

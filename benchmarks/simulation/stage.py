@@ -6,12 +6,11 @@ from array import array
 from collections.abc import Callable, Iterable
 from random import Random
 
-from qreward.core.commands import SEND, Command
-from qreward.core.outcome import Answer, Outcome
-from qreward.core.scheduler import Scheduler
-from qreward.core.source import Source
-from qreward.core.task import Attempt, Feed, Task
-from qreward.policies import Hedge, Retry
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import Answer, Outcome
+from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.scheduler import SEND, Command, Scheduler
+from qreward.settings.policies import Hedge, Retry
 from simulation.agenda import Agenda
 from simulation.doors import Job
 from simulation.server import Report, Server

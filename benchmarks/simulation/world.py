@@ -8,13 +8,13 @@ from itertools import islice
 from math import inf
 from random import Random
 
-from qreward.core.balance import make_balancer
-from qreward.core.commands import CANCEL, FINISH, SEND
-from qreward.core.outcome import CANCELLED, Outcome
-from qreward.core.pool import Pool
-from qreward.core.source import Source
-from qreward.core.task import Attempt, Feed, Task
-from qreward.policies import LoadBalanceStrategy, Priority, Retry
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.load_balancing import make_balancer
+from qreward.scheduler.outcome import CANCELLED, Outcome
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.scheduler import CANCEL, FINISH, SEND
+from qreward.settings.policies import LoadBalanceStrategy, Priority, Retry
 from simulation.doors import Job
 from simulation.server import Server
 from simulation.specs import Spec

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from qreward.integrations.slime import group_reward, normalize_rewards, reward
-from qreward.reading import read_settings
+from qreward.settings.files import read_settings
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
-from qreward.testing.judge import judge
+from qreward.testing.responders import judge
 
 HERE = Path(__file__).parent
 

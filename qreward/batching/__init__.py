@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from qreward.batching.backlog import Backlog, Item, halves
 from qreward.batching.decorator import batch
+from qreward.batching.in_flight import batch_contexts
 from qreward.batching.queue import BatchQueue
-from qreward.batching.running import batch_contexts
 from qreward.batching.settings import BatchRecord, Settings
+from qreward.batching.stats import QueueStats
 from qreward.batching.streaming import CallerStream
-from qreward.batching.tally import QueueStats
 
 __all__ = ["Backlog", "BatchQueue", "BatchRecord", "CallerStream", "Item", "QueueStats", "Settings", "batch", "batch_contexts", "halves"]

@@ -13,8 +13,8 @@ from itertools import count
 from math import inf
 from typing import Any, TypeVar
 
-from qreward.core.queue import AGEING, SWEEP
-from qreward.policies import Priority
+from qreward.scheduler.queueing.queue import AGEING, SWEEP
+from qreward.settings.policies import Priority
 
 T = TypeVar("T")
 ALL = 2**62

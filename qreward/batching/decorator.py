@@ -1,18 +1,295 @@
 """@batch: a function of lists becomes a function of single items, whose calls are merged.
 
 Only the wrapper. Queues, arguments and controls are the registry's, so that a batched function can be pickled by value.
+
+A caller's arguments, bound by the function's signature: by position or by name is the same; what is left out is not passed.
+
+Knows nothing of queues.
+
+A batched function in this process: one queue for a function, one for each instance or class of a method, and what controls them all.
+
+Instances are held weakly: their queues go when they go. Pickled, it is the function and its settings; each process has queues of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import threading
+import traceback
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from functools import wraps
-from typing import Any, Unpack, overload
+from typing import Any, NamedTuple, Unpack, overload
 
-from qreward.batching.faces import A, B, BatchDecorator, Batched, BatchedMethod, C, One, R, Results, S, Stream, Yields
-from qreward.batching.registry import CONTROLS, Registry
+from qreward.batching.in_flight import Kind, Work, kind_of
+from qreward.batching.queue import BatchQueue, change, close_desks, stats_of
 from qreward.batching.settings import Options, Settings, checked
-from qreward.batching.work import Kind, kind_of
+from qreward.batching.stats import QueueStats, StartTimes
+from qreward.batching.typing import A, B, BatchDecorator, Batched, BatchedMethod, C, One, R, Results, S, Stream, Yields
+from qreward.batching.worker import Desk
+
+RECEIVERS = ("self", "cls")
+"""Names of a first parameter that is no list."""
+_MISSING: Any = object()
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Shape(NamedTuple):
+    """Which parameters a call gave, if not simply all: calls of different shapes share no batch.
+
+    Attributes:
+        positional: how many values are passed by position.
+        names: of the values that follow, which are passed by name.
+    """
+
+    positional: int
+    names: tuple[str, ...]
+
+
+class Binder:
+    """Turns the arguments of one call into a tuple of values, and the tuples of many calls into the arguments of a batch.
+
+    A parameter that a call leaves out is not passed to the function, so its default is what the function declares, not a list of it.
+
+    Args:
+        function: the batch function.
+        bound: its first parameter is an instance or class, the same for a whole batch.
+
+    Raises:
+        TypeError: the function has no parameter for a list.
+    """
+
+    def __init__(self, function: Callable[..., Any], bound: bool) -> None:
+        self._function = function
+        self._signature = inspect.signature(function)
+        self.bound = bound
+        parameters = list(self._signature.parameters.values())
+        if len(parameters) <= bound:
+            raise TypeError(f"{self._name} must have a parameter for the list of items")
+        fixed = [parameter for parameter in parameters if parameter.kind not in _VARIADIC]
+        variadic = len(fixed) < len(parameters)
+        by_name = [parameter.name for parameter in fixed if parameter.kind is parameter.KEYWORD_ONLY]
+        self._whole = Shape(len(fixed) - len(by_name), tuple(by_name))
+        self._count = -1 if variadic else len(fixed)
+        self._at = {parameter.name: at for at, parameter in enumerate(fixed) if parameter.kind is not parameter.POSITIONAL_ONLY}
+        self._lone = self._whole == (1 + bound, ()) and not variadic
+
+    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Shape | None]:
+        """The values in the order of the signature, and what must be equal for calls to share a batch.
+
+        That is None if every parameter was given. Else it is the call's shape, which also ends the values.
+
+        Raises:
+            TypeError: they do not fit the signature.
+        """
+        count, given = self._count, len(args)
+        if given + len(kwargs) == count and given <= self._whole.positional:
+            if not kwargs:
+                return args, None
+            values = [*args, *[_MISSING] * len(kwargs)]
+            for name, value in kwargs.items():
+                at = self._at.get(name, -1)
+                if at < given:
+                    break
+                values[at] = value
+            else:
+                return tuple(values), None
+        return self._some_values(args, kwargs)
+
+    def spread(self, rows: list[Any]) -> Any:
+        """Call the function with a list for each parameter that was given."""
+        if self._lone:
+            column = [row[-1] for row in rows]
+            return self._function(rows[0][0], column) if self.bound else self._function(column)
+        shape = rows[0][-1]
+        columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
+        if type(shape) is Shape:
+            columns.pop()
+        else:
+            shape = self._whole
+        if self.bound:
+            columns[0] = rows[0][0]
+        return self._function(*columns[: shape.positional], **dict(zip(shape.names, columns[shape.positional :], strict=True)))
+
+    def first(self, row: Any) -> Any:
+        """The first value that is not the instance."""
+        return row[self.bound]
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._function, "__qualname__", None) or type(self._function).__qualname__
+
+    def _some_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Shape]:
+        given = self._signature.bind(*args, **kwargs)
+        declared = [name for name in given.kwargs if name in self._at]
+        shape = Shape(len(given.args), (*declared, *sorted(given.kwargs.keys() - declared)))
+        if shape == (int(self.bound), ()):
+            raise TypeError(f"{self._name} was called without an item")
+        return (*given.args, *(given.kwargs[name] for name in shape.names), shape), shape
+
+
+def takes_receiver(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether the first argument of a call is the instance or the class of a method.
+
+    It is if the parameter has the usual name. Else the function must be defined in the body of a class to which the argument belongs,
+    and not be a static method of it; other decorators around it do not matter.
+    """
+    if inspect.ismethod(function):
+        return False
+    if next(iter(inspect.signature(function).parameters), None) in RECEIVERS:
+        return True
+    outer = getattr(function, "__qualname__", "").rpartition(".")[0]
+    if not args or not outer or outer.endswith("<locals>"):
+        return False
+    kind = args[0] if isinstance(args[0], type) else type(args[0])
+    its = (function.__module__, outer.rpartition(".")[2])  # of a class that was pickled by value, the rest of the qualified name is lost
+    homes = [base for base in kind.__mro__ if (base.__module__, base.__name__) == its and function.__name__ in vars(base)]
+    return bool(homes) and not any(
+        isinstance(member, staticmethod) and (name == function.__name__ or inspect.unwrap(member.__func__) is function)
+        for name, member in vars(homes[0]).items()
+    )
+
+
+CONTROLS = (
+    "set_max_batch_size",
+    "set_batch_wait_timeout_s",
+    "set_max_concurrent_batches",
+    "change",
+    "stats",
+    "close",
+    "_get_max_batch_size",
+    "_get_batch_wait_timeout_s",
+    "_get_curr_iteration_start_times",
+    "_is_batching_task_alive",
+    "_get_handling_task_stack",
+)
+"""What a batched function has beside being called. Names with an underscore are Ray Serve's."""
+
+
+class Registry:
+    """Finds the queue and binds the arguments of each call of a batched function.
+
+    Args:
+        function: the batch function.
+        settings: see :class:`~qreward.batching.Settings`.
+    """
+
+    def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
+        self.__setstate__((function, settings))
+
+    def __getstate__(self) -> tuple[Callable[..., Any], Settings]:
+        return self._function, self.work.settings
+
+    def __setstate__(self, state: tuple[Callable[..., Any], Settings]) -> None:
+        self._function, settings = state
+        self._binder: Binder | None = None  # made by the first call: until then a pickled function may be incomplete
+        self._queues: dict[int, tuple[weakref.ref[Any], BatchQueue[Any, Any]]] = {}
+        self._lock = threading.Lock()
+        self.work = Work(self._function, settings, call=self._call, first_of=self._first_of)
+        self._shared = BatchQueue.of(self.work)
+
+    # calls
+
+    def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+        """What gives the result of a call."""
+        queue, values, shape = self._place(args, kwargs)
+        return queue.answer(values, shape)
+
+    def answers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncGenerator[Any, None]:
+        """What gives the stream of a call."""
+        queue, values, shape = self._place(args, kwargs)
+        return queue.answers(values, shape)
+
+    # control
+
+    def set_max_batch_size(self, size: int) -> None:
+        """See ``BatchQueue.set_max_batch_size``."""
+        self.change(max_batch_size=size)
+
+    def set_batch_wait_timeout_s(self, seconds: float) -> None:
+        """See ``BatchQueue.set_batch_wait_timeout_s``."""
+        self.change(batch_wait_timeout_s=seconds)
+
+    def set_max_concurrent_batches(self, batches: int) -> None:
+        """See ``BatchQueue.set_max_concurrent_batches``."""
+        self.change(max_concurrent_batches=batches)
+
+    def change(self, **settings: Unpack[Options]) -> None:
+        """See ``BatchQueue.change``."""
+        change(self.work, settings, self.desks())
+
+    def stats(self) -> QueueStats:
+        """See ``BatchQueue.stats``; over the queues of all instances."""
+        return stats_of(self.work, self.desks())
+
+    async def close(self, drain: bool = True) -> None:
+        """See ``BatchQueue.close``; the queues of all instances."""
+        self.work.close()
+        await close_desks(self.desks(), drain)
+
+    def desks(self) -> list[Desk]:
+        """Those of all queues."""
+        queues = [self._shared, *(queue for _, queue in list(self._queues.values()))]
+        return [desk for queue in queues for desk in queue.desks()]
+
+    def _get_max_batch_size(self) -> int:
+        return self.work.settings.max_batch_size
+
+    def _get_batch_wait_timeout_s(self) -> float:
+        return self.work.settings.batch_wait_timeout_s
+
+    def _get_curr_iteration_start_times(self) -> StartTimes:
+        return StartTimes([run.started for desk in self.desks() for run in list(desk.runs)])
+
+    async def _is_batching_task_alive(self) -> bool:
+        return not self.work.closed
+
+    async def _get_handling_task_stack(self) -> str:
+        return "\n".join(stack_of(run.task.get_coro()) for desk in self.desks() for run in list(desk.runs))
+
+    # how it is done
+
+    def _place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BatchQueue[Any, Any], Any, Hashable]:
+        binder = self._binder or self._bind(args)
+        values, shape = binder.values(args, kwargs)
+        if not binder.bound:
+            return self._shared, values, shape
+        found = self._queues.get(id(values[0]))
+        queue = self._make(values[0]) if found is None else found[1]
+        return queue, values, shape if queue is not self._shared else (id(values[0]), shape)
+
+    def _make(self, instance: Any) -> BatchQueue[Any, Any]:
+        """A queue for an instance. One that cannot be held weakly shares a queue with others, but no batch."""
+        queues, key = self._queues, id(instance)
+        try:
+            held = weakref.ref(instance, lambda _: queues.pop(key, None))
+        except TypeError:
+            return self._shared
+        with self._lock:
+            return queues.setdefault(key, (held, BatchQueue.of(self.work)))[1]
+
+    def _bind(self, args: tuple[Any, ...]) -> Binder:
+        with self._lock:
+            if self._binder is None:
+                self._binder = Binder(self._function, takes_receiver(self._function, args))
+            return self._binder
+
+    def _call(self, rows: list[Any]) -> Any:
+        assert self._binder is not None
+        return self._binder.spread(rows)
+
+    def _first_of(self, row: Any) -> Any:
+        assert self._binder is not None
+        return self._binder.first(row)
+
+
+def stack_of(coroutine: Any) -> str:
+    """Where a coroutine stands, and those that it awaits."""
+    frames = []
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+        frames.append((frame, frame.f_lineno))
+        coroutine = coroutine.cr_await
+    return "".join(traceback.StackSummary.extract(iter(frames)).format())
 
 
 @overload

@@ -12,16 +12,15 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from qreward.batching.calls import Call
-from qreward.batching.desk import Desk
-from qreward.batching.faces import Results, Yields
-from qreward.batching.forming import Forming
+from qreward.batching.in_flight import Call, Kind, Work
+from qreward.batching.policy import Forming
 from qreward.batching.settings import Options, Settings, budget, checked
+from qreward.batching.stats import QueueStats
 from qreward.batching.streaming import CallerStream
-from qreward.batching.tally import QueueStats
-from qreward.batching.work import Kind, Work
+from qreward.batching.typing import Results, Yields
+from qreward.batching.worker import Desk
 from qreward.errors import ConfigError
-from qreward.policies import Priority, priority_level
+from qreward.settings.policies import Priority, priority_level
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -13,13 +13,11 @@ from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qreward.batching.backlog import OVER, TAKEN
-from qreward.batching.calls import Call
-from qreward.batching.outcomes import results_of
-from qreward.batching.running import Run
+from qreward.batching.in_flight import Call, Run, results_of
 from qreward.errors import RequestTimeout
 
 if TYPE_CHECKING:
-    from qreward.batching.desk import Desk
+    from qreward.batching.worker import Desk
 
 R = TypeVar("R")
 AHEAD = 16

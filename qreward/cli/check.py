@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from qreward.cli import findings
-from qreward.config import ClientConfig, read_config
+from qreward.cli import diagnose as findings
+from qreward.cli.diagnose import Examined, call, examine
 from qreward.errors import ConfigError
-from qreward.policies import Endpoint
-from qreward.wire.examining import Examined, call, examine
+from qreward.settings.client import ClientConfig, read_config
+from qreward.settings.policies import Endpoint
 
 MODELS_SHOWN = 3
 CALL_AT_LEAST = 30.0

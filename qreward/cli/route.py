@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 
 from qreward.client import QRewardClient
-from qreward.config import load_config
-from qreward.core.routing import is_glob, matches
-from qreward.core.window import DEFAULT_LIMIT
 from qreward.errors import NoEndpoint
-from qreward.policies import Endpoint, Limits, Route
+from qreward.scheduler.limits.window import DEFAULT_LIMIT
+from qreward.scheduler.routing import is_glob, matches
+from qreward.settings.client import load_config
+from qreward.settings.policies import Endpoint, Limits, Route
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

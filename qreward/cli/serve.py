@@ -10,7 +10,7 @@ import importlib.util
 import sys
 
 from qreward.errors import ConfigError
-from qreward.policy import with_faults
+from qreward.settings.base import with_faults
 
 _NEEDS = ("fastapi", "uvicorn")
 
@@ -34,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve; 0 if all that was under way was finished at the end, else 1. Raises ``ConfigError``."""
     if missing := [name for name in _NEEDS if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"the reward server needs {' and '.join(missing)}: pip install 'qreward[server]'")
-    from qreward.server import running  # noqa: PLC0415 - an extra
+    from qreward.server import server as running  # noqa: PLC0415 - an extra
     from qreward.server.config import ServerConfig, helps, token_of  # noqa: PLC0415
-    from qreward.server.loading import load_object  # noqa: PLC0415
+    from qreward.server.import_string import load_object  # noqa: PLC0415
 
     texts = {name: getattr(args, name) for name in helps() if name != "token"}
     token = token_of(args.token_env, args.token_file)

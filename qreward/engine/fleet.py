@@ -1,19 +1,40 @@
-"""The endpoints and routes of one client, as sources and pools of its scheduler. Changed live, from any thread."""
+"""The endpoints and routes of one client, as sources and pools of its scheduler. Changed live, from any thread.
+
+A fleet that takes over another configuration as a whole, while work is under way.
+
+All of it is one change of the scheduler's state, under the engine's lock: no request sees half of it. What is in flight is
+finished where it is. What waits stays: a pool lives on where its pattern does, and one whose pattern is gone is served by who
+serves the models now that were asked of it; only where nobody does, what waits fails with ``NoEndpoint``. Endpoints are put
+into the pools before others leave them, so that nothing is without one for a moment.
+
+An endpoint that is the same server with other limits, weight, price, models or timeouts keeps what was learned of it. Any
+other change (address, key, headers, ``limits.adaptive``, ...) makes it a new endpoint of the old name.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
+from random import Random
+from typing import Any, cast
+from weakref import ref
 
-from qreward.core.balance import make_balancer
-from qreward.core.pool import Pool
-from qreward.core.routing import Routes
-from qreward.core.scheduler import Scheduler
-from qreward.core.source import Source, make_source
-from qreward.engine.shell import Engine, Shell
+from qreward.engine.driver import Engine, Shell
 from qreward.errors import ConfigError, NoEndpoint
-from qreward.policies import Endpoint, LoadBalanceStrategy, Route
+from qreward.scheduler.endpoint_state import Source, make_source
+from qreward.scheduler.failure_policy import Aftermath
+from qreward.scheduler.hedging import Duplicates
+from qreward.scheduler.limits.adaptive import AdaptiveWindow
+from qreward.scheduler.limits.headers import Meter
+from qreward.scheduler.limits.rate import Pace
+from qreward.scheduler.limits.window import FixedWindow, Window
+from qreward.scheduler.load_balancing import Balancer, make_balancer
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.routing import Routes
+from qreward.scheduler.scheduler import Scheduler
+from qreward.settings.client import ClientConfig
+from qreward.settings.policies import Endpoint, Limits, LoadBalanceStrategy, Route
 from qreward.spelling import did_you_mean
 
 
@@ -156,3 +177,236 @@ class Fleet:
         keep: Callable[[list[object]], object] | None = getattr(shell.wire, "keep", None)
         if keep is not None:
             keep([source.handle for source in self.sources()])
+
+
+SETTINGS = ("retry", "hedge", "max_queued", "timeout")
+ADJUSTABLE = frozenset({"limits", "weight", "price", "models", "timeouts", "max_response_bytes", "keepalive", "probe"})
+"""Settings of an endpoint with which it stays the same server."""
+MOST_MODELS = 1000
+"""Models of a pool that are remembered: their names come from callers."""
+HELD = 0.8
+"""Share of an operator's limit from which a window counts as held by nothing else."""
+
+_Way = tuple[LoadBalanceStrategy, dict[str, float]]
+_OWN_WAY: _Way = (LoadBalanceStrategy.EXPECTED_FINISH, {})
+
+
+class LiveFleet(Fleet):
+    """Endpoints and routes that may all change at once."""
+
+    def __init__(self, engine: Engine[Scheduler], endpoints: Iterable[Endpoint], routes: Iterable[Route]) -> None:
+        self._left: list[tuple[str, Pool]] = []  # pools whose pattern is gone, for work may hold them
+        super().__init__(engine, endpoints, routes)
+
+    def pool(self, model: str) -> Pool:
+        """The pool that serves a model, for which it is asked now. Raises ``NoEndpoint`` naming the routes there are."""
+        pool = super().pool(model)
+        asked = pool.asked
+        if model not in asked and len(asked) < MOST_MODELS:
+            asked.add(model)
+        return pool
+
+    def reload(self, before: ClientConfig, after: ClientConfig, prices: dict[str, Any]) -> frozenset[str]:
+        """Become what ``after`` says.
+
+        Args:
+            before: the configuration as it is now.
+            after: the one to be taken over; it is valid.
+            prices: name -> price, of all endpoints there are or were; kept up to date.
+
+        Returns:
+            Names of the endpoints that came, went or changed, of the settings that changed, and ``"routes"``.
+        """
+        changed = differences(before, after)
+        if before != after:
+            self._engine.act(partial(self._become, before=before, after=after))
+            self._keep()
+        for endpoint in after.endpoints:
+            if endpoint.price is not None:
+                prices[endpoint.name] = endpoint.price
+            else:
+                prices.pop(endpoint.name, None)
+        return changed
+
+    def _become(self, now: float, before: ClientConfig, after: ClientConfig) -> None:
+        scheduler = self._engine.scheduler
+        retuned = retune(scheduler, before, after)
+        self._replace_sources(after.endpoints)
+        for pool, sources, balancer in self._replace_pools(after.routes):
+            scheduler.reroute(now, pool, sources, balancer)
+        self._forget_unused()
+        for _, pool in self._left:
+            scheduler.reroute(now, pool, self._heirs(pool), self._balancer(_OWN_WAY))
+        scheduler.resize(self.sources())
+        if retuned:
+            look_again(scheduler, now, self.sources())
+
+    def _replace_sources(self, endpoints: Iterable[Endpoint]) -> None:
+        """Those there are to be; who is none of them gets nothing more from now on."""
+        old = self._sources
+        self._sources = {endpoint.name: self._source_for(endpoint, old.get(endpoint.name)) for endpoint in endpoints}
+        for source in old.values():
+            source.removed = self._sources.get(source.name) is not source
+
+    def _source_for(self, endpoint: Endpoint, old: Source | None) -> Source:
+        rng = self._engine.scheduler.rng
+        if old is not None and is_same_server(cast("Endpoint", old.handle), endpoint):
+            adjust(old, endpoint, rng)
+            return old
+        source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=endpoint.timeouts.attempt)
+        source.handle = endpoint
+        source.health.down = old is not None and old.health.down  # an operator took it out, by its name
+        return source
+
+    def _replace_pools(self, routes: Iterable[Route]) -> list[tuple[Pool, list[Source], Balancer]]:
+        """A pool for each pattern, its old one if there was one, with the sources it is to have and who chooses among them."""
+        ways = {pool: (route.strategy, route.weights) for route, pool in self._routes.values()}
+        stock = self._stock()
+        served: list[tuple[Pool, list[Source], Balancer]] = []
+        table: Routes[Pool] = Routes()
+
+        def serve(pattern: str, sources: list[Source], way: _Way) -> Pool:
+            pools = stock.get(pattern)
+            pool = pools.pop() if pools else Pool(repr(pattern), [], self._balancer(_OWN_WAY))
+            served.append((pool, sources, pool.balancer if ways.get(pool, _OWN_WAY) == way else self._balancer(way)))
+            return pool
+
+        registered = {}
+        for route in routes:
+            pool = serve(route.pattern, [self._sources[name] for name in route.endpoints], (route.strategy, route.weights))
+            registered[route.pattern] = (route, pool)
+            table.set(route.pattern, pool)
+        own = {pattern: serve(pattern, sources, _OWN_WAY) for pattern, sources in self._declared().items()}
+        for pattern in own.keys() - registered.keys():
+            table.set(pattern, own[pattern])
+        self._left = [(pattern, pool) for pattern, pools in stock.items() for pool in pools]
+        self._own, self._routes, self._table = own, registered, table
+        return served
+
+    def _stock(self) -> dict[str, list[Pool]]:
+        """All pools by pattern, last of each the one that is in use."""
+        stock: dict[str, list[Pool]] = {}
+        used = self._table.items().items()
+        for pattern, pool in (*self._left, *((each, pool) for each, pool in self._own.items() if each in self._routes), *used):
+            stock.setdefault(pattern, []).append(pool)
+        return stock
+
+    def _forget_unused(self) -> None:
+        """Let go of the pools whose pattern is gone and that no work holds. Those that some work holds get their sources back."""
+        waiting = [(pattern, pool) for pattern, pool in self._left if len(pool.queue)]
+        held = [(pattern, ref(pool)) for pattern, pool in self._left if not len(pool.queue)]
+        self._left = waiting
+        for _, weak in held:
+            detach(weak())
+        self._left += [(pattern, pool) for pattern, weak in held if (pool := weak()) is not None]
+
+    def _heirs(self, pool: Pool) -> list[Source]:
+        """Who serves now what may still wait in a pool that nobody asks any more."""
+        heirs = [self._table.find(model) for model in sorted(pool.asked)]
+        return list(dict.fromkeys(source for heir in heirs if heir is not None for source in heir.sources))
+
+    def _declared(self) -> dict[str, list[Source]]:
+        declared: dict[str, list[Source]] = {}
+        for source in self._sources.values():
+            for pattern in dict.fromkeys(cast("Endpoint", source.handle).models):
+                declared.setdefault(pattern, []).append(source)
+        return declared
+
+    def _balancer(self, way: _Way) -> Balancer:
+        return make_balancer(*way, self._engine.scheduler.rng)
+
+
+def detach(pool: Pool | None) -> None:
+    """Take a pool in which nothing waits from all its sources, which would keep it alive."""
+    if pool is not None:
+        for source in tuple(pool.sources):
+            pool.leave(source)
+
+
+def differences(before: ClientConfig, after: ClientConfig) -> frozenset[str]:
+    """Names of endpoints and settings that are not the same in both; their order does not count."""
+    old, new = ({endpoint.name: endpoint for endpoint in config.endpoints} for config in (before, after))
+    names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+    names |= {name for name in SETTINGS if getattr(before, name) != getattr(after, name)}
+    if {route.pattern: route for route in before.routes} != {route.pattern: route for route in after.routes}:
+        names.add("routes")
+    return frozenset(names)
+
+
+def is_same_server(old: Endpoint, new: Endpoint) -> bool:
+    """Whether what was learned of the one is true of the other."""
+    if old.limits.adaptive != new.limits.adaptive or old.limits.shared != new.limits.shared:
+        return False
+    if new.limits.shared != "none" and _kinds(old.limits) != _kinds(new.limits):
+        return False
+    return all(getattr(old, name) == getattr(new, name) for name in Endpoint.model_fields if name not in ADJUSTABLE)
+
+
+def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
+    """Give a source other limits; it keeps its latencies, health, counts, and what was found out of its window and rates."""
+    old, limits = cast("Endpoint", source.handle).limits, endpoint.limits
+    if source.share is not None:  # which tells the others of the new limits
+        if old.max_concurrency != limits.max_concurrency:
+            source.share.window.inner = _resized(source.share.window.inner, limits.max_concurrency, rng)
+    else:
+        if old.max_concurrency != limits.max_concurrency:
+            source.window = _resized(source.window, limits.max_concurrency, rng)
+        source.requests = _paced(source.requests, limits.rpm)
+        source.tokens = _paced(source.tokens, limits.tpm)
+    source.reserved = limits.tpm_counts == "reserved"
+    source.weight, source.attempt_timeout, source.handle = endpoint.weight, endpoint.timeouts.attempt, endpoint
+
+
+def _kinds(limits: Limits) -> tuple[bool, ...]:
+    return tuple(limit is not None for limit in (limits.rpm, limits.tpm, limits.max_concurrency))
+
+
+def _resized(window: Window, most: int | None, rng: Random) -> Window:
+    """The window under another operator's limit. Anew if nothing but the old one held it: of what is beyond nothing was learned."""
+    if not isinstance(window, AdaptiveWindow):
+        return FixedWindow(most)
+    fresh = AdaptiveWindow(rng, most)
+    if window.limit >= HELD * window.most and fresh.limit > window.limit:
+        fresh.changes = window.changes
+        return fresh
+    window.most = fresh.most
+    window.limit = min(window.limit, window.most)
+    return window
+
+
+def _paced(limit: Pace | Meter | None, per_minute: float | None) -> Pace | Meter | None:
+    """The same limit at another rate, what it owes included."""
+    if isinstance(limit, Meter):
+        limit.pace = _pace(limit.pace, per_minute)
+        return limit
+    return _pace(limit, per_minute)
+
+
+def _pace(pace: Pace | None, per_minute: float | None) -> Pace | None:
+    if per_minute is None:
+        return None
+    if pace is None:
+        return Pace(per_minute / 60)
+    pace.rate = per_minute / 60
+    return pace
+
+
+def retune(scheduler: Scheduler, before: ClientConfig, after: ClientConfig) -> bool:
+    """Give a scheduler other policies; a budget whose policy changes begins anew. True if it is to look again at what is under way."""
+    scheduler._most_waiting = after.max_queued
+    if before.retry != after.retry:
+        scheduler._aftermath = Aftermath(after.retry, scheduler.rng)
+    if before.hedge == after.hedge and before.retry.attempts == after.retry.attempts:
+        return False
+    scheduler._duplicates = Duplicates(after.hedge, after.retry.attempts)
+    return True
+
+
+def look_again(scheduler: Scheduler, now: float, sources: Iterable[Source]) -> None:
+    """What takes too long may be another time now."""
+    for source in sources:
+        source.look_after = scheduler._duplicates.look_after(source)
+        if source.attempts:
+            oldest = next(iter(source.attempts))
+            source.check_at = min(source.check_at, max(now, oldest.sent_at + source.look_after))
+            scheduler._wake(source, source.check_at)

@@ -2,7 +2,7 @@
 
 Each shell has a round with one timer; what is due is claimed under the engine's lock, so that each endpoint is looked at by one
 shell at a time, the same one as long as that goes on. If its loop stops, another takes over. Where no endpoint wants to be looked
-at there is no timer. Knows when to look and who is told; what a look is the wire knows, and what it means ``core.sight``.
+at there is no timer. Knows when to look and who is told; what a look is the wire knows, and what it means ``scheduler.probe_state``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from functools import partial
 from math import inf
 from typing import Any, cast
 
-from qreward.core.outcome import Look
-from qreward.core.scheduler import Scheduler
-from qreward.core.sight import Change, Sight
-from qreward.core.source import Source
-from qreward.engine.shell import Engine, Shell
-from qreward.engine.watching import LOG
-from qreward.policies import Endpoint
+from qreward.engine.driver import Engine, Shell
+from qreward.engine.instrumentation import LOG
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import Look
+from qreward.scheduler.probe_state import Change, Sight
+from qreward.scheduler.scheduler import Scheduler
+from qreward.settings.policies import Endpoint
 
 LONGEST_LOOK = 5.0
 """Seconds after which a look is given up; it then says nothing."""
@@ -51,7 +51,7 @@ class _Turn:
 class ProbingEngine(Engine[Scheduler]):
     """An engine whose sources are looked at as their endpoints' ``probe`` says, while it has loops.
 
-    The wire is asked by its ``look``: an endpoint in, a ``core.outcome.Look`` out, raising nothing. One that has none is not asked.
+    The wire is asked by its ``look``: an endpoint in, a ``scheduler.outcome.Look`` out, raising nothing. One that has none is not asked.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:

@@ -6,13 +6,13 @@ import asyncio
 from contextvars import copy_context
 from typing import Any
 
-from qreward.core.outcome import CANCELLED, Answer
-from qreward.core.source import Source
-from qreward.core.task import Attempt, Feed, State, Task
-from qreward.engine.report import result_of
-from qreward.engine.shell import Shell
+from qreward.engine.driver import Shell
+from qreward.engine.snapshots import result_of
 from qreward.errors import ClientClosed, QRewardError
 from qreward.results import Result
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import CANCELLED, Answer
+from qreward.scheduler.request import Attempt, Feed, State, Task
 
 
 class Single:

@@ -1,24 +1,190 @@
 """``ScheduleConfig``: all that may be set of a function, each parameter written once, and changed while the function is in use.
 
 Knows what is valid; knows nothing of how a call is made. What only functions are configured with is in ``kinds``.
+
+The kinds of values that only functions are configured with: what is a failure, when to hedge, how urgent, no value at all.
+
+Knows no configuration; a check returns the value or raises ``ValueError`` saying what to write instead.
+
+Who is told when something changes, and the lock under which changes are made one after the other. Knows not what changes.
+
+Settings of functions as they stand in a file. Knows files and what is wrong with them; knows not which settings there are.
+
+From what the user set to what is decided by, made once for each change.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
+import re
+import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from enum import Enum
+from inspect import iscoroutinefunction
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, PlainValidator, PrivateAttr, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, PlainValidator, PrivateAttr, field_validator, model_validator
 
+from qreward.engine import background as forks
 from qreward.errors import ConfigError
-from qreward.functions.changes import Changes
-from qreward.functions.kinds import UNSET, ExceptionTypes, Exporter, HedgeTime, Portion, check_plain, quantile_of
-from qreward.functions.reading import read_with_place
-from qreward.policies import Level, Priority
-from qreward.policy import Count, Many, Policy, Seconds, SomeSeconds, with_faults
+from qreward.functions.overload import overload_of
+from qreward.scheduler.functions.call import Adapting, Breaking, CallTerms, Hedging, Pause, Raised, Rate
+from qreward.settings import files as reading
+from qreward.settings.base import Count, Many, Number, Policy, Seconds, SomeSeconds, with_faults
+from qreward.settings.policies import Level, Priority
+
+_PERCENTILE = re.compile(r"p([0-9]+(?:\.[0-9]+)?)")
+
+
+class Unset(Enum):
+    """The kind of ``UNSET``. It stays the same one when it is copied or pickled."""
+
+    UNSET = "UNSET"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+UNSET = Unset.UNSET
+"""No value was given, not even None."""
+
+
+def check_exceptions(value: object) -> object:
+    """An exception class, a tuple of them, or a function of the exception."""
+    if isinstance(value, type):
+        return _exception(value)
+    if isinstance(value, tuple):
+        if not value:
+            raise ValueError("is an empty tuple, by which nothing would ever be a failure; name at least one class, or leave it out")
+        return tuple(_exception(each) for each in value)
+    if not callable(value):
+        raise ValueError("must be an exception class, a tuple of such classes, or a function of the exception; it is set in code")
+    return check_plain(value)
+
+
+def _exception(value: object) -> object:
+    if not isinstance(value, type) or not issubclass(value, BaseException):
+        raise ValueError("must name exception classes, such as (ConnectionError, TimeoutError)")
+    if not issubclass(value, Exception):
+        raise ValueError(f"{value.__name__} cannot be retried: it ends tasks and programs; use Exception, or subclasses of it")
+    return value
+
+
+def check_plain(value: Any) -> Any:
+    """A function that gives its answer at once, or None."""
+    if value is not None and (not callable(value) or iscoroutinefunction(value)):
+        raise ValueError("must be a plain function, not async: it is called and not awaited")
+    return value
+
+
+def check_hedge_time(value: object) -> object:
+    """Seconds, a percentile, or None."""
+    if isinstance(value, str) and (found := _PERCENTILE.fullmatch(value)):
+        if not 0 < float(found[1]) / 100 < 1:
+            raise ValueError("a percentile lies between p0 and p100, both excluded, such as 'p95'")
+        return value
+    try:
+        seconds = None if value is None or isinstance(value, bool) else float(value)  # type: ignore[arg-type] # texts of numbers too
+    except (TypeError, ValueError, OverflowError):
+        seconds = None
+    if seconds is None and value is None:
+        return None
+    if seconds is None or not isfinite(seconds) or seconds <= 0:
+        raise ValueError("must be a positive number of seconds, a percentile such as 'p95', or None")
+    return seconds
+
+
+def quantile_of(time: float | str | None) -> float | None:
+    """The share of tries that are quicker than a percentile says; None for anything else.
+
+    Example:
+        >>> quantile_of("p95"), quantile_of(2.0)
+        (0.95, None)
+    """
+    return float(time[1:]) / 100 if isinstance(time, str) else None
+
+
+def check_exporter(value: Any) -> Any:
+    """Something that has a method ``export``, or None."""
+    if value is not None and not callable(getattr(value, "export", None)):
+        raise ValueError("must be an object with a method export(metrics), or None")
+    return value
+
+
+Failures = type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], bool | float]
+ExceptionTypes = Annotated[Failures, PlainValidator(check_exceptions)]
+HedgeTime = Annotated[float | str | None, PlainValidator(check_hedge_time)]
+Portion = Annotated[float, BeforeValidator(Number(above=0, most=1))]
+Exporter = Annotated[Any, PlainValidator(check_exporter)]
+
+
+logger = logging.getLogger("qreward.schedule")
+
+OnChange = Callable[[Any, frozenset[str]], object]
+
+
+class Changes:
+    """The lock and the callbacks of one thing that changes.
+
+    Attributes:
+        lock: held while a change is made and told, so that all are told in their order. A callback may change the thing again.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._callbacks: dict[object, OnChange] = {}
+        forks.watch(self, Changes._begin_again)
+
+    def _begin_again(self) -> object:
+        """In a forked child: the lock may have been held by a thread that is not here."""
+        inherited, self.lock = self.lock, threading.RLock()
+        return inherited
+
+    def add(self, callback: OnChange) -> Callable[[], None]:
+        """Call ``callback(thing, names)`` after each change from now on. Returns what ends that; it may be called twice."""
+        token = object()
+        self._callbacks[token] = callback
+
+        def remove() -> None:
+            self._callbacks.pop(token, None)
+
+        return remove
+
+    def follow(self, method: OnChange) -> None:
+        """As ``add``, for a method of an object that this does not keep alive."""
+
+        def call(thing: object, names: frozenset[str]) -> None:
+            found = weak()
+            if found is not None:
+                found(thing, names)
+
+        remove = self.add(call)
+        weak = weakref.WeakMethod(method, lambda _: remove())
+
+    def tell(self, thing: object, names: frozenset[str]) -> None:
+        """Call all; one that raises hinders nobody."""
+        for token, callback in list(self._callbacks.items()):
+            if token not in self._callbacks:  # removed by one before it
+                continue
+            try:
+                callback(thing, names)
+            except Exception:
+                logger.exception("an on_change callback raised; the change of %s stands", ", ".join(sorted(names)))
+
+
+def read_settings(source: str | Path) -> dict[str, Any]:
+    """The settings in a file. Raises ``ConfigError``."""
+    return read_with_place(source)[0]
+
+
+def read_with_place(source: str | Path) -> tuple[dict[str, Any], reading.Place]:
+    """The settings in a file, and their place. One that is empty is refused: it may be about to be written. Raises ``ConfigError``."""
+    return reading.read_settings(source, empty="write {} if nothing is to be set")
+
 
 __all__ = ["FIXED", "UNSET", "ScheduleConfig"]
 
@@ -63,7 +229,7 @@ class ScheduleConfig(Policy):
         adaptive_limit_max: tries to which the limit rises at most; with ``adaptive_limit``.
         adaptive_error_threshold: share of failures above which the limit falls; with ``adaptive_limit``.
         adaptive_latency_threshold: mean seconds of a try above which the limit falls; with ``adaptive_limit``.
-        priority: 0 (most urgent) to 9, or a :class:`~qreward.policies.Priority` or its name.
+        priority: 0 (most urgent) to 9, or a :class:`~qreward.settings.policies.Priority` or its name.
         pool: functions that name the same one share ``max_concurrency`` and the adaptive limit. It cannot be changed.
         metrics_callback: called with what each call was like.
         telemetry_exporter: an object with a method ``export(metrics)``.
@@ -249,3 +415,87 @@ class _Shown:
         if isinstance(value, tuple):
             return f"({', '.join(repr(_Shown(each)) for each in value)}{',' if len(value) == 1 else ''})"
         return str(getattr(value, "__qualname__", f"<{type(value).__name__}>"))
+
+
+class Settings:
+    """One state of a configuration. Never changed, so that a call is treated by one of them from its beginning to its end.
+
+    Attributes:
+        terms: for the scheduler; ``hasty`` the same with nothing to wait for.
+        needs_thread: a blocking caller may have to leave a try alone.
+    """
+
+    __slots__ = ("_exceptions", "_predicate", "callback", "debug", "default", "exporter", "hasty", "key_func", "needs_thread", "terms")
+
+    def __init__(self, config: ScheduleConfig) -> None:
+        self.terms = _terms(config)
+        self.hasty = self.terms._replace(pause=Pause(0.0, 0.0), paced=False, hedging=None)
+        self.needs_thread = config.timeout is not None or config.hedged_request_time is not None or config.speed_up_max_multiply > 1
+        self.key_func: Callable[..., Hashable] | None = config.key_func
+        self.default: Any = config.default_result
+        self.callback = config.metrics_callback
+        self.exporter = config.telemetry_exporter
+        self.debug = config.debug
+        exceptions: Any = config.exception_types
+        is_types = isinstance(exceptions, type | tuple)
+        self._exceptions: Any = exceptions if is_types else Exception
+        self._predicate: Callable[[Exception], bool | float] | None = None if is_types else exceptions
+
+    @property
+    def has_default(self) -> bool:
+        """Something is returned instead of an exception."""
+        return self.default is not UNSET
+
+    def covers(self, error: BaseException) -> bool:
+        """Whether an exception that no try raised is one for which the default is returned."""
+        if self._predicate is not None and isinstance(error, Exception):
+            return self._predicate(error) is not False
+        return isinstance(error, self._exceptions)
+
+    def judge(self, error: Exception) -> Raised:
+        """What an exception of the function means."""
+        overload = overload_of(error)
+        wait = None if overload is None else overload.retry_after
+        again: bool | float = isinstance(error, self._exceptions)
+        covered = bool(again)
+        if again and self._predicate is not None:
+            again = self._predicate(error)
+            covered = again is not False
+            if again is not True and again is not False:
+                again, wait = True, float(again)
+        if overload is not None and overload.should_retry is False:  # the server's own word goes first
+            again = False
+        return Raised(error, again=bool(again), wait=wait, overloaded=overload is not None, covered=covered)
+
+    def judge_hastily(self, error: Exception) -> Raised:
+        """The same with nothing to wait for."""
+        raised = self.judge(error)
+        raised.wait = None if raised.wait is None else 0.0
+        return raised
+
+
+def _terms(config: ScheduleConfig) -> CallTerms:
+    hedging = breaking = adapting = None
+    if config.hedged_request_time is not None:
+        quantile = config.hedged_request_quantile
+        after = None if isinstance(config.hedged_request_time, str) else config.hedged_request_time
+        hedging = Hedging(after, quantile or 0.0, config.hedged_request_max_times, config.hedged_request_proportion)
+    if config.circuit_breaker_threshold is not None:
+        breaking = Breaking(config.circuit_breaker_threshold, config.circuit_breaker_recovery)
+    if config.adaptive_limit:
+        adapting = Adapting(
+            config.adaptive_limit_min, config.adaptive_limit_max, config.adaptive_error_threshold, config.adaptive_latency_threshold
+        )
+    return CallTerms(
+        level=int(config.priority),
+        timeout=config.timeout,
+        retries=config.retry_times,
+        pause=Pause(config.retry_interval, config.retry_max_interval),
+        abreast=config.speed_up_max_multiply,
+        most=config.max_concurrency,
+        rate=None if config.limit_size is None else Rate(config.limit_size, config.limit_window),
+        hedging=hedging,
+        breaking=breaking,
+        adapting=adapting,
+        noted=config.debug,
+    )

@@ -21,9 +21,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from qreward.codecs import rate_limit_headers as hints
 from qreward.errors import RateLimited
-from qreward.wire import hints, meanings
-from qreward.wire.complaints import Complaint, complaint_of, read_complaint
+from qreward.transport import error_mapping as meanings
+from qreward.transport.error_mapping import Complaint, complaint_of, read_complaint
 
 LINKS = 8
 """Exceptions of a chain that are looked at. Libraries make chains of up to four; cycles end here."""

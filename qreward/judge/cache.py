@@ -24,8 +24,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import NamedTuple
 
-from qreward.engine import forks
-from qreward.judge.hearing import Heard
+from qreward.engine import background as forks
+from qreward.judge.reply import Heard
 
 MOST = 1_000_000
 """Answers that are kept; beyond it the oldest go. At a kilobyte each that is a gigabyte."""

@@ -12,30 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from qreward import arguments
-from qreward.arguments import DEFAULT
+from qreward import options as arguments
 from qreward.client import QRewardClient
-from qreward.core.pool import Pool
-from qreward.core.task import Terms
-from qreward.engine import forks
-from qreward.engine.shell import Shell
+from qreward.engine import background as forks
+from qreward.engine.driver import Shell
 from qreward.errors import ConfigError
-from qreward.judge import given
-from qreward.judge.ballots import Juror
-from qreward.judge.bulk import JudgeBulk
+from qreward.judge import config as given
 from qreward.judge.cache import Cache
+from qreward.judge.cache_lookup import recall, recalled
 from qreward.judge.config import JudgeConfig, ResponseFormat, Settle
-from qreward.judge.desk import Desk
-from qreward.judge.flights import Flight, Keep
+from qreward.judge.item_state import Ask, Outcome, Poll
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict
-from qreward.judge.polls import Ask, Outcome, Poll
-from qreward.judge.questions import Extra, Questions, extra_of, fields_of, pair_extra_of, pair_fields_of
-from qreward.judge.recall import recall, recalled
-from qreward.judge.templates import Builder
-from qreward.judge.verdicts import VerdictForm, verdict_named
-from qreward.judge.words import Comparison, Item, Pair, Verdict
-from qreward.policies import Priority
+from qreward.judge.prompts import Builder
+from qreward.judge.requests import Extra, Questions, extra_of, fields_of, pair_extra_of, pair_fields_of
+from qreward.judge.runner import Desk, JudgeBulk
+from qreward.judge.sampling import Juror
+from qreward.judge.singleflight import Flight, Keep
+from qreward.judge.types import Comparison, Item, Pair, Verdict
+from qreward.judge.verdict_parser import VerdictForm, verdict_named
+from qreward.options import DEFAULT
 from qreward.results import BatchResult, Result
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Terms
+from qreward.settings.policies import Priority
 
 if TYPE_CHECKING:
     from qreward.progress import Progress
@@ -62,7 +61,7 @@ class Judge:
             says (``ge`` and ``le``, or the numbers among which it chooses), else 0 to 10.
         range: what the ends of ``scale`` are as rewards; None leaves scores as they are.
         samples: answers of each model to each item, at most 100.
-        settle: how several answers make one score: see :class:`~qreward.judge.settling.ScoreOf`.
+        settle: how several answers make one score: see :class:`~qreward.judge.aggregation.ScoreOf`.
         reasks: times that an answer which cannot be read is asked for again, within the item's time.
         response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``; ``auto`` finds out what each model's
             servers take. With ``none`` and a prompt of the user's, that says alone how to answer.

@@ -3,15 +3,237 @@
 What is judged is untrusted: it may claim to be right, hold orders to the judge, or pretend to end where it does not. So it stands between
 lines of backticks, more of them than it has in a row itself (as Markdown fences do), and what is asked comes after it. The parts that
 items of one prompt share come first, where servers can reuse what they have computed for them.
+
+Prompt templates: texts with ``{name}`` in them, and what stands there when it is an item's turn. Strict, and expanded once.
+
+Knows no judge: only fields, texts and messages.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import lru_cache
+from typing import Any, TypeGuard
 
-from qreward.judge.templates import in_words
+from qreward.codecs.chat import is_missing, joined
+from qreward.errors import ConfigError
+from qreward.spelling import TYPO, closest
+
+Messages = list[dict[str, Any]]
+Builder = Callable[[Mapping[str, Any]], Iterable[Any]]
+"""The user's own: from an item's fields to the messages of a request."""
+
+_PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+
+
+class Template:
+    """A text with fields. ``{{`` and ``}}`` stand for the braces themselves.
+
+    A field is a plain name: no attribute, no index, no format can be asked of a value, and a value is never looked at for fields of its
+    own.
+
+    Args:
+        text: the template.
+        what: what it is called in an error.
+
+    Raises:
+        ConfigError: a brace is not closed, or what is in it is no name.
+
+    Example:
+        >>> Template("{{{response}}}", "prompt").render({"response": "{prompt}"})
+        '{{prompt}}'
+    """
+
+    __slots__ = ("_pieces", "names")
+
+    def __init__(self, text: str, what: str) -> None:
+        if not isinstance(text, str):
+            raise ConfigError(f"{what} must be a text, not a {type(text).__name__}")
+        self._pieces: list[tuple[str, str | None]] = []  # a text, and the field that follows it
+        begin = 0
+        before = ""
+        for match in _PIECE.finditer(text):
+            before += text[begin : match.start()]
+            begin = match.end()
+            if match[0] in ("{{", "}}"):
+                before += match[0][0]
+            else:
+                self._pieces.append((before, _name(match, text, what)))
+                before = ""
+        self._pieces.append((before + text[begin:], None))
+        self.names = frozenset(name for _, name in self._pieces if name is not None)
+
+    def render(self, values: Mapping[str, str]) -> str:
+        """The text with the values in it; all names must be there."""
+        return "".join([part for text, name in self._pieces for part in (text, "" if name is None else values[name])])
+
+
+def _name(match: re.Match[str], text: str, what: str) -> str:
+    name = match[1]
+    if name is not None and name.isidentifier():
+        return name
+    line = text.count("\n", 0, match.start()) + 1
+    shown = match[0] if len(match[0]) <= 40 else match[0][:37] + "..."
+    raise ConfigError(
+        f"{what}, line {line}: {shown!r} is not a placeholder; write a plain name, such as {{response}}, or {{{{ and }}}} for braces"
+    )
+
+
+def in_words(value: object, name: str) -> str:
+    """A field's value as text: a conversation is made readable, what is neither text nor number is written as JSON.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
+    if isinstance(value, str):
+        return value
+    if _is_conversation(value):
+        return "\n\n".join(map(_spoken, value))
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the field {name!r} is a {type(value).__name__} that cannot be written into a prompt ({error})") from None
+
+
+def _is_conversation(value: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) and "role" in each for each in value)
+
+
+def _spoken(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    words = joined(content)
+    if isinstance(content, list):
+        words += "".join(f"[{part.get('type', 'part')}]" for part in content if isinstance(part, Mapping) and "text" not in part)
+    calls = message.get("tool_calls")
+    if calls:
+        words += f"[calls {json.dumps(calls, ensure_ascii=False, default=str)}]"
+    return f"{str(message['role']).capitalize()}: {words}"
+
+
+class Prompt:
+    """From an item's fields to the messages of a request.
+
+    Args:
+        prompt: a template of the user's message, a list of messages whose contents are templates, or a function from fields to
+            messages.
+        system: a template of the system message before them, or None.
+        needed: what is judged: the templates must name these, and an item must have them.
+        known: names that fields may have although no template names them; None is any.
+        what: what ``prompt`` is called in an error.
+
+    Attributes:
+        names: fields that the templates name.
+
+    Raises:
+        ConfigError: it is none of these, or lacks a needed field.
+    """
+
+    def __init__(
+        self, prompt: object, system: str | None, *, needed: Iterable[str], known: Iterable[str] | None, what: str = "prompt"
+    ) -> None:
+        self._needed, self._what = frozenset(needed), what
+        self._judged = self._needed - {"prompt"}
+        self._system = None if system is None else Template(system, "system")
+        self._known = None if known is None else frozenset(known)
+        self._build: Builder | None = prompt if callable(prompt) else None
+        self._turns = [] if callable(prompt) else _turns(prompt, what)
+        templates = [template for _, template in self._turns] + ([self._system] if self._system else [])
+        self.names: frozenset[str] = frozenset().union(*(template.names for template in templates))
+        missing = sorted(self._needed - self.names)
+        if missing and self._build is None:
+            raise ConfigError(f"the {what} must contain {{{missing[0]}}}, which is judged; its placeholders: {_listed(self.names)}")
+
+    def messages(self, fields: Mapping[str, Any], *, extra: bool = False) -> Messages:
+        """The messages for one item; fields that are None are as if they were not there.
+
+        Args:
+            extra: there may be other fields, which are not used, unless one is called almost as a field that is missing.
+
+        Raises:
+            ConfigError: a field is missing, or one is not known.
+        """
+        given = {name: value for name, value in fields.items() if value is not None}
+        for name in self._judged & given.keys():
+            if _is_conversation(given[name]) and is_missing(given[name][-1]):
+                raise ConfigError(f"the last message of {name!r} has no content, so there is nothing to judge")
+        self._check(given.keys(), extra)
+        words = {name: in_words(given[name], name) for name in self.names}
+        if self._build is not None:
+            turns = self._built(given)
+        else:
+            turns = [{**message, "content": template.render(words)} for message, template in self._turns]
+        return turns if self._system is None else [{"role": "system", "content": self._system.render(words)}, *turns]
+
+    def _built(self, given: Mapping[str, Any]) -> Messages:
+        """What the user's function makes; whether these are messages is looked at by who sends them."""
+        assert self._build is not None
+        built = self._build(given)
+        if isinstance(built, str | bytes | Mapping) or not isinstance(built, Iterable):
+            raise ConfigError(f"the {self._what} function must return a list of messages, not {type(built).__name__}")
+        return list(built)
+
+    def _check(self, given: Set[str], extra: bool) -> None:
+        missing = self.names - given
+        if missing:
+            name = min(missing)
+            raise ConfigError(f"the {self._what} contains {{{name}}}, but the item has no field {name!r}; its fields are {_listed(given)}")
+        if not self._needed <= given:
+            name = min(self._needed - given)
+            raise ConfigError(f"the item has no {name!r} to judge (it is missing or None); its fields are {_listed(given)}")
+        if self._known is None or given <= self._known or given <= self._known | self.names:
+            return
+        used = self._known | self.names
+        if extra:
+            check_extra(given - used, used - given)
+            return
+        name = min(given - used)
+        raise ConfigError(
+            f"the field {name!r} is not used: the {self._what} uses {_listed(self.names or used)}; "
+            f"write {{{name}}} into a {self._what} of your own, or leave the field out"
+        )
+
+
+def check_extra(extra: Set[str], missing: Set[str]) -> None:
+    """Raise ``ConfigError`` for a field that is not used and called almost as one that is missing: a slip, not an ``id``.
+
+    Example:
+        >>> check_extra({"id", "source"}, {"reference"})
+        >>> check_extra({"refrence"}, {"reference"})
+        Traceback (most recent call last):
+        qreward.errors.ConfigError: the item has a field 'refrence'; did you mean 'reference'?
+    """
+    slip = _slip(frozenset(extra), frozenset(missing)) if extra and missing else None
+    if slip is not None:
+        raise ConfigError(f"the item has a field {slip[0]!r}; did you mean {slip[1]!r}?")
+
+
+@lru_cache(maxsize=256)
+def _slip(extra: frozenset[str], missing: frozenset[str]) -> tuple[str, str] | None:
+    for name in sorted(extra):
+        near = closest(name, sorted(missing), cutoff=TYPO)
+        if near:
+            return name, near[0]
+    return None
+
+
+def _turns(prompt: object, what: str) -> list[tuple[Mapping[str, Any], Template]]:
+    if isinstance(prompt, str):
+        return [({"role": "user"}, Template(prompt, what))]
+    if not isinstance(prompt, list | tuple) or not prompt:
+        raise ConfigError(f"{what} must be a template, a list of messages or a function that makes them, not {type(prompt).__name__}")
+    turns = []
+    for index, message in enumerate(prompt):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ConfigError(f"{what}[{index}] must be a message such as {{'role': 'user', 'content': '...'}}")
+        turns.append((message, Template(message.get("content"), f"{what}[{index}].content")))  # type: ignore[arg-type]
+    return turns
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names))) or "none"
+
 
 _BACKTICKS = re.compile(r"`+")
 _CAUTION = (

@@ -6,20 +6,20 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from qreward import arguments
-from qreward.arguments import DEFAULT
+from qreward import options as arguments
 from qreward.client import QRewardClient
+from qreward.codecs.base import Call
+from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.registry import SCORE
 from qreward.errors import ConfigError
-from qreward.judge.questions import extra_of, fields_of
-from qreward.judge.templates import check_extra
-from qreward.judge.verdicts import bounds
-from qreward.judge.words import Item, Verdict, Vote
-from qreward.policies import Priority
+from qreward.judge.prompts import check_extra
+from qreward.judge.requests import extra_of, fields_of
+from qreward.judge.types import Item, Verdict, Vote
+from qreward.judge.verdict_parser import bounds
+from qreward.options import DEFAULT
 from qreward.results import BatchResult, Result, Usage
-from qreward.rewards.asking import Asking, asking
-from qreward.wire.base import Call
-from qreward.wire.rewards.answers import Score
-from qreward.wire.rewards.dialects import SCORE
+from qreward.scoring.formats import Asking, asking
+from qreward.settings.policies import Priority
 
 if TYPE_CHECKING:
     from qreward.progress import Progress
@@ -28,7 +28,7 @@ _OPTIONS = ("extra_headers", "extra_body", "hedge")
 
 
 class RewardModelScorer:
-    """Scores by a reward model: what ``client.score`` gives, as a :class:`~qreward.judge.words.Verdict`.
+    """Scores by a reward model: what ``client.score`` gives, as a :class:`~qreward.judge.types.Verdict`.
 
     Needs no running loop to be made; may be used from several loops and threads; pickles by its settings.
 

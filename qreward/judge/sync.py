@@ -6,16 +6,16 @@ import contextlib
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qreward.arguments import DEFAULT
 from qreward.client import QRewardClient
 from qreward.engine.portal import portal
 from qreward.errors import ClientClosed
 from qreward.judge.config import JudgeConfig
 from qreward.judge.judge import Judge
-from qreward.judge.words import Comparison, Item, Pair, Verdict
-from qreward.policies import Priority
+from qreward.judge.types import Comparison, Item, Pair, Verdict
+from qreward.options import DEFAULT
 from qreward.results import BatchResult, Result
-from qreward.sync import SyncQRewardClient
+from qreward.settings.policies import Priority
+from qreward.sync_client import SyncQRewardClient
 
 if TYPE_CHECKING:
     from qreward.progress import Progress

@@ -1,7 +1,7 @@
 """The reward server: any scoring function behind HTTP, in batches, in the dialects that trainers and our own client speak.
 
 ``forms`` and ``answers`` know the bodies, ``service`` what is behind the routes, ``app`` FastAPI, ``running`` uvicorn. Needs the extra
-``qreward[server]``; what scores is ``qreward.batching.buffer``, which knows nothing of this. The names are loaded when first used.
+``qreward[server]``; what scores is ``qreward.batching.reward_buffer``, which knows nothing of this. The names are loaded when first used.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qreward.server.app import create_app as create_app
     from qreward.server.config import ServerConfig as ServerConfig
-    from qreward.server.running import RewardServer as RewardServer
-    from qreward.server.running import run as run
-    from qreward.server.running import serve as serve
+    from qreward.server.server import RewardServer as RewardServer
+    from qreward.server.server import run as run
+    from qreward.server.server import serve as serve
 
-_HOMES = {"create_app": "app", "ServerConfig": "config", "RewardServer": "running", "run": "running", "serve": "running"}
+_HOMES = {"create_app": "app", "ServerConfig": "config", "RewardServer": "server", "run": "server", "serve": "server"}
 
 __all__ = ["RewardServer", "ServerConfig", "create_app", "run", "serve"]
 

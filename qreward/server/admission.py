@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from aiolimiter import AsyncLimiter
 
-from qreward.batching.buffer import RewardBuffer
+from qreward.batching.reward_buffer import RewardBuffer
 from qreward.server.config import ServerConfig
-from qreward.server.refusals import busy
+from qreward.server.http_errors import busy
 
 _BISECTIONS = 24  # leaves 1e-7 of a request
 _FREED = 1.0

@@ -15,12 +15,12 @@ from starlette.responses import Response
 from qreward import __version__
 from qreward.errors import ConfigError
 from qreward.server import forms
-from qreward.server.answers import write
 from qreward.server.config import ServerConfig
-from qreward.server.gate import JSON, Gate, refused
-from qreward.server.incoming import Gone
+from qreward.server.http_errors import Refusal
 from qreward.server.metrics import CONTENT_TYPE
-from qreward.server.refusals import Refusal
+from qreward.server.middleware import JSON, Gate, refused
+from qreward.server.request import Gone
+from qreward.server.responses import write
 from qreward.server.service import Read, Service
 
 _LEFT = 499
@@ -39,7 +39,7 @@ def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any)
     """An ASGI app that scores with a function, in batches, in the dialects of OpenRLHF, MolGenDocking and vLLM.
 
     Args:
-        scorer: ``scorer(completions: list[str], metadata: list[dict]) -> rewards``; see :class:`~qreward.batching.buffer.RewardBuffer`.
+        scorer: ``scorer(completions: list[str], metadata: list[dict]) -> rewards``; see :class:`~qreward.batching.reward_buffer.RewardBuffer`.
         config: the settings; or
         settings: the same by name; see :class:`ServerConfig`.
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, SecretStr, field_validator, model_validator
 
-from qreward.batching.buffer import Mode
+from qreward.batching.reward_buffer import Mode
 from qreward.errors import ConfigError
-from qreward.policy import Count, Number, Policy, Rate, Seconds, SomeSeconds, expand_variables, wrong
+from qreward.settings.base import Count, Number, Policy, Rate, Seconds, SomeSeconds, expand_variables, wrong
 
 _TOKEN = "on the command line with --token-env NAME or --token-file PATH"  # noqa: S105 - no token
 PREFIX = "QREWARD_SERVE_"

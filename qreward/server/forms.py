@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from qreward.batching.buffer.queries import Query, check_mode, with_prompts
+from qreward.batching.reward_buffer.schemas import Query, check_mode, with_prompts
+from qreward.codecs.json import REFUSED
 from qreward.errors import BadRequest
 from qreward.server.config import ServerConfig
-from qreward.server.refusals import Refusal, invalid
-from qreward.wire.jsonio import REFUSED
+from qreward.server.http_errors import Refusal, invalid
 
 T = TypeVar("T")
 _PLACE = re.compile(r"(?P<words>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)

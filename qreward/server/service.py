@@ -10,15 +10,15 @@ from typing import Any
 from starlette.requests import Request
 
 from qreward.batching import BatchRecord
-from qreward.batching.buffer import RewardBuffer, Scored
+from qreward.batching.reward_buffer import RewardBuffer, Scored
 from qreward.errors import BadRequest, ClientClosed, QueueFull
 from qreward.server.admission import Admission
-from qreward.server.answers import answer
 from qreward.server.config import ServerConfig
 from qreward.server.forms import Asked
-from qreward.server.incoming import read_body, unless_gone
+from qreward.server.http_errors import busy, draining, invalid
 from qreward.server.metrics import SECONDS, SIZES, Counter, Gauge, Histogram, exposition
-from qreward.server.refusals import busy, draining, invalid
+from qreward.server.request import read_body, unless_gone
+from qreward.server.responses import answer
 
 Read = Callable[[bytes, ServerConfig], Asked]
 _LAST_WORDS = 1.0
@@ -29,7 +29,7 @@ class Service:
     """What the routes of an app share.
 
     Args:
-        scorer: see :class:`~qreward.batching.buffer.RewardBuffer`.
+        scorer: see :class:`~qreward.batching.reward_buffer.RewardBuffer`.
         config: the settings.
 
     Attributes:

@@ -6,8 +6,7 @@ does nothing until a program sets up an SDK; :func:`configure` does that in one 
 
 from __future__ import annotations
 
-from qreward.telemetry.functions import TelemetryExporter
-from qreward.telemetry.setup import configure
-from qreward.telemetry.telemetry import Telemetry
+from qreward.telemetry.configure import configure
+from qreward.telemetry.telemetry import Telemetry, TelemetryExporter
 
 __all__ = ["Telemetry", "TelemetryExporter", "configure"]

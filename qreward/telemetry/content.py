@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from opentelemetry import _logs as logs
 from opentelemetry.context import Context
 
-from qreward.core.outcome import Answer
-from qreward.core.task import Task
-from qreward.engine.watching import End
+from qreward.engine.instrumentation import End
 from qreward.errors import ConfigError
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.request import Task
 from qreward.telemetry import names
-from qreward.telemetry.answers import Facts
-from qreward.telemetry.failures import error_type, said
-from qreward.telemetry.scope import SCOPE, version
-from qreward.wire.secrets import Secrets, secrets_of
+from qreward.telemetry.attributes import Facts, error_type, said
+from qreward.telemetry.spans import SCOPE, version
+from qreward.transport.redaction import Secrets, secrets_of
 
 if TYPE_CHECKING:
-    from qreward.telemetry.calls import Live
+    from qreward.telemetry.spans import Live
 
 CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 EVENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT"

@@ -5,9 +5,9 @@ Never imported by the library itself.
 
 from __future__ import annotations
 
-from qreward.functions.waiting import no_waiting
+from qreward.functions.clock import no_waiting
+from qreward.testing.endpoint import Seen
 from qreward.testing.fleet import FakeFleet
-from qreward.testing.seen import Seen
 from qreward.testing.spec import FakeEndpoint, Faults, Latency, Phase
 from qreward.testing.text import echo_of
 from qreward.testing.virtual_threads import VirtualThreads, run_in_virtual_threads

@@ -12,12 +12,11 @@ from typing import Any
 import msgspec
 
 from qreward.errors import ConfigError
-from qreward.policies import Endpoint
+from qreward.settings.policies import Endpoint
 from qreward.spelling import did_you_mean
-from qreward.testing.bound import lower_bound
-from qreward.testing.door import HOST
-from qreward.testing.hosts import InLoop, InProcess, InThread
-from qreward.testing.seen import Seen
+from qreward.testing.endpoint import Seen
+from qreward.testing.lower_bound import lower_bound
+from qreward.testing.server import HOST, InLoop, InProcess, InThread
 from qreward.testing.spec import FakeEndpoint, FleetSpec, read_spec
 
 Host = InLoop | InThread | InProcess
@@ -125,7 +124,7 @@ class FakeFleet:
         self._running().call("revive", self._named(name).name)
 
     def lower_bound(self, work: int | Sequence[Sequence[Any]]) -> float:
-        """Seconds that a bulk of so many requests, or of these conversations, takes at least: see ``qreward.testing.bound``."""
+        """Seconds that a bulk of so many requests, or of these conversations, takes at least: see ``qreward.testing.lower_bound``."""
         return lower_bound(self._specs.values(), work)
 
     def _spec(self) -> FleetSpec:

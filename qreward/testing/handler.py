@@ -12,16 +12,14 @@ from typing import NoReturn
 
 from aiohttp import web
 
-from qreward.testing import answers
+from qreward.testing import responders as answers
 from qreward.testing.admission import Slot
-from qreward.testing.answers import ChatRequest, Chunks, EmbeddingsRequest
-from qreward.testing.delivery import JSON, Incoming, Mishap, deliver, forever, hint, reset, sleep_until
-from qreward.testing.jobs import Job, ListRequest, Problem
+from qreward.testing.endpoint import State
+from qreward.testing.lower_bound import Job, ListRequest, Problem, refuses
+from qreward.testing.responders import ChatRequest, Chunks, EmbeddingsRequest
+from qreward.testing.responses import JSON, Incoming, Mishap, Pace, deliver, forever, hint, reset, sleep_until, stream
 from qreward.testing.rewards.dialect import Dialect, Look, ReadJob, Told, Traffic
 from qreward.testing.rewards.kinds import DIALECTS
-from qreward.testing.state import State
-from qreward.testing.streaming import Pace, stream
-from qreward.testing.timeline import refuses
 
 _FAILURES = {500: "The server had an error while processing the request.", 503: "The server is not ready."}
 _ROUTES = {kind: dialect.routes() for kind, dialect in DIALECTS.items()}

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
 
 from qreward.errors import ConfigError
-from qreward.policy import Policy, check_glob, expand_variables
-from qreward.reading import read_settings
+from qreward.settings.base import Policy, check_glob, expand_variables
+from qreward.settings.files import read_settings
 from qreward.testing.rewards.settings import Scoring
 
 Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]

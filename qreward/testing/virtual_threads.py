@@ -19,7 +19,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Generic, Self, TypeVar, cast
 
-from qreward.engine.workers import MOST, Job
+from qreward.engine.threads import MOST, Job
 from qreward.functions.clock import on
 from qreward.testing.virtual_time import Deadlock
 
@@ -254,7 +254,7 @@ class VirtualThread(Generic[T]):
 
 
 class VirtualThreads:
-    """Virtual time for blocking code: what ``qreward.engine.blocking_time.RealTime`` is in earnest.
+    """Virtual time for blocking code: what ``qreward.engine.threads.RealTime`` is in earnest.
 
     The thread that makes it takes part in it. In its ``with`` block decorated functions go by it, and at its end it sees that
     nothing is left behind.

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from qreward.engine.workers import Job
+from qreward.engine.threads import Job
 from qreward.functions.clock import on
-from qreward.functions.pools import leave_loop
+from qreward.functions.function import leave_loop
 
 T = TypeVar("T")
 

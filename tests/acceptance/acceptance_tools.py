@@ -14,7 +14,7 @@ from aiohttp import web
 
 from qreward import Endpoint, Limits, QRewardClient, Timeouts
 from qreward.testing import FakeFleet, echo_of
-from qreward.wire.sender import Wire
+from qreward.transport.backend import Wire
 
 MODEL = "judge-7b"
 FDS = Path("/proc/self/fd")

@@ -12,7 +12,7 @@ from typing import Any
 from acceptance_tools import MODEL, needs_proc, prompt
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward.core.outcome import Answer
+from qreward.scheduler.outcome import Answer
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

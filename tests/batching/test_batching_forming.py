@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.batching import Item, Settings
-from qreward.batching.cap import BACKOFF, GROUP, REST, START, SizeCap, says_too_large
-from qreward.batching.forming import Forming
-from qreward.batching.outcomes import own_error
-from qreward.batching.tally import Tally
+from qreward.batching.in_flight import own_error
+from qreward.batching.policy import BACKOFF, GROUP, REST, START, Forming, SizeCap, says_too_large
+from qreward.batching.stats import Tally
 from qreward.errors import BadRequest, RequestError, RequestTimeout, ServerError
 
 SETTINGS = Settings()

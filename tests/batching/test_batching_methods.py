@@ -17,7 +17,7 @@ import pytest
 from batching_tools import turns, virtually
 
 from qreward.batching import BatchQueue, Settings, batch
-from qreward.batching.registry import Registry
+from qreward.batching.decorator import Registry
 
 
 async def echo(items: list[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ import pytest
 HUNG = """
 import asyncio, threading
 from qreward import BatchQueue, batch
-from qreward.batching.buffer import RewardBuffer
+from qreward.batching.reward_buffer import RewardBuffer
 from qreward.errors import RequestTimeout
 
 def hangs(items):

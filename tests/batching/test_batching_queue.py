@@ -16,7 +16,7 @@ import pytest
 from batching_tools import Noted, kinds, now, outcomes, start, turns, virtually
 
 from qreward.batching import BatchQueue, Settings, batch
-from qreward.batching.forming import Forming
+from qreward.batching.policy import Forming
 from qreward.batching.settings import Options
 from qreward.errors import ClientClosed, ConfigError, QueueFull, RequestTimeout
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward.config import ClientConfig
-from qreward.core.outcome import Answer, Failure
-from qreward.core.source import Source
 from qreward.results import Usage
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import Answer, Failure
+from qreward.settings.client import ClientConfig
 from qreward.testing.virtual_time import run_in_virtual_time
 
 MODEL = "judge-7b"

@@ -14,7 +14,7 @@ import pytest
 from client_tools import HI, Recorder, endpoint
 
 from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, QRewardClient, Retry, Route
-from qreward.config import ClientConfig
+from qreward.settings.client import ClientConfig
 
 YAML = """
 endpoints:

@@ -10,7 +10,7 @@ import pytest
 from client_tools import HI, MODEL, Recorder, completion, endpoint
 
 from qreward import QRewardClient
-from qreward.policies import Retry
+from qreward.settings.policies import Retry
 from qreward.testing.virtual_time import run_in_virtual_time
 
 

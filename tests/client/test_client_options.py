@@ -12,7 +12,7 @@ from openai.types import CompletionCreateParams, EmbeddingCreateParams, Moderati
 from openai.types.chat import completion_create_params
 
 from qreward import ConfigError, Judge, Priority, QRewardClient, RewardModelScorer, SyncQRewardClient
-from qreward.arguments import OPTIONS, check_params, level
+from qreward.options import OPTIONS, check_params, level
 from qreward.spelling import closest, did_you_mean
 
 MISSPELT = {

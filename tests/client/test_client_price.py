@@ -12,7 +12,7 @@ import pytest
 from client_tools import HI, MODEL, Recorder, completion, endpoint, use
 
 from qreward import BatchInterrupted, Endpoint, Progress, QRewardClient
-from qreward.sync import SyncQRewardClient
+from qreward.sync_client import SyncQRewardClient
 
 PRICE = (2.0, 10.0)
 ITEM = (2.0 * 3 + 10.0 * 2) / 1e6

@@ -12,7 +12,7 @@ import pytest
 from client_tools import HI, MODEL, Recorder, endpoint, use
 
 from qreward import BatchInterrupted, ConfigError, Progress, QRewardClient
-from qreward.sync import SyncQRewardClient
+from qreward.sync_client import SyncQRewardClient
 
 
 class Slow(Recorder):

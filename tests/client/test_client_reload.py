@@ -15,11 +15,11 @@ import pytest
 from reload_tools import MODEL, Servers, ask, begin, config_of, endpoint, run, source_of
 
 from qreward import ConfigError, Hedge, Limits, NoEndpoint, QRewardClient, QueueFull, Retry, Route, SyncQRewardClient, Timeouts
-from qreward.config import ClientConfig
-from qreward.core.adaptive import AdaptiveWindow
-from qreward.core.advertised import Meter
-from qreward.core.outcome import Failure, FailureKind
 from qreward.errors import ServerError
+from qreward.scheduler.limits.adaptive import AdaptiveWindow
+from qreward.scheduler.limits.headers import Meter
+from qreward.scheduler.outcome import Failure, FailureKind
+from qreward.settings.client import ClientConfig
 
 # what is said of it
 

@@ -11,7 +11,7 @@ import pytest
 from reload_tools import MODEL, Servers, ask, begin, config_of, endpoint, run
 
 from qreward import NoEndpoint, QRewardClient, Route
-from qreward.config import ClientConfig
+from qreward.settings.client import ClientConfig
 
 
 def routed(*routes: Route, **models: list[str]) -> ClientConfig:

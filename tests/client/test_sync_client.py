@@ -22,7 +22,7 @@ from openai.types.chat import ChatCompletion
 
 from qreward import AuthenticationFailed, BatchInterrupted, ClientClosed, ConfigError, Endpoint, Limits, RequestTimeout
 from qreward.engine.portal import portal
-from qreward.sync import SyncQRewardClient
+from qreward.sync_client import SyncQRewardClient
 
 PORTAL = "qreward-portal"
 

@@ -15,7 +15,7 @@ from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 
 PRELUDE = """
 import os, sys, threading
-from qreward.sync import SyncQRewardClient
+from qreward.sync_client import SyncQRewardClient
 
 HI = [{"role": "user", "content": "hi"}]
 

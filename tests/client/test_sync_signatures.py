@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qreward import QRewardClient
-from qreward.sync import SyncQRewardClient
+from qreward.sync_client import SyncQRewardClient
 
 OTHER_NAMES = {"aclose": "close", "__aenter__": "__enter__", "__aexit__": "__exit__"}
 """What the blocking client calls otherwise."""
@@ -103,6 +103,6 @@ def test_the_constructor_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -
     names = [name for name in inspect.signature(QRewardClient).parameters if name != "endpoints"]
     given = {name: object() for name in names}
     endpoints = object()
-    monkeypatch.setattr("qreward.sync.QRewardClient", lambda *args, **kwargs: seen.append((args, kwargs)))
+    monkeypatch.setattr("qreward.sync_client.QRewardClient", lambda *args, **kwargs: seen.append((args, kwargs)))
     SyncQRewardClient(endpoints, **given)  # type: ignore[arg-type]
     assert seen == [((endpoints,), given)]

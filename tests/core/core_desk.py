@@ -11,12 +11,6 @@ from typing import Any
 
 from core_watch import Watch, WatchedSource
 
-from qreward.core.balance import make_balancer
-from qreward.core.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
-from qreward.core.pool import Pool
-from qreward.core.scheduler import Scheduler
-from qreward.core.source import Source
-from qreward.core.task import Attempt, Feed, Task
 from qreward.errors import (
     AuthenticationFailed,
     BadRequest,
@@ -26,7 +20,13 @@ from qreward.errors import (
     RequestTimeout,
     ServerError,
 )
-from qreward.policies import Hedge, Limits, LoadBalanceStrategy, Retry
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.load_balancing import make_balancer
+from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.scheduler import Scheduler
+from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
 NORMAL = 5
 CHUNK = 32

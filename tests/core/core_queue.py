@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from qreward.core.balance import ExpectedFinish
-from qreward.core.pool import Pool
-from qreward.core.queue import Queue
-from qreward.core.source import Source
-from qreward.core.task import Feed, Task
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.load_balancing import ExpectedFinish
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.queueing.queue import Queue
+from qreward.scheduler.request import Feed, Task
 
 A, B, C = (Source(name, Random(0)) for name in "abc")
 POOL = Pool("p", [], ExpectedFinish())

@@ -8,10 +8,10 @@ from random import Random
 from core_desk import Desk
 from simulator import NEVER, Server, Simulation
 
-from qreward.core.adaptive import AdaptiveWindow
-from qreward.core.learned import LearnedPace
-from qreward.core.pool import Pool
-from qreward.policies import Hedge, Limits, LoadBalanceStrategy, Retry
+from qreward.scheduler.limits.adaptive import AdaptiveWindow
+from qreward.scheduler.limits.rate import LearnedPace
+from qreward.scheduler.pool import Pool
+from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
 HEDGES = [None, Hedge(), Hedge(after=0.5), Hedge(quantile=0.5, budget=0.5), Hedge(budget=0.0, reserve=2)]
 PEACE = 120.0

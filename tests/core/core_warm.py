@@ -7,9 +7,9 @@ from itertools import cycle
 
 from core_desk import Desk
 
-from qreward.core.outcome import Answer
-from qreward.core.task import Attempt, Task
-from qreward.policies import Hedge
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.request import Attempt, Task
+from qreward.settings.policies import Hedge
 
 HANGS_ONLY = Hedge(after=1000.0, tail=False)
 """No single call waits that long, so whatever is copied was taken for hung."""

@@ -9,16 +9,14 @@ from math import inf
 from sys import float_info
 from typing import Any
 
-from qreward.core.commands import CANCEL, FINISH, MORE, SEND, Command
-from qreward.core.dispatch import LOOK_LATER
-from qreward.core.outcome import Answer, Failure, FailureKind, Outcome
-from qreward.core.pace import Pace
-from qreward.core.pool import Pool
-from qreward.core.scheduler import Scheduler
-from qreward.core.source import Source
-from qreward.core.task import Attempt, Feed, State, Task, Why
-from qreward.core.timers import PER_SECOND
 from qreward.errors import QRewardError
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.limits.rate import Pace
+from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Attempt, Feed, State, Task, Why
+from qreward.scheduler.scheduler import CANCEL, FINISH, LOOK_LATER, MORE, SEND, Command, Scheduler
+from qreward.scheduler.timer_wheel import PER_SECOND
 
 BUCKET = 1 / PER_SECOND
 ROUNDING = 1e-9

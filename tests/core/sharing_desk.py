@@ -9,11 +9,11 @@ from heapq import heappop, heappush
 from math import inf
 from random import Random
 
-from qreward.core.sharing.ledger import Ledger
-from qreward.core.sharing.tenure import Tenure
-from qreward.core.sharing.words import MINUTE, RENEW, Ask, Need, Share
-from qreward.core.window import FixedWindow
-from qreward.policies import Limits
+from qreward.quota.lease import Tenure
+from qreward.quota.ledger import Ledger
+from qreward.quota.messages import MINUTE, RENEW, Ask, Need, Share
+from qreward.scheduler.limits.window import FixedWindow
+from qreward.settings.policies import Limits
 
 MANY = 1000.0
 

@@ -15,8 +15,8 @@ from random import Random
 
 from core_desk import Desk, failure
 
-from qreward.core.outcome import CANCELLED, Answer, FailureKind, Outcome
-from qreward.core.task import Attempt, Feed, Task
+from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
+from qreward.scheduler.request import Attempt, Feed, Task
 
 NEVER = (0.0, 0.0)
 MOST_STEPS = 2_000_000

@@ -9,17 +9,16 @@ from random import Random
 
 import pytest
 
-from qreward.core.adaptive import TUNING, AdaptiveWindow, Elasticity
-from qreward.core.balance import ExpectedFinish
-from qreward.core.commands import FINISH, MORE, SEND
-from qreward.core.learned import LearnedPace
-from qreward.core.outcome import Answer, Failure, FailureKind
-from qreward.core.pool import Pool
-from qreward.core.scheduler import Scheduler
-from qreward.core.source import Source
-from qreward.core.task import Attempt, Feed, Task
 from qreward.errors import RateLimited
-from qreward.policies import Retry
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.limits.adaptive import TUNING, AdaptiveWindow, Elasticity
+from qreward.scheduler.limits.rate import LearnedPace
+from qreward.scheduler.load_balancing import ExpectedFinish
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.scheduler import FINISH, MORE, SEND, Scheduler
+from qreward.settings.policies import Retry
 
 SECONDS = 300.0
 

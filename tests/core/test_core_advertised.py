@@ -10,15 +10,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qreward.core.advertised import DOUBT, FORGOTTEN, LONGEST_WAIT, REMEMBERED, Meter, near_usual
-from qreward.core.balance import ExpectedFinish
-from qreward.core.outcome import Advertised, Allowance, Answer, Failure
-from qreward.core.pace import Pace
-from qreward.core.pool import Pool
-from qreward.core.scheduler import Scheduler
-from qreward.core.source import make_source
-from qreward.core.task import Task
-from qreward.policies import Limits, Retry
+from qreward.scheduler.endpoint_state import make_source
+from qreward.scheduler.limits.headers import DOUBT, FORGOTTEN, LONGEST_WAIT, REMEMBERED, Meter, near_usual
+from qreward.scheduler.limits.rate import Pace
+from qreward.scheduler.load_balancing import ExpectedFinish
+from qreward.scheduler.outcome import Advertised, Allowance, Answer, Failure
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Task
+from qreward.scheduler.scheduler import Scheduler
+from qreward.settings.policies import Limits, Retry
 
 
 def meter_that_was_told(limit: float | None, remaining: float, reset: float | None, *, window: float | None = None) -> Meter:

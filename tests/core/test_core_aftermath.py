@@ -8,10 +8,10 @@ from math import inf
 import pytest
 from core_desk import ERRORS, Desk
 
-from qreward.core.outcome import Answer, FailureKind
-from qreward.core.task import Attempt, Task
 from qreward.errors import BadRequest, ClientClosed, RequestTimeout, ServerError
-from qreward.policies import Limits, LoadBalanceStrategy, Retry
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.request import Attempt, Task
+from qreward.settings.policies import Limits, LoadBalanceStrategy, Retry
 
 K = FailureKind
 

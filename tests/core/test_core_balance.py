@@ -14,9 +14,9 @@ from core_memory import bytes_left_by
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.balance import Balancer, ExpectedFinish, LeastConnections, PowerOfTwo, WeightedRoundRobin, make_balancer
-from qreward.core.source import Source
-from qreward.policies import Limits, LoadBalanceStrategy
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.load_balancing import Balancer, ExpectedFinish, LeastConnections, PowerOfTwo, WeightedRoundRobin, make_balancer
+from qreward.settings.policies import Limits, LoadBalanceStrategy
 
 S = LoadBalanceStrategy
 

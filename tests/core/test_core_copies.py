@@ -6,10 +6,10 @@ import pytest
 from core_desk import ERRORS, Desk
 from core_warm import HANGS_ONLY, copy, live, warm
 
-from qreward.core.outcome import Answer, FailureKind
-from qreward.core.task import Attempt, State, Task, Why
 from qreward.errors import RequestTimeout
-from qreward.policies import Hedge, Retry
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.request import Attempt, State, Task, Why
+from qreward.settings.policies import Hedge, Retry
 
 K = FailureKind
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qreward.policies import LoadBalanceStrategy
+from qreward.settings.policies import LoadBalanceStrategy
 
 FEW, MANY = 20, 400
 HELD = 64

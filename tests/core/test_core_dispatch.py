@@ -6,12 +6,12 @@ import pytest
 from core_desk import Desk
 from core_warm import HANGS_ONLY, PACE, live, warm_all
 
-from qreward.core.dispatch import LOOK_LATER
-from qreward.core.outcome import Answer, FailureKind
-from qreward.core.pool import LEAST_WINDOW, reserve
-from qreward.core.task import State
 from qreward.errors import QueueFull, RequestTimeout
-from qreward.policies import Retry
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.pool import LEAST_WINDOW, reserve
+from qreward.scheduler.request import State
+from qreward.scheduler.scheduler import LOOK_LATER
+from qreward.settings.policies import Retry
 
 K = FailureKind
 

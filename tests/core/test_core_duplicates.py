@@ -10,9 +10,9 @@ from core_warm import copy, live, warm, warm_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qreward.core.outcome import CANCELLED, Answer, FailureKind
-from qreward.core.task import Feed, Task, Why
-from qreward.policies import Hedge, Retry
+from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind
+from qreward.scheduler.request import Feed, Task, Why
+from qreward.settings.policies import Hedge, Retry
 
 K = FailureKind
 AFTER_2 = Hedge(after=2.0)

@@ -6,10 +6,10 @@ import pytest
 from core_desk import CHUNK, Desk
 from core_warm import PACE, live, warm, warm_all
 
-from qreward.core.endgame import REFRESH
-from qreward.core.outcome import Answer
-from qreward.core.queue import Queue
-from qreward.core.task import Feed
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.queueing.queue import Queue
+from qreward.scheduler.request import Feed
+from qreward.scheduler.tail_guard import REFRESH
 
 SLOW = 10 * PACE
 

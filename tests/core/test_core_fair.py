@@ -12,10 +12,10 @@ from core_queue import A, B, feed, order, queue, task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.fair import FEW, MOST_OWED, Fair, Flow
-from qreward.core.queue import Queue
-from qreward.core.task import Feed, Task
-from qreward.policies import Priority
+from qreward.scheduler.queueing.fair import FEW, MOST_OWED, Fair, Flow
+from qreward.scheduler.queueing.queue import Queue
+from qreward.scheduler.request import Feed, Task
+from qreward.settings.policies import Priority
 
 
 def name(task: Task) -> str | None:

@@ -7,10 +7,10 @@ from core_desk import ERRORS, Desk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.outcome import Answer, FailureKind
-from qreward.core.task import Attempt, Task
 from qreward.errors import CircuitOpen, NoEndpoint
-from qreward.policies import Limits, LoadBalanceStrategy, Retry
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.request import Attempt, Task
+from qreward.settings.policies import Limits, LoadBalanceStrategy, Retry
 
 K = FailureKind
 

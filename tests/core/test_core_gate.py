@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.gate import FIRST, LONGEST, Gate
+from qreward.scheduler.limits.cooldown import FIRST, LONGEST, Gate
 
 
 class Middle(Random):

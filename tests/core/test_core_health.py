@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from qreward.core.health import FIRST_OPEN, IN_A_ROW, LONGEST_OPEN, Health
+from qreward.scheduler.health import FIRST_OPEN, IN_A_ROW, LONGEST_OPEN, Health
 
 LIMIT = 8
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from core_desk import Desk
 
-from qreward.core.outcome import FailureKind
-from qreward.policies import Retry
+from qreward.scheduler.outcome import FailureKind
+from qreward.settings.policies import Retry
 
 PATIENT = Retry(attempts=1000)
 

@@ -7,11 +7,10 @@ from random import Random
 
 import pytest
 
-from qreward.core.advertised import DOUBT, LONGEST_WAIT, Meter
-from qreward.core.explain import standing
-from qreward.core.outcome import Advertised, Allowance
-from qreward.core.source import make_source
-from qreward.policies import Limits
+from qreward.scheduler.endpoint_state import make_source, standing
+from qreward.scheduler.limits.headers import DOUBT, LONGEST_WAIT, Meter
+from qreward.scheduler.outcome import Advertised, Allowance
+from qreward.settings.policies import Limits
 
 
 def test_a_server_that_says_when_to_come_back_is_asked_then_by_one_request_whatever_else_it_tells() -> None:

@@ -10,7 +10,7 @@ from core_memory import bytes_left_by
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.latency import Latency, Quantiles
+from qreward.scheduler.stats.latency import Latency, Quantiles
 
 seconds = st.floats(2e-4, 1e5)
 

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from qreward.core.learned import EVIDENCE, FIRST_RAISE, SHARE, LearnedPace
+from qreward.scheduler.limits.rate import EVIDENCE, FIRST_RAISE, SHARE, LearnedPace
 
 
 def busy(pace: LearnedPace, start: float, seconds: int, per_second: int) -> float:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qreward.core.latency import Latency
-from qreward.core.lengths import ENOUGH, LONG, REFRESH, STRETCH, Lengths
+from qreward.scheduler.stats.latency import Latency
+from qreward.scheduler.stats.output_lengths import ENOUGH, LONG, REFRESH, STRETCH, Lengths
 
 WIDTH = exp(0.1)
 """Quotient of the limits of a bucket: what is told is right to about half of it."""

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from qreward.core.outcome import CANCELLED, Answer, FailureKind, Outcome
-from qreward.core.task import Attempt, Task
-from qreward.policies import Limits, LoadBalanceStrategy, Retry
+from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
+from qreward.scheduler.request import Attempt, Task
+from qreward.settings.policies import Limits, LoadBalanceStrategy, Retry
 
 NAMES = ("a", "b", "c", "d")
 MOST_WAKES = 5_000

@@ -16,14 +16,13 @@ import pytest
 from core_desk import Desk, failure
 from simulator import Server, Simulation
 
-from qreward.core.adaptive import TUNING, AdaptiveWindow
-from qreward.core.latency import Quantiles
-from qreward.core.learned import LearnedPace
-from qreward.core.outcome import Failure, Outcome
-from qreward.core.pace import BURST, Pace
-from qreward.core.retry import Budget
-from qreward.core.timers import PER_SECOND
-from qreward.policies import Hedge, Limits, LoadBalanceStrategy, Retry
+from qreward.scheduler.failure_policy import Budget
+from qreward.scheduler.limits.adaptive import TUNING, AdaptiveWindow
+from qreward.scheduler.limits.rate import BURST, LearnedPace, Pace
+from qreward.scheduler.outcome import Failure, Outcome
+from qreward.scheduler.stats.latency import Quantiles
+from qreward.scheduler.timer_wheel import PER_SECOND
+from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
 FEW, MANY = range(4), range(8)
 
@@ -134,14 +133,16 @@ def quantiles(factor: float) -> type[Quantiles]:
 def multiply_constants(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     for module, names in IN_SECONDS.items():
         for name in names:
-            place = importlib.import_module(f"qreward.core.{module}")
+            place = importlib.import_module(f"qreward.scheduler.{module}")
             monkeypatch.setattr(place, name, getattr(place, name) * factor)
     for module in ("timers", "dispatch"):
-        monkeypatch.setattr(importlib.import_module(f"qreward.core.{module}"), "PER_SECOND", PER_SECOND / factor)
-    adaptive = importlib.import_module("qreward.core.adaptive")
+        monkeypatch.setattr(importlib.import_module(f"qreward.scheduler.{module}"), "PER_SECOND", PER_SECOND / factor)
+    adaptive = importlib.import_module("qreward.scheduler.limits.adaptive")
     monkeypatch.setattr(adaptive, "TUNING", replace(TUNING, hold=TUNING.hold * factor, settle=TUNING.settle * factor))
-    monkeypatch.setattr(importlib.import_module("qreward.core.balance"), "log", lambda seconds: log(seconds / factor))  # scores are rounded
-    monkeypatch.setattr(importlib.import_module("qreward.core.latency"), "Quantiles", quantiles(factor))
+    monkeypatch.setattr(
+        importlib.import_module("qreward.scheduler.load_balancing"), "log", lambda seconds: log(seconds / factor)
+    )  # scores are rounded
+    monkeypatch.setattr(importlib.import_module("qreward.scheduler.stats.latency"), "Quantiles", quantiles(factor))
     monkeypatch.setattr(Pace.__init__, "__defaults__", (BURST * factor,))
     monkeypatch.setattr(Budget, "TTL", Budget.TTL * factor)
 

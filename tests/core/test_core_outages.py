@@ -8,9 +8,9 @@ from collections.abc import Callable
 from core_desk import Desk
 from simulator import Server, Simulation
 
-from qreward.core.outcome import Answer, FailureKind
 from qreward.errors import CircuitOpen, NoEndpoint, QRewardError
-from qreward.policies import Limits
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.settings.policies import Limits
 
 NEVER_SENT = "never sent: no endpoint of first has answered for 5 s"
 ROUNDING = 1 / 8

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.pace import BURST, Pace
+from qreward.scheduler.limits.rate import BURST, Pace
 
 rates = st.floats(0.01, 1000)
 bursts = st.sampled_from([0.0, BURST, 1.0, 60.0])

@@ -13,11 +13,11 @@ from core_queue import task as waiting
 from core_warm import live
 from simulator import Server, Simulation
 
-from qreward.core.outcome import Answer, FailureKind
-from qreward.core.source import Source
-from qreward.core.task import Task
 from qreward.errors import ServerError
-from qreward.policies import Hedge, Limits, Retry
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.request import Task
+from qreward.settings.policies import Hedge, Limits, Retry
 
 K = FailureKind
 ATTEMPTS = Retry().attempts

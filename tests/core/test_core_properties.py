@@ -25,15 +25,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulator import Server, Simulation
 
-from qreward.core.adaptive import TUNING, AdaptiveWindow
-from qreward.core.commands import MORE, SEND
-from qreward.core.lane import BULK
-from qreward.core.outcome import CANCELLED, Answer, FailureKind, Outcome
-from qreward.core.pace import BURST
-from qreward.core.queue import AGEING
-from qreward.core.task import Attempt, Feed, Task
-from qreward.core.window import FixedWindow
-from qreward.policies import Hedge, Limits, LoadBalanceStrategy, Retry
+from qreward.scheduler.limits.adaptive import TUNING, AdaptiveWindow
+from qreward.scheduler.limits.rate import BURST
+from qreward.scheduler.limits.window import FixedWindow
+from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
+from qreward.scheduler.queueing.priority_level import BULK
+from qreward.scheduler.queueing.queue import AGEING
+from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.scheduler import MORE, SEND
+from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
 K = FailureKind
 

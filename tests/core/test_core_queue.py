@@ -10,12 +10,12 @@ from core_queue import A, B, C, feed, order, queue, task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.lane import BULK
-from qreward.core.lines import MOST_GROUPS, PATIENCE
-from qreward.core.queue import AGEING, LEVELS, SWEEP, Queue
-from qreward.core.source import Source
-from qreward.core.task import State, Task
-from qreward.policies import Priority
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.queueing.entries import MOST_GROUPS, PATIENCE
+from qreward.scheduler.queueing.priority_level import BULK
+from qreward.scheduler.queueing.queue import AGEING, LEVELS, SWEEP, Queue
+from qreward.scheduler.request import State, Task
+from qreward.settings.policies import Priority
 
 
 def test_urgent_goes_before_normal_before_low() -> None:

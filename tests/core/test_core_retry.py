@@ -9,9 +9,9 @@ from core_desk import failure
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.outcome import FailureKind
-from qreward.core.retry import RULES, Budget, backoff, rule_for
-from qreward.policies import Retry
+from qreward.scheduler.failure_policy import RULES, Budget, backoff, rule_for
+from qreward.scheduler.outcome import FailureKind
+from qreward.settings.policies import Retry
 
 K = FailureKind
 

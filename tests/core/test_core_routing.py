@@ -9,7 +9,7 @@ from core_memory import bytes_left_by
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.routing import Routes, is_glob, specificity
+from qreward.scheduler.routing import Routes, is_glob, specificity
 
 models = st.text("ab-7", min_size=1, max_size=5)
 patterns = st.lists(st.sampled_from(["a", "b", "-", "7", "*", "?", "[ab]", "[!a]"]), min_size=1, max_size=5).map("".join)

@@ -8,12 +8,11 @@ from core_watch import BUCKET
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.commands import FINISH, SEND
-from qreward.core.outcome import CANCELLED, Answer, FailureKind
-from qreward.core.scheduler import Scheduler
-from qreward.core.task import Attempt, Feed, State, Task
 from qreward.errors import RequestTimeout, ServerError
-from qreward.policies import Limits, Priority, Retry
+from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind
+from qreward.scheduler.request import Attempt, Feed, State, Task
+from qreward.scheduler.scheduler import FINISH, SEND, Scheduler
+from qreward.settings.policies import Limits, Priority, Retry
 
 K = FailureKind
 

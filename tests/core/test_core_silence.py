@@ -10,10 +10,10 @@ from core_warm import HANGS_ONLY, live, warm_all
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.outcome import Answer, FailureKind
-from qreward.core.silence import FACTOR, LEAST_ANSWERS, LEAST_DUE, LEAST_INFLIGHT, LEAST_SECONDS, Silence
-from qreward.core.task import Attempt, State, Task
-from qreward.policies import Hedge, LoadBalanceStrategy, Retry
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.request import Attempt, State, Task
+from qreward.scheduler.stats.stalls import FACTOR, LEAST_ANSWERS, LEAST_DUE, LEAST_INFLIGHT, LEAST_SECONDS, Silence
+from qreward.settings.policies import Hedge, LoadBalanceStrategy, Retry
 
 K = FailureKind
 MIXED = [20] * 63 + [400]

@@ -13,10 +13,10 @@ from core_desk import CHUNK, Desk
 from core_scenarios import random_simulation
 from simulator import Server, Simulation
 
-from qreward.core.health import LONGEST_OPEN
-from qreward.core.outcome import Answer
-from qreward.core.task import Feed
-from qreward.policies import Limits, LoadBalanceStrategy, Retry
+from qreward.scheduler.health import LONGEST_OPEN
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.request import Feed
+from qreward.settings.policies import Limits, LoadBalanceStrategy, Retry
 
 SEEDS = range(300)
 

@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from qreward.core.balance import ExpectedFinish
-from qreward.core.outcome import Answer
-from qreward.core.pool import Pool
-from qreward.core.source import ATTEMPT_FIRST, ATTEMPT_LEAST, Source, Tally
-from qreward.core.task import Attempt, Task
-from qreward.core.window import DEFAULT_LIMIT, FixedWindow
-from qreward.policies import Limits
+from qreward.scheduler.endpoint_state import ATTEMPT_FIRST, ATTEMPT_LEAST, Source, Tally
+from qreward.scheduler.limits.window import DEFAULT_LIMIT, FixedWindow
+from qreward.scheduler.load_balancing import ExpectedFinish
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Attempt, Task
+from qreward.settings.policies import Limits
 
 POOL = Pool("p", [], ExpectedFinish())
 

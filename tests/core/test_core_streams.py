@@ -8,12 +8,12 @@ from core_warm import HANGS_ONLY, copy, live, warm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.outcome import Answer, FailureKind
-from qreward.core.task import Attempt
-from qreward.core.tempo import FIRST_LEAST, FIRST_MOST, GAP_LEAST, GAP_MOST, KNOWN, Tempo
-from qreward.core.window import FixedWindow
 from qreward.errors import RequestTimeout, ServerError
-from qreward.policies import Hedge
+from qreward.scheduler.limits.window import FixedWindow
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.request import Attempt
+from qreward.scheduler.stats.latency import FIRST_LEAST, FIRST_MOST, GAP_LEAST, GAP_MOST, KNOWN, Tempo
+from qreward.settings.policies import Hedge
 
 
 @given(st.floats(0, 1e4), st.integers(0, 50), st.integers(0, 9))

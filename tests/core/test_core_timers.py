@@ -9,7 +9,7 @@ from core_memory import bytes_left_by
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.timers import PER_SECOND, Wheel
+from qreward.scheduler.timer_wheel import PER_SECOND, Wheel
 
 BUCKET = 1 / PER_SECOND
 times = st.one_of(st.floats(0, 1e4), st.integers(0, 640).map(lambda k: k / PER_SECOND), st.floats(1e8, 1e9))

@@ -10,11 +10,11 @@ from core_desk import Desk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.outcome import FailureKind
-from qreward.core.source import Source
-from qreward.core.task import Task
-from qreward.core.tokens import FIRST_OUTPUT
-from qreward.policies import Limits
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.limits.tokens import FIRST_OUTPUT
+from qreward.scheduler.outcome import FailureKind
+from qreward.scheduler.request import Task
+from qreward.settings.policies import Limits
 
 TPM = 6000.0
 PER_SECOND = TPM / 60

@@ -6,10 +6,10 @@ import pytest
 from core_desk import Desk
 from core_warm import HANGS_ONLY, PACE, copy, live, warm, warm_all
 
-from qreward.core.outcome import Answer, FailureKind
-from qreward.core.source import ATTEMPT_LEAST
-from qreward.core.task import State, Task, Why
-from qreward.policies import Hedge, Retry
+from qreward.scheduler.endpoint_state import ATTEMPT_LEAST
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.request import State, Task, Why
+from qreward.settings.policies import Hedge, Retry
 
 K = FailureKind
 HUNG = 1.25

@@ -5,8 +5,8 @@ from __future__ import annotations
 from core_desk import Desk
 from core_warm import PACE, live, warm_all
 
-from qreward.core.outcome import Answer
-from qreward.policies import Hedge, Limits
+from qreward.scheduler.outcome import Answer
+from qreward.settings.policies import Hedge, Limits
 
 SLOW = 10 * PACE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qreward.core.window import DEFAULT_LIMIT, PATIENCE, FixedWindow
+from qreward.scheduler.limits.window import DEFAULT_LIMIT, PATIENCE, FixedWindow
 
 
 def answers(window: FixedWindow, count: int) -> None:

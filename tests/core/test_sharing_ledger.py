@@ -7,10 +7,8 @@ from math import inf
 import msgspec
 import pytest
 
-from qreward.core.sharing.filling import level
-from qreward.core.sharing.ledger import Ledger
-from qreward.core.sharing.pot import TURN
-from qreward.core.sharing.words import LEASE, LINGER, MINUTE, PERIOD, Ask, Need, Part, Share
+from qreward.quota.ledger import TURN, Ledger, level
+from qreward.quota.messages import LEASE, LINGER, MINUTE, PERIOD, Ask, Need, Part, Share
 
 
 def slots(limit: int = 8, want: float = inf, hold: float = 0, using: int = 0) -> Ask:

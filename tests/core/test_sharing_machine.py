@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from qreward.core.sharing.ledger import Ledger
-from qreward.core.sharing.words import LEASE, MINUTE, Ask, Need, Share
+from qreward.quota.ledger import Ledger
+from qreward.quota.messages import LEASE, MINUTE, Ask, Need, Share
 
 picks = st.integers(0, 1000)
 pauses = st.sampled_from([0.0, 0.01, 0.1, 0.5, 0.5, 1.0, 1.6, 4.0, 4.1, 30.0, 61.0, 5000.0])

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 from sharing_desk import Member, Room, busiest
 
-from qreward.core.sharing.ledger import Ledger
-from qreward.core.sharing.words import LEASE
-from qreward.policies import Limits
+from qreward.quota.ledger import Ledger
+from qreward.quota.messages import LEASE
+from qreward.settings.policies import Limits
 
 
 def sent(room: Room, since: float = 0.0) -> list[float]:

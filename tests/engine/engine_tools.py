@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward.core.outcome import Answer, Failure, FailureKind
-from qreward.core.task import Attempt, Task
 from qreward.errors import ServerError
 from qreward.results import Usage
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.scheduler.request import Attempt, Task
 from qreward.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
 
 MODEL = "judge-7b"

@@ -9,8 +9,8 @@ from typing import Any
 from engine_tools import MODEL, FakeWire, broken, chat, prompt_of
 
 from qreward import Endpoint, QRewardClient
-from qreward.core.outcome import CANCELLED, Advertised, Answer, Failure
 from qreward.results import Usage
+from qreward.scheduler.outcome import CANCELLED, Advertised, Answer, Failure
 
 Step = float | str | tuple[str, Failure] | None | Failure
 """Seconds to wait; a piece of text (``""`` has no output); None is a sign of life; a failure ends the stream; both at once."""

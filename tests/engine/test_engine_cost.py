@@ -12,7 +12,7 @@ import pytest
 from engine_tools import MODEL, FakeWire, Said, ask, chat, chats, client_of, leftovers, on_virtual_time
 
 from qreward import QRewardClient
-from qreward.core.outcome import Answer
+from qreward.scheduler.outcome import Answer
 
 TRACE: ContextVar[str] = ContextVar("TRACE", default="none")
 

@@ -9,8 +9,8 @@ from typing import Any
 from engine_tools import MODEL, FakeWire, Said, broken, chats, client_of, now, on_virtual_time
 
 from qreward import Endpoint, Retry
-from qreward.core.outcome import Advertised, Allowance, Answer, Failure, FailureKind
 from qreward.errors import ConnectionFailed, InvalidResponse, RateLimited
+from qreward.scheduler.outcome import Advertised, Allowance, Answer, Failure, FailureKind
 
 
 def overloaded(hint: float | None, limits: Advertised | None = None) -> Failure:

@@ -16,7 +16,7 @@ import pytest
 from engine_tools import MODEL, FakeWire, Said, ask, chats, client_of, endpoints, leftovers, prompt_of
 
 from qreward import ClientClosed, QRewardClient, RequestTimeout, Retry, Timeouts
-from qreward.core.outcome import Answer
+from qreward.scheduler.outcome import Answer
 
 
 class Shared:

@@ -13,7 +13,7 @@ from engine_tools import MODEL, broken, chat, chats, client_of, leftovers, now, 
 from stream_wire import StreamWire, heard, spoken, words
 
 from qreward import BatchInterrupted, BatchResult, ClientClosed, ConfigError, DeadlineExceeded, Result, StreamInterrupted, StreamRestarted
-from qreward.engine.merge import AHEAD
+from qreward.engine.stream_batch import AHEAD
 
 
 def ask(client: Any, items: Any, **settings: Any) -> Any:

@@ -10,9 +10,9 @@ import pytest
 from engine_tools import MODEL, FakeWire, chat, chats, client_of, leftovers, now, on_virtual_time
 
 from qreward import CircuitOpen, DeadlineExceeded, Endpoint, RequestTimeout
-from qreward.core.outcome import Failure, FailureKind
-from qreward.engine.bulk import MOST_AT_ONCE, READ_AHEAD
+from qreward.engine.batch import MOST_AT_ONCE, READ_AHEAD
 from qreward.errors import ConnectionFailed
+from qreward.scheduler.outcome import Failure, FailureKind
 
 MANY = 20_000
 

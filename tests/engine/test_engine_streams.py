@@ -20,9 +20,9 @@ from qreward import (
     StreamInterrupted,
     StreamRestarted,
 )
-from qreward.core.outcome import Advertised, Allowance
-from qreward.core.tempo import GAP_LEAST
-from qreward.engine.outlet import AHEAD
+from qreward.engine.stream_sink import AHEAD
+from qreward.scheduler.outcome import Advertised, Allowance
+from qreward.scheduler.stats.latency import GAP_LEAST
 
 
 def test_the_pieces_come_one_by_one_and_then_the_whole_with_its_usage() -> None:

@@ -9,8 +9,8 @@ import pytest
 from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints, leftovers, now, on_virtual_time
 
 from qreward import RequestTimeout, Retry, Timeouts
-from qreward.core.outcome import Failure, FailureKind
 from qreward.errors import RateLimited
+from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.testing.virtual_time import VirtualTimeLoop
 
 BUCKET = 1 / 64 + 1e-6  # seconds by which the scheduler's timers may be late, and turns of the loop

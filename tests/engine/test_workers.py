@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from qreward.engine import workers as room
-from qreward.engine.blocking_time import REAL_TIME, BlockingTime, RealTime
-from qreward.engine.workers import SHARED, Workers
+from qreward.engine import threads as room
+from qreward.engine.threads import REAL_TIME, SHARED, BlockingTime, RealTime, Workers
 
 PATIENCE = 30.0
 """Seconds after which a test that should have been woken fails."""
@@ -264,7 +263,7 @@ def test_where_the_system_gives_no_further_thread_the_answer_is_no_and_without_a
 
 
 def output_of(script: str) -> str:
-    prelude = "import os, threading, time\nfrom qreward.engine.workers import Workers, SHARED\n"
+    prelude = "import os, threading, time\nfrom qreward.engine.threads import Workers, SHARED\n"
     done = subprocess.run(
         [sys.executable, "-c", prelude + textwrap.dedent(script)], capture_output=True, text=True, timeout=PATIENCE, check=False
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qreward.functions.clock import on
-from qreward.functions.decorator import schedule
+from qreward.functions.function import schedule
 from qreward.testing.virtual_threads import VirtualThreads
 from qreward.testing.virtual_time import run_in_virtual_time
 

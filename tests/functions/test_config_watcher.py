@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from qreward import ConfigError, ConfigWatcher, Endpoint, Priority, QRewardClient, ScheduleConfig, SyncQRewardClient, schedule
-from qreward.config import ClientConfig
+from qreward.settings.client import ClientConfig
 
 SECRET = "sk-hush-7f3a"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward import ConfigError, ConfigWatcher, Priority, ScheduleConfig
-from qreward.functions.sources import EnvironmentSource, value_of
+from qreward.functions.watcher import EnvironmentSource, value_of
 
 
 def test_the_environment_is_read_by_the_names_of_the_parameters_in_upper_case(monkeypatch: pytest.MonkeyPatch) -> None:

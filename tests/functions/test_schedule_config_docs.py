@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qreward.functions.config import FIXED, UNSET, ScheduleConfig
-from qreward.functions.sources import PREFIX, value_of
+from qreward.functions.watcher import PREFIX, value_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 SECONDS = {name for name in ScheduleConfig.model_fields if name.endswith(("_time", "interval", "window", "recovery"))}

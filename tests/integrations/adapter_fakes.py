@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qreward.errors import RequestTimeout
-from qreward.judge.words import Verdict, Vote
+from qreward.judge.types import Verdict, Vote
 from qreward.results import Usage
 
 REWARDER = importlib.import_module("qreward.integrations.trainers.rewarder")

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from qreward import Endpoint, Limits, QRewardClient, Retry, ServerError, Usage
-from qreward.core.outcome import CANCELLED, Answer, Failure, FailureKind
+from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind
 
 MODEL = "judge-7b"
 BROKEN = Failure(FailureKind.TRANSIENT, ServerError("endpoint 'gpu-0' answered 500", endpoint="gpu-0", status_code=500))

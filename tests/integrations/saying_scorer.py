@@ -7,7 +7,7 @@ from typing import Any
 
 from qreward.errors import QRewardError, RateLimited
 from qreward.integrations.trainers import RewardConfig, Rewarder
-from qreward.judge.words import Verdict, Vote
+from qreward.judge.types import Verdict, Vote
 from qreward.results import Usage
 
 

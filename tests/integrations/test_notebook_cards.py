@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from notebook_tools import words
 
 from qreward import ConnectionFailed, RateLimited, Result, StreamInterrupted, StreamRestarted
-from qreward.integrations.notebook.cards import CARD_TEXT, LIVE_TEXT, answer_html, answer_plain, board_html, board_plain
-from qreward.integrations.notebook.state import Answer, Board, Phase
+from qreward.notebook.display import CARD_TEXT, LIVE_TEXT, answer_html, answer_plain, board_html, board_plain
+from qreward.notebook.state import Answer, Board, Phase
 
 KNOWN = {"div", "span", "b", "i", "pre"}
 

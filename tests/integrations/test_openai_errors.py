@@ -13,7 +13,7 @@ from openai_tools import LIBRARIES, MODEL, ask, fleet_and_client, quick, request
 
 from qreward import Endpoint, Priority, QRewardClient, Retry, SyncQRewardClient, Timeouts, errors
 from qreward.integrations.openai import BASE_URL, transport
-from qreward.integrations.openai.replies import described, refused, status_of
+from qreward.integrations.openai.responses import described, refused, status_of
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
 
 ONCE = Retry(attempts=1)

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from openai_tools import MODEL, ask, run, sdk, serving
 
 from qreward import Endpoint, QRewardClient, Retry
+from qreward.codecs.base import Call
+from qreward.codecs.sse import Parser
 from qreward.errors import BadRequest
-from qreward.integrations.openai import BASE_URL, asked, transport
-from qreward.integrations.openai.events import event, in_pieces, strict
-from qreward.integrations.openai.plain import PlainCodec
-from qreward.wire.base import Call
-from qreward.wire.sse import Parser
+from qreward.integrations.openai import BASE_URL, transport
+from qreward.integrations.openai import request as asked
+from qreward.integrations.openai.handler import PlainCodec
+from qreward.integrations.openai.responses import event, in_pieces, strict
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters(codec="utf-8")),

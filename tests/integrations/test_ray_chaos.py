@@ -16,8 +16,8 @@ from qreward.integrations.ray import ActorDied, ScorerPool
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
-    monkeypatch.setattr("qreward.integrations.ray.roster.FIRST_DELAY", 0.0001)
-    monkeypatch.setattr("qreward.integrations.ray.roster.LONGEST_DELAY", 0.001)
+    monkeypatch.setattr("qreward.integrations.ray.supervisor.FIRST_DELAY", 0.0001)
+    monkeypatch.setattr("qreward.integrations.ray.supervisor.LONGEST_DELAY", 0.001)
     yield from installed(monkeypatch)
 
 

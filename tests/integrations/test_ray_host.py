@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from ray_fakes import FakeRay, installed
 
-from qreward.batching.buffer.scored import InvalidScores
-from qreward.integrations.ray.host import AsyncHost, Host, portable
-from qreward.integrations.ray.recipe import Recipe, accepted
-from qreward.integrations.ray.splitting import parts_of, rows_of
+from qreward.batching.reward_buffer.schemas import InvalidScores
+from qreward.integrations.ray.backends import AsyncHost, Host, Recipe, accepted, portable
+from qreward.integrations.ray.pool import parts_of, rows_of
 
 
 @pytest.fixture(autouse=True)

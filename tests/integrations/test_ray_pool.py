@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from ray_fakes import FakeRay, here, installed, until
 
-from qreward.batching.buffer.scored import InvalidScores
+from qreward.batching.reward_buffer.schemas import InvalidScores
 from qreward.errors import ClientClosed, ConfigError, RequestTimeout
 from qreward.integrations.ray import ActorDied, ScorerPool
-from qreward.integrations.ray import office as office_module
+from qreward.integrations.ray import supervisor as office_module
 
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
-    monkeypatch.setattr("qreward.integrations.ray.roster.FIRST_DELAY", 0.001)
+    monkeypatch.setattr("qreward.integrations.ray.supervisor.FIRST_DELAY", 0.001)
     yield from installed(monkeypatch)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from qreward.integrations.ray.roster import STARTS, Actor, Command, Hire, Refuse, Roster, Seat, State, Ticket, delay_of
+from qreward.integrations.ray.supervisor import STARTS, Actor, Command, Hire, Refuse, Roster, Seat, State, Ticket, delay_of
 
 
 def opened(count: int = 2, concurrency: int = 1, max_restarts: int = 3) -> Roster:

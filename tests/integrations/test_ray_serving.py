@@ -15,7 +15,7 @@ from ray_fakes import FakeRay, installed
 
 from qreward.errors import ConfigError
 from qreward.integrations.ray import deployment
-from qreward.integrations.ray.recipe import Recipe
+from qreward.integrations.ray.backends import Recipe
 from qreward.integrations.ray.serving import Door, Replica
 
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from notebook_tools import MODEL, chat, words
 
 from qreward import BadRequest, BatchResult, BatchStats, Endpoint, EndpointState, EndpointStats, QRewardClient, RateLimited, Result, Retry
-from qreward.html.elements import MOST_ROWS, clip, number, seconds
-from qreward.html.plots import BARS, Scale, histogram
+from qreward.notebook.render import BARS, MOST_ROWS, Scale, clip, histogram, number, seconds
 from qreward.results import FleetStats
 
 READY = EndpointState(3, 16, "rejected while 16 were served", "ready", 0.0)

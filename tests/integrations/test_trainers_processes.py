@@ -48,7 +48,7 @@ ENDS = {
     "blocking": "check(here.score_blocking(ITEMS))",
     "a loop in a daemon thread that is never closed": "check(asyncio.run_coroutine_threadsafe(many(), forever()).result())",
     "such a loop that takes its time to close": """
-from qreward.engine.shell import Shell
+from qreward.engine.driver import Shell
 close = Shell._close
 async def slowly(self):
     await asyncio.sleep(0.2)

@@ -13,10 +13,10 @@ from adapter_fakes import FakeScorer, installed
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError, RequestTimeout
 from qreward.integrations.roll.rewards import metrics_of
 from qreward.integrations.trainers import Rewarder, Scored, rewarder
-from qreward.integrations.trainers.failures import reward_of
+from qreward.integrations.trainers.rewarder import reward_of
 from qreward.integrations.trl import reward
 from qreward.integrations.verl import scoring
-from qreward.judge.words import Verdict, Vote
+from qreward.judge.types import Verdict, Vote
 from qreward.results import Usage
 from qreward.testing import run_in_virtual_time
 

@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from qreward.judge.cache import Cache, Sighting
-from qreward.judge.hearing import Heard
+from qreward.judge.reply import Heard
 
 
 async def main(path: str, name: str, count: int) -> None:

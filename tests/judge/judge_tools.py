@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward.core.outcome import Answer, Failure, FailureKind
+from qreward.codecs.base import Reply, Unfinished
 from qreward.errors import BadRequest, RateLimited, ServerError
 from qreward.judge import Judge
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.testing.virtual_time import VirtualTimeLoop
-from qreward.wire.base import Reply, Unfinished
-from qreward.wire.failures import failure_from_unfinished
-from qreward.wire.secrets import secrets_of
+from qreward.transport.error_mapping import failure_from_unfinished
+from qreward.transport.redaction import secrets_of
 
 MODEL = "judge-7b"
 

@@ -16,7 +16,7 @@ from qreward import QRewardClient
 from qreward.errors import BatchInterrupted, InvalidResponse
 from qreward.judge import Judge
 from qreward.judge.cache import Cache, Sighting
-from qreward.judge.hearing import Heard
+from qreward.judge.reply import Heard
 
 ASKED = ("What is 6 x 7?", "42")
 Use = Callable[[Judge], Coroutine[Any, Any, Any]]

@@ -13,12 +13,12 @@ import pytest
 from judge_tools import MODEL, JudgeWire, Sent, answer, client_of, endpoint, score
 
 from qreward import QRewardClient
-from qreward.core.outcome import Answer
+from qreward.codecs.base import Call
 from qreward.judge import Judge, JudgeConfig
 from qreward.judge.cache import Cache, Sighting
-from qreward.judge.codec import JUDGE
-from qreward.judge.hearing import Heard, fingerprint_of
-from qreward.wire.base import Call
+from qreward.judge.reply import Heard, fingerprint_of
+from qreward.judge.response_format import JUDGE
+from qreward.scheduler.outcome import Answer
 
 
 def item(number: int) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from qreward import QRewardClient, SyncQRewardClient
 from qreward.errors import ClientClosed, ConfigError
 from qreward.judge import Judge, JudgeConfig, RewardModelScorer, ScoreVerdict, SyncJudge, Verdict, YesNoVerdict, make_scorer
-from qreward.judge.verdicts import verdict_named
+from qreward.judge.verdict_parser import verdict_named
 from qreward.testing import FakeEndpoint, FakeFleet
 
 JUDGES = [FakeEndpoint("a", responder="judge")]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from judge_tools import JudgeWire, Sent, endpoint, judging, now, score
 
-from qreward.core.outcome import Failure, FailureKind
 from qreward.errors import ConnectionFailed, RequestTimeout
+from qreward.scheduler.outcome import Failure, FailureKind
 
 MANY = 2000
 

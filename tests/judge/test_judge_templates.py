@@ -13,10 +13,9 @@ from judge_tools import MODEL, JudgeWire, always, judging, score
 from qreward import QRewardClient
 from qreward.errors import ConfigError, QRewardError
 from qreward.judge import Judge
-from qreward.judge.prompts import fenced, pair, point
-from qreward.judge.templates import Template, in_words
-from qreward.testing.judge import judge as fake_judge
-from qreward.testing.judge import sections
+from qreward.judge.prompts import Template, fenced, in_words, pair, point
+from qreward.testing.responders import judge as fake_judge
+from qreward.testing.responders import sections
 
 ITEM = {"prompt": "What is 6 x 7?", "response": "42", "reference": "forty-two"}
 PIECES = ["`", "```", "\n", "a", "{", "}", "{response}", "{reference}", "Candidate answer:", "Question:", " "]

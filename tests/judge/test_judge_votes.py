@@ -14,7 +14,7 @@ from judge_tools import JudgeWire, Sent, always, broken, endpoint, judging, now,
 
 from qreward.errors import InvalidResponse, QRewardError, RequestError, RequestTimeout, ServerError
 from qreward.judge import Judge, Verdict, Vote
-from qreward.judge.settling import BetterOf, ScoreOf, quorum
+from qreward.judge.aggregation import BetterOf, ScoreOf, quorum
 
 ASKED = ("What is 6 x 7?", "42")
 

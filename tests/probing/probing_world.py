@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from qreward.core.outcome import Look
 from qreward.engine.probing import ProbingEngine
+from qreward.scheduler.outcome import Look
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ON_THE_LINE = 0.005

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward.core.outcome import Answer, Failure, FailureKind, Look
-from qreward.core.scheduler import Scheduler
-from qreward.core.source import make_source
 from qreward.engine.probing import LATE, LONGEST_LOOK, ProbingEngine
 from qreward.errors import ConnectionFailed
-from qreward.policies import Retry
 from qreward.results import Usage
+from qreward.scheduler.endpoint_state import make_source
+from qreward.scheduler.outcome import Answer, Failure, FailureKind, Look
+from qreward.scheduler.scheduler import Scheduler
+from qreward.settings.policies import Retry
 from qreward.testing.virtual_time import run_in_virtual_time
 
 MODEL = "judge"

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.adaptive import AdaptiveWindow
-from qreward.core.outcome import Answer, Look
-from qreward.core.sight import LONGEST_AWAY, VALID, Change, Sight
-from qreward.core.source import Source, make_source
-from qreward.core.task import Attempt, Task
-from qreward.policies import Limits
+from qreward.scheduler.endpoint_state import Source, make_source
+from qreward.scheduler.limits.adaptive import AdaptiveWindow
+from qreward.scheduler.outcome import Answer, Look
+from qreward.scheduler.probe_state import LONGEST_AWAY, VALID, Change, Sight
+from qreward.scheduler.request import Attempt, Task
+from qreward.settings.policies import Limits
 
 READY, AWAY, SILENT = Look(ready=True), Look(ready=False), Look()
 FULL, ROOM = Look(running=8.0, waiting=3.0), Look(running=5.0, waiting=0.0)

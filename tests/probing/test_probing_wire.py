@@ -13,15 +13,15 @@ import pytest
 from aiohttp import web
 
 from qreward import Endpoint, QRewardClient
-from qreward.core.outcome import Look
+from qreward.codecs.base import Call
+from qreward.codecs.chat import CHAT
+from qreward.codecs.rewards.registry import SCORE
+from qreward.codecs.rewards.server_info import PROBES
+from qreward.scheduler.outcome import Look
 from qreward.testing import FakeEndpoint, FakeFleet
 from qreward.testing.spec import Latency
-from qreward.wire.base import Call
-from qreward.wire.chat import CHAT
-from qreward.wire.probes import LOOKS
-from qreward.wire.rewards.dialects import SCORE
-from qreward.wire.rewards.load import PROBES
-from qreward.wire.sender import Wire
+from qreward.transport.backend import Wire
+from qreward.transport.probes import LOOKS
 
 SCORES = ("tei", "openrlhf")
 KEY = "sk-for-the-judge"

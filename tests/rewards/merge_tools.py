@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward.core.outcome import Answer, Failure, FailureKind
+from qreward.codecs.rewards.answers import ListAnswer, Score
+from qreward.codecs.rewards.registry import bound
 from qreward.errors import BadRequest, InvalidResponse, RateLimited, ServerError
 from qreward.results import Usage
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.testing.virtual_time import VirtualTimeLoop
-from qreward.wire.rewards.answers import ListAnswer, Score
-from qreward.wire.rewards.dialects import bound
 
 MODEL = "rm-7b"
 Script = Callable[[str, list[Any]], Awaitable[Any]]

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from qreward import Endpoint, Limits, QRewardClient
+from qreward.codecs.embeddings import EmbeddingsAnswer
 from qreward.errors import BadRequest
-from qreward.rewards.embedded import parts_of
-from qreward.wire.embeddings import EmbeddingsAnswer
+from qreward.scoring.formats import parts_of
 
 MODEL = "embedder"
 

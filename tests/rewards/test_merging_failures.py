@@ -25,7 +25,6 @@ from merge_tools import (
 )
 
 from qreward import BatchResult, Retry
-from qreward.core.outcome import Failure, FailureKind
 from qreward.errors import (
     AuthenticationFailed,
     BadRequest,
@@ -38,6 +37,7 @@ from qreward.errors import (
     RequestTimeout,
     ServerError,
 )
+from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.testing.virtual_time import run_in_virtual_time as run
 
 QUICK = Retry(base=0.01, cap=0.02)

@@ -8,10 +8,10 @@ from typing import Any
 from merge_tools import MODEL, ListWire, client_of, endpoint, flat, leftovers, overloaded, refused, texts
 
 from qreward import BatchResult, Retry
-from qreward.core.outcome import Look
-from qreward.rewards.known import REFUSED_PATIENCE, Known
+from qreward.codecs.rewards.base import MergeLimits
+from qreward.scheduler.outcome import Look
+from qreward.scoring.endpoint_limits import REFUSED_PATIENCE, Known
 from qreward.testing.virtual_time import run_in_virtual_time as run
-from qreward.wire.rewards.merging import MergeLimits
 
 
 async def scored(wire: ListWire, items: list[str]) -> BatchResult[Any]:

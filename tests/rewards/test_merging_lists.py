@@ -10,8 +10,8 @@ import pytest
 from merge_tools import MODEL, ListWire, client_of, endpoint, flat, good, leftovers, now, texts, value_of
 
 from qreward import Hedge, Limits, Priority, RewardModel
+from qreward.codecs.rewards.base import Chat
 from qreward.testing.virtual_time import run_in_virtual_time as run
-from qreward.wire.rewards.items import Chat
 
 
 async def scores(client: Any, items: list[Any], **settings: Any) -> list[float]:

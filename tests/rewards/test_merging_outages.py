@@ -10,8 +10,8 @@ import pytest
 from merge_tools import MODEL, ListWire, client_of, endpoint, leftovers, now, texts
 
 from qreward import RequestTimeout
-from qreward.core.outcome import Failure, FailureKind
 from qreward.errors import ConnectionFailed
+from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.testing.virtual_time import run_in_virtual_time
 
 MANY = 20_000

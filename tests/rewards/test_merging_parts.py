@@ -12,22 +12,20 @@ from hypothesis import strategies as st
 
 from qreward import Endpoint, Limits, Priority
 from qreward.batching.backlog import OVER, WAITING
-from qreward.core.balance import make_balancer
-from qreward.core.pool import Pool
-from qreward.core.source import Source, make_source
-from qreward.core.task import Attempt, Task, Terms
-from qreward.policies import LoadBalanceStrategy
-from qreward.rewards import spread
-from qreward.rewards.carrier import Carrier, Cut
-from qreward.rewards.deadlines import Deadlines
-from qreward.rewards.known import KnownLists
-from qreward.rewards.lists import Embeddings, Items
-from qreward.rewards.member import Member
-from qreward.rewards.stock import Stock
-from qreward.wire.base import Call
-from qreward.wire.embeddings import EMBEDDINGS
-from qreward.wire.rewards.dialects import SCORE
-from qreward.wire.rewards.merging import MergeLimits
+from qreward.codecs.base import Call
+from qreward.codecs.embeddings import EMBEDDINGS
+from qreward.codecs.rewards.base import MergeLimits
+from qreward.codecs.rewards.registry import SCORE
+from qreward.scheduler.endpoint_state import Source, make_source
+from qreward.scheduler.load_balancing import make_balancer
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Attempt, Task, Terms
+from qreward.scoring import sizing as spread
+from qreward.scoring.endpoint_limits import KnownLists
+from qreward.scoring.formats import Embeddings, Items
+from qreward.scoring.items import Carrier, Cut, Member
+from qreward.scoring.merge_queue import Deadlines, Stock
+from qreward.settings.policies import LoadBalanceStrategy
 
 
 def pool_of(*limits: Limits) -> Pool:

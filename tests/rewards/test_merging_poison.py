@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from merge_tools import MODEL, ListWire, client_of, endpoint, good, leftovers
 
-from qreward.core.outcome import Failure, FailureKind
 from qreward.errors import BadRequest, InvalidResponse, ServerError
+from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.testing.virtual_time import run_in_virtual_time
 
 COUNT = 2000

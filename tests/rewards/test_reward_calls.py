@@ -10,11 +10,11 @@ import pytest
 from merge_tools import MODEL, ListWire, client_of, endpoint, good, refused, texts
 
 from qreward import Limits, Priority
+from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.base import Chat, Pair
 from qreward.errors import BadRequest, ConfigError, NoEndpoint
-from qreward.observe import AttemptEnded, CallEnded, CallStarted, Observer
+from qreward.observers import AttemptEnded, CallEnded, CallStarted, Observer
 from qreward.testing.virtual_time import run_in_virtual_time as run
-from qreward.wire.rewards.answers import Score
-from qreward.wire.rewards.items import Chat, Pair
 
 FORMS: list[tuple[tuple[Any, ...], Any]] = [
     (("q", "a"), Pair("q", "a")),

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from qreward import BadRequest, ConfigError, Endpoint, QRewardClient, QRewardError, SyncQRewardClient
-from qreward.batching.buffer import RewardBuffer
+from qreward.batching.reward_buffer import RewardBuffer
 from qreward.judge import RewardModelScorer
 
 Call = Callable[[QRewardClient], Awaitable[Any]]

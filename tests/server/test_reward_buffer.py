@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from server_tools import Lengths, run
 
-from qreward.batching.buffer import BatchAnswer, RewardBuffer, SingletonAnswer
+from qreward.batching.reward_buffer import BatchAnswer, RewardBuffer, SingletonAnswer
 from qreward.errors import BadRequest, ClientClosed, ConfigError, QueueFull
 from qreward.testing.virtual_time import run_in_virtual_time
 

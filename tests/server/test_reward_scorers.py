@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_tools import Lengths, run, until
 
-from qreward.batching.buffer import RewardBuffer, Scored
-from qreward.batching.buffer.isolating import Isolation
-from qreward.batching.buffer.scored import InvalidScores, read_scores
+from qreward.batching.reward_buffer import RewardBuffer, Scored
+from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
+from qreward.batching.reward_buffer.scorer import Isolation
 
 
 async def scores(scorer: Any, *completions: str, **settings: Any) -> list[Scored]:

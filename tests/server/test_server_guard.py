@@ -14,9 +14,9 @@ from qreward.cli import main
 from qreward.errors import ConfigError
 from qreward.server import ServerConfig, create_app
 from qreward.server.config import helps, token_of
-from qreward.server.incoming import check_caller
-from qreward.server.loading import load_object
-from qreward.server.refusals import Refusal
+from qreward.server.http_errors import Refusal
+from qreward.server.import_string import load_object
+from qreward.server.request import check_caller
 
 TOKEN = "tok-hidden-1"
 BODY = {"query": ["a"]}

@@ -13,10 +13,10 @@ import httpx
 import pytest
 from server_tools import Lengths, Served, run, served, until
 
-from qreward.batching.buffer import RewardBuffer
+from qreward.batching.reward_buffer import RewardBuffer
 from qreward.server import ServerConfig
 from qreward.server.admission import Admission
-from qreward.server.refusals import Refusal
+from qreward.server.http_errors import Refusal
 from qreward.testing.virtual_time import run_in_virtual_time
 
 BODY = {"query": ["a"]}

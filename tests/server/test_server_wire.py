@@ -8,14 +8,13 @@ import pytest
 from server_tools import Lengths, run, served
 
 from qreward import QRewardClient, Retry
-from qreward.core.outcome import Answer, Failure, FailureKind
+from qreward.codecs.base import Call
+from qreward.codecs.rewards.base import splits
+from qreward.codecs.rewards.registry import CLASSIFY, SCORE
 from qreward.errors import InvalidResponse
-from qreward.policies import Endpoint
-from qreward.reward_policies import RewardModel
-from qreward.wire.base import Call
-from qreward.wire.rewards.dialects import CLASSIFY, SCORE
-from qreward.wire.rewards.merging import splits
-from qreward.wire.sender import Wire
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.settings.policies import Endpoint, RewardModel
+from qreward.transport.backend import Wire
 
 TEXTS = ["a", "bb", "großer 😀 \u2028"]
 PAIRS = [("2 + 2?", "4"), ("why?", "because")]

@@ -7,8 +7,8 @@ import time
 from math import inf
 from pathlib import Path
 
-from qreward.core.sharing.words import Ask, Need
-from qreward.sharing.local import LocalCarrier
+from qreward.quota.file_ledger import LocalCarrier
+from qreward.quota.messages import Ask, Need
 
 KEY = "k"
 

@@ -17,9 +17,9 @@ import engine_tools
 from engine_tools import FakeWire, client_of
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward import sharing as carriers_room
-from qreward.core.sharing.ledger import Ledger
-from qreward.core.sharing.words import Ask, Share
+from qreward.quota import transports as carriers_room
+from qreward.quota.ledger import Ledger
+from qreward.quota.messages import Ask, Share
 from qreward.testing.virtual_time import run_in_virtual_time
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from sharing_child import KEY, asked
 
-from qreward.core.sharing.words import LEASE
-from qreward.integrations.ray import broker as room
-from qreward.integrations.ray.broker import Broker, RayCarrier
-from qreward.sharing import make_carrier
+from qreward.integrations.ray import limit_actor as room
+from qreward.integrations.ray.limit_actor import Broker, RayCarrier
+from qreward.quota.messages import LEASE
+from qreward.quota.transports import make_carrier
 
 
 class RayActorError(Exception):

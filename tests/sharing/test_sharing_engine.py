@@ -12,9 +12,9 @@ import pytest
 from sharing_tools import FakeWire, House, busy, call, client_of, now, shared, sharing, stop
 
 from qreward import ConfigError, Limits, QRewardClient
-from qreward.core.sharing.tenure import NEWCOMER
-from qreward.core.sharing.words import LEASE, MINUTE, PERIOD, RENEW
-from qreward.sharing.places import VARIABLE
+from qreward.quota.file_ledger import VARIABLE
+from qreward.quota.lease import NEWCOMER
+from qreward.quota.messages import LEASE, MINUTE, PERIOD, RENEW
 
 
 def sent_since(wire: FakeWire, since: float) -> int:

@@ -15,11 +15,9 @@ from pathlib import Path
 import pytest
 from sharing_child import KEY, asked
 
-from qreward.core.sharing.words import FRESH, LEASE, Share
-from qreward.sharing import book as books
-from qreward.sharing.book import SLOT
-from qreward.sharing.local import LocalCarrier
-from qreward.sharing.places import VARIABLE, Unsafe, directory
+from qreward.quota import file_ledger as books
+from qreward.quota.file_ledger import SLOT, VARIABLE, LocalCarrier, Unsafe, directory
+from qreward.quota.messages import FRESH, LEASE, Share
 
 CHILD = Path(__file__).with_name("sharing_child.py")
 

@@ -16,8 +16,7 @@ import pytest
 from sharing_tools import FakeWire, House, call
 
 from qreward import Endpoint, QRewardClient
-from qreward.sharing.keys import key_of
-from qreward.sharing.places import VARIABLE
+from qreward.quota.file_ledger import VARIABLE, key_of
 
 
 def helpers() -> list[str]:

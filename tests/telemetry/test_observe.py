@@ -11,7 +11,7 @@ import pytest
 from telemetry_server import MODEL, Do, Judges, chat, client_of
 
 from qreward import Hedge, QRewardClient, QRewardError, RequestTimeout, Retry
-from qreward.observe import AttemptEnded, CallEnded, CallStarted, MetricsCallback, Observer
+from qreward.observers import AttemptEnded, CallEnded, CallStarted, MetricsCallback, Observer
 from qreward.testing.virtual_time import run_in_virtual_time
 
 

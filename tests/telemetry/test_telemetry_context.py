@@ -15,12 +15,12 @@ from telemetry_server import MODEL, Do, Judges, chat, client_of
 from telemetry_tools import Seen, attributes, tree
 
 from qreward import Hedge, Limits, Retry, SyncQRewardClient
-from qreward.core.outcome import Answer
-from qreward.core.task import Terms
+from qreward.codecs.base import Call
+from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.engine.single import Single
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.request import Terms
 from qreward.testing.virtual_time import run_in_virtual_time
-from qreward.wire.base import Call
-from qreward.wire.embeddings import EMBEDDINGS
 
 ONE = Limits(max_concurrency=1, adaptive=False)
 

@@ -33,7 +33,7 @@ def test_the_page_lists_every_metric_as_it_is() -> None:
 def test_the_page_names_no_attribute_that_there_is_not() -> None:
     known = {value for value in vars(names).values() if isinstance(value, str)} | set(names.REQUEST_NUMBERS.values())
     known |= {metric.name for metric in names.METRICS["v1.41"].values()}
-    named = set(re.findall(r"`((?:gen_ai|qreward|server|error|code|http)\.[a-z_.]+)`", PAGE)) - {"qreward.observe"}
+    named = set(re.findall(r"`((?:gen_ai|qreward|server|error|code|http)\.[a-z_.]+)`", PAGE)) - {"qreward.observers"}
     assert named <= known
 
 

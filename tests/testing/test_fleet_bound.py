@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, Phase
-from qreward.testing.bound import Resource, Source, _fluid, lower_bound
+from qreward.testing.lower_bound import Resource, Source, Timeline, _fluid, lower_bound
 from qreward.testing.text import digest_of
-from qreward.testing.timeline import Timeline
 
 SECOND = Latency(base=1)
 

@@ -13,7 +13,7 @@ import pytest
 from fleet_tools import Client, run, serving, until
 
 from qreward.testing import FakeEndpoint, Faults, Latency, Seen
-from qreward.testing.state import State
+from qreward.testing.endpoint import State
 
 
 def faulty(**rates: float) -> FakeEndpoint:

@@ -20,7 +20,7 @@ from fleet_tools import run, serving, until, user
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
-from qreward.testing.hosts import InProcess
+from qreward.testing.server import InProcess
 
 
 def ask(fleet: FakeFleet, name: str, text: str = "hi") -> tuple[int, str]:

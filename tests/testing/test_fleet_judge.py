@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.testing import echo_of
-from qreward.testing.equivalence import same_answer
-from qreward.testing.judge import judge, last_user_text, sections
+from qreward.testing.responders import judge, last_user_text, same_answer, sections
 
 SAME = [
     ("Paris", "paris."),

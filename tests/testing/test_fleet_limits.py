@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward import QRewardClient
+from qreward.codecs.rate_limit_headers import read
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
 from qreward.testing.admission import Bucket, Gate, Rates, duration
-from qreward.testing.delivery import hint
-from qreward.wire.ratelimits import read
+from qreward.testing.responses import hint
 
 
 class HandClock(asyncio.SelectorEventLoop):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, Phase
-from qreward.testing.timeline import Timeline
+from qreward.testing.lower_bound import Timeline
 
 
 def line(*phases: Phase) -> Timeline:

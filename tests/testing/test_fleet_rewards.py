@@ -12,7 +12,7 @@ from fleet_tools import Answer, Client, run, serving
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
-from qreward.testing.jobs import ListRequest
+from qreward.testing.lower_bound import ListRequest
 from qreward.testing.rewards import NAN, REFUSED, Scoring, logits_of, probabilities_of, score_of
 from qreward.testing.rewards.kinds import DIALECTS
 

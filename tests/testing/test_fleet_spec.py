@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, Phase
-from qreward.testing.hosts import to_data
+from qreward.testing.server import to_data
 from qreward.testing.spec import read_spec
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "data" / "fleet.yaml"

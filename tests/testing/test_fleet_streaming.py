@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 from fleet_tools import Client, run, serving, until, user
 
+from qreward.codecs.sse import Parser
 from qreward.testing import FakeEndpoint, Faults, Latency, echo_of
-from qreward.wire.sse import Parser
 
 LONG = FakeEndpoint("a", latency=Latency(tokens=20_000), responder=lambda _: "0123456789abcdef" * 1_000_000)  # 16 MB
 

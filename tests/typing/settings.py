@@ -8,7 +8,7 @@ from typing import assert_type
 from pydantic import SecretStr
 
 from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, Priority, Retry, Route, Timeouts
-from qreward.config import ClientConfig, config_from_env, load_config
+from qreward.settings.client import ClientConfig, config_from_env, load_config
 
 
 def right() -> None:

@@ -7,11 +7,11 @@ import os
 
 from wire_server import Server, always, answer, completion
 
-from qreward.core.outcome import Answer
-from qreward.policies import Endpoint
-from qreward.wire.base import Call
-from qreward.wire.chat import CHAT
-from qreward.wire.sender import Wire
+from qreward.codecs.base import Call
+from qreward.codecs.chat import CHAT
+from qreward.scheduler.outcome import Answer
+from qreward.settings.policies import Endpoint
+from qreward.transport.backend import Wire
 
 
 async def serve_and_ask(who: str) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 from wire_server import Connection, Request, Script, Server, endpoint_of, run
 
-from qreward.core.outcome import Answer, Cancelled, Failure
-from qreward.policies import Endpoint
-from qreward.wire.base import Call
-from qreward.wire.chat import CHAT
-from qreward.wire.sender import Wire
-from qreward.wire.streams import ChatStream
+from qreward.codecs.base import Call
+from qreward.codecs.chat import CHAT
+from qreward.scheduler.outcome import Answer, Cancelled, Failure
+from qreward.settings.policies import Endpoint
+from qreward.transport.backend import Wire
+from qreward.transport.stream import ChatStream
 
 MESSAGES = [{"role": "user", "content": "?"}]
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1700000000, "model": "judge-7b"}

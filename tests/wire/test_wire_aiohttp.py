@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 from wire_server import PATIENCE, Connection, Request, Server, always, answer, completion, run, transport_of
 
+from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
-from qreward.policies import Endpoint, Limits, Timeouts
-from qreward.wire import aiohttp_transport
-from qreward.wire.aiohttp_transport import CONNECTS_AT_ONCE, AiohttpTransport, translate
-from qreward.wire.base import TransportError
+from qreward.settings.policies import Endpoint, Limits, Timeouts
+from qreward.transport import aiohttp_backend as aiohttp_transport
+from qreward.transport.aiohttp_backend import CONNECTS_AT_ONCE, AiohttpTransport, translate
 
 PATH = "/chat/completions"
 OK = answer(completion())

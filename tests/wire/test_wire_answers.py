@@ -14,11 +14,11 @@ from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 from wire_server import completion
 
+from qreward.codecs.base import Call, EmbeddedError, Malformed
+from qreward.codecs.chat import CHAT
+from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.errors import BadRequest, InvalidResponse
 from qreward.results import Usage
-from qreward.wire.base import Call, EmbeddedError, Malformed
-from qreward.wire.chat import CHAT
-from qreward.wire.embeddings import EMBEDDINGS
 
 USER = {"role": "user", "content": "12345678901234"}
 ASKED = Call(CHAT, "judge-7b", [USER], {}, None)

@@ -10,15 +10,15 @@ from stream_tools import outcome_of as streamed
 from wire_server import Server as WireServer
 from wire_server import always, answer, endpoint_of, run
 
-from qreward.core.outcome import Answer, Failure, FailureKind
+from qreward.codecs.base import Call, Malformed
+from qreward.codecs.chat import CHAT, VERBATIM_CHAT, ChatCodec
+from qreward.codecs.finish_reason import ending_of, is_whole
+from qreward.codecs.rewards.registry import COMPLETE, SCORE, bound
 from qreward.errors import InvalidResponse
-from qreward.judge.codec import JUDGE
-from qreward.policies import Endpoint
-from qreward.wire.base import Call, Malformed
-from qreward.wire.chat import CHAT, VERBATIM_CHAT, ChatCodec
-from qreward.wire.endings import ending_of, is_whole
-from qreward.wire.rewards.dialects import COMPLETE, SCORE, bound
-from qreward.wire.sender import Wire
+from qreward.judge.response_format import JUDGE
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.settings.policies import Endpoint
+from qreward.transport.backend import Wire
 
 MESSAGES = [{"role": "user", "content": "?"}]
 NOT_WHOLE = ("length", "content_filter", "abort", "error", "odd", "STOP")

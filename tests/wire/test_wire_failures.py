@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from qreward.core.outcome import Failure, FailureKind
+from qreward.codecs.base import Malformed, Reply, TransportError
+from qreward.codecs.rate_limit_headers import retry_after, should_retry
 from qreward.errors import (
     AuthenticationFailed,
     BadRequest,
@@ -23,10 +24,9 @@ from qreward.errors import (
     RequestTimeout,
     ServerError,
 )
-from qreward.wire.base import Malformed, Reply, TransportError
-from qreward.wire.failures import failure_from_embedded, failure_from_malformed, failure_from_reply, failure_from_transport
-from qreward.wire.hints import retry_after, should_retry
-from qreward.wire.secrets import Secrets
+from qreward.scheduler.outcome import Failure, FailureKind
+from qreward.transport.error_mapping import failure_from_embedded, failure_from_malformed, failure_from_reply, failure_from_transport
+from qreward.transport.redaction import Secrets
 
 NONE = Secrets()
 NOW = 1_800_000_000.0

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from wire_server import ENGINES, PATIENCE, Connection, Request, Server, always, answer, completion, run, transport_of
 
-from qreward.wire.base import TransportError
+from qreward.codecs.base import TransportError
 
 PATH = "/chat/completions"
 OK = answer(completion())

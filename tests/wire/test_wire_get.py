@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from wire_server import ENGINES, PATIENCE, Connection, Request, Server, always, answer, hang, run, transport_of
 
-from qreward.wire.base import TransportError
+from qreward.codecs.base import TransportError
 
 PATH = "/metrics"
 

@@ -11,13 +11,13 @@ import pytest
 import respx
 from wire_server import Server, always, answer, completion, run
 
-from qreward.core.outcome import Answer, Failure, FailureKind
+from qreward.codecs.base import Call, TransportError
+from qreward.codecs.chat import CHAT
 from qreward.errors import ConfigError, RequestError
-from qreward.policies import Endpoint, Timeouts
-from qreward.wire.base import Call, TransportError
-from qreward.wire.chat import CHAT
-from qreward.wire.httpx_transport import HttpxTransport
-from qreward.wire.sender import Wire
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.settings.policies import Endpoint, Timeouts
+from qreward.transport.backend import Wire
+from qreward.transport.httpx_backend import HttpxTransport
 
 PACKAGES = pytest.mark.parametrize("package", [httpx, httpx2], ids=["httpx", "httpx2"])
 URL = "http://judge.example/v1"

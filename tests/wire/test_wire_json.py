@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import Call, Malformed
+from qreward.codecs.chat import CHAT
+from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.errors import BadRequest
 from qreward.results import Usage
-from qreward.wire import jsonio
-from qreward.wire.base import Call, Malformed
-from qreward.wire.chat import CHAT
-from qreward.wire.embeddings import EMBEDDINGS
 
 
 def chat(messages: Any, **params: Any) -> bytes:

@@ -8,13 +8,13 @@ from typing import Any
 from wire_server import PATIENCE, Connection, Request, Server, always, answer, completion, endpoint_of, run
 
 from qreward import QRewardClient
-from qreward.config import ClientConfig
-from qreward.core.outcome import Answer
-from qreward.policies import Endpoint, Limits, Timeouts
-from qreward.wire.base import Call
-from qreward.wire.chat import CHAT
-from qreward.wire.sender import Wire
-from qreward.wire.streams import ChatStream
+from qreward.codecs.base import Call
+from qreward.codecs.chat import CHAT
+from qreward.scheduler.outcome import Answer
+from qreward.settings.client import ClientConfig
+from qreward.settings.policies import Endpoint, Limits, Timeouts
+from qreward.transport.backend import Wire
+from qreward.transport.stream import ChatStream
 
 OK = answer(completion("fine"))
 ASKED = [{"role": "user", "content": "?"}]

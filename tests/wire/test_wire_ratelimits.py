@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 from wire_server import ENGINES, Server, always, answer, completion, endpoint_of, run
 
-from qreward.core.outcome import Advertised, Allowance, Answer, Failure
-from qreward.wire.base import Call, Reply
-from qreward.wire.chat import CHAT
-from qreward.wire.failures import failure_from_reply
-from qreward.wire.hints import wait
-from qreward.wire.ratelimits import REQUESTS, TOKENS, read
-from qreward.wire.secrets import Secrets
-from qreward.wire.sender import Wire
+from qreward.codecs.base import Call, Reply
+from qreward.codecs.chat import CHAT
+from qreward.codecs.rate_limit_headers import REQUESTS, TOKENS, read, wait
+from qreward.scheduler.outcome import Advertised, Allowance, Answer, Failure
+from qreward.transport.backend import Wire
+from qreward.transport.error_mapping import failure_from_reply
+from qreward.transport.redaction import Secrets
 
 NOW = 1_800_000_000.0
 DATE = "Fri, 15 Jan 2027 08:00:00 GMT"  # the same moment

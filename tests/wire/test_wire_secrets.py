@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_server import Connection, Request, Server, answer, completion, run
 
-from qreward.core.outcome import Failure
+from qreward.codecs.base import Call
+from qreward.codecs.chat import CHAT
 from qreward.errors import QRewardError
-from qreward.policies import Endpoint
 from qreward.results import AttemptRecord, with_trail
-from qreward.wire.base import Call
-from qreward.wire.chat import CHAT
-from qreward.wire.secrets import Secrets, secrets_of
-from qreward.wire.sender import Wire
+from qreward.scheduler.outcome import Failure
+from qreward.settings.policies import Endpoint
+from qreward.transport.backend import Wire
+from qreward.transport.redaction import Secrets, secrets_of
 
 KEY = 'K3y"of\\mine/+=x'
 TEAM = "Team-Header-Value-1"

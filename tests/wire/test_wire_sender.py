@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from wire_server import ENGINES, PATIENCE, Connection, Request, Server, always, answer, completion, endpoint_of, hang, run
 
-from qreward.core.outcome import Answer, Failure, FailureKind
+from qreward.codecs.base import Call
+from qreward.codecs.chat import CHAT
+from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RateLimited, RequestError
-from qreward.policies import Endpoint
-from qreward.wire.base import Call
-from qreward.wire.chat import CHAT
-from qreward.wire.embeddings import EMBEDDINGS
-from qreward.wire.sender import Wire
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.settings.policies import Endpoint
+from qreward.transport.backend import Wire
 
 OK = answer(completion("fine"))
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qreward.wire.sse import MOST_BYTES, Event, EventTooLong, Parser
+from qreward.codecs.sse import MOST_BYTES, Event, EventTooLong, Parser
 
 Found = tuple[list[Event], str, int | None, bool]
 

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from qreward.codecs.base import EmbeddedError, Malformed
+from qreward.codecs.chat_stream import Assembly, ChatChunk, read_chunk, whole_chunk
+from qreward.codecs.sse import Event
 from qreward.results import Usage
-from qreward.wire.assembly import Assembly
-from qreward.wire.base import EmbeddedError, Malformed
-from qreward.wire.sse import Event
-from qreward.wire.stream_chat import ChatChunk, read_chunk, whole_chunk
 
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1700000000, "model": "judge-7b", "system_fingerprint": "fp"}
 USAGE = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}

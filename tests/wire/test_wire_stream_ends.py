@@ -27,12 +27,12 @@ from stream_tools import (
 )
 from wire_server import ENGINES, PATIENCE, Script, Server, always, answer, completion, endpoint_of, hang, run
 
-from qreward.core.outcome import Answer, Failure, FailureKind
+from qreward.codecs.sse import MOST_BYTES
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RateLimited, RequestError, ServerError
-from qreward.policies import Timeouts
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.settings.policies import Timeouts
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
-from qreward.wire.sender import Wire
-from qreward.wire.sse import MOST_BYTES
+from qreward.transport.backend import Wire
 
 COMPLETE = {
     "no [DONE]": WHOLE.removesuffix(DONE),

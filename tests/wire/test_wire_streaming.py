@@ -12,9 +12,10 @@ import httpx2
 import pytest
 from wire_server import ENGINES, PATIENCE, Connection, Request, Script, Server, always, answer, hang, run, transport_of
 
-from qreward.policies import Endpoint, Timeouts
-from qreward.wire.base import ByteStream, TransportError
-from qreward.wire.sender import open_transport
+from qreward.codecs.base import TransportError
+from qreward.settings.policies import Endpoint, Timeouts
+from qreward.transport.backend import open_transport
+from qreward.transport.base import ByteStream
 
 PATH = "/chat/completions"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-request-id: r-1\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -28,11 +28,11 @@ from stream_tools import (
 )
 from wire_server import ENGINES, PATIENCE, Connection, Request, Script, Server, always, answer, endpoint_of, hang, run
 
-from qreward.core.outcome import CANCELLED, Answer, Failure, FailureKind
 from qreward.errors import BadRequest, ClientClosed, ConfigError
-from qreward.policies import Endpoint
-from qreward.wire.sender import Wire
-from qreward.wire.streams import ChatStream
+from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind
+from qreward.settings.policies import Endpoint
+from qreward.transport.backend import Wire
+from qreward.transport.stream import ChatStream
 
 
 @pytest.mark.parametrize("engine", ENGINES)

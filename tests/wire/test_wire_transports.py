@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from wire_server import CERTIFICATE, ENGINES, PATIENCE, Connection, Request, Server, always, answer, completion, hang, run, transport_of
 
+from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
-from qreward.policies import Endpoint, Timeouts
-from qreward.wire.base import TransportError
-from qreward.wire.sender import open_transport
+from qreward.settings.policies import Endpoint, Timeouts
+from qreward.transport.backend import open_transport
 
 PATH = "/chat/completions"
 OK = answer(completion())

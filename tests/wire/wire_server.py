@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import httpx2
 
-from qreward.policies import Endpoint
-from qreward.wire.base import Transport
-from qreward.wire.sender import open_transport
+from qreward.settings.policies import Endpoint
+from qreward.transport.backend import open_transport
+from qreward.transport.base import Transport
 
 CERTIFICATE = Path(__file__).parent / "data" / "loopback.pem"
 KEY = Path(__file__).parent / "data" / "loopback.key"

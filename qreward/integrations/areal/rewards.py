@@ -13,9 +13,8 @@ from typing import Any
 
 from qreward.engine.portal import portal
 from qreward.errors import QRewardError
-from qreward.integrations.trainers.columns import item_of, named_in_prompts
-from qreward.integrations.trainers.failures import reward_of
-from qreward.integrations.trainers.rewarder import LATE, Rewarder, rewarder
+from qreward.integrations.trainers.rewarder import LATE, Rewarder, reward_of, rewarder
+from qreward.integrations.trainers.settings import item_of, named_in_prompts
 from qreward.integrations.trainers.texts import without_end
 
 HOST_LIMIT = 15.0

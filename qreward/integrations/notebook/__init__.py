@@ -6,6 +6,6 @@ What is read is folded into a state (``state``), of which HTML is made (``cards`
 
 from __future__ import annotations
 
-from qreward.integrations.notebook.showing import show, show_batch
+from qreward.notebook.display import show, show_batch
 
 __all__ = ["show", "show_batch"]

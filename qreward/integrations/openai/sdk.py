@@ -11,7 +11,7 @@ from qreward.integrations.openai.transports import transport
 
 if TYPE_CHECKING:
     from qreward.client import QRewardClient
-    from qreward.sync import SyncQRewardClient
+    from qreward.sync_client import SyncQRewardClient
 
 
 def async_openai_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> openai.AsyncOpenAI:

@@ -13,13 +13,12 @@ import httpx
 from qreward.client import QRewardClient
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError, QRewardError
-from qreward.integrations.openai import replies
-from qreward.integrations.openai.events import Broken, Events
-from qreward.integrations.openai.exchange import Exchange
-from qreward.integrations.openai.leaving import leave
-from qreward.integrations.openai.replies import Reply
-from qreward.policies import Priority
-from qreward.sync import SyncQRewardClient
+from qreward.integrations.openai import responses as replies
+from qreward.integrations.openai.handler import Exchange
+from qreward.integrations.openai.responses import Events, Reply
+from qreward.settings.policies import Priority
+from qreward.streaming.closing import Broken, leave
+from qreward.sync_client import SyncQRewardClient
 
 if TYPE_CHECKING:
     import httpx2

@@ -10,7 +10,7 @@ from typing import Any
 
 from qreward.integrations.openrlhf.reward_func import reward_func
 from qreward.integrations.openrlhf.scoring import results
-from qreward.integrations.trainers.config import load_reward_config
+from qreward.integrations.trainers.settings import load_reward_config
 
 _Executor: Any = importlib.import_module("openrlhf.utils.agent").SingleTurnAgentExecutor
 

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qreward.errors import BadRequest
-from qreward.integrations.trainers.columns import item_of, named_in_prompts
-from qreward.integrations.trainers.failures import reward_of
-from qreward.integrations.trainers.rewarder import Rewarder, Scored, rewarder
+from qreward.integrations.trainers.rewarder import Rewarder, Scored, reward_of, rewarder
+from qreward.integrations.trainers.settings import item_of, named_in_prompts
 from qreward.integrations.trainers.texts import response_in, without_end
 
 DEADLINE = 180.0

@@ -6,8 +6,8 @@ and is pure; ``office`` carries out, ``crews`` calls Ray, ``host`` is what runs 
 
 from __future__ import annotations
 
+from qreward.integrations.ray.backends import ActorDied, PoolStats
 from qreward.integrations.ray.pool import ScorerPool
 from qreward.integrations.ray.serving import deployment
-from qreward.integrations.ray.words import ActorDied, PoolStats
 
 __all__ = ["ActorDied", "PoolStats", "ScorerPool", "deployment"]

@@ -1,6 +1,8 @@
 """ScorerPool: a scorer in many actors, called with whole batches. The queue stays with the caller; Ray only carries.
 
 Sends what must be scored again after an actor died, and finds out which item it was that killed it.
+
+A batch in parts, and what came of them as one list again. Knows neither actors nor queues.
 """
 
 from __future__ import annotations
@@ -11,16 +13,51 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, Unpack
 
 from qreward.batching import BatchQueue
-from qreward.batching.buffer import RewardBuffer
-from qreward.batching.buffer.scored import InvalidScores
+from qreward.batching.backlog import halves
+from qreward.batching.reward_buffer import RewardBuffer
+from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
 from qreward.batching.settings import Options
 from qreward.errors import ConfigError, Rejected, RequestTimeout
-from qreward.integrations.ray.crews import check_installed, choose
-from qreward.integrations.ray.office import Office, closed
-from qreward.integrations.ray.recipe import CALL, Recipe
-from qreward.integrations.ray.roster import Roster, State
-from qreward.integrations.ray.splitting import Columns, parts_of, rows_of
-from qreward.integrations.ray.words import ActorDied, Backend, Lost, PoolStats, Terms, length_of
+from qreward.integrations.ray.backends import CALL, ActorDied, Backend, Lost, PoolStats, Recipe, Terms, check_installed, choose, length_of
+from qreward.integrations.ray.supervisor import Office, Roster, State, closed
+
+Columns = tuple[Sequence[Any], ...]
+"""A list for each parameter of the scorer, all of one length."""
+
+
+def parts_of(columns: Columns) -> tuple[Columns, Columns]:
+    """The first and the second half of a batch.
+
+    Example:
+        >>> parts_of((["a", "b", "c"], [1, 2, 3]))
+        ((['a', 'b'], [1, 2]), (['c'], [3]))
+    """
+    first, second = zip(*(halves(column) for column in columns), strict=True)
+    return tuple(first), tuple(second)
+
+
+def rows_of(given: Any, count: int) -> list[Any]:
+    """What a scorer gave for a part, with one thing for each item, so that parts can be put together.
+
+    Args:
+        given: a list, tuple or array; or, as scorers of rewards may give, a mapping of lists.
+        count: how many items there were.
+
+    Raises:
+        InvalidScores: it is neither, or it holds more or fewer.
+    """
+    if isinstance(given, Mapping):
+        return [
+            {"reward": one.reward, "error": one.cause or one.error, "meta": dict(one.meta), "next_turn_feedback": one.feedback}
+            for one in read_scores(given, count)
+        ]
+    if isinstance(given, str | bytes) or not (hasattr(given, "__len__") and hasattr(given, "__iter__")):
+        raise InvalidScores(f"a scorer must return a list with one result for each item, not a {type(given).__name__}")
+    rows = list(given)
+    if len(rows) != count:
+        raise InvalidScores(f"the scorer gave {len(rows)} results for {count} item{'s'[: count != 1]}; it must be one for each")
+    return rows
+
 
 SUSPECT = 1
 """Deaths of its actor after which a batch is sent alone: so it takes no other with it, and at the next death it was no other."""
@@ -164,7 +201,7 @@ class ScorerPool:
         return BatchQueue(self, **Options(max_concurrent_batches=self.slots) | settings)
 
     def buffer(self, **settings: Any) -> RewardBuffer:
-        """A buffer whose scorer this is; see :class:`~qreward.batching.buffer.RewardBuffer`. Close it before the pool."""
+        """A buffer whose scorer this is; see :class:`~qreward.batching.reward_buffer.RewardBuffer`. Close it before the pool."""
         return RewardBuffer(self, **{"max_concurrent_batches": self.slots} | settings)
 
     # the end

@@ -12,11 +12,9 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from qreward.batching.buffer import BatchAnswer, RewardBuffer, Scored, SingletonAnswer
+from qreward.batching.reward_buffer import BatchAnswer, RewardBuffer, Scored, SingletonAnswer
 from qreward.errors import ConfigError
-from qreward.integrations.ray.crews import require_ray
-from qreward.integrations.ray.recipe import CALL, Recipe, accepted, is_async
-from qreward.integrations.ray.words import INSTALL
+from qreward.integrations.ray.backends import CALL, INSTALL, Recipe, accepted, is_async, require_ray
 
 _REPLICAS: dict[str, Replica] = {}
 """Those in this process, of which there is usually one, by the key of their door."""
@@ -40,7 +38,7 @@ def deployment(
     """An application for ``serve.run`` that scores in batches.
 
     Over HTTP it answers as ``qreward serve`` does (``/get_reward``, ``/classify``, ``/score``, ``/health``, ``/metrics``, ...). By
-    handle there are ``handle.score.remote(completions, metadata)``, which gives a :class:`~qreward.batching.buffer.Scored` for each
+    handle there are ``handle.score.remote(completions, metadata)``, which gives a :class:`~qreward.batching.reward_buffer.Scored` for each
     completion, and ``handle.add_query.remote(query)``.
 
     Args:
@@ -112,11 +110,11 @@ class Replica:
         _REPLICAS[key] = self
 
     async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[Scored]:
-        """An outcome for each completion, in their order; see :meth:`~qreward.batching.buffer.RewardBuffer.score`."""
+        """An outcome for each completion, in their order; see :meth:`~qreward.batching.reward_buffer.RewardBuffer.score`."""
         return [_portable(one) for one in await self._buffer.score(completions, metadata)]
 
     async def add_query(self, query: Any) -> SingletonAnswer | BatchAnswer:
-        """Score a query; see :meth:`~qreward.batching.buffer.RewardBuffer.add_query`."""
+        """Score a query; see :meth:`~qreward.batching.reward_buffer.RewardBuffer.add_query`."""
         return await self._buffer.add_query(query)
 
     async def tell(self, send: Any, message: Mapping[str, Any]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import RewardConfig, load_reward_config
-from qreward.integrations.trainers.config import VARIABLE
-from qreward.reading import read_settings
+from qreward.integrations.trainers.settings import VARIABLE
+from qreward.settings.files import read_settings
 
 KEYS = ("judge_model_name", "judge_api_url", "judge_api_key", "judge_prompt")
 """Keys of ROLL's own judge that are taken as they are."""

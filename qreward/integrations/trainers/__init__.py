@@ -5,8 +5,7 @@ Knows no trainer; each trainer's room knows its own forms, and this one.
 
 from __future__ import annotations
 
-from qreward.integrations.trainers.columns import Usual, item_of, named_in_prompts
-from qreward.integrations.trainers.config import RewardConfig, load_reward_config
 from qreward.integrations.trainers.rewarder import Rewarder, Scored, rewarder
+from qreward.integrations.trainers.settings import RewardConfig, Usual, item_of, load_reward_config, named_in_prompts
 
 __all__ = ["RewardConfig", "Rewarder", "Scored", "Usual", "item_of", "load_reward_config", "named_in_prompts", "rewarder"]

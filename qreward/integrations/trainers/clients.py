@@ -12,8 +12,8 @@ import threading
 from contextlib import suppress
 
 from qreward.client import QRewardClient
-from qreward.config import ClientConfig, config_from_env
 from qreward.engine.portal import portal
+from qreward.settings.client import ClientConfig, config_from_env
 
 GRACE = 2.0
 """Seconds for which the end of the process waits for another thread's loop to close what was opened there."""

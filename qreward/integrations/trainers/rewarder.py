@@ -1,6 +1,8 @@
 """One rewarder a process and its settings: scores within a deadline, and says of each reward whether it could be had.
 
 Needs no loop to be made, and serves any number of loops and threads. Knows no trainer.
+
+What a reward is that could not be had: never a number, unless the user chose one. Knows no trainer.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from typing import Any
 from qreward.engine.portal import portal
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
 from qreward.integrations.trainers.clients import close_clients, shared_client
-from qreward.integrations.trainers.config import VARIABLE, RewardConfig, load_reward_config
-from qreward.integrations.trainers.making import check, told_with_place
+from qreward.integrations.trainers.settings import VARIABLE, Failure, RewardConfig, load_reward_config
+from qreward.integrations.trainers.validation import check, told_with_place
 from qreward.judge import make_scorer
-from qreward.judge.words import Scorer, Verdict
+from qreward.judge.types import Scorer, Verdict
 
 LATE = 1.0
 """Seconds after the deadline at which a scorer that does not keep it is left."""
@@ -161,7 +163,7 @@ def rewarder(source: str | Path | Mapping[str, Any] | RewardConfig | None = None
     """The rewarder of this process for these settings; made when first asked for, closed when the process ends.
 
     Args:
-        source: as :func:`~qreward.integrations.trainers.config.load_reward_config` takes it.
+        source: as :func:`~qreward.integrations.trainers.settings.load_reward_config` takes it.
         deadline: seconds for one reward where the settings say nothing: the adapter's.
 
     Raises:
@@ -222,3 +224,29 @@ def _after_fork() -> None:
 atexit.register(close_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | None:
+    """The reward as a finite float, or what stands for it.
+
+    Args:
+        scored: what came of it.
+        on_failure: the user's choice: a number, ``none`` (which is None), ``raise`` or ``default``.
+        default: what ``default`` means to this adapter.
+
+    Raises:
+        QRewardError: why there is no reward, if that was chosen.
+
+    Example:
+        >>> from qreward.errors import RequestTimeout
+        >>> reward_of(Scored(None, RequestTimeout("no reward within 5 s"), 5.0), -1.0, "raise")
+        -1.0
+    """
+    if scored.verdict is not None:
+        return float(scored.verdict.score)
+    chosen: Any = default if on_failure == "default" else on_failure
+    if chosen == "none":
+        return None
+    if chosen == "raise" and scored.error is not None:
+        raise scored.error
+    return float(chosen)

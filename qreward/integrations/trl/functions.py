@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from qreward.integrations.trainers import RewardConfig, Rewarder, load_reward_config, rewarder
-from qreward.integrations.trainers.config import Failure
+from qreward.integrations.trainers.settings import Failure
 from qreward.integrations.trl.scoring import DEADLINE, Recipe, mean, refuse_old_trl
-from qreward.judge.words import Scorer
+from qreward.judge.types import Scorer
 
 Settings = str | Path | Mapping[str, Any] | RewardConfig
 Rewards = list[float | None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from qreward.wire.chat import is_missing
+from qreward.codecs.chat import is_missing
 
 HANDLES = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 """What TRL gives besides the dataset's columns."""

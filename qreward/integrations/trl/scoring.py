@@ -11,8 +11,8 @@ from typing import Any
 
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Rewarder, Scored, Usual, item_of, named_in_prompts
-from qreward.integrations.trainers.config import Failure
-from qreward.integrations.trainers.failures import reward_of
+from qreward.integrations.trainers.rewarder import reward_of
+from qreward.integrations.trainers.settings import Failure
 from qreward.integrations.trl.rows import rows_of
 
 DEADLINE = 300.0

@@ -13,12 +13,12 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypeVar
 
 from qreward.client import QRewardClient
-from qreward.config import ClientConfig, load_config
+from qreward.codecs.finish_reason import described, ending_of, is_whole
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.integrations.trainers.clients import shared_client
 from qreward.integrations.verifiers.forms import strict_schema
-from qreward.policies import Endpoint, Level, Priority
-from qreward.wire.endings import described, ending_of, is_whole
+from qreward.settings.client import ClientConfig, load_config
+from qreward.settings.policies import Endpoint, Level, Priority
 
 vf: Any = importlib.import_module("verifiers.v1")
 _client: Any = importlib.import_module("verifiers.v1.configs.client")

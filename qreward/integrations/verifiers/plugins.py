@@ -12,10 +12,8 @@ from typing import Any
 from pydantic import model_validator
 
 from qreward.errors import ConfigError
-from qreward.integrations.trainers.columns import item_of, named_in_prompts
-from qreward.integrations.trainers.config import VARIABLE, RewardConfig, load_reward_config
-from qreward.integrations.trainers.failures import reward_of
-from qreward.integrations.trainers.rewarder import Rewarder, Scored, rewarder
+from qreward.integrations.trainers.rewarder import Rewarder, Scored, reward_of, rewarder
+from qreward.integrations.trainers.settings import VARIABLE, RewardConfig, item_of, load_reward_config, named_in_prompts
 from qreward.integrations.verifiers.fleet import DEADLINE, FleetJudge, FleetJudgeConfig
 from qreward.results import Usage
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from qreward.integrations.trainers import RewardConfig, Scored, Usual, item_of, named_in_prompts, rewarder
-from qreward.integrations.trainers.config import Failure
-from qreward.integrations.trainers.failures import reward_of as score_of
+from qreward.integrations.trainers.rewarder import reward_of as score_of
+from qreward.integrations.trainers.settings import Failure
 from qreward.integrations.verl.settings import plain, settings_of
 
 DEADLINE = 240.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import RewardConfig, load_reward_config
-from qreward.reading import read_settings
+from qreward.settings.files import read_settings
 from qreward.spelling import closest
 
 CONFIG = "config"

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from qreward.testing import answers
-from qreward.testing.jobs import Job, ListRequest, Problem, chat_job, embeddings_job
+from qreward.testing import responders as answers
+from qreward.testing.lower_bound import Job, ListRequest, Problem, chat_job, embeddings_job
 from qreward.testing.rewards.scoring import NAN, REFUSED, score_of
 from qreward.testing.spec import FakeEndpoint
 from qreward.testing.text import canonical, count_tokens, echo_text, encode

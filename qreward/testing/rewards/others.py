@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from qreward.testing import answers
-from qreward.testing.jobs import Job, Problem
+from qreward.testing import responders as answers
+from qreward.testing.lower_bound import Job, Problem
 from qreward.testing.rewards.dialect import Dialect, Look, ReadJob, Told
 from qreward.testing.rewards.scoring import NAN, logits_of, score_of
 from qreward.testing.spec import FakeEndpoint

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from qreward.policy import Policy
+from qreward.settings.base import Policy
 
 
 class Scoring(Policy):

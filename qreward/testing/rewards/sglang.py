@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qreward.testing.jobs import Job
+from qreward.testing.lower_bound import Job
 from qreward.testing.rewards.dialect import JSON, PLAIN, Look, ReadJob, Told, finite, gauges, listed
 from qreward.testing.rewards.scoring import logits_of, score_of, softmax
 from qreward.testing.rewards.vllm import Vllm

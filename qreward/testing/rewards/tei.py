@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from qreward.testing import answers
-from qreward.testing.jobs import Job, Problem
+from qreward.testing import responders as answers
+from qreward.testing.lower_bound import Job, Problem
 from qreward.testing.rewards.dialect import JSON, PLAIN, Dialect, Look, ReadJob, Told, gauges
 from qreward.testing.rewards.scoring import logits_of, probabilities_of
 from qreward.testing.spec import FakeEndpoint

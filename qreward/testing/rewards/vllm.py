@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qreward.testing import answers
-from qreward.testing.jobs import Job
+from qreward.testing import responders as answers
+from qreward.testing.lower_bound import Job
 from qreward.testing.rewards.dialect import JSON, PLAIN, Dialect, Look, ReadJob, Told, finite, gauges, listed
 from qreward.testing.rewards.scoring import logits_of, probabilities_of
 from qreward.testing.spec import FakeEndpoint

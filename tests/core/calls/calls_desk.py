@@ -8,13 +8,11 @@ from typing import Any
 
 from calls_watch import Watch
 
-from qreward.core.calls.call import Call
-from qreward.core.calls.function import Function
-from qreward.core.calls.outcome import Raised
-from qreward.core.calls.scheduler import CallScheduler
-from qreward.core.calls.terms import Adapting, Breaking, CallTerms, Hedging, Pause, Rate
-from qreward.core.outcome import CANCELLED, Answer
-from qreward.core.task import Attempt
+from qreward.scheduler.functions.call import Adapting, Breaking, Call, CallTerms, Hedging, Pause, Raised, Rate
+from qreward.scheduler.functions.scheduler import CallScheduler
+from qreward.scheduler.functions.state import Function
+from qreward.scheduler.outcome import CANCELLED, Answer
+from qreward.scheduler.request import Attempt
 
 __all__ = ["AT_ONCE", "Adapting", "Breaking", "Broken", "CallTerms", "Desk", "Hedging", "Longest", "Pause", "Rate", "Shortest"]
 

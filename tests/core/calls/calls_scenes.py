@@ -12,10 +12,10 @@ from typing import Any
 
 from calls_desk import AT_ONCE, Adapting, Breaking, Broken, Desk, Hedging, Pause, Rate
 
-from qreward.core.calls.function import Function
-from qreward.core.calls.outcome import Raised
-from qreward.core.outcome import CANCELLED, Answer
-from qreward.core.task import Attempt
+from qreward.scheduler.functions.call import Raised
+from qreward.scheduler.functions.state import Function
+from qreward.scheduler.outcome import CANCELLED, Answer
+from qreward.scheduler.request import Attempt
 
 MOST_STEPS = 200_000
 LONG = 300.0

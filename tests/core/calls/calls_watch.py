@@ -10,17 +10,15 @@ from collections.abc import Iterator
 from math import inf
 from typing import Any
 
-from qreward.core.calls.call import Call
-from qreward.core.calls.function import HEDGES_AT_ONCE, Function
-from qreward.core.calls.lane import Lane
-from qreward.core.calls.outcome import Raised
-from qreward.core.calls.ranked import SWEEP, Ranked
-from qreward.core.calls.scheduler import CallScheduler
-from qreward.core.commands import CANCEL, FINISH, SEND, Command
-from qreward.core.outcome import Answer
-from qreward.core.task import Attempt, Why
-from qreward.core.timers import PER_SECOND
 from qreward.errors import CircuitOpen, RequestTimeout
+from qreward.scheduler.functions.call import Call, Raised
+from qreward.scheduler.functions.heap import SWEEP, Ranked
+from qreward.scheduler.functions.scheduler import CallScheduler
+from qreward.scheduler.functions.state import HEDGES_AT_ONCE, Function, Lane
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.request import Attempt, Why
+from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
+from qreward.scheduler.timer_wheel import PER_SECOND
 
 BUCKET = 1 / PER_SECOND
 ROUNDING = 1e-9

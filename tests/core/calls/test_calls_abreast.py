@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from calls_desk import AT_ONCE, Breaking, Desk, Pause
 
-from qreward.core.task import Why
-from qreward.core.timers import PER_SECOND
+from qreward.scheduler.request import Why
+from qreward.scheduler.timer_wheel import PER_SECOND
 
 BUCKET = 1 / PER_SECOND
 

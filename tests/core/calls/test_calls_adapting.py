@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.calls.adapting import LEAST_ROUND, Adaptive, kept
-from qreward.core.calls.terms import Adapting
+from qreward.scheduler.functions.call import Adapting
+from qreward.scheduler.functions.limits import LEAST_ROUND, Adaptive, kept
 
 TERMS = Adapting(2, 100, 0.3, None)
 

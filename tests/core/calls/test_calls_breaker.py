@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qreward.core.calls.breaker import Breaker
-from qreward.core.calls.terms import Breaking
+from qreward.scheduler.functions.call import Breaking
+from qreward.scheduler.functions.limits import Breaker
 
 A, B, C = "a", "b", "c"
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from calls_desk import AT_ONCE, Breaking, Desk, Pause, Rate
 
-from qreward.core.calls.function import Function
 from qreward.errors import CircuitOpen, RequestTimeout
+from qreward.scheduler.functions.state import Function
 
 
 def state(function: Function, key: object = None) -> str:

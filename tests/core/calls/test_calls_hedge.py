@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from calls_desk import AT_ONCE, Breaking, Desk, Hedging, Pause, Rate
 
-from qreward.core.calls.function import ENOUGH, HEDGES_AT_ONCE
-from qreward.core.task import Why
+from qreward.scheduler.functions.state import ENOUGH, HEDGES_AT_ONCE
+from qreward.scheduler.request import Why
 
 AFTER = Hedging(0.5, 0.0, 1, 1.0)
 

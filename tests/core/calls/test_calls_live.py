@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from calls_desk import Adapting, Breaking, Desk, Hedging, Rate
 
-from qreward.core.calls.function import HEDGES_AT_ONCE
 from qreward.errors import CircuitOpen
+from qreward.scheduler.functions.state import HEDGES_AT_ONCE
 
 
 def test_a_higher_rate_holds_at_once_for_what_waits() -> None:

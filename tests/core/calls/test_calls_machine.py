@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from qreward.core.calls.outcome import Raised
-from qreward.core.outcome import CANCELLED, Answer
-from qreward.core.task import Attempt
+from qreward.scheduler.functions.call import Raised
+from qreward.scheduler.outcome import CANCELLED, Answer
+from qreward.scheduler.request import Attempt
 
 MOST_WAKES = 5_000
 KEYS = ("a", "b", "c")

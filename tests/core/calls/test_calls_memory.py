@@ -7,14 +7,12 @@ from random import Random
 import pytest
 from calls_desk import Adapting, Breaking, CallTerms, Desk, Pause, Rate
 
-from qreward.core.calls.call import Call
-from qreward.core.calls.function import Function
-from qreward.core.calls.lane import MEMORY
-from qreward.core.calls.outcome import Raised
-from qreward.core.calls.scheduler import FORGETS, CallScheduler
-from qreward.core.commands import SEND
-from qreward.core.outcome import Answer
 from qreward.errors import CircuitOpen
+from qreward.scheduler.functions.call import Call, Raised
+from qreward.scheduler.functions.scheduler import FORGETS, CallScheduler
+from qreward.scheduler.functions.state import MEMORY, Function
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.scheduler import SEND
 
 
 def keys(desk: Desk, f: Function) -> set[object]:
@@ -162,7 +160,7 @@ def test_after_a_reset_keys_are_forgotten_as_before() -> None:
 
 def test_few_are_forgotten_at_a_time_and_all_of_them_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = 32  # the desk looks at all keys after each input
-    monkeypatch.setattr("qreward.core.calls.scheduler.FORGETS", at_once)
+    monkeypatch.setattr("qreward.scheduler.functions.scheduler.FORGETS", at_once)
     desk = Desk()
     f = desk.function(rate=Rate(1, 10.0), keyed=True)
     for key in range(3 * at_once):

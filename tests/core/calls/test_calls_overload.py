@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from calls_desk import Adapting, Desk, Hedging, Longest, Rate, Shortest
 
-from qreward.core.calls.function import Function
+from qreward.scheduler.functions.state import Function
 
 
 @pytest.mark.parametrize("rng", [Shortest(), Longest()])

@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.core.calls.ration import Ration
+from qreward.scheduler.functions.limits import Ration
 
 gaps = st.lists(st.one_of(st.just(0.0), st.floats(0.0, 3.0)), max_size=60)
 

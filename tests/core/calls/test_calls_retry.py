@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from calls_desk import AT_ONCE, Desk, Hedging, Longest, Pause, Shortest
 
-from qreward.core.timers import PER_SECOND
 from qreward.errors import RequestError, RequestTimeout
+from qreward.scheduler.timer_wheel import PER_SECOND
 
 BUCKET = 1 / PER_SECOND
 

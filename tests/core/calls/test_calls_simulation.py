@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from calls_scenes import Scene
 
-from qreward.core.outcome import Answer
-from qreward.core.task import Why
 from qreward.errors import CircuitOpen, RequestTimeout
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.request import Why
 
 SEEDS = range(200)
 

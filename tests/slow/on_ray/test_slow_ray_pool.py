@@ -16,7 +16,7 @@ from ray_scorers import AwaitedNoting, Broken, Noting, Rewards, noted, workers
 
 from qreward.errors import ClientClosed, RequestTimeout
 from qreward.integrations.ray import ActorDied, ScorerPool
-from qreward.integrations.ray import office as office_module
+from qreward.integrations.ray import supervisor as office_module
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
 SMALL: dict[str, Any] = {"num_cpus": 0.1}

@@ -12,7 +12,7 @@ import pytest
 from sharing_trial import PROCESSES, Trial, trial
 from sharing_worker import work
 
-from qreward.integrations.ray.broker import NAMESPACE
+from qreward.integrations.ray.limit_actor import NAMESPACE
 
 SETTLE, SPAN = 10.0, 60.0
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from qreward.testing import FakeEndpoint, FakeFleet, Faults
-from qreward.testing.judge import judge
+from qreward.testing.responders import judge
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore")]  # what torch and transformers warn of is not ours
 Settings = Callable[..., Path]

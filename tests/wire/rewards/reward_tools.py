@@ -7,16 +7,15 @@ import json
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from qreward.core.outcome import Answer, Failure
+from qreward.codecs.base import Call
+from qreward.codecs.rewards.answers import ListAnswer
+from qreward.codecs.rewards.base import ListCodec, Operation
+from qreward.codecs.rewards.registry import codec_of
 from qreward.errors import InvalidResponse
-from qreward.policies import Endpoint
-from qreward.reward_policies import RewardModel
+from qreward.scheduler.outcome import Answer, Failure
+from qreward.settings.policies import Endpoint, RewardModel
 from qreward.testing import FakeEndpoint, FakeFleet
-from qreward.wire.base import Call
-from qreward.wire.rewards.answers import ListAnswer
-from qreward.wire.rewards.base import ListCodec, Operation
-from qreward.wire.rewards.dialects import codec_of
-from qreward.wire.sender import Wire
+from qreward.transport.backend import Wire
 
 T = TypeVar("T")
 

@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 from reward_tools import ask, call, codec, failed, run
 
-from qreward.core.outcome import Answer, Failure, FailureKind
+from qreward.codecs.base import EmbeddedError, Reply
+from qreward.codecs.rewards.base import Operation, splits
+from qreward.codecs.rewards.registry import EMBED, RERANK, SCORE
 from qreward.errors import AuthenticationFailed, BadRequest, InvalidResponse, RateLimited, RequestError, ServerError
-from qreward.policies import Endpoint
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.settings.policies import Endpoint
 from qreward.testing import FakeEndpoint, FakeFleet, Faults
 from qreward.testing.rewards import NAN, REFUSED, Scoring, score_of
-from qreward.wire.base import EmbeddedError, Reply
-from qreward.wire.failures import failure_from_embedded, failure_from_reply
-from qreward.wire.rewards.base import Operation
-from qreward.wire.rewards.dialects import EMBED, RERANK, SCORE
-from qreward.wire.rewards.merging import splits
-from qreward.wire.secrets import Secrets
-from qreward.wire.sender import Wire
+from qreward.transport.backend import Wire
+from qreward.transport.error_mapping import failure_from_embedded, failure_from_reply
+from qreward.transport.redaction import Secrets
 
 K = FailureKind
 LONG = "x" * 400

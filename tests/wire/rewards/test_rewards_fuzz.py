@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reward_tools import call, codec
 
+from qreward.codecs.base import EmbeddedError, Malformed
+from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer
+from qreward.codecs.rewards.base import Operation
+from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 from qreward.errors import InvalidResponse
-from qreward.wire.base import EmbeddedError, Malformed
-from qreward.wire.rewards.answers import ItemAnswer, ListAnswer
-from qreward.wire.rewards.base import Operation
-from qreward.wire.rewards.dialects import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 
 Case = tuple[str, Operation, dict[str, Any]]
 

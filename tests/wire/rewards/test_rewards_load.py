@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reward_tools import run
 
+from qreward.codecs.rewards.registry import server_root
+from qreward.codecs.rewards.server_info import PROBES, Load, ServerLimits, of_headers, read_load, samples
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
 from qreward.testing.rewards import Scoring
-from qreward.wire.rewards.dialects import server_root
-from qreward.wire.rewards.load import PROBES, Load, ServerLimits, of_headers, read_load, samples
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

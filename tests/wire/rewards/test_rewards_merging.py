@@ -11,15 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reward_tools import call, codec, written
 
-from qreward.core.outcome import Failure, FailureKind
+from qreward.codecs.base import Call
+from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, Score, share
+from qreward.codecs.rewards.base import SPLITTING, MergeLimits, Pair, splits
+from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, RERANK, SCORE, codec_of, server_root
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, RequestError
 from qreward.results import Usage
-from qreward.reward_policies import RewardModel
-from qreward.wire.base import Call
-from qreward.wire.rewards.answers import ItemAnswer, ListAnswer, Score, share
-from qreward.wire.rewards.dialects import CLASSIFY, COMPLETE, EMBED, RERANK, SCORE, codec_of, server_root
-from qreward.wire.rewards.items import Pair
-from qreward.wire.rewards.merging import SPLITTING, MergeLimits, splits
+from qreward.scheduler.outcome import Failure, FailureKind
+from qreward.settings.policies import RewardModel
 
 K = FailureKind
 

@@ -7,18 +7,17 @@ from typing import Any
 import pytest
 from reward_tools import answered, call, codec, failed
 
-from qreward.core.outcome import FailureKind
+from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.base import Operation
+from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 from qreward.errors import BadRequest, ConfigError
-from qreward.policies import Endpoint
-from qreward.reward_policies import RewardModel
+from qreward.scheduler.outcome import FailureKind
+from qreward.settings.policies import Endpoint, RewardModel
 from qreward.testing import FakeEndpoint
-from qreward.testing.answers import vector
+from qreward.testing.responders import vector
 from qreward.testing.rewards import Scoring, logits_of, probabilities_of, score_of
 from qreward.testing.rewards.scoring import softmax
 from qreward.testing.text import canonical, digest_of, echo_text
-from qreward.wire.rewards.answers import Score
-from qreward.wire.rewards.base import Operation
-from qreward.wire.rewards.dialects import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 
 TEXTS = ["good", "bad", "großer 😀 \u2028", "good again"]
 PAIRS = [("2 + 2?", "4"), ("2 + 2?", "5"), ("why {prompt}?", "{response}")]

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from reward_tools import answered, call, codec, decoded, failed, written
 
+from qreward.codecs.base import Call, Malformed
+from qreward.codecs.rewards.openrlhf_nim import attributes_of
+from qreward.codecs.rewards.parsing import Unusable
+from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 from qreward.errors import BadRequest, InvalidResponse
-from qreward.reward_policies import RewardModel
+from qreward.settings.policies import RewardModel
 from qreward.testing import FakeEndpoint
 from qreward.testing.rewards import Scoring, probabilities_of, score_of
-from qreward.wire.base import Call, Malformed
-from qreward.wire.rewards.dialects import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
-from qreward.wire.rewards.others import attributes_of
-from qreward.wire.rewards.reading import Unusable
 
 ONE, TWO = call(SCORE, ["a"]), call(SCORE, ["a", "b"])
 

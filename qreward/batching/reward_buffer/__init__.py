@@ -1,0 +1,8 @@
+"""RewardBuffer, and the words of its queries and answers. Knows batches and scorers; knows no HTTP."""
+
+from __future__ import annotations
+
+from qreward.batching.reward_buffer.buffer import RewardBuffer
+from qreward.batching.reward_buffer.schemas import BatchAnswer, Mode, Query, Scored, SingletonAnswer
+
+__all__ = ["BatchAnswer", "Mode", "Query", "RewardBuffer", "Scored", "SingletonAnswer"]

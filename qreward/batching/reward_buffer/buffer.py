@@ -1,0 +1,179 @@
+"""RewardBuffer: queries of several callers, merged into batches of one scorer, and each caller's own rewards back.
+
+It adds to ``BatchQueue`` what rewards need: queries of several completions, scorers of any kind, errors by completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Self, get_args
+
+from qreward.batching.queue import BatchQueue
+from qreward.batching.reward_buffer.capacity import Entry, Places
+from qreward.batching.reward_buffer.schemas import BatchAnswer, Mode, Scored, SingletonAnswer, answer_of, check_mode, failed, read_query
+from qreward.batching.reward_buffer.scorer import Isolation, caller_of, name_of
+from qreward.batching.settings import BatchRecord
+from qreward.batching.stats import QueueStats
+from qreward.errors import BadRequest, ClientClosed, ConfigError
+
+
+class RewardBuffer:
+    """Scores completions of many callers together.
+
+    A batch goes as soon as a slot is free and takes what has come until then, over the borders of queries; there is no tick to wait for.
+    A caller that leaves is not scored. A completion that fails, fails alone.
+
+    Args:
+        scorer: ``scorer(completions: list[str], metadata: list[dict])``, or ``scorer(completions)``: ``async def``; ``def``, which is
+            run in a thread; or the method of a Ray actor (``actor.method``), which is awaited. It returns a list with a number for
+            each completion, or a mapping with ``reward`` or ``score``, or an exception; or a mapping with ``rewards`` and other
+            lists. None, NaN or an ``error`` is an error of that completion, never 0. The metadata are copies, nested mappings, lists
+            and sets too: what the scorer changes in them is seen by no retry and by no caller. Other objects in them are shared.
+        server_mode: shape of an answer: ``singleton`` and ``batch`` as in MolGenDocking, or ``auto``: that of the query.
+        max_batch_size: most completions in one call of the scorer.
+        batch_wait_timeout_s: seconds for which a batch that is not full waits for more, although a slot is free.
+        max_concurrent_batches: calls of the scorer under way at once, in each event loop.
+        max_queue_size: most completions waiting; a query that finds no room for all of its own is refused.
+        timeout: seconds for one completion, queueing included; after it, it has an error. None is no limit.
+        isolate_errors: when the scorer raises for a batch, call it again with the halves, so that only what fails alone has an error.
+        on_batch: called with a :class:`~qreward.batching.BatchRecord` when a batch has ended.
+
+    Raises:
+        TypeError: the scorer cannot be called so, or a setting is of the wrong kind.
+        ConfigError: a setting is out of range (a ``ValueError``).
+
+    Example:
+        >>> async def scorer(completions, metadata):
+        ...     return [float(text == meta["answer"]) for text, meta in zip(completions, metadata)]
+        >>> async def main():
+        ...     async with RewardBuffer(scorer) as buffer:
+        ...         return await buffer.add_query({"query": ["4", "5"], "metadata": [{"answer": "4"}] * 2})
+        >>> asyncio.run(main()).rewards
+        [1.0, 0.0]
+    """
+
+    def __init__(
+        self,
+        scorer: Any,
+        *,
+        server_mode: Mode = "auto",
+        max_batch_size: int = 64,
+        batch_wait_timeout_s: float = 0.0,
+        max_concurrent_batches: int = 1,
+        max_queue_size: int = 4096,
+        timeout: float | None = None,
+        isolate_errors: bool = True,
+        on_batch: Callable[[BatchRecord], object] | None = None,
+    ) -> None:
+        if server_mode not in get_args(Mode):
+            raise ConfigError(f"server_mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {server_mode!r}")
+        self._isolation = Isolation(caller_of(scorer), isolate_errors)
+        self.server_mode = server_mode
+        self._told = on_batch
+        self._closed = False
+        self._queue: BatchQueue[Entry, Scored] = BatchQueue(
+            self._function(name_of(scorer)),
+            max_batch_size=max_batch_size,
+            batch_wait_timeout_s=batch_wait_timeout_s,
+            max_concurrent_batches=max_concurrent_batches,
+            max_queue_size=max_queue_size,
+            timeout=timeout,
+            on_batch=self._batch_ended,
+        )
+        self._queue.change(max_queue_size=None)  # the places are the limit: who has one is not to be refused again
+        self._places = Places(max_queue_size, self._soon)
+
+    # use
+
+    async def add_query(self, query: Any) -> SingletonAnswer | BatchAnswer:
+        """Score a query.
+
+        Args:
+            query: a mapping, or an object, with ``query`` (a completion or a list), ``metadata`` (a mapping or a list) and perhaps
+                ``prompts``.
+
+        Raises:
+            BadRequest: its shape or its lengths are wrong; nobody else is touched by that.
+            QueueFull: there is no room for all of its completions; see ``room_in``.
+            ClientClosed: the buffer is closed.
+        """
+        asked = read_query(query)
+        check_mode(asked, self.server_mode)
+        return answer_of(asked, await self.score(asked.completions, asked.metadata), self.server_mode)
+
+    async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[Scored]:
+        """An outcome for each completion, in their order. Raises as ``add_query``."""
+        if metadata is not None and len(metadata) != len(completions):
+            raise BadRequest(f"there are {len(completions)} completions, but {len(metadata)} metadata; there must be one for each")
+        if self._closed:
+            raise ClientClosed("the reward buffer is closed; nothing can be scored with it any more")
+        for at, completion in enumerate(completions):
+            if not isinstance(completion, str):
+                raise BadRequest(f"completions[{at}] must be a text, not a {type(completion).__name__}; leave out what was not generated")
+        entries = [Entry(*pair) for pair in zip(completions, metadata or [{}] * len(completions), strict=True)]
+        self._places.take(entries)
+        try:
+            outcomes = await self._queue.submit_many(entries)  # they are in the queue before anything else can happen, such as its close
+        finally:
+            for entry in entries:
+                self._places.leave(entry)
+        return [failed(outcome) if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
+
+    # the end
+
+    async def close(self, drain: bool = True) -> None:
+        """Take nothing more, and wait until nothing is under way. May be called again.
+
+        Args:
+            drain: score what waits. False gives it an error, as it does what is under way.
+
+        A scorer that runs in a thread or in an actor cannot be stopped. It is waited for only while one of its callers waits for it.
+        """
+        self._closed = True
+        await self._queue.close(drain)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.close(drain=kind is None)
+
+    # what can be seen
+
+    @property
+    def waiting(self) -> int:
+        """Completions that wait for a batch."""
+        return self._places.waiting
+
+    @property
+    def refused(self) -> int:
+        """Completions that found no room."""
+        return self._places.refused
+
+    def room_in(self, count: int) -> float:
+        """Seconds after which there should be room for ``count`` completions, at the present pace; 0 if there is."""
+        return self._places.room_in(count)
+
+    def stats(self) -> QueueStats:
+        """Where its queue stands, in completions."""
+        return self._queue.stats()
+
+    def _soon(self, running: int) -> int:
+        """How many completions the free slots take as soon as the loop turns."""
+        settings = self._queue.settings
+        return 0 if settings.batch_wait_timeout_s else max(0, settings.max_concurrent_batches - running) * settings.max_batch_size
+
+    def _batch_ended(self, record: BatchRecord) -> None:
+        self._places.scored(record.items, record.seconds, self._queue.settings.max_concurrent_batches)
+        if self._told is not None:
+            self._told(record)
+
+    def _function(self, name: str) -> Callable[[list[Entry]], Awaitable[list[Scored]]]:
+        """The batch function: an outcome for each entry, never an exception of the scorer."""
+
+        async def score(entries: list[Entry]) -> list[Scored]:
+            with self._places.batch(entries):
+                return await self._isolation.score_each([(entry.completion, entry.metadata) for entry in entries])
+
+        score.__qualname__ = f"the scorer {name}"  # so it is called in errors
+        return score

@@ -1,0 +1,301 @@
+"""A query as MolGenDocking's reward server takes it, and the two shapes of its answer. Pure; knows neither queues nor HTTP.
+
+What a scorer gave, as one outcome for each completion: a finite reward, or an error that says why there is none.
+
+Pure. A reward that is missing, NaN or infinite is an error of its completion, never 0; and a list is never cut or filled up to fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from qreward.errors import BadRequest, InvalidResponse
+from qreward.transport.error_mapping import one_line
+
+SHOWN = 500
+"""Characters of an error's own words that are told."""
+_OWN = ("error", "errors", "meta", "metas", "next_turn_feedback", "extra_logs")
+
+
+class InvalidScores(InvalidResponse):
+    """A scorer did not return one outcome for each completion.
+
+    This is an error of the scorer and of the whole list. A shorter list must not be tried instead: a scorer that always returns one
+    number would be believed once a list holds one completion.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The outcome of one completion.
+
+    Args:
+        reward: a finite number, or None if there is an error.
+        error: why there is no reward, on one line.
+        meta: whatever else the scorer said of it.
+        feedback: ``next_turn_feedback``: what the model may be told in its next turn.
+        cause: the exception behind the error, if there was one.
+        own: the error is the completion's own fault, for the scorer has scored another at the same time.
+    """
+
+    reward: float | None
+    error: str | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    feedback: Any = None
+    cause: BaseException | None = None
+    own: bool = False
+
+
+def failed(error: BaseException) -> Scored:
+    """The outcome of a completion for which an exception was raised."""
+    return Scored(None, described(error), cause=error)
+
+
+def described(error: BaseException) -> str:
+    """An exception on one line, such as ``ValueError: no answer in the completion``.
+
+    Of one that an actor raised, Ray tells the whole trace of another process; what is told here is its ``cause``.
+
+    Example:
+        >>> described(ValueError("no answer"))
+        'ValueError: no answer'
+    """
+    cause = getattr(error, "cause", None)
+    error = cause if isinstance(cause, BaseException) else error
+    said = one_line(str(error))[:SHOWN]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def read_scores(given: Any, count: int) -> list[Scored]:
+    """What a scorer returned for ``count`` completions.
+
+    Args:
+        given: a list (tuple, array, tensor) with, for each completion, a number, a mapping with ``reward`` or ``score``, or an
+            exception; or a mapping of such lists: ``rewards`` (or ``scores``), and, where there are any, ``errors``, ``metas``,
+            ``next_turn_feedback``, ``extra_logs``, or columns of its own, which go into ``meta``.
+        count: how many completions there were.
+
+    Raises:
+        InvalidScores: it is none of that, it holds more or fewer, or it cannot be read.
+
+    Example:
+        >>> [scored.reward for scored in read_scores({"rewards": [1, 0.5], "parsed": ["4", "5"]}, 2)]
+        [1.0, 0.5]
+    """
+    try:
+        rows = _rows_of_columns(given, count) if isinstance(given, Mapping) else _listed(given, "rewards", count)
+        return [_scored(row) for row in rows]
+    except InvalidScores:
+        raise
+    except Exception as error:
+        raise InvalidScores(f"what the scorer returned cannot be read: {described(error)}") from error
+
+
+def _scored(row: Any) -> Scored:
+    if isinstance(row, BaseException):
+        return failed(row)
+    if not isinstance(row, Mapping):
+        reward, error = _number(row)
+        return Scored(reward, error)
+    name = "reward" if "reward" in row else "score"
+    reward, error = _number(row.get(name))
+    if said := row.get("error"):
+        reward, error = None, described(said) if isinstance(said, BaseException) else one_line(str(said))[:SHOWN]
+    rest = {str(key): value for key, value in row.items() if key not in (name, "error", "meta", "next_turn_feedback")}
+    meta = row.get("meta")
+    rest |= meta if isinstance(meta, Mapping) else {} if meta is None else {"meta": meta}
+    cause = said if isinstance(said, BaseException) else None
+    return Scored(reward, error, rest, row.get("next_turn_feedback"), cause)
+
+
+def _number(raw: Any) -> tuple[float | None, str | None]:
+    """A reward, or why it is none."""
+    if isinstance(raw, list | tuple) and len(raw) == 1:  # a column of a matrix
+        (raw,) = raw
+    if raw is None or isinstance(raw, str | bytes):
+        return None, f"the scorer gave {'no reward' if raw is None else 'a text instead of a reward'}"
+    try:
+        value = float(raw)
+    except OverflowError:
+        value = math.inf
+    except Exception:
+        return None, f"the scorer gave a {type(raw).__name__} instead of a reward"
+    return (value, None) if math.isfinite(value) else (None, f"the scorer gave {value}, which is no reward")
+
+
+def _rows_of_columns(given: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Columns as rows. What is no list holds for each completion."""
+    name = next((name for name in ("rewards", "scores", "reward", "score") if name in given), None)
+    errors = given.get("errors", given.get("error"))
+    if name is None and not errors:
+        raise InvalidScores(f"the scorer returned a mapping without rewards; it has {', '.join(map(str, given)) or 'nothing'}")
+    metas = _column(given.get("metas", given.get("meta")), "metas", count)
+    logs = given.get("extra_logs")
+    own = {str(key): value for key, value in given.items() if key not in (name, *_OWN)}
+    columns = {key: _column(value, key, count) for key, value in {**own, **(logs if isinstance(logs, Mapping) else {})}.items()}
+    rewards = [None] * count if name is None else _listed(given[name], name, count)
+    told, feedback = _column(errors, "errors", count), _column(given.get("next_turn_feedback"), "next_turn_feedback", count)
+    return [
+        _row(rewards[at], told[at], feedback[at], metas[at], {key: column[at] for key, column in columns.items()}) for at in range(count)
+    ]
+
+
+def _row(reward: Any, error: Any, feedback: Any, meta: Any, columns: dict[str, Any]) -> dict[str, Any]:
+    """A row of its own or of columns: a reward that is a mapping brings its own members with it."""
+    if isinstance(reward, BaseException):
+        reward, error = None, error or reward
+    row = dict(reward) if isinstance(reward, Mapping) else {"reward": reward}
+    own = row.pop("meta", None)
+    for each in (own, meta):
+        columns |= each if isinstance(each, Mapping) else {} if each is None else {"meta": each}
+    given = {"error": error or row.get("error"), "next_turn_feedback": feedback or row.get("next_turn_feedback")}
+    return {**row, **given, "meta": columns}
+
+
+def _column(value: Any, name: str, count: int) -> Sequence[Any]:
+    return _listed(value, name, count) if isinstance(value, list | tuple) or hasattr(value, "tolist") else [value] * count
+
+
+def _listed(given: Any, what: str, count: int) -> Sequence[Any]:
+    """A list of the right length. Arrays and tensors are made lists, so that their numbers are Python's."""
+    rows = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(rows, list | tuple):
+        raise InvalidScores(
+            f"the scorer must return a list with a reward for each completion, or a mapping with rewards, not a {_kind(given)}"
+        )
+    if len(rows) != count:
+        raise InvalidScores(f"the scorer gave {len(rows)} {what} for {count} completion{'s'[: count != 1]}; it must be one for each")
+    return rows
+
+
+def _kind(thing: Any) -> str:
+    return "None" if thing is None else type(thing).__name__
+
+
+Mode = Literal["auto", "singleton", "batch"]
+_MISSING: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Completions that are answered together.
+
+    Args:
+        completions: what is scored.
+        metadata: a mapping for each.
+        single: it came as one completion, not as a list.
+    """
+
+    completions: Sequence[str]
+    metadata: Sequence[Mapping[str, Any]]
+    single: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SingletonAnswer:
+    """The answer to one completion. ``reward`` is None exactly if ``error`` says why."""
+
+    reward: float | None
+    error: str | None
+    meta: Mapping[str, Any]
+    next_turn_feedback: Any
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAnswer:
+    """The answer to a list, in its order.
+
+    Attributes:
+        rewards: a number, or None exactly where ``errors`` says why.
+        error: None, or how many have none, and the first error.
+        next_turn_feedback: None, or one for each.
+    """
+
+    rewards: list[float | None]
+    error: str | None
+    errors: list[str | None]
+    metas: list[Mapping[str, Any]]
+    next_turn_feedback: list[Any] | None
+
+
+def read_query(raw: Any) -> Query:
+    """A query out of a mapping, or an object, with ``query``, ``metadata`` and perhaps ``prompts``: each one, or a list of equal length.
+
+    A prompt is put into its metadata as ``prompt``, unless there is one.
+
+    Raises:
+        BadRequest: a member is missing or of another kind, or the lengths differ.
+
+    Example:
+        >>> read_query({"query": "4", "metadata": {"answer": "4"}, "prompts": "2 + 2?"})
+        Query(completions=['4'], metadata=[{'answer': '4', 'prompt': '2 + 2?'}], single=True)
+    """
+    if isinstance(raw, Query):
+        return raw
+    texts, metadata, prompts = (_member(raw, name) for name in ("query", "metadata", "prompts"))
+    completions = _several(texts, "query", str)
+    count = len(completions)
+    metas = [{}] * count if metadata is None else _several(metadata, "metadata", Mapping)
+    asked = None if prompts is None else _several(prompts, "prompts", str)
+    for name, listed in (("metadata", metas), ("prompts", asked)):
+        if listed is not None and len(listed) != count:
+            raise BadRequest(f"query holds {count} completion{'s'[: count != 1]}, but {name} {len(listed)}; there must be one for each")
+    return Query(completions, with_prompts(metas, asked), isinstance(texts, str))
+
+
+def with_prompts(metas: Sequence[Mapping[str, Any]], prompts: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Metadata with the prompts in it."""
+    if prompts is None:
+        return [dict(meta) for meta in metas]
+    return [{**meta, "prompt": meta.get("prompt", prompt)} for meta, prompt in zip(metas, prompts, strict=True)]
+
+
+def check_mode(query: Query, mode: Mode) -> None:
+    """Raise ``BadRequest`` for a query that has no answer in the mode."""
+    if mode == "singleton" and len(query.completions) != 1:
+        raise BadRequest(f"in singleton mode a query holds one completion, not {len(query.completions)}; use the mode 'batch' for lists")
+
+
+def answer_of(query: Query, scored: Sequence[Scored], mode: Mode) -> SingletonAnswer | BatchAnswer:
+    """The answer in the shape of the mode; ``auto`` answers a lone completion as one, and a list as a list."""
+    if mode == "singleton" or (mode == "auto" and query.single):
+        (one,) = scored
+        return SingletonAnswer(one.reward, one.error, one.meta, one.feedback)
+    feedback = [one.feedback for one in scored]
+    return BatchAnswer(
+        rewards=[one.reward for one in scored],
+        error=summary(scored),
+        errors=[one.error for one in scored],
+        metas=[one.meta for one in scored],
+        next_turn_feedback=feedback if any(said is not None for said in feedback) else None,
+    )
+
+
+def summary(scored: Sequence[Scored]) -> str | None:
+    """How many completions have no reward, and why the first has none; None if all have one."""
+    first = next((at for at, one in enumerate(scored) if one.error is not None), None)
+    if first is None:
+        return None
+    count = sum(one.error is not None for one in scored)
+    return f"{count} of {len(scored)} completions have no reward; the first has index {first}: {scored[first].error}"
+
+
+def _member(raw: Any, name: str) -> Any:
+    value = raw.get(name, _MISSING) if isinstance(raw, Mapping) else getattr(raw, name, _MISSING)
+    if value is _MISSING and name == "query":
+        raise BadRequest("a query needs the member query: a completion, or a list of them")
+    return None if value is _MISSING else value
+
+
+def _several(value: Any, name: str, kind: type) -> list[Any]:
+    values = [value] if isinstance(value, kind) else value
+    what = "a text" if kind is str else "a mapping"
+    if not isinstance(values, list | tuple):
+        raise BadRequest(f"{name} must be {what} or a list of them, not a {type(value).__name__}")
+    for at, each in enumerate(values):
+        if not isinstance(each, kind):
+            raise BadRequest(f"{name}.{at} must be {what}, not a {type(each).__name__}")
+    return list(values)

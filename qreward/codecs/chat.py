@@ -1,0 +1,239 @@
+"""Chat completions: how they are written and read. Knows JSON and the OpenAI dialect, not HTTP and not endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import Call, EmbeddedError, Malformed, Unfinished
+from qreward.codecs.finish_reason import CUT, ending_of, is_whole
+from qreward.errors import BadRequest
+from qreward.results import Usage
+
+CHARS_PER_TOKEN = 3.5
+"""Characters of a token, roughly; the scheduler corrects it by what servers report."""
+
+_EXAMPLE = "[{'role': 'user', 'content': '...'}]"
+_ITEMS = "chat_completion(item['messages'], ...) or batch_chat_completion([item['messages'] for item in items], ...)"
+
+
+class _Message(msgspec.Struct, gc=False):
+    content: Any = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    message: _Message | None = None
+    error: Any = None
+    finish_reason: Any = None
+
+
+class _Completion(msgspec.Struct, gc=False):
+    """The part of an answer that we read; servers disagree about the rest."""
+
+    choices: list[_Choice] | None = None
+    usage: Usage | None = None
+    error: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Completion)
+
+
+class ChatAnswer(msgspec.Struct, gc=False):
+    """A chat completion as it came: its bytes, and the little that is read of every answer.
+
+    Attributes:
+        finish_reason: how the first choice ended, None if the server did not say.
+    """
+
+    body: bytes
+    model: str
+    content: Any
+    usage: Usage | None
+    finish_reason: str | None = None
+
+    def text(self) -> str:
+        """Content of the first choice: ``""`` if it has none, the parts joined if it is a list."""
+        return self.content if type(self.content) is str else joined(self.content)
+
+    def build(self) -> Any:
+        """The openai ``ChatCompletion``; what the server left out or made odd is filled in or kept as it is."""
+        completion = _completion_type()
+        try:
+            return completion.model_validate_json(self.body)
+        except ValueError:
+            return completion.construct(**_completed(jsonio.read_object(self.body), self.model))
+
+
+@cache
+def _completion_type() -> Any:
+    from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and many never ask
+
+    return ChatCompletion
+
+
+class ChatCodec:
+    """``POST /chat/completions``. Inputs are messages."""
+
+    path = "/chat/completions"
+
+    def encode(self, call: Call, model: str) -> bytes:
+        """The JSON body. Raises ``BadRequest`` for what JSON cannot hold."""
+        return jsonio.write(model, "messages", call.inputs, call.params, all_text=_all_text(call.inputs))
+
+    def decode(self, body: bytes, call: Call) -> ChatAnswer:
+        """The answer. Raises ``Malformed``, ``EmbeddedError`` or ``Unfinished``."""
+        try:
+            seen = _DECODER.decode(body)
+        except jsonio.REFUSED:
+            seen = _read_oddly(body)
+        if seen.error:
+            raise EmbeddedError(seen.error)
+        if not seen.choices:
+            raise Malformed("the answer has no choices")
+        first = seen.choices[0]
+        if first.error:
+            raise EmbeddedError(first.error)
+        if first.message is None:
+            raise Malformed("the answer has a choice without a message")
+        for choice in seen.choices:
+            if choice.finish_reason != "stop":
+                self.check_ending(choice.finish_reason)
+        reason = first.finish_reason
+        return ChatAnswer(body, call.model, first.message.content, seen.usage, reason if reason == "stop" else ending_of(reason))
+
+    def check_ending(self, reason: object) -> None:
+        """Raise ``Unfinished`` for a ``finish_reason`` that makes a choice no answer.
+
+        Whole answers are taken, and those that were cut off at the token limit that the request itself set.
+        """
+        ending = ending_of(reason)
+        if ending is not None and not is_whole(ending) and not self.takes(ending):
+            raise Unfinished(ending)
+
+    def takes(self, ending: str) -> bool:
+        """Whether an answer that is not whole is given to the caller nevertheless, who then sees how it ended."""
+        return ending == CUT
+
+    def estimate_tokens(self, call: Call) -> tuple[float, float]:
+        """Prompt by its characters, output by ``max_tokens`` (0 if the caller set none)."""
+        chars = sum(_length(message.get("content")) for message in call.inputs)
+        most = call.params.get("max_completion_tokens") or call.params.get("max_tokens")
+        choices = call.params.get("n")
+        return chars / CHARS_PER_TOKEN, float(most * (choices if isinstance(choices, int) else 1)) if isinstance(most, int) else 0.0
+
+    def validate(self, inputs: Any) -> Any:
+        """The messages, ready to be sent; message objects become dicts. Raises ``BadRequest`` for a wrong shape."""
+        if type(inputs) is list and inputs:
+            for message in inputs:
+                if type(message) is not dict or type(message.get("role")) is not str:
+                    break
+            else:
+                return inputs
+        return _validate_slowly(inputs)
+
+
+class VerbatimChatCodec(ChatCodec):
+    """``ChatCodec`` for programs that read ``finish_reason`` themselves: every answer is taken as the server gave it."""
+
+    def takes(self, ending: str) -> bool:  # noqa: ARG002 - all of them
+        """All are taken."""
+        return True
+
+
+CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()
+
+
+def joined(content: object) -> str:
+    """The words of a message's content, in whichever of its forms."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    return "".join(text for part in content if isinstance(text := part.get("text") if isinstance(part, dict) else part, str))
+
+
+def is_missing(message: Mapping[str, Any]) -> bool:
+    """Whether a message has neither content nor calls, as a generation that failed leaves it. An empty text is content.
+
+    Example:
+        >>> is_missing({"role": "assistant", "content": None}), is_missing({"role": "assistant", "content": ""})
+        (True, False)
+    """
+    return message.get("content") is None and not message.get("tool_calls") and not message.get("function_call")
+
+
+def _all_text(messages: Any) -> bool:
+    for message in messages:
+        if type(message) is not dict:
+            return False
+        for value in message.values():
+            if type(value) is not str:
+                return False
+    return True
+
+
+def _length(content: object) -> int:
+    return len(content) if isinstance(content, str) else len(joined(content))
+
+
+def _validate_slowly(inputs: Any) -> list[Any]:
+    if isinstance(inputs, str):
+        raise BadRequest(f"messages is a text; send {_EXAMPLE}")
+    if isinstance(inputs, Mapping) and "messages" in inputs:
+        raise BadRequest(f"messages is a dict with the key 'messages'; pass the list that it holds: {_ITEMS}")
+    if isinstance(inputs, Mapping):
+        raise BadRequest(f"messages is one message; put it in a list: {_EXAMPLE}")
+    if not isinstance(inputs, list | tuple):
+        raise BadRequest(f"messages is a {type(inputs).__name__}; send a list such as {_EXAMPLE}")
+    if not inputs:
+        raise BadRequest(f"messages is empty; send at least one message, such as {_EXAMPLE}")
+    return [_message(raw, index) for index, raw in enumerate(inputs)]
+
+
+def _message(raw: Any, index: int) -> dict[str, Any]:
+    message = jsonio.dumped(raw)
+    if isinstance(message, list | tuple):
+        raise BadRequest(f"messages[{index}] is a list; several conversations go to batch_chat_completion")
+    if not isinstance(message, Mapping):
+        raise BadRequest(f"messages[{index}] is a {type(raw).__name__}; a message is a dict such as {_EXAMPLE[1:-1]}")
+    if "role" not in message and "messages" in message:
+        raise BadRequest(f"messages[{index}] is a dict with the key 'messages', not a message; pass the list that it holds: {_ITEMS}")
+    if "role" not in message:
+        raise BadRequest(f"messages[{index}] has no 'role'; give it 'system', 'user' or 'assistant'")
+    if not isinstance(message["role"], str):
+        raise BadRequest(f"messages[{index}].role is a {type(message['role']).__name__}; it must be a text such as 'user'")
+    return dict(message)
+
+
+def _read_oddly(body: bytes) -> _Completion:
+    document = jsonio.read_object(body)
+    raw = document.get("choices")
+    choices = [_odd_choice(choice) for choice in raw] if isinstance(raw, list) else None
+    return _Completion(choices, jsonio.usage_of(document.get("usage")), document.get("error"))
+
+
+def _odd_choice(raw: object) -> _Choice:
+    if not isinstance(raw, dict):
+        return _Choice()
+    message = raw.get("message")
+    read = _Message(message.get("content")) if isinstance(message, dict) else None
+    return _Choice(read, raw.get("error"), raw.get("finish_reason"))
+
+
+def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:
+    """The answer with the members that openai's type promises."""
+    choices = [_completed_choice(choice, index) for index, choice in enumerate(document["choices"])]
+    return {"id": "", "object": "chat.completion", "created": 0, "model": model, **document, "choices": choices}
+
+
+def _completed_choice(raw: object, index: int) -> dict[str, Any]:
+    choice = raw if isinstance(raw, dict) else {}
+    message = choice.get("message")
+    message = {"role": "assistant", "content": None, **(message if isinstance(message, dict) else {})}
+    if isinstance(message["content"], list):
+        message["content"] = joined(message["content"])
+    return {"index": index, "finish_reason": None, **choice, "message": message}

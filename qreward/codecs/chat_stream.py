@@ -1,0 +1,449 @@
+"""Chunks of a streamed chat completion: how they are read. Knows JSON and the OpenAI dialect, not HTTP and not how a stream ends.
+
+What servers send is read as it comes: the usual form of a chunk by one decoder (0.4 us), anything else the long way.
+
+From the chunks of a stream to the completion they make up. Knows the OpenAI dialect, not HTTP and not how a stream ends.
+
+How members are put together: texts of a delta are joined, but for names and ids, of which the first counts; lists whose items have an
+``index`` by that index, other lists one after the other; anything else by its last value. So members that the OpenAI API does not have
+(``reasoning_content``, ``token_ids``, ...) come out as in an answer that was not streamed.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import cache
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import EmbeddedError, Malformed
+from qreward.codecs.chat import ChatAnswer, joined
+from qreward.codecs.finish_reason import ending_of
+from qreward.codecs.sse import Event
+from qreward.results import Usage
+
+NOTHING = msgspec.Raw(b"null")
+
+
+class Choice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """What a chunk says of one choice.
+
+    Attributes:
+        logprobs: JSON as it came, ``null`` if there are none: few look at them, and they are far longer than the text.
+        more: members that the OpenAI API does not have, such as ``stop_reason`` and ``token_ids``.
+    """
+
+    index: int = 0
+    delta: dict[str, Any] = {}
+    finish_reason: Any = None
+    logprobs: msgspec.Raw = NOTHING
+    more: dict[str, Any] | None = msgspec.field(default=None, name="(more)")
+
+    @property
+    def ending(self) -> str | None:
+        """Why the choice ended, if it did: some servers say ``""`` or ``"null"`` where they mean that it goes on."""
+        return ending_of(self.finish_reason)
+
+
+class _Usual(msgspec.Struct, gc=False):
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Usual)
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+
+class ChatChunk(msgspec.Struct, gc=False):
+    """One chunk as it came: its bytes, and the little that is read of every chunk.
+
+    Attributes:
+        body: the JSON.
+        model: the model the caller asked for.
+        text: what it adds to the content of the first choice, often ``""``.
+        usage: tokens used so far, if it says.
+    """
+
+    body: bytes
+    model: str
+    choices: list[Choice]
+    usage: Usage | None
+    text: str
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the first choice ended, in the chunk that ends it."""
+        return next((choice.ending for choice in self.choices if choice.index == 0), None)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether the model said something here, in any choice: content, reasoning, a tool call. The first such is the first token."""
+        return any(value and name != "role" for choice in self.choices for name, value in choice.delta.items())
+
+    def build(self) -> Any:
+        """The openai ``ChatCompletionChunk``; what the server left out or made odd is filled in or kept as it is."""
+        chunk = _chunk_type()
+        try:
+            return chunk.model_validate_json(self.body)
+        except ValueError:
+            return chunk.construct(**_completed(jsonio.read_object(self.body), self.model))
+
+
+@cache
+def _chunk_type() -> Any:
+    from openai.types.chat import ChatCompletionChunk  # noqa: PLC0415 - takes most of a second, and many never ask
+
+    return ChatCompletionChunk
+
+
+def read_chunk(event: Event, model: str) -> ChatChunk | None:
+    """The chunk in an event; None if there is none, as in a ping.
+
+    Args:
+        model: what the caller asked for.
+
+    Raises:
+        EmbeddedError: the event tells of an error.
+        Malformed: it is neither.
+
+    Example:
+        >>> read_chunk(Event(b'{"choices": [{"index": 0, "delta": {"content": "yes"}}]}'), "judge-7b").text
+        'yes'
+    """
+    body = event.data
+    if event.name != "error":
+        try:
+            seen = _DECODER.decode(body)
+        except jsonio.REFUSED:
+            pass
+        else:
+            if seen.choices and not seen.error:
+                return ChatChunk(body, model, seen.choices, seen.usage, _text(seen.choices))
+    return _read_oddly(event, model)
+
+
+def whole_chunk(body: bytes, model: str) -> ChatChunk:
+    """A complete answer as one chunk, for a server that does not stream. Raises ``Malformed``, ``EmbeddedError``."""
+    chunk = _read_oddly(Event(body), model)
+    if chunk is None:
+        raise Malformed("the answer has no choices")
+    return chunk
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The members of a chunk, leniently. Raises ``Malformed``."""
+    try:
+        return _OBJECT.decode(body)
+    except jsonio.REFUSED:
+        return jsonio.read_object(body)
+
+
+def decoded(raw: msgspec.Raw) -> Any:
+    """What was left undecoded, as plain data."""
+    try:
+        return msgspec.json.decode(raw)
+    except jsonio.REFUSED:
+        return jsonio.read_leniently(bytes(raw))
+
+
+def _text(choices: list[Choice]) -> str:
+    for choice in choices:
+        if choice.index == 0:
+            content = choice.delta.get("content")
+            return content if type(content) is str else joined(content)
+    return ""
+
+
+def _read_oddly(event: Event, model: str) -> ChatChunk | None:
+    """The long way, for errors, odd types, unknown members of a choice, and what is not quite JSON."""
+    body = event.data
+    if event.name == "error":
+        raise EmbeddedError(_document_or_text(body))
+    if not body.strip():
+        return None
+    document = read_object(body)
+    if error := document.get("error") or (document if document.get("object") == "error" else None):
+        raise EmbeddedError(error)
+    raw, usage = document.get("choices"), jsonio.usage_of(document.get("usage"))
+    if not isinstance(raw, list):
+        return None if usage is None else ChatChunk(body, model, [], usage, "")
+    choices = [_odd_choice(choice) for choice in raw if isinstance(choice, dict)]
+    return ChatChunk(body, model, choices, usage, _text(choices))
+
+
+def _document_or_text(body: bytes) -> Any:
+    try:
+        return jsonio.read_leniently(body)
+    except Malformed:
+        return body.decode("utf-8", "replace")
+
+
+def _odd_choice(raw: dict[str, Any]) -> Choice:
+    members = {name: value for name, value in raw.items() if value is not None}
+    if error := members.pop("error", None):
+        raise EmbeddedError(error)
+    index, delta = members.pop("index", 0), _delta(members)
+    finish, logprobs = members.pop("finish_reason", None), members.pop("logprobs", None)
+    raw_logprobs = NOTHING if logprobs is None else msgspec.Raw(json.dumps(logprobs).encode())
+    return Choice(index if type(index) is int else 0, delta, finish, raw_logprobs, members or None)
+
+
+def _delta(members: dict[str, Any]) -> dict[str, Any]:
+    """Takes ``delta`` out of the members of a choice, or the ``message`` of a server that does not stream."""
+    delta, message = members.pop("delta", None), members.pop("message", None)
+    found = delta if isinstance(delta, dict) else message
+    return found if isinstance(found, dict) else {}
+
+
+def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:
+    """The chunk with the members that openai's type promises."""
+    raw = document.get("choices")
+    choices = [_completed_choice(choice, index) for index, choice in enumerate(raw if isinstance(raw, list) else [])]
+    filled = {"id": "", "created": 0, "model": model, **document}
+    return {**filled, "object": "chat.completion.chunk", "choices": choices}
+
+
+def _completed_choice(raw: object, place: int) -> dict[str, Any]:
+    choice = dict(raw) if isinstance(raw, dict) else {}
+    delta = _delta(choice)
+    if isinstance(delta.get("content"), list):
+        delta = {**delta, "content": joined(delta["content"])}
+    if type(choice.get("index")) is not int:
+        choice["index"] = place
+    return {"finish_reason": None, **choice, "delta": delta}
+
+
+def tells_usage_only(chunk: Any) -> bool:
+    """Whether this chunk, ours or openai's, is the one at the end with the usage and no choices."""
+    return not chunk.choices and chunk.usage is not None
+
+
+_CONSTANT = frozenset({"role", "id", "type", "object", "format"})
+"""Texts that are no pieces of a longer one: servers send them once, or with every chunk."""
+
+_OF_STREAMS = frozenset({"choices", "object", "obfuscation"})
+"""Members of a chunk that say nothing of the completion."""
+
+_FIRST = frozenset({"id", "created", "model"})
+
+
+class Pieces(list[str]):
+    """A text that is still growing: joined once, at the end."""
+
+
+class Indexed(dict[int, dict[str, Any]]):
+    """A list whose items say their place."""
+
+
+class _Choice:
+    """One choice so far."""
+
+    __slots__ = ("ending", "logprobs", "message", "more")
+
+    def __init__(self) -> None:
+        self.message: dict[str, Any] = {}
+        self.ending: Any = None
+        self.logprobs: list[Raw] = []
+        self.more: dict[str, Any] = {}
+
+    def add(self, choice: Choice, length: int) -> int:
+        """Take what a chunk of so many bytes says; returns how many bytes that keeps, roughly."""
+        kept = 0
+        for name, value in choice.delta.items():
+            if type(value) is str and type(pieces := self.message.get(name)) is Pieces:
+                pieces.append(value)
+                kept += len(value)
+            elif value is not None:
+                _merge(self.message, name, joined(value) if name == "content" else value)
+                kept += length
+        if choice.logprobs != NOTHING:
+            self.logprobs.append(choice.logprobs)
+            kept += length
+        if choice.more:
+            _replace(self.more, choice.more)
+            kept += length
+        if choice.ending is not None:
+            self.ending = choice.finish_reason
+        return kept
+
+    def document(self, index: int) -> dict[str, Any]:
+        """The choice as an answer that was not streamed has it."""
+        message = {"role": "assistant", "content": None, **_finished(self.message)}
+        if type(self.message.get("tool_calls")) is Indexed:
+            for call in message["tool_calls"]:
+                call.pop("index", None)
+        logprobs: dict[str, Any] = {}
+        for each in self.logprobs:
+            _merge(logprobs, "logprobs", decoded(each))
+        return {"index": index, "message": message, "finish_reason": self.ending, "logprobs": None, **_finished(logprobs), **self.more}
+
+
+class Assembly:
+    """The answer that a stream has given so far, and at its end the whole (an ``Answered`` of ``qreward.results``).
+
+    Args:
+        model: the model the caller asked for.
+
+    Attributes:
+        usage: what the server said last of the tokens used; None if it never did.
+        size: bytes kept, roughly.
+
+    Example:
+        >>> assembly = Assembly("judge-7b")
+        >>> for text in (b"y", b"es"):
+        ...     event = Event(b'{"choices": [{"index": 0, "delta": {"content": "' + text + b'"}}]}')
+        ...     assembly.add(read_chunk(event, "judge-7b"))
+        >>> assembly.text(), assembly.finished(1)
+        ('yes', False)
+    """
+
+    __slots__ = ("_choices", "_edges", "_usage_body", "model", "size", "usage")
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.usage: Usage | None = None
+        self.size = 0
+        self._choices: dict[int, _Choice] = {}
+        self._edges: list[bytes] = []  # chunks of which more than the choices is read: the first, the last ones
+        self._usage_body = b"{}"
+
+    def add(self, chunk: ChatChunk) -> None:
+        """Take the next chunk."""
+        edge = not chunk.choices or not self._choices
+        for choice in chunk.choices:
+            known = self._choices.get(choice.index)
+            if known is None:
+                known = self._choices[choice.index] = _Choice()
+            self.size += known.add(choice, len(chunk.body))
+            edge = edge or known.ending is not None
+        if chunk.usage is not None:
+            self.usage, self._usage_body = chunk.usage, chunk.body
+        if edge:
+            self._edges.append(chunk.body)
+            self.size += len(chunk.body)
+
+    @property
+    def empty(self) -> bool:
+        """True while no choice has come."""
+        return not self._choices
+
+    def finished(self, choices: int) -> bool:
+        """Whether so many choices have come, and all that came have ended."""
+        return len(self._choices) >= choices and all(choice.ending is not None for choice in self._choices.values())
+
+    @property
+    def finish_reason(self) -> str | None:
+        """How the first choice ended, None if it did not, or the server did not say."""
+        first = self._choices.get(0)
+        return None if first is None else ending_of(first.ending)
+
+    def endings(self) -> list[str | None]:
+        """How each choice ended."""
+        return [ending_of(choice.ending) for choice in self._choices.values()]
+
+    def heads(self) -> list[bytes]:
+        """The chunks that say more than a piece of text: the first, those that end a choice, that with the usage."""
+        return [*self._edges, self._usage_body]
+
+    def text(self) -> str:
+        """Content of the first choice, ``""`` if it has none."""
+        first = self._choices.get(0)
+        return "" if first is None else "".join(first.message.get("content", ()))
+
+    def build(self) -> Any:
+        """The openai ``ChatCompletion``; what the server left out or made odd is filled in or kept as it is."""
+        body = json.dumps(self.document(), separators=(",", ":")).encode()
+        return ChatAnswer(body, self.model, None, self.usage).build()
+
+    def document(self) -> dict[str, Any]:
+        """The completion as JSON would hold it."""
+        whole: dict[str, Any] = {}
+        for body in (*self._edges, self._usage_body):
+            for name, value in read_object(body).items():
+                if name not in _OF_STREAMS and value is not None:
+                    whole[name] = (whole.get(name) or value) if name in _FIRST else value
+        choices = [self._choices[index].document(index) for index in sorted(self._choices)]
+        return {**whole, "object": "chat.completion", "choices": choices}
+
+
+def _merge(into: dict[str, Any], name: str, value: Any) -> None:
+    """Put a member of a delta to what came before it."""
+    old = into.get(name)
+    match value:
+        case None | []:
+            return
+        case str() if name in _CONSTANT:
+            into[name] = old or value
+        case str() if type(old) is Pieces:
+            old.append(value)
+        case str():
+            into[name] = Pieces([value])
+        case dict():
+            known = into[name] = old if type(old) is dict else {}
+            for inner, each in value.items():
+                _merge(known, inner, each)
+        case list():
+            into[name] = _merged_list(name, old, value)
+        case _:
+            into[name] = value
+
+
+def _merged_list(name: str, old: Any, items: list[Any]) -> Indexed | list[Any]:
+    if name == "tool_calls" or type(old) is Indexed or any(isinstance(item, dict) and "index" in item for item in items):
+        known = old if type(old) is Indexed else Indexed()
+        for item in items:
+            _merge_item(known, item)
+        return known
+    if type(old) is not list:
+        return list(items)
+    old.extend(items)
+    return old
+
+
+def _merge_item(known: Indexed, item: Any) -> None:
+    if isinstance(item, dict):
+        entry = known.setdefault(_place(known, item), {})
+        for name, value in item.items():
+            if name == "function" and isinstance(value, dict) and _name_of(entry) == value.get("name"):
+                value = {**value, "name": None}  # noqa: PLW2901 - sent again with each piece of the arguments, by some servers
+            _merge(entry, name, value)
+
+
+def _place(known: Indexed, item: dict[str, Any]) -> int:
+    """Where a piece of a tool call belongs. Some servers send no index; some send 0 for each of several whole calls."""
+    index, last = item.get("index"), max(known, default=-1)
+    place = index if type(index) is int else max(last, 0)
+    begun = known.get(place)
+    another = begun is not None and _name_of(item) and item.get("id") and begun.get("id") not in (None, item["id"])
+    return last + 1 if another else place
+
+
+def _name_of(call: dict[str, Any]) -> str | None:
+    function = call.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return "".join(name) if isinstance(name, str | Pieces) else None
+
+
+def _replace(into: dict[str, Any], members: dict[str, Any]) -> None:
+    """Put members that are no pieces of text to what came before them: lists go on, anything else is replaced."""
+    for name, value in members.items():
+        old = into.get(name)
+        if isinstance(value, list) and isinstance(old, list):
+            old.extend(value)
+        elif isinstance(value, dict) and isinstance(old, dict):
+            _replace(old, value)
+        else:
+            into[name] = copy.deepcopy(value)
+
+
+def _finished(value: Any) -> Any:
+    if type(value) is Pieces:
+        return "".join(value)
+    if type(value) is Indexed:
+        return [_finished(value[place]) for place in sorted(value)]
+    return {name: _finished(inner) for name, inner in value.items()} if type(value) is dict else value

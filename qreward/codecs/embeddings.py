@@ -1,0 +1,181 @@
+"""Embeddings: how they are written and read. Knows JSON and the OpenAI dialect, not HTTP and not endpoints."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from typing import Any
+
+import msgspec
+
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import Call, EmbeddedError, Malformed
+from qreward.codecs.chat import CHARS_PER_TOKEN
+from qreward.errors import BadRequest, InvalidResponse
+from qreward.results import Usage
+
+
+class _Embeddings(msgspec.Struct, gc=False):
+    """The part of an answer that we read; vectors stay as they came until somebody asks for them."""
+
+    data: list[msgspec.Raw] | None = None
+    usage: Usage | None = None
+    error: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Embeddings)
+
+
+class EmbeddingsAnswer(msgspec.Struct, gc=False):
+    """Embeddings as they came."""
+
+    body: bytes
+    model: str
+    usage: Usage | None
+
+    def text(self) -> str:
+        """``""``: vectors have no words."""
+        return ""
+
+    def build(self) -> Any:
+        """The openai ``CreateEmbeddingResponse``, vectors as floats in the order of the input.
+
+        Raises ``InvalidResponse`` if a vector is neither floats nor base64.
+        """
+        from openai.types import CreateEmbeddingResponse  # noqa: PLC0415 - takes most of a second, and many never ask
+
+        try:
+            response = CreateEmbeddingResponse.model_validate_json(self.body)
+        except ValueError:
+            response = CreateEmbeddingResponse.construct(**_completed(jsonio.read_object(self.body), self.model))
+        response.data = _in_order(response.data)
+        return response
+
+
+class EmbeddingsCodec:
+    """``POST /embeddings``. Inputs are a text, texts, tokens, or lists of tokens."""
+
+    path = "/embeddings"
+
+    def encode(self, call: Call, model: str) -> bytes:
+        """The JSON body. Raises ``BadRequest`` for what JSON cannot hold."""
+        return jsonio.write(model, "input", call.inputs, call.params, all_text=_kinds(call.inputs) in _ORDINARY)
+
+    def decode(self, body: bytes, call: Call) -> EmbeddingsAnswer:
+        """The answer. Raises ``Malformed`` or ``EmbeddedError``."""
+        try:
+            seen = _DECODER.decode(body)
+        except jsonio.REFUSED:
+            seen = _read_oddly(body)
+        if seen.error:
+            raise EmbeddedError(seen.error)
+        if not seen.data:
+            raise Malformed("the answer has no data")
+        asked = _count(call.inputs)
+        if len(seen.data) != asked:
+            raise Malformed(f"the answer has {len(seen.data)} vectors for {asked} input{'s'[: asked != 1]}")
+        return EmbeddingsAnswer(body, call.model, seen.usage)
+
+    def estimate_tokens(self, call: Call) -> tuple[float, float]:
+        """Tokens count themselves, texts by their characters; there is no output."""
+        inputs = call.inputs
+        if isinstance(inputs, str):
+            return len(inputs) / CHARS_PER_TOKEN, 0.0
+        return sum(_tokens(item) for item in inputs), 0.0
+
+    def validate(self, inputs: Any) -> Any:
+        """The input, if it has one of the shapes of the OpenAI API. Raises ``BadRequest`` otherwise."""
+        if isinstance(inputs, str):
+            return inputs
+        if inputs is None:
+            raise BadRequest("input is None; leave it out of a batch, or give a text")
+        if not isinstance(inputs, list | tuple):
+            raise BadRequest(f"input is a {type(inputs).__name__}; send a text, a list of texts, or lists of token ids (.tolist())")
+        if not inputs:
+            raise BadRequest("input is empty; send at least one text")
+        kinds = _kinds(inputs)
+        if kinds in ({list}, {tuple}):
+            _check_tokens(inputs)
+        elif kinds not in _ORDINARY:
+            _refuse_mixed(inputs)
+        return inputs
+
+
+EMBEDDINGS = EmbeddingsCodec()
+
+_ORDINARY: tuple[set[type], ...] = ({str}, {int})
+
+
+def _count(inputs: Any) -> int:
+    """How many inputs there are: one text, or the tokens of one, count as one."""
+    return 1 if isinstance(inputs, str) or isinstance(inputs[0], int) else len(inputs)
+
+
+def _kinds(inputs: Any) -> set[type]:
+    return {str} if isinstance(inputs, str) else set(map(type, inputs))
+
+
+def _tokens(item: Any) -> float:
+    if isinstance(item, str):
+        return len(item) / CHARS_PER_TOKEN
+    return 1.0 if isinstance(item, int) else float(len(item))
+
+
+def _check_tokens(inputs: Any) -> None:
+    for index, tokens in enumerate(inputs):
+        if not tokens:
+            raise BadRequest(f"input[{index}] is empty; send at least one token id")
+        if set(map(type, tokens)) != {int}:
+            place, bad = next((place, token) for place, token in enumerate(tokens) if type(token) is not int)
+            raise BadRequest(f"input[{index}][{place}] is a {type(bad).__name__}; a list in a list holds token ids (int)")
+
+
+def _refuse_mixed(inputs: Any) -> None:
+    first = type(inputs[0])
+    index = next((place for place, item in enumerate(inputs) if type(item) is not first), 0)
+    kind = type(inputs[index]).__name__
+    raise BadRequest(f"input[{index}] is a {kind}; send texts only, token ids (int) only, or lists of token ids only")
+
+
+def _read_oddly(body: bytes) -> _Embeddings:
+    document = jsonio.read_object(body)
+    data = document.get("data")
+    raw = [msgspec.Raw(b"null")] * len(data) if isinstance(data, list) else None
+    return _Embeddings(raw, jsonio.usage_of(document.get("usage")), document.get("error"))
+
+
+def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:
+    """The answer with the members that openai's type promises, and floats for base64."""
+    data = [_completed_item(item, index) for index, item in enumerate(document["data"])]
+    usage = {"prompt_tokens": 0, "total_tokens": 0}
+    return {"object": "list", "model": model, **document, "usage": document.get("usage") or usage, "data": data}
+
+
+def _completed_item(raw: object, index: int) -> dict[str, Any]:
+    item = raw if isinstance(raw, dict) else {"embedding": raw}
+    vector = item.get("embedding")
+    floats = _from_base64(vector, index) if isinstance(vector, str) else vector
+    if not isinstance(floats, list):
+        raise InvalidResponse(f"embedding {index} of the answer is a {type(vector).__name__}, not a vector")
+    return {"index": index, "object": "embedding", **item, "embedding": floats}
+
+
+def _from_base64(text: str, index: int) -> list[float]:
+    """Little-endian float32, as the OpenAI API packs them."""
+    floats = array("f")
+    try:
+        floats.frombytes(base64.b64decode(text, validate=True))
+    except ValueError:
+        raise InvalidResponse(f"embedding {index} of the answer is a text, but not base64 of float32") from None
+    if sys.byteorder == "big":
+        floats.byteswap()
+    return floats.tolist()
+
+
+def _in_order(items: list[Any]) -> list[Any]:
+    """By ``index`` if the indexes are 0..n-1 in some order; else as they came."""
+    indexes = [item.index for item in items]
+    if indexes == list(range(len(items))) or set(indexes) != set(range(len(items))):
+        return items
+    return sorted(items, key=lambda item: int(item.index))

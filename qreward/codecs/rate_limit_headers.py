@@ -1,0 +1,233 @@
+"""What an answer's headers say of the rate limits it was served under. Every number that comes out is finite and not negative.
+
+Knows names and notations; what follows from them is decided in ``scheduler/limits/headers.py``. Where each comes from, and what it means:
+
+- ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``: OpenAI (guide "Rate limits": ``reset`` is "the time until the rate limit
+  resets to its initial state"), Azure OpenAI (whole seconds; -1 for "not known"), Groq (docs "Rate Limits": requests are a day's, tokens
+  a minute's), LiteLLM's proxy. Mostly token buckets; the window is not said.
+- the same with ``-minute`` or ``-day`` behind: Cerebras (docs "Rate Limits": ``reset`` in seconds), Mistral (``req``, no ``reset``).
+- ``anthropic-ratelimit-{requests,tokens}-{limit,remaining,reset}``: Anthropic and Claude on AWS ("maximum ... per minute", ``reset`` an
+  RFC 3339 time; an observed answer dated 12:41:00 said 12:40:59, the time of its request).
+- ``x-ratelimit-{limit,remaining,reset}`` and ``ratelimit-...``: gateways, and draft-ietf-httpapi-ratelimit-headers up to -06;
+  ``ratelimit: "name";r=50;t=30`` and ``ratelimit-policy: "name";q=100;w=60`` since -08. Requests are counted.
+
+What an answer's headers say about trying again. Every number that comes out is finite and not negative.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import NamedTuple
+
+from qreward.scheduler.outcome import Advertised, Allowance
+
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|s|m|h|d)")
+_DURATION = re.compile(rf"(?:{_PART.pattern})+")
+_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LAST = frozenset("smhd")
+_EPOCH = 1e9  # seconds; a larger number is a date, not a wait
+
+
+def retry_after(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds to stay away: ``retry-after-ms``, ``retry-after``, else the reset of an ``x-ratelimit`` that has nothing left.
+
+    Args:
+        headers: of the answer, case-insensitive or in lower case.
+        now: wall clock, as of ``time.time()``, for headers that name a date.
+
+    Example:
+        >>> retry_after({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, 0.0)
+        360.0
+    """
+    if (milliseconds := number(headers.get("retry-after-ms"))) is not None:
+        return milliseconds / 1000
+    if (asked := headers.get("retry-after")) is not None and (seconds := wait(asked, now)) is not None:
+        return seconds
+    resets = [_reset(headers, what, now) for what in ("-requests", "-tokens", "")]
+    return max((reset for reset in resets if reset is not None), default=None)
+
+
+def should_retry(headers: Mapping[str, str]) -> bool | None:
+    """The server's ``x-should-retry``, if it says true or false."""
+    return {"true": True, "false": False}.get((headers.get("x-should-retry") or "").strip().lower())
+
+
+def _reset(headers: Mapping[str, str], what: str, now: float) -> float | None:
+    if number(headers.get(f"x-ratelimit-remaining{what}")) != 0:
+        return None
+    return wait(headers.get(f"x-ratelimit-reset{what}"), now)
+
+
+def wait(text: str | None, now: float) -> float | None:
+    """Seconds of a text that says how long or until when: a number of them, ``6m0s``, or a date.
+
+    Args:
+        text: a date may be HTTP's, RFC 3339, or an epoch in seconds or milliseconds. One in the past is None.
+        now: wall clock, for dates.
+    """
+    if text is None:
+        return None
+    text = text.strip()
+    if text[-1:] in _LAST and _DURATION.fullmatch(text):
+        return _not_negative(sum([float(count) * _UNIT[unit] for count, unit in _PART.findall(text)]))
+    if (given := number(text)) is not None:
+        if given < _EPOCH:
+            return given
+        return _not_negative((given if given < _EPOCH * 1000 else given / 1000) - now)
+    moment = timestamp(text)
+    return None if moment is None else _not_negative(moment - now)
+
+
+def timestamp(text: str) -> float | None:
+    """Seconds since the epoch of a date as HTTP or RFC 3339 writes it; None if it is none, or names no zone."""
+    try:
+        moment = datetime.fromisoformat(text) if text[:1].isdigit() else parsedate_to_datetime(text)
+        return moment.timestamp() if moment.tzinfo is not None else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def number(text: str | None) -> float | None:
+    """The number that a text is, if it is finite and not negative."""
+    try:
+        return _not_negative(float(text)) if text is not None else None
+    except ValueError:
+        return None
+
+
+def _not_negative(number: float) -> float | None:
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+Headers = Mapping[str, str]
+
+MOST = 1e15
+"""Largest number of requests or tokens that is believed."""
+_MINUTE, _DAY = 60.0, 86400.0
+_PARAMETER = re.compile(r'([a-z]+)="?([^;,"]+)')
+
+
+class Names(NamedTuple):
+    """The headers of one limit, and its window in seconds if their names tell it."""
+
+    remaining: str
+    limit: str
+    reset: str
+    window: float | None = None
+
+    @classmethod
+    def of(cls, pattern: str, window: float | None = None) -> Names:
+        return cls(pattern.format("remaining"), pattern.format("limit"), pattern.format("reset"), window)
+
+
+REQUESTS = (
+    Names.of("x-ratelimit-{}-requests"),
+    Names.of("x-ratelimit-{}"),
+    Names.of("ratelimit-{}"),
+    Names.of("anthropic-ratelimit-requests-{}"),
+    Names.of("x-ratelimit-{}-requests-minute", _MINUTE),
+    Names.of("x-ratelimit-{}-req-minute", _MINUTE),
+    Names.of("x-ratelimit-{}-requests-day", _DAY),
+)
+TOKENS = (
+    Names.of("x-ratelimit-{}-tokens"),
+    Names.of("anthropic-ratelimit-tokens-{}"),
+    Names.of("x-ratelimit-{}-tokens-minute", _MINUTE),
+    Names.of("x-ratelimit-{}-tokens-day", _DAY),
+)
+_PROBES = (*(names.remaining for names in (*REQUESTS, *TOKENS)), "ratelimit")
+
+
+def read(headers: Headers, now: float | None = None) -> Advertised | None:
+    """The limits that are told, or None.
+
+    Args:
+        headers: of the answer, case-insensitive or in lower case.
+        now: wall clock, as of ``time.time()``, for a ``reset`` that is a time, where the answer itself has no ``date``.
+
+    Example:
+        >>> read({"x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "59", "x-ratelimit-reset-requests": "1s"})
+        Advertised(requests=Allowance(limit=60.0, remaining=59.0, reset=1.0, window=None), tokens=None)
+    """
+    for name in _PROBES:
+        if name in headers:
+            break
+    else:
+        return None
+    clock = _clock(headers, now)
+    requests = _first(REQUESTS, headers, clock)
+    tokens = _first(TOKENS, headers, clock)
+    if requests is None and "ratelimit" in headers:
+        requests = _of_draft(headers)
+    return Advertised(requests, tokens) if requests is not None or tokens is not None else None
+
+
+def _clock(headers: Headers, now: float | None) -> float:
+    """The server's own clock, against which it wrote its times: ours may differ by more than a window."""
+    date = headers.get("date")
+    told = _date(date) if date is not None else None
+    if told is not None:
+        return told
+    return time.time() if now is None else now
+
+
+@lru_cache(maxsize=64)
+def _date(text: str) -> float | None:
+    return timestamp(text)
+
+
+def _first(known: tuple[Names, ...], headers: Headers, clock: float) -> Allowance | None:
+    for names in known:
+        remaining = headers.get(names.remaining)
+        if remaining is not None:
+            return _allowance(names, remaining, headers, clock)
+    return None
+
+
+def _allowance(names: Names, remaining: str, headers: Headers, clock: float) -> Allowance | None:
+    limit, window = headers.get(names.limit), names.window
+    if limit is not None and not limit.isdigit():  # "100, 100;w=60"
+        window = window or _window(limit)
+        limit = limit.partition(",")[0].partition(";")[0]
+    if window is None and names.remaining == "ratelimit-remaining":
+        window = _window(headers.get("ratelimit-policy") or "")
+    return _checked(number(remaining), number(limit), wait(headers.get(names.reset), clock), window)
+
+
+def _checked(remaining: float | None, limit: float | None, reset: float | None, window: float | None) -> Allowance | None:
+    """Nothing, if it does not say how much is left, or says that nothing is ever allowed."""
+    if remaining is None or remaining > MOST or limit == 0 or (limit is not None and limit > MOST):
+        return None
+    return Allowance(limit, remaining, reset, window)
+
+
+def _window(policy: str) -> float | None:
+    """The ``w`` of the first policy that has one, in seconds."""
+    return number(dict(_PARAMETER.findall(policy.lower())).get("w")) or None
+
+
+def _of_draft(headers: Headers) -> Allowance | None:
+    """``ratelimit`` with ``ratelimit-policy``: the policy that has least left, as far as it counts requests."""
+    policies = dict(_items(headers.get("ratelimit-policy") or ""))
+    found = []
+    for name, told in _items(headers.get("ratelimit") or ""):
+        policy = policies.get(name, {})
+        limit = number(policy.get("q") or policy.get("l") or told.get("limit"))
+        remaining, reset = number(told.get("r") or told.get("remaining")), number(told.get("t") or told.get("reset"))
+        if policy.get("qu", "requests") == "requests" and (said := _checked(remaining, limit, reset, number(policy.get("w")) or None)):
+            found.append(said)
+    return min(found, key=lambda said: (said.remaining or 0.0) / (said.limit or MOST), default=None)
+
+
+def _items(text: str) -> list[tuple[str, dict[str, str]]]:
+    """Members of a structured list, with their parameters; draft -07's ``limit=100, remaining=50, reset=5`` is one without a name."""
+    text = text.lower()
+    if text.startswith("limit="):
+        return [("", dict(_PARAMETER.findall(text)))]
+    return [(item.partition(";")[0].strip(), dict(_PARAMETER.findall(item.partition(";")[2]))) for item in text.split(",")]

@@ -1,0 +1,75 @@
+"""The lists of the OpenAI API: embeddings, legacy completions, moderations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import Call
+from qreward.codecs.rewards import parsing as reading
+from qreward.codecs.rewards.base import ListCodec, MergeLimits, Parts
+from qreward.codecs.rewards.parsing import Unusable
+
+OPENAI_LIMITS = MergeLimits(items=2048, tokens=300_000)
+"""Of one embeddings request, as the openai package documents them."""
+
+
+class EmbeddingList(ListCodec):
+    """``POST /embeddings``: a vector of floats an item. A list of token ids is one item, so it goes into a list of its own."""
+
+    path = "/embeddings"
+
+    def value(self, row: Any) -> list[float]:
+        return reading.numbers(reading.row_of(row).get("embedding"), "embedding")
+
+
+class OpenAIEmbeddingList(EmbeddingList):
+    """OpenAI's own."""
+
+    limits = OPENAI_LIMITS
+
+
+class CompletionList(ListCodec):
+    """``POST /completions``: the ``n`` choices of each prompt, as they came, numbered from 0. How they may end is as in a chat completion.
+
+    In the answer, choice ``k`` of prompt ``i`` has the index ``i * n + k``.
+    """
+
+    path = "/completions"
+    member = "prompt"
+
+    def rows(self, document: Any, call: Call) -> list[Any]:
+        each, count = call.params.get("n") or 1, len(call.inputs)
+        found = reading.in_order(reading.member(document, "choices"), count * each)
+        return [found[start : start + each] for start in range(0, count * each, each)]
+
+    def value(self, row: Any) -> list[Any]:
+        choices = [reading.row_of(choice) for choice in row]
+        if not all(isinstance(choice.get("text"), str) for choice in choices):
+            raise Unusable("one of its choices has no text")
+        for choice in choices:
+            reading.check_ending(choice.get("finish_reason"))
+        return [{**choice, "index": index} for index, choice in enumerate(choices)]
+
+    def outputs(self, values: list[Any]) -> list[float] | None:
+        return [sum(float(len(choice["text"])) for choice in value) if isinstance(value, list) else 0.0 for value in values]
+
+
+class ModerationList(ListCodec):
+    """``POST /moderations``: a result an item, by position. A list of parts is one item."""
+
+    path = "/moderations"
+
+    def write(self, items: list[Any], model: str, params: dict[str, Any]) -> bytes:
+        if isinstance(items[0], Parts):
+            return jsonio.write(model, "input", items[0].parts, params, all_text=False)
+        return super().write(items, model, params)
+
+    def rows(self, document: Any, call: Call) -> list[Any]:
+        return reading.as_many(reading.member(document, "results"), len(call.inputs), "results")
+
+    def value(self, row: Any) -> dict[str, Any]:
+        found = reading.row_of(row)
+        if not isinstance(found.get("flagged"), bool):
+            raise Unusable("its result has no 'flagged'")
+        return found

@@ -1,0 +1,186 @@
+"""Reading lists out of answers: a number is a finite number or an error, a row belongs to its item or to nobody.
+
+Nothing here knows a server; nothing here raises anything but ``Malformed``, ``EmbeddedError`` and, for one row, ``Unusable``.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import sys
+from array import array
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import EmbeddedError, Malformed, Unfinished
+from qreward.codecs.chat import CHAT
+
+
+class Unusable(Exception):
+    """One row of an answer has no value; the message says why."""
+
+
+def read(body: bytes) -> Any:
+    """The document. Raises ``Malformed``, or ``EmbeddedError`` if it is an error in one of the forms of these servers."""
+    try:
+        document = msgspec.json.decode(body)
+    except jsonio.REFUSED:
+        document = jsonio.read_leniently(body)
+    if isinstance(document, dict) and is_error(document):
+        raise EmbeddedError(document)
+    return document
+
+
+def is_error(document: dict[str, Any]) -> bool:
+    """``{"error": ...}`` of most, ``{"object": "error"}`` of SGLang, ``{"message", "type"}`` of TEI's OpenAI routes."""
+    return bool(document.get("error")) or document.get("object") == "error" or ("message" in document and "type" in document)
+
+
+def check_ending(reason: object) -> None:
+    """Raise ``Unusable`` for a ``finish_reason`` with which a chat completion would be no answer."""
+    try:
+        CHAT.check_ending(reason)
+    except Unfinished as error:
+        raise Unusable(f"it is not whole: {error}") from None
+
+
+def member(document: Any, name: str) -> list[Any]:
+    """A list that the answer must have."""
+    found = document.get(name) if isinstance(document, dict) else None
+    if not isinstance(found, list):
+        raise Malformed(f"the answer has no {name}")
+    return found
+
+
+def as_many(rows: list[Any], count: int, what: str) -> list[Any]:
+    """The rows, if there are as many as items. Raises ``Malformed`` otherwise: they are never cut or filled up to fit."""
+    if len(rows) != count:
+        raise Malformed(f"the answer has {len(rows)} {what} for {count} item{'s'[: count != 1]}")
+    return rows
+
+
+def in_order(rows: list[Any], count: int) -> list[Any]:
+    """The rows in the order of the items: by ``index`` where they have one, else as they came. Never by score.
+
+    Raises ``Malformed`` if there are not as many rows as items, or their indexes do not say which is whose.
+    """
+    rows = as_many(rows, count, "results")
+    indexes = [row.get("index") if isinstance(row, dict) else None for row in rows]
+    if all(index is None for index in indexes):
+        return rows
+    return [row for _, row in sorted(zip(_whole(indexes, count), rows, strict=True), key=lambda pair: pair[0])]
+
+
+def _whole(indexes: list[Any], count: int) -> list[int]:
+    if not all(type(index) is int for index in indexes) or set(indexes) != set(range(count)):
+        raise Malformed("the indexes of the results do not match the items")
+    return indexes
+
+
+def number(raw: Any, what: str = "score") -> float:
+    """A finite number. Raises ``Unusable`` for anything else, null, NaN and true among it: none of them is a 0."""
+    if type(raw) is float or type(raw) is int:
+        try:
+            value = float(raw)
+        except OverflowError:
+            value = math.inf
+        if math.isfinite(value):
+            return value
+    raise Unusable(f"its {what} is {shown(raw)}, not a finite number")
+
+
+def numbers(raw: Any, what: str) -> list[float]:
+    """Finite numbers, at least one; base64 is taken for little-endian float32, as the OpenAI API packs them."""
+    values = _unpacked(raw, what) if isinstance(raw, str) else raw
+    if not isinstance(values, list) or not values:
+        raise Unusable(f"its {what} is {shown(raw)}, not a list of numbers")
+    if set(map(type, values)) == {float} and all(map(math.isfinite, values)):
+        return values
+    return [number(value, what) for value in values]
+
+
+def row_of(raw: Any) -> dict[str, Any]:
+    """A row that must be an object, and no error. Raises ``Unusable``."""
+    if not isinstance(raw, dict):
+        raise Unusable(f"its result is {shown(raw)}, not an object")
+    if is_error(raw):
+        raise Unusable("the server reports an error for it")
+    return raw
+
+
+def chosen(values: Sequence[float], label: int | str | None, names: Sequence[str], *, last: bool, what: str) -> float:
+    """One of several numbers: by position or name; without either the only one, or the last where that is the custom."""
+    if isinstance(label, str):
+        if label not in names:
+            raise Unusable(f"its {what} has no {label!r}; label may be a position, or one of the names in labels ({told(names)})")
+        label = names.index(label)
+    if label is None:
+        if len(values) > 1 and not last:
+            raise Unusable(f"its {what} has {len(values)} numbers; say which is the reward: RewardModel(label=...)")
+        label = -1
+    if not -len(values) <= label < len(values):
+        raise Unusable(f"its {what} has {len(values)} number{'s'[: len(values) != 1]}, and none at position {label}")
+    return values[label]
+
+
+def labelled(row: Any) -> dict[str, float]:
+    """The scores of a row that lists its labels, by name: they come sorted by score, so their order means nothing. Raises ``Unusable``.
+
+    Example:
+        >>> labelled([{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}])
+        {'good': 0.75, 'bad': 0.25}
+    """
+    if not isinstance(row, list) or not row:
+        raise Unusable(f"its result is {shown(row)}, not a list of labels")
+    found: dict[str, float] = {}
+    for entry in map(row_of, row):
+        label = entry.get("label")
+        if not isinstance(label, str) or label in found:
+            raise Unusable("its labels are not distinct names")
+        found[label] = number(entry.get("score"))
+    return found
+
+
+def picked(attributes: dict[str, float], label: int | str | None, usual: str) -> float:
+    """One of several named numbers: the one asked for, else the usual one, else the only one. Raises ``Unusable``."""
+    if isinstance(label, int):
+        return chosen(list(attributes.values()), label, (), last=False, what="answer")
+    if label is None:
+        label = usual if usual in attributes or len(attributes) != 1 else next(iter(attributes))
+    if label not in attributes:
+        raise Unusable(f"it has {told(attributes)}; say which is the reward: RewardModel(label=...)")
+    return attributes[label]
+
+
+def shown(raw: Any) -> str:
+    """A value as it may stand in a message: of what a server says in words, or in depth, only the kind, for it may repeat a secret."""
+    if raw is None:
+        return "null"
+    if isinstance(raw, bool | float):
+        return str(raw).lower()
+    return _KINDS.get(type(raw), "something else")
+
+
+def told(names: Collection[str]) -> str:
+    """Names as they may stand in a message: those that are words, for the same reason."""
+    words = [name for name in names if _WORD.fullmatch(name)]
+    return ", ".join(words) if words and len(words) == len(names) else f"{len(names)} names" if names else "no names"
+
+
+_WORD = re.compile(r"[A-Za-z][A-Za-z_]{0,30}\d?")
+_KINDS = {int: "a number too large", str: "a text", list: "a list", dict: "an object"}
+
+
+def _unpacked(text: str, what: str) -> list[float]:
+    floats = array("f")
+    try:
+        floats.frombytes(base64.b64decode(text, validate=True))
+    except ValueError:
+        raise Unusable(f"its {what} is a text, but not base64 of float32") from None
+    if sys.byteorder == "big":
+        floats.byteswap()
+    return floats.tolist()

@@ -1,0 +1,141 @@
+"""Which kind of server is asked what, and how: one table. ``bound`` turns a call for an operation into one for an endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from qreward.codecs.base import Call
+from qreward.codecs.rewards.base import ListCodec, Operation, pair_item, parts_item, text_item, token_item
+from qreward.codecs.rewards.openai_lists import CompletionList, EmbeddingList, ModerationList, OpenAIEmbeddingList
+from qreward.codecs.rewards.openrlhf_nim import NimReward, OpenRlhfReward
+from qreward.codecs.rewards.sglang import SglangClassify, SglangLabels, SglangRerank
+from qreward.codecs.rewards.tei import TeiEmbeddings, TeiLabels, TeiPredict, TeiRerank
+from qreward.codecs.rewards.vllm import Rerank, VectorScore, VllmClassify, VllmLabels, VllmPooling, VllmRerank, VllmScore, VllmVectorScore
+from qreward.errors import BadRequest, ConfigError
+from qreward.settings.policies import Endpoint, RewardModel
+
+_PARTIAL = ("top_n", "top_k")
+
+
+def _check_ranking(params: Mapping[str, Any]) -> None:
+    if not isinstance(params.get("query"), str):
+        raise BadRequest(f"rerank needs a query, which is a text, not a {type(params.get('query')).__name__}")
+    if name := next((name for name in _PARTIAL if params.get(name)), None):
+        raise BadRequest(f"{name} is not supported: every document gets a score; sort the results and keep the best")
+
+
+def _check_choices(params: Mapping[str, Any]) -> None:
+    each = params.get("n")
+    if each is not None and (type(each) is not int or each < 1):
+        raise BadRequest("n must be a whole number of at least 1")
+
+
+SCORE = Operation("score", pair_item)
+"""A reward for each item: ``(prompt, response)``, a conversation, or a text that is ready. -> ``Score``, which is a float."""
+CLASSIFY = Operation("classify", pair_item)
+"""Probabilities by label for each item, which are those of ``SCORE``. -> ``dict[str, float]``"""
+RERANK = Operation("rerank", text_item, _check_ranking)
+"""How well each item, a document, answers ``params["query"]``. -> ``float``, in the order of the documents."""
+EMBED = Operation("embeddings", token_item)
+"""A vector for each item, a text or the token ids of one. -> ``list[float]``"""
+COMPLETE = Operation("completions", token_item, _check_choices)
+"""Legacy completions of each item, a text or the token ids of one. -> ``list[dict]``, the ``n`` choices."""
+MODERATE = Operation("moderations", parts_item)
+"""A moderation of each item, a text or a list of parts. -> ``dict``"""
+
+
+_TABLE: dict[tuple[str, str], dict[str, type[ListCodec]]] = {
+    ("openai", "score"): {"embeddings": VectorScore},
+    ("openai", "rerank"): {"": Rerank},
+    ("openai", "embeddings"): {"": OpenAIEmbeddingList},
+    ("openai", "completions"): {"": CompletionList},
+    ("openai", "moderations"): {"": ModerationList},
+    ("vllm", "score"): {
+        "": VllmClassify, "classify": VllmClassify, "pooling": VllmPooling, "score": VllmScore, "embeddings": VllmVectorScore,
+    },
+    ("vllm", "classify"): {"": VllmLabels},
+    ("vllm", "rerank"): {"": VllmRerank},
+    ("vllm", "embeddings"): {"": EmbeddingList},
+    ("vllm", "completions"): {"": CompletionList},
+    ("sglang", "score"): {"": SglangClassify, "classify": SglangClassify, "embeddings": VectorScore},
+    ("sglang", "classify"): {"": SglangLabels},
+    ("sglang", "rerank"): {"": SglangRerank},
+    ("sglang", "embeddings"): {"": EmbeddingList},
+    ("sglang", "completions"): {"": CompletionList},
+    ("tei", "score"): {"": TeiPredict, "classify": TeiPredict},
+    ("tei", "classify"): {"": TeiLabels},
+    ("tei", "rerank"): {"": TeiRerank},
+    ("tei", "embeddings"): {"": TeiEmbeddings},
+    ("openrlhf", "score"): {"": OpenRlhfReward},
+    ("nim", "score"): {"": NimReward},
+}  # fmt: skip
+"""(kind, operation) -> route -> codec; the route ``""`` is the usual one."""
+
+_USUAL = RewardModel()
+
+
+def codec_of(kind: str, operation: Operation, settings: RewardModel = _USUAL) -> ListCodec:
+    """How a kind of server is asked; the same codec each time. Raises ``ConfigError`` if it cannot be asked that.
+
+    Example:
+        >>> codec_of("tei", SCORE).path, codec_of("tei", SCORE).limits.items
+        ('/predict', 32)
+    """
+    return _codec_of(kind, operation, settings)
+
+
+@lru_cache(maxsize=4096)
+def _codec_of(kind: str, operation: Operation, settings: RewardModel) -> ListCodec:
+    routes = _TABLE.get((kind, operation.name))
+    if routes is None:
+        kinds = sorted(each for each, name in _TABLE if name == operation.name)
+        raise ConfigError(f"an endpoint of kind {kind!r} does not support {operation.name}; the kinds that do are {', '.join(kinds)}")
+    route = (settings.route or "") if operation is SCORE else ""
+    if route not in routes:
+        known = [repr(each) for each in routes if each]
+        if settings.route is None:
+            one = f"set RewardModel(route={' or '.join(known)}), or the kind of the server, such as kind: vllm"
+            raise ConfigError(f"an endpoint of kind {kind!r} does not say how it scores; {one}")
+        remedy = f"set it to {' or '.join(known)}" if known else "leave it out"
+        raise ConfigError(f"an endpoint of kind {kind!r} has no route {settings.route!r} for RewardModel(route=...); {remedy}")
+    return routes[route](operation, settings)
+
+
+def settings_of(endpoint: Endpoint) -> RewardModel:
+    """How the reward model of an endpoint is asked: the endpoint's ``reward``, if it has such a setting."""
+    settings: RewardModel | None = getattr(endpoint, "reward", None)
+    return _USUAL if settings is None else settings
+
+
+def bound(call: Call, endpoint: Endpoint) -> tuple[Call, ListCodec]:
+    """The same call in the dialect of an endpoint, and its codec. Raises ``ConfigError`` if the endpoint cannot be asked that."""
+    if isinstance(call.codec, ListCodec):
+        return call, call.codec
+    assert isinstance(call.codec, Operation)
+    codec = codec_of(endpoint.kind, call.codec, settings_of(endpoint))
+    return Call(codec, call.model, call.inputs, call.params, call.headers), codec
+
+
+def embeddings_place(kind: str) -> tuple[str, bool]:
+    """Where a kind of server takes embeddings: the path, and whether that lies under the server's root and not under the base URL.
+
+    A kind that is not known for embeddings is asked as in the OpenAI API.
+
+    Example:
+        >>> embeddings_place("tei"), embeddings_place("vllm"), embeddings_place("nim")
+        (('/v1/embeddings', True), ('/embeddings', False), ('/embeddings', False))
+    """
+    codec = _TABLE.get((kind, EMBED.name), {}).get("", EmbeddingList)
+    return codec.path, codec.native
+
+
+def server_root(base_url: str) -> str:
+    """The address of a server's own routes, which lie beside the ``/v1`` of its OpenAI API.
+
+    Example:
+        >>> server_root("http://gpu-0:8000/v1"), server_root("http://tei:8080")
+        ('http://gpu-0:8000', 'http://tei:8080')
+    """
+    return base_url.removesuffix("/v1")

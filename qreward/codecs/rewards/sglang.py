@@ -1,0 +1,86 @@
+"""SGLang: the native ``/classify``, whose ``embedding`` is the reward; ``/v1/classify``, which is for classes only; ``/v1/rerank``.
+
+``/v1/classify`` applies a softmax whatever it is told: a reward model, which has one class, would always get 1.0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import Call, Malformed
+from qreward.codecs.finish_reason import GIVEN_UP, described, ending_of
+from qreward.codecs.rewards import parsing as reading
+from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.base import TextCodec
+from qreward.codecs.rewards.parsing import Unusable
+from qreward.codecs.rewards.vllm import Rerank, VllmLabels
+from qreward.results import Usage
+
+
+class SglangClassify(TextCodec):
+    """``POST /classify``, native: an array of ``{"embedding", "meta_info"}`` in the order of the texts."""
+
+    path = "/classify"
+    native = True
+    member = "text"
+
+    def rows(self, document: Any, call: Call) -> list[Any]:
+        if isinstance(document, dict) and "embedding" in document:
+            document = [document]
+        if not isinstance(document, list):
+            raise Malformed("the answer is not an array of embeddings")
+        return reading.in_order(document, len(call.inputs))
+
+    def value(self, row: Any) -> Score:
+        row = reading.row_of(row)
+        ending = ending_of(_meta(row).get("finish_reason"))
+        if ending in GIVEN_UP:
+            raise Unusable(described(ending))
+        vector = reading.numbers(row.get("embedding"), "embedding")
+        return Score(reading.chosen(vector, self.settings.label, self.settings.labels, last=False, what="embedding"))
+
+    def usage(self, document: Any) -> Usage | None:
+        each = self.usages(document if isinstance(document, list) else [document])
+        counts = [used.prompt_tokens for used in each or () if used is not None and used.prompt_tokens is not None]
+        return Usage(sum(counts), None, sum(counts)) if counts else None
+
+    def usages(self, rows: list[Any]) -> list[Usage | None] | None:
+        found = [jsonio.usage_of(_meta(row)) for row in rows]
+        if any(used is None or used.prompt_tokens is None for used in found):
+            return None
+        return [Usage(used.prompt_tokens, None, used.prompt_tokens) for used in found if used is not None]
+
+
+class SglangLabels(VllmLabels):
+    """``POST /v1/classify`` for probabilities by label."""
+
+    path = "/v1/classify"
+    has_template = False
+
+    def defaults(self) -> dict[str, Any]:
+        return {}
+
+    def value(self, row: Any) -> Any:
+        probs = super().value(row)
+        if len(probs) == 1:
+            raise Unusable("the model has one class, for which this server always returns 1.0; call score() instead")
+        return probs
+
+
+class SglangRerank(Rerank):
+    """``POST /v1/rerank``: an array, sorted by score."""
+
+    path = "/v1/rerank"
+    native = True
+    score_member = "score"
+
+    def results(self, document: Any) -> list[Any]:
+        if not isinstance(document, list):
+            raise Malformed("the answer is not an array of rankings")
+        return document
+
+
+def _meta(row: Any) -> dict[str, Any]:
+    found = row.get("meta_info") if isinstance(row, dict) else None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,104 @@
+"""Text Embeddings Inference: ``/predict``, ``/rerank``, and its OpenAI route for vectors.
+
+``["a", "b"]`` is one pair here; so a list is always a list of lists. One item that fails, fails all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import Call, Malformed
+from qreward.codecs.rewards import parsing as reading
+from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.base import Chat, ListCodec, MergeLimits, Pair
+from qreward.codecs.rewards.openai_lists import EmbeddingList
+from qreward.codecs.rewards.parsing import Unusable
+from qreward.codecs.rewards.vllm import Rerank
+from qreward.errors import BadRequest
+
+LIMITS = MergeLimits(items=32, bytes=2_000_000)
+"""Defaults of ``--max-client-batch-size`` and ``--payload-limit``; ``GET /info`` tells the first, which a look asks for."""
+
+
+class TeiPredict(ListCodec):
+    """``POST /predict``: for each item its labels, sorted by score."""
+
+    path = "/predict"
+    native = True
+    limits = LIMITS
+
+    def form(self, item: Any) -> Any:
+        if isinstance(item, Chat):
+            raise BadRequest("/predict of this server takes no conversations; send (prompt, response), or a text")
+        if isinstance(item, Pair) and self.settings.template is not None:
+            return self.settings.render(item.prompt, item.response)
+        return item
+
+    def defaults(self) -> dict[str, Any]:
+        return {"raw_scores": not self.settings.activation}
+
+    def write(self, items: list[Any], model: str, params: dict[str, Any]) -> bytes:
+        inputs = [[item.prompt, item.response] if isinstance(item, Pair) else [item] for item in items]
+        return jsonio.write(model, "inputs", inputs, params, all_text=True)
+
+    def rows(self, document: Any, call: Call) -> list[Any]:
+        count = len(call.inputs)
+        if not isinstance(document, list):
+            raise Malformed("the answer is not an array of predictions")
+        if count == 1 and document and isinstance(document[0], dict):  # as for an input that is no list
+            document = [document]
+        return reading.as_many(document, count, "results")
+
+    def value(self, row: Any) -> Any:
+        scores = self.scores(row)
+        return Score(reading.picked(scores, self._label(), ""), scores if len(scores) > 1 else None)
+
+    def scores(self, row: Any) -> dict[str, float]:
+        """Label -> score. They are sorted by score, so a label is known by its name alone."""
+        return reading.labelled(row)
+
+    def _label(self) -> str | None:
+        """A position means the class of that place in the model, whose names are those of the settings, or ``LABEL_0``, ..."""
+        label, names = self.settings.label, self.settings.labels
+        if not isinstance(label, int):
+            return label
+        if names and -len(names) <= label < len(names):
+            return names[label]
+        if label < 0:
+            raise Unusable(
+                "its labels are sorted by score, so a position means nothing; set RewardModel(label=...) to a name, or set labels"
+            )
+        return f"LABEL_{label}"
+
+
+class TeiLabels(TeiPredict):
+    """``POST /predict`` for probabilities by label."""
+
+    def defaults(self) -> dict[str, Any]:
+        return {"raw_scores": False}
+
+    def value(self, row: Any) -> dict[str, float]:
+        return self.scores(row)
+
+
+class TeiRerank(Rerank):
+    """``POST /rerank``: an array, sorted by score."""
+
+    native = True
+    member = "texts"
+    score_member = "score"
+    limits = LIMITS
+
+    def results(self, document: Any) -> list[Any]:
+        if not isinstance(document, list):
+            raise Malformed("the answer is not an array of rankings")
+        return document
+
+
+class TeiEmbeddings(EmbeddingList):
+    """``POST /v1/embeddings``, which unlike ``/embed`` tells what it used. ``/embeddings`` is the same route under its older name."""
+
+    path = "/v1/embeddings"
+    native = True
+    limits = LIMITS

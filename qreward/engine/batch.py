@@ -1,0 +1,378 @@
+"""One caller that waits for many tasks, read from an iterable as they are needed.
+
+There is no task, future or coroutine per item. Memory is what is in flight and a small read-ahead, plus the results if
+they are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sized
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Protocol
+
+from qreward.engine.background import tell
+from qreward.engine.driver import Shell
+from qreward.engine.snapshots import Tallies, result_of
+from qreward.errors import BadRequest, BatchInterrupted, ClientClosed, DeadlineExceeded, QRewardError
+from qreward.results import BatchResult, BatchStats, Result
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import Answer, Outcome
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Attempt, Feed, Task, Terms
+
+READ_AHEAD = 32
+MOST_AT_ONCE = 256
+"""Items that are read and fail, or fail unread, before the event loop gets its turn."""
+
+BEAT = 0.25
+"""Seconds between two looks at progress, so that it moves although no item gets done."""
+
+Prepare = Callable[[Any], Any]
+"""Makes an item into a payload, or raises the ``QRewardError`` that is the item's result."""
+
+
+class Meter(Protocol):
+    """Who shows how far a batch is."""
+
+    def add(self, result: Result[Any]) -> None: ...
+    def refresh(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Bulk:
+    """The sink of a batch.
+
+    Args:
+        items: the input; it is read to the end, once, and no faster than it is sent.
+        terms: of each item.
+        prepare: see ``Prepare``.
+        on_result: called with each result as it is known, in the event loop.
+        progress: told each result, looked at now and then, and closed when the batch ends, however it ends.
+        prices: endpoint -> US dollars for a million prompt and completion tokens.
+        keep: keep the results; if not, ``run`` returns an empty batch with its statistics.
+
+    The input, ``on_result`` and ``progress`` are the caller's code, which may raise anything anywhere, also in the task of another
+    caller. Every call of theirs is guarded, and what they raise goes to ``_fail``, so that it ends this batch and no other.
+    """
+
+    carry: Callable[[Attempt], Awaitable[Outcome]] | None = None
+
+    def __init__(
+        self,
+        shell: Shell,
+        pool: Pool,
+        items: Iterable[Any] | AsyncIterable[Any],
+        prepare: Prepare,
+        *,
+        terms: Terms,
+        deadline: float | None,
+        on_result: Callable[[Result[Any]], object] | None,
+        progress: Meter | None,
+        prices: Mapping[str, tuple[float, float]],
+        keep: bool,
+    ) -> None:
+        self.shell = shell
+        self._pool, self._prepare, self._terms = pool, prepare, terms
+        self._deadline, self._on_result, self._keep = deadline, on_result, keep
+        self._progress, self._prices = progress, prices
+        self._beat: asyncio.TimerHandle | None = None
+        self.context = copy_context()
+        self._size = len(items) if isinstance(items, Sized) else None
+        self._items: Iterator[Any] | AsyncIterator[Any] = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
+        self._read = 0  # items taken from the input
+        self._results: list[Result[Any] | None] = []
+        self._live: dict[Task, None] = {}
+        self._ending = False  # items that were not read are being given their error
+        self._tallies = Tallies()
+        self._error: BaseException | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._done = shell.loop.create_future()
+        self._wanted = asyncio.Event()
+
+    async def run(self) -> BatchResult[Any]:
+        """Read, send, wait for all.
+
+        Raises:
+            BatchInterrupted: the input, its closing, or ``on_result`` raised an ``Exception`` or a ``CancelledError`` of its own.
+                What had been sent was finished first.
+            BaseException: any other that they raised, such as ``KeyboardInterrupt``. What had been sent was cancelled.
+        """
+        shell, clock = self.shell, self.shell.engine.clock
+        began = clock()
+        self._feed = Feed(self._pool, self._terms.level, self, began, self._terms.tenant, self._terms.timeout)
+        self._feed.left = self._size
+        expiry = shell.loop.call_later(self._deadline, self._expire) if self._deadline is not None else None
+        if isinstance(self._items, AsyncIterator):
+            self._reader = shell.loop.create_task(self._read_async(self._items))
+            self._reader.add_done_callback(tell)
+        shell.sinks[self] = None
+        try:
+            self._show_progress()
+            shell.open(self._feed)
+            await self._done
+        except GeneratorExit:  # thrown away, perhaps by the garbage collector amid our own work, where the lock is held
+            shell.later(partial(self._leave, expiry))
+            raise
+        except BaseException as error:
+            self._leave(expiry)
+            error.add_note(self._so_far())
+            self._error = error
+            await self._close_input()
+            if self._error is not error:  # closing the input raised what is to go through all that runs
+                raise self._error from error
+            self._error = None
+            raise
+        self._leave(expiry)
+        await self._close_input()
+        stats = BatchStats(self._read, self._tallies.ok, self._tallies.failed, clock() - began, self._tallies.stats())
+        batch = BatchResult([result for result in self._results if result is not None], stats).priced(self._prices)
+        self._results.clear()  # this sink is in cycles, and lives on until the garbage collector comes
+        why, self._error = self._error, None
+        if why is None:
+            return batch
+        if not _is_only_ours(why):
+            raise why
+        what = f"{type(why).__name__}: {why}"
+        raise BatchInterrupted(f"the batch stopped after {self._read} items ({what}); .results holds what is done", batch) from why
+
+    def _so_far(self) -> str:
+        """What those are told who see a batch being cancelled, as by Ctrl-C."""
+        done = self._tallies.ok + self._tallies.failed
+        items = f"{done} items" if self._size is None else f"{done} of {self._size} items"
+        kept = "on_result was told each of them" if self._on_result else "their results are gone: on_result is told each when it is done"
+        return f"{items} were done when the batch was given up; {kept}"
+
+    def _leave(self, expiry: asyncio.TimerHandle | None) -> None:
+        del self.shell.sinks[self]
+        if expiry is not None:
+            expiry.cancel()
+        if self._reader is not None:
+            self._reader.cancel()
+        self.shell.withdraw(self.abandon())
+        if self._beat is not None:
+            self._beat.cancel()
+        if self._progress is not None:
+            self._call(self._progress.close)
+
+    def _show_progress(self) -> None:
+        if self._progress is not None:
+            self._beat = self.shell.loop.call_later(BEAT, self._show_progress)
+            if not self._call(self._progress.refresh):
+                self._progress = None
+
+    async def _close_input(self) -> None:
+        if self._reader is not None:
+            await asyncio.wait([self._reader])
+        elif (close := getattr(self._items, "close", None)) is not None:
+            self._call(close)
+
+    # the caller's code
+
+    def _call(self, function: Callable[..., object], *arguments: Any) -> bool:
+        """Call a function of the caller's; False if it raised, after which nothing more is begun."""
+        try:
+            function(*arguments)
+        except BaseException as error:
+            self._fail(error)
+            self._drop_unstarted()
+            return False
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        """The caller's code raised: read no more. The first error is raised by ``run``; what cannot wait ends the batch now."""
+        self._feed.ended = True
+        if self._error is None or (_is_only_ours(self._error) and not _is_only_ours(error)):
+            self._error = error
+        else:
+            message = f"a batch that had failed with {type(self._error).__name__} failed again"
+            self.shell.loop.call_exception_handler({"message": message, "exception": error})
+        if not _is_only_ours(error) and not self._done.done():
+            self._done.set_exception(error)
+        self._end_if_done()
+
+    # the shell's side
+
+    def start(self, attempt: Attempt) -> None:
+        self.shell.spawn(attempt, self.context.copy(), self)
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        self._live.pop(task, None)
+        self._settle(result_of(task, outcome, source, seconds))
+        self._end_if_done()
+
+    def close(self) -> None:
+        self._stop(lambda: ClientClosed("the client was closed before this item was done"))
+
+    def abandon(self) -> list[Task]:
+        self.shell.close_feed(self._feed)
+        left = list(self._live)
+        self._live.clear()
+        return left
+
+    # reading
+
+    def read(self, feed: Feed) -> bool:
+        if isinstance(self._items, AsyncIterator):
+            self._wanted.set()
+            return False
+        if feed.failing is None or feed.ended:
+            return self._read_now(feed)
+        self.shell.loop.call_soon(self._read_on, feed)  # as the items fail, there is no end of them at once
+        return False
+
+    def _read_now(self, feed: Feed) -> bool:
+        """Read some; False if it goes on by itself, or with the consumer."""
+        assert isinstance(self._items, Iterator)
+        looked_at = 0
+        while self._room(feed) > 0 and not feed.ended and looked_at < MOST_AT_ONCE:
+            looked_at += 1
+            try:
+                self._read_one(feed, self._items)
+            except BaseException as error:  # what was read before is still finished
+                self._fail(error)
+        if feed.ended:
+            self._end_if_done()
+        elif not feed.buffer and feed.failing is None:
+            self.shell.loop.call_soon(self._read_on, feed)
+            return False
+        return True
+
+    def _read_one(self, feed: Feed, items: Iterator[Any]) -> None:
+        try:
+            item = next(items)
+        except StopIteration:
+            feed.ended = True
+        else:
+            self._add(feed, item)
+
+    def _room(self, feed: Feed) -> int:
+        """Items that may be read now."""
+        return READ_AHEAD - len(feed.buffer)
+
+    def _read_on(self, feed: Feed) -> None:
+        if not feed.ended and self._read_now(feed):
+            self.shell.refill(feed)
+
+    async def _read_async(self, items: AsyncIterator[Any]) -> None:
+        try:
+            await self._guarded(self._read_all(items))
+            if (aclose := getattr(items, "aclose", None)) is not None:
+                await self._guarded(aclose())
+        except GeneratorExit as error:  # thrown away, as above
+            self.shell.later(partial(self._fail, error))
+            raise
+        self._feed.ended = True
+        self._end_trying(self._feed)
+        self._end_if_done()
+
+    async def _guarded(self, work: Awaitable[object]) -> None:
+        """As ``_call``; what was read before is still finished."""
+        try:
+            await work
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            reader = self._reader
+            assert reader is not None
+            if not (isinstance(error, asyncio.CancelledError) and reader.cancelling()):  # else ``_leave`` stopped it
+                self._fail(error)
+
+    async def _read_all(self, items: AsyncIterator[Any]) -> None:
+        feed = self._feed
+        async for item in items:
+            if feed.ended:  # by a deadline, or by ``on_result``
+                break
+            self._add(feed, item)
+            self.shell.refill(feed)
+            if not self._read % MOST_AT_ONCE:  # an input that never suspends must not keep the loop
+                await asyncio.sleep(0)
+            while self._room(feed) <= 0:
+                self._wanted.clear()
+                await self._wanted.wait()
+
+    def _add(self, feed: Feed, item: Any) -> None:
+        index = self._next_index()
+        if feed.failing is not None and self._is_trying(feed):
+            self._settle(Result(index, None, feed.failing(), None, 0.0, 0.0))
+            return
+        try:
+            payload = self._prepare(item)
+        except Exception as error:  # among others of an item's own code, such as a message object that cannot be read
+            self._settle(Result(index, None, _as_ours(error, index), None, 0.0, 0.0))
+            return
+        task = self._terms.task(payload, self._pool, self, index)
+        self._live[task] = None
+        feed.buffer.append(task)
+
+    def _is_trying(self, feed: Feed) -> bool:
+        """Whether an item waits by which it will be seen that an endpoint is alive again."""
+        return bool(feed.buffer)
+
+    def _end_trying(self, feed: Feed) -> None:
+        """The input has ended: such an item fails as well."""
+        if feed.failing is not None:
+            self.shell.refill(feed)
+
+    def _next_index(self) -> int:
+        index, self._read = self._read, self._read + 1
+        if self._keep:
+            self._results.append(None)
+        return index
+
+    # results
+
+    def _settle(self, result: Result[Any]) -> None:
+        self._tallies.add(result)
+        if self._progress is not None and not self._call(self._progress.add, result):
+            self._progress = None
+        if self._keep:
+            self._results[result.index] = result
+        if self._on_result is not None and not self._call(self._on_result, result):
+            self._on_result = None
+
+    def _drop_unstarted(self) -> None:
+        for task in self.shell.close_feed(self._feed):
+            self._live.pop(task, None)
+
+    def _end_if_done(self) -> None:
+        if self._feed.ended and not self._ending and not self._live and not self._done.done():
+            self._done.set_result(None)
+
+    # ending early
+
+    def _expire(self) -> None:
+        self._stop(lambda: DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s"))
+
+    def _stop(self, why: Callable[[], QRewardError]) -> None:
+        left = self.abandon()
+        self.shell.withdraw(left, why())
+        self._ending = True
+        for task in left:
+            self._settle(result_of(task, why(), None, 0.0))
+        self._end_unread(why)
+
+    def _end_unread(self, why: Callable[[], QRewardError]) -> None:
+        """Give an error to each item that was not read, if their number is known, some in each turn of the loop: they may be millions."""
+        for _ in range(MOST_AT_ONCE):
+            if self._size is None or self._read >= self._size or self._error is not None or self._done.done():
+                self._ending = False
+                self._end_if_done()
+                return
+            self._settle(Result(self._next_index(), None, why(), None, 0.0, 0.0))
+        self.shell.loop.call_soon(self._end_unread, why)
+
+
+def _as_ours(error: Exception, index: int) -> QRewardError:
+    if isinstance(error, QRewardError):
+        error.args = (f"item {index}: {error}", *error.args[1:])
+        return error
+    wrapped = BadRequest(f"item {index} cannot be read ({type(error).__name__}: {error}); see __cause__")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _is_only_ours(error: BaseException) -> bool:
+    """It concerns the batch alone. Others, such as ``KeyboardInterrupt``, are to go through all that runs."""
+    return isinstance(error, Exception | asyncio.CancelledError | GeneratorExit)

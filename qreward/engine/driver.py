@@ -1,0 +1,414 @@
+"""One ``Engine`` a client, one ``Shell`` an event loop.
+
+The scheduler's state is the client's, so limits hold over all loops and threads; it is touched only under the engine's
+lock, and never while the caller's code runs. Connections belong to a shell, for they belong to a loop.
+There is one timer a shell and no task for a waiting item. A single call runs its attempts in its caller's own task; a
+bulk has one asyncio task for each attempt in flight, handed on from an attempt that ends to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextvars import Context
+from functools import partial
+from time import monotonic
+from typing import Any, Generic, TypeVar
+
+from qreward.engine.background import leave_to_itself, tell
+from qreward.engine.instrumentation import LOG, Watch, within
+from qreward.engine.protocols import Home, Inputs, Neighbour, Sink, Wire
+from qreward.engine.snapshots import unexpected
+from qreward.errors import ClientClosed, QRewardError
+from qreward.scheduler.outcome import CANCELLED, Advertised, Outcome
+from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
+
+TURNS = 64
+"""Attempts that one task makes before the event loop certainly gets its turn."""
+
+
+S = TypeVar("S", bound=Inputs)
+
+
+class Engine(Generic[S]):
+    """A scheduler, its lock, and the shells of the loops that use it.
+
+    Args:
+        scheduler: decides; ``scheduler.scheduler`` for endpoints.
+        wire_factory: makes the wire of one loop.
+        clock: monotonic seconds; replaced in tests.
+        watch: is told what happens, or None.
+    """
+
+    def __init__(
+        self, scheduler: S, wire_factory: Callable[[], Wire], *, clock: Callable[[], float] = monotonic, watch: Watch | None = None
+    ) -> None:
+        self.clock = clock
+        self.watch = watch
+        self.lock = threading.Lock()
+        self.scheduler = scheduler
+        self.neighbours: list[Neighbour] = []
+        self.closed = False
+        self._wire_factory = wire_factory
+        self._shells: dict[asyncio.AbstractEventLoop, Shell] = {}
+
+    def shell(self) -> Shell:
+        """The shell of the running loop."""
+        shell = self._shells.get(asyncio.get_running_loop())
+        return shell if shell is not None and not self.closed else self._open_shell()
+
+    def _open_shell(self) -> Shell:
+        loop = asyncio.get_running_loop()
+        with self.lock:
+            if self.closed:
+                raise ClientClosed("the client is closed; make a new one")
+            gone = [self._shells.pop(other) for other in list(self._shells) if other.is_closed()]
+            shell = self._shells[loop] = Shell(self, loop, self._wire_factory())
+        for other in gone:
+            other.bury()
+            leave_to_itself(loop, other.wire.aclose())
+        return shell
+
+    def act(self, change: Callable[[float], Any]) -> Any:
+        """Change the scheduler's state from any thread, inside or outside a loop; what follows runs where it belongs."""
+        try:
+            here = self._shells.get(asyncio.get_running_loop())
+        except RuntimeError:
+            here = None
+        with self.lock:
+            value = change(self.clock())
+            out, self.scheduler.out = self.scheduler.out, []
+        if self.scheduler.health_changes:
+            self.log_health()
+        for command in out:
+            home = home_of(command)
+            if home is here:
+                home.run([command])
+            else:
+                home.post(command)
+        self._wake_all()
+        return value
+
+    def log_health(self) -> None:
+        """Log the endpoints that went out of service or came back. Not under the lock: a log handler is the user's code."""
+        with self.lock:
+            changes, self.scheduler.health_changes = self.scheduler.health_changes, []
+        for source, reason, seconds in changes:
+            if reason:
+                LOG.warning("endpoint %r is out of service: %s; it is tried again every few seconds", source, reason)
+            else:
+                LOG.warning("endpoint %r is back in service after %.1f s", source, seconds)
+
+    def shells(self) -> list[Shell]:
+        """Those of all loops that use it."""
+        return list(self._shells.values())
+
+    def wake_loops(self) -> None:
+        """What is due next may have changed: let the shells look at the time."""
+        for shell in list(self._shells.values()):
+            shell.wake_soon()
+
+    def _wake_all(self) -> None:
+        self.wake_loops()
+        for neighbour in self.neighbours:
+            neighbour.wake_soon()
+
+    async def aclose(self) -> None:
+        """End everything: waiting tasks fail with ``ClientClosed``, connections of all loops are closed."""
+        here = asyncio.get_running_loop()
+        with self.lock:  # a loop that comes later finds it closed
+            self.closed, shells = True, list(self._shells.values())
+        for shell in shells:
+            if shell.loop is here:
+                await shell.aclose()
+            elif shell.loop.is_closed():
+                await shell.wire.aclose()
+            else:
+                with contextlib.suppress(RuntimeError):  # closed between the two lines
+                    shell.loop.call_soon_threadsafe(shell.closing)
+        self._shells.clear()
+
+    async def leave(self) -> None:
+        """End what is held in the running loop, and nothing else."""
+        shell = self._shells.get(asyncio.get_running_loop())
+        if shell is not None:
+            await shell.aclose()
+
+    def forget(self, shell: Shell) -> None:
+        """A shell has ended, and its timer with it, which may have been set for others."""
+        self._shells.pop(shell.loop, None)
+        self._wake_all()
+
+
+class Shell:
+    """The engine in one event loop."""
+
+    def __init__(self, engine: Engine[Any], loop: asyncio.AbstractEventLoop, wire: Wire) -> None:
+        self.engine = engine
+        self.watch = engine.watch
+        self.loop = loop
+        self.wire = wire
+        self.sinks: dict[Sink, None] = {}
+        self._attempts: dict[Attempt, None] = {}
+        self._runners: dict[asyncio.Task[None], Attempt | None] = {}  # and what each has not begun yet
+        self._idle = asyncio.Event()  # set when the last attempt ends, while we are closing
+        self._closing: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._closer = self._close_with_loop()
+        with contextlib.suppress(StopIteration):
+            self._closer.asend(None).send(None)  # runs it to its yield, and so registers it with the loop
+
+    # what callers ask for
+
+    def submit(self, task: Task) -> None:
+        if self.watch is not None:
+            self.watch.began(task)
+        self._locked(self.engine.scheduler.submit, task)
+
+    def open(self, feed: Feed) -> None:
+        self._locked(self.engine.scheduler.open, feed)
+
+    def refill(self, feed: Feed) -> None:
+        self._locked(self.engine.scheduler.refill, feed)
+
+    def withdraw(self, tasks: list[Task], error: QRewardError | None = None) -> None:
+        """Nobody waits for them any more, or they end with an error of ours."""
+        if self.watch is not None:
+            self.watch.withdrawn(tasks, error)
+        self._locked(self.engine.scheduler.withdraw, tasks)
+
+    def commit(self, attempt: Attempt) -> bool:
+        """Its answer is given out from now on; False if it is not wanted any more."""
+        self._locked(self.engine.scheduler.commit, attempt)
+        if attempt.committed and self.watch is not None:
+            self.watch.first(attempt)
+        return attempt.committed
+
+    def opened(self, attempt: Attempt, limits: Advertised) -> None:
+        self._locked(self.engine.scheduler.opened, attempt, limits)
+
+    def close_feed(self, feed: Feed) -> list[Task]:
+        with self.engine.lock:
+            read_ahead: list[Task] = self.engine.scheduler.close_feed(feed)
+        return read_ahead
+
+    # running commands
+
+    def _locked(self, change: Callable[..., None], *arguments: Any) -> None:
+        self.run(self._change(change, *arguments))
+
+    def _change(self, change: Callable[..., None], *arguments: Any) -> list[Command]:
+        """Change the scheduler's state under the lock, and set the timer for what follows; the commands are to be run."""
+        engine = self.engine
+        scheduler = engine.scheduler
+        with engine.lock:
+            change(engine.clock(), *arguments)
+            out: list[Command] = scheduler.out
+            scheduler.out = []
+            wake = scheduler.next_wake()
+        self._arm(wake)
+        if scheduler.health_changes:
+            engine.log_health()
+        return out
+
+    def run(self, out: list[Command], mine: Sink | None = None) -> Attempt | None:
+        """Run commands; the first attempt of the bulk ``mine`` is not started but returned."""
+        kept: Attempt | None = None
+        for command in out:
+            home = home_of(command)
+            if home is not self:
+                home.post(command)
+                continue
+            what = command[0]
+            if what == SEND:
+                attempt: Attempt = command[1]
+                self._note(attempt)
+                sink = attempt.task.sink
+                if kept is None and sink is mine:
+                    kept = attempt
+                else:
+                    sink.start(attempt)
+            elif what == FINISH:
+                self._finish(*command[1:])
+            elif what == CANCEL:
+                attempt = command[1]
+                if attempt.handle is not None:  # else it has not begun, and looks at ``why`` itself
+                    attempt.handle.cancel()
+            elif command[1].sink.read(command[1]):
+                out += self._change(self.engine.scheduler.refill, command[1])  # not by recursion: a bulk is as deep as the fleet is wide
+        return kept
+
+    def _note(self, attempt: Attempt) -> None:
+        self._attempts[attempt] = None
+        if self.watch is not None:
+            self.watch.sent(attempt)
+
+    def _finish(self, task: Task, outcome: Any, source: Any, seconds: float) -> None:
+        if self.watch is not None:
+            self.watch.done(task, outcome, source)
+        task.sink.finish(task, outcome, source, seconds)
+
+    def post(self, command: Command) -> None:
+        """Run a command here, from another thread or outside the loop."""
+        try:
+            self.loop.call_soon_threadsafe(self._posted, command)
+        except RuntimeError:  # the loop is closed: nobody is there to run it
+            if command[0] == SEND:
+                self.engine.act(partial(self.engine.scheduler.event, attempt=command[1], outcome=CANCELLED))
+
+    def _posted(self, command: Command) -> None:
+        self.run([command])
+        self._rearm()  # whoever posted it has a timer for what follows, but may be gone before that
+
+    async def carry_out(self, attempt: Attempt, me: asyncio.Task[Any], mine: Sink | None = None) -> Attempt | None:
+        """Try once, in the task ``me``, and tell the scheduler; the next attempt of the bulk ``mine`` is returned, if there is one."""
+        if attempt.why is not None:  # stopped before it began
+            return self.ended(attempt, CANCELLED, mine)
+        attempt.handle, before = me, me.cancelling()
+        outcome: Outcome
+        try:
+            task = attempt.task
+            carry = task.sink.carry
+            sending = self.wire.send(attempt.source.handle, task.payload) if carry is None else carry(attempt)
+            outcome = await (sending if attempt.span is None else within(attempt.span, sending))
+        except asyncio.CancelledError:
+            if attempt.why is None or me.uncancel() > before:  # it is not (only) us who cancelled: the caller, or the loop's end
+                self.ended(attempt, CANCELLED)
+                raise
+            outcome = CANCELLED
+        except GeneratorExit:  # thrown away, perhaps by the garbage collector amid our own work
+            self.later(partial(self.ended, attempt, CANCELLED))
+            raise
+        except Exception as error:  # a wire must not raise; if one does, the item fails and nothing hangs
+            outcome = unexpected(attempt, error)
+        return self.ended(attempt, outcome, mine)
+
+    def spawn(self, attempt: Attempt, context: Context, mine: Sink | None = None) -> None:
+        """Carry out an attempt in a task of its own, which goes on with the next ones of the bulk ``mine``."""
+        runner = self.loop.create_task(self._run_in_turn(attempt, mine), context=context)
+        self._runners[runner] = attempt
+        runner.add_done_callback(self._runner_ended)
+
+    def _runner_ended(self, runner: asyncio.Task[None]) -> None:
+        attempt = self._runners.pop(runner)
+        if attempt is not None:  # cancelled from outside before its first step
+            self.ended(attempt, CANCELLED)
+        tell(runner)
+
+    async def _run_in_turn(self, first: Attempt, mine: Sink | None) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        self._runners[me] = None
+        attempt: Attempt | None = first
+        turns = 0
+        while attempt is not None:
+            attempt = await self.carry_out(attempt, me, mine)
+            turns += 1
+            if attempt is not None and not turns % TURNS:
+                try:  # a wire that never suspends must not keep the loop
+                    await asyncio.sleep(0)
+                except asyncio.CancelledError:  # the loop's end
+                    self.ended(attempt, CANCELLED)
+                    raise
+
+    def ended(self, attempt: Attempt, outcome: Outcome, mine: Sink | None = None) -> Attempt | None:
+        """Tell the scheduler how an attempt ended, and do what follows."""
+        attempt.handle = None
+        self._attempts.pop(attempt, None)
+        if self._closing is not None and not self._attempts:
+            self._idle.set()
+        known = attempt.ended
+        out = self._change(self.engine.scheduler.event, attempt, outcome)
+        if self.watch is not None and not known:
+            self.watch.ended(attempt, outcome)
+        return self.run(out, mine)
+
+    # time
+
+    def _arm(self, wake: float | None) -> None:
+        """Set the one timer, if it is not set for as early a time."""
+        if wake is None or (self._timer is not None and wake >= self._timer_at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = wake
+        self._timer = self.loop.call_later(max(0.0, wake - self.engine.clock()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._locked(self.engine.scheduler.tick)
+
+    def wake_soon(self) -> None:
+        """The scheduler was changed from elsewhere: look at the time again."""
+        self.later(self._rearm)
+
+    def later(self, work: Callable[[], object]) -> None:
+        """Do something in the loop, soon; nothing if the loop is closed, for then :meth:`bury` does all."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(work)
+
+    def _rearm(self) -> None:
+        with self.engine.lock:
+            wake = self.engine.scheduler.next_wake()
+        self._arm(wake)
+
+    # the end
+
+    async def _close_with_loop(self) -> AsyncGenerator[None, None]:
+        """Suspended until the loop shuts its asynchronous generators down: closes the connections while it still runs."""
+        try:
+            yield
+        finally:
+            self._stop()
+            await self.wire.aclose()
+
+    async def aclose(self) -> None:
+        """End what is not done, wait until its connections are closed, and close the rest; once, whoever asks and gives up waiting."""
+        await asyncio.shield(self.closing())
+
+    def closing(self) -> asyncio.Task[None]:
+        """The task that closes, begun now if it was not yet."""
+        if self._closing is None:
+            self._closing = self.loop.create_task(self._close())
+        return self._closing
+
+    async def _close(self) -> None:
+        for sink in list(self.sinks):
+            sink.close()
+        while self._attempts:
+            self._idle.clear()
+            await self._idle.wait()
+        await self._closer.aclose()
+
+    def bury(self) -> None:
+        """The loop was closed under us: give back what it held."""
+        scheduler = self.engine.scheduler
+        for sink in list(self.sinks):
+            left = sink.abandon()
+            self.engine.act(partial(scheduler.withdraw, tasks=left))
+            if self.watch is not None:
+                self.watch.withdrawn(left)
+        for attempt in list(self._attempts):
+            if self.watch is not None and not attempt.ended:
+                self.watch.ended(attempt, CANCELLED)
+            self.engine.act(partial(scheduler.event, attempt=attempt, outcome=CANCELLED))
+
+    def _stop(self) -> None:
+        for attempt in list(self._attempts):  # tasks that were cancelled before their first step never said so
+            self.ended(attempt, CANCELLED)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.engine.forget(self)
+
+
+def home_of(command: Command) -> Home:
+    """Whom a command is for."""
+    subject = command[1]
+    sink: Sink = subject.task.sink if isinstance(subject, Attempt) else subject.sink
+    home: Home = sink.shell
+    return home

@@ -1,0 +1,175 @@
+"""The sink of a batch of streams, whose pieces come through one place in the order in which they arrive.
+
+A ``Bulk`` in all else: its input is read as it is needed, its items are sent as endpoints have room. Bounded: when the consumer is slow,
+no stream is read on, and no input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+from qreward.engine.batch import Bulk
+from qreward.engine.driver import Shell
+from qreward.engine.stream_sink import Carrier, StreamRestarted, closed, interrupted
+from qreward.errors import QRewardError, RequestError
+from qreward.results import BatchResult, Result
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.request import Feed, Task
+
+AHEAD = 256
+"""Events of all streams that wait for their consumer before reading pauses."""
+
+
+class Merge(Carrier, Bulk):
+    """See :class:`Bulk`.
+
+    Args:
+        most: streams under way at once, 0 for as many as the endpoints take.
+    """
+
+    def __init__(self, shell: Shell, *args: Any, most: int, **kwargs: Any) -> None:
+        Carrier.__init__(self, shell)
+        Bulk.__init__(self, shell, *args, on_result=None, **kwargs)
+        self._most = most
+        self._said: dict[Task, list[str]] = {}
+        self._hushed = False
+        self._paused: deque[asyncio.Future[None]] = deque()
+        self._starved = False
+
+    # the consumer's side
+
+    def launch(self) -> Merge:
+        """Begin to read and to send, in a task of its own. Before anything else."""
+        self._run = self.shell.loop.create_task(self.run())
+        self._run.add_done_callback(self._ran)
+        return self
+
+    def _ran(self, run: asyncio.Task[BatchResult[Any]]) -> None:
+        if not run.cancelled():
+            run.exception()  # whoever takes gets it; if nobody does, nobody wants to know
+        self._there.give()
+
+    async def ends(self) -> BatchResult[Any]:
+        if not self.over():
+            self._there.check_loop()
+            await asyncio.wait([self._run])
+        return self._batch()
+
+    def ended(self) -> bool:
+        return self._run.done() and self._batch() is not None
+
+    def _batch(self) -> BatchResult[Any]:
+        """What ``run`` gave. Raises what it raised."""
+        if self._run.cancelled():
+            raise closed("")
+        return self._run.result()
+
+    def took(self) -> None:
+        if self._paused:
+            self._resume()
+        if self._starved and len(self._events) < AHEAD // 2:
+            self._read_soon()
+
+    def hush(self) -> None:
+        """Nobody wants the texts any more; the results still come."""
+        if not self.over():
+            self._there.check_loop()
+        self._hushed = True
+        self._events = deque(event for event in self._events if isinstance(event[1], Result))
+        self._resume()
+
+    def is_read(self) -> bool:
+        """Somebody waits in ``take``."""
+        return self._there.read
+
+    def leave(self) -> None:
+        self._run.cancel()
+
+    def over(self) -> bool:
+        return self._run.done()
+
+    async def idle(self) -> None:
+        while not self.over():
+            await self._there.wait()
+        await super().idle()
+
+    def _resume(self) -> None:
+        """Let one paused stream go on for each event that was taken; all of them if there is nothing else."""
+        paused = self._paused
+        while paused and (not self._events or self._hushed or len(self._events) < AHEAD):
+            waiter = paused.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                if self._events and not self._hushed:
+                    return
+
+    # the shell's side
+
+    carry = Carrier.carry
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        said = self._said.pop(task, None)
+        if said is not None and isinstance(outcome, RequestError):
+            outcome = interrupted(outcome, "".join(said))
+        super().finish(task, outcome, source, seconds)
+        if self._starved:
+            self._read_soon()
+
+    def _settle(self, result: Result[Any]) -> None:
+        super()._settle(result)
+        self._events.append((result.index, result))
+        self._there.give()
+
+    # reading
+
+    def read(self, feed: Feed) -> bool:
+        return self._may_read(feed) and super().read(feed)
+
+    def _read_now(self, feed: Feed) -> bool:
+        return self._may_read(feed) and super()._read_now(feed)
+
+    def _may_read(self, feed: Feed) -> bool:
+        self._starved = self._starved or self._room(feed) <= 0
+        return self._room(feed) > 0
+
+    def _room(self, feed: Feed) -> int:
+        if len(self._events) >= AHEAD:
+            return 0
+        room = super()._room(feed)
+        return min(room, self._most - len(self._live)) if self._most else room
+
+    def _read_soon(self) -> None:
+        if self._room(self._feed) <= 0:
+            return
+        self._starved = False
+        if isinstance(self._items, AsyncIterator):
+            self._wanted.set()
+        else:
+            self.shell.loop.call_soon(self._read_on, self._feed)
+
+    # the flow's side
+
+    def begin(self, task: Task) -> None:
+        before = self._said.get(task)
+        if before is not None and not self._hushed:
+            self._events.append((task.index, StreamRestarted("".join(before), task.last_error)))
+        self._said[task] = []
+
+    def put(self, task: Task, chunks: list[Any]) -> bool:
+        said, index = self._said[task], task.index
+        for chunk in chunks:
+            if text := chunk.text:
+                said.append(text)
+                if not self._hushed:
+                    self._events.append((index, text))
+        self._there.give()
+        return len(self._events) >= AHEAD and not self._hushed
+
+    async def room(self) -> None:
+        waiter = self.shell.loop.create_future()
+        self._paused.append(waiter)
+        await waiter

@@ -1,0 +1,408 @@
+"""A decorated function at run time: what it is called with goes to the scheduler of its pool, what comes of it goes to the caller.
+
+What functions share that name one pool: an engine of their own, and how many tries may be in flight.
+
+``@schedule``: gives any function what the client has. Looks at the function and picks its way; decides nothing about calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Hashable
+from functools import partial
+from random import Random
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, overload
+from weakref import WeakSet, WeakValueDictionary
+
+from qreward.engine import background as forks
+from qreward.engine.driver import Engine
+from qreward.engine.function_calls import Awaited, Blocked, Desk
+from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
+from qreward.functions.clock import CLOCK, Switch
+from qreward.functions.config import ScheduleConfig, Settings
+from qreward.functions.metrics import Outcome, ScheduleMetrics, ScheduleStats
+from qreward.scheduler.functions.call import Call
+from qreward.scheduler.functions.scheduler import CallScheduler
+from qreward.scheduler.functions.state import Function
+from qreward.scheduler.outcome import Answer
+
+log = logging.getLogger("qreward.schedule")
+
+
+class Member:
+    """A function, its configuration, and its place in a pool.
+
+    Args:
+        body: what is decorated.
+        config: its settings; it follows their changes.
+        pool: what it shares with others.
+    """
+
+    def __init__(self, body: Callable[..., Any], config: ScheduleConfig, pool: Pool) -> None:
+        self.body = body
+        self.name = f"{getattr(body, '__module__', None) or '?'}.{getattr(body, '__qualname__', None) or type(body).__qualname__}"
+        self.config = config
+        self.pool = pool
+        self.settings = Settings(config)
+        _check_agreement(self, pool)
+        pool.members.add(self)
+        self.attach()
+        config._changes.follow(self._follow)
+
+    def attach(self) -> None:
+        """Begin anew in the pool's engine."""
+        engine = self.pool.engine
+        with engine.lock:  # others of the pool may be in use
+            self.function = Function(self.name, engine.scheduler.group, self.settings.terms, keyed=self.settings.key_func is not None)
+
+    def _follow(self, config: ScheduleConfig, _changed: frozenset[str]) -> None:
+        settings = Settings(config)
+
+        def change(now: float) -> None:
+            self.settings, self.function.terms = settings, settings.terms
+            self.pool.engine.scheduler.changed(now, self.function)
+
+        self.pool.engine.act(change)
+
+    # calls
+
+    async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an async function."""
+        settings, hasty = self.settings, Switch.off
+        sink = Awaited(
+            self.pool.engine.shell(),
+            partial(self.body, *args, **kwargs),
+            settings.judge_hastily if hasty else settings.judge,
+            self._tell if settings.debug else None,
+        )
+        call = self._call(settings, hasty, sink, args, kwargs)
+        try:
+            outcome: Any = await sink.result(call)
+        except BaseException:
+            self._report(call, settings, "cancelled", None)
+            raise
+        if type(outcome) is Answer:
+            self._report(call, settings, "ok", None)
+            return outcome.value
+        value = self._instead(call, settings, outcome, args, kwargs)
+        return await value if inspect.isawaitable(value) else value
+
+    def call_blocking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function that blocks."""
+        settings, hasty = self.settings, Switch.off
+        sink = Blocked(
+            self.pool.desk,
+            partial(self.body, *args, **kwargs),
+            settings.judge_hastily if hasty else settings.judge,
+            inline=not settings.needs_thread,
+            tell=self._tell if settings.debug else None,
+        )
+        call = self._call(settings, hasty, sink, args, kwargs)
+        try:
+            outcome = sink.result(call)
+        except BaseException:
+            self._report(call, settings, "cancelled", None)
+            raise
+        if type(outcome) is Answer:
+            self._report(call, settings, "ok", None)
+            return outcome.value
+        return self._instead(call, settings, outcome, args, kwargs)
+
+    def _call(self, settings: Settings, hasty: bool, sink: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        key: Hashable = None
+        if settings.key_func is not None:
+            key = settings.key_func(*args, **kwargs)
+            try:
+                hash(key)
+            except TypeError:
+                raise ConfigError(
+                    f"key_func of {self.name}() returned a {type(key).__name__}, which is not hashable; return a text or a tuple"
+                ) from None
+        return Call(self.function, key, settings.hasty if hasty else settings.terms, sink)
+
+    def _instead(self, call: Call, settings: Settings, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The default, if there is one for such an error; else raise the error."""
+        outcome: Outcome = "failed"
+        if call.error is not error and isinstance(error, RequestTimeout):
+            outcome = "timeout"
+        elif call.error is not error and isinstance(error, CircuitOpen):
+            outcome = "circuit_open"
+        if not settings.has_default or (outcome == "failed" and not (call.covered if call.error is error else settings.covers(error))):
+            self._report(call, settings, outcome, error)
+            raise error
+        self._report(call, settings, outcome, error, defaulted=True)
+        default = settings.default
+        return default(*args, **kwargs) if callable(default) else default
+
+    # what is told
+
+    def _report(self, call: Call, settings: Settings, outcome: Outcome, error: BaseException | None, *, defaulted: bool = False) -> None:
+        if settings.callback is None and settings.exporter is None:
+            return
+        now = self.pool.engine.clock()
+        metrics = ScheduleMetrics(
+            self.name,
+            call.key,
+            outcome,
+            None if error is None else type(error).__name__,
+            defaulted,
+            call.begun,
+            call.retries,
+            call.hedges,
+            (now if call.sent_at is None else call.sent_at) - call.born,
+            now - call.born,
+        )
+        for name, receiver in (("metrics_callback", settings.callback), ("telemetry_exporter", getattr(settings.exporter, "export", None))):
+            if receiver is not None:
+                try:
+                    receiver(metrics)
+                except Exception:
+                    log.exception("%s of %s() raised; the call is not affected", name, self.name)
+
+    def _tell(self, call: Call) -> None:
+        notes, call.notes = call.notes or [], []
+        for at, text in notes:
+            log.debug("%s() call %d at %.3f s: %s", self.name, call.number, at - call.born, text)
+
+    def stats(self) -> ScheduleStats:
+        """What it did since it was defined or reset."""
+        engine, function = self.pool.engine, self.function
+        with engine.lock:
+            function.forget(engine.clock())
+            tally, group, lanes = function.tally, function.group, function.lanes.values()
+            at = function.quantiles.at
+            return ScheduleStats(
+                calls=tally.calls,
+                ok=tally.ok,
+                failed=tally.failed,
+                timeouts=tally.timeouts,
+                refused=tally.refused,
+                tries=tally.tries,
+                retries=tally.retries,
+                hedges=tally.hedges,
+                hedges_won=tally.hedges_won,
+                overloaded=tally.overloaded,
+                waiting=sum(len(lane.line) for lane in lanes),
+                inflight=sum(lane.inflight for lane in lanes),
+                limit=None if group.limit == float("inf") else int(group.limit),
+                rate=min(
+                    (lane.ration.size for lane in lanes if lane.ration is not None),
+                    default=function.terms.rate and function.terms.rate.size,
+                ),
+                keys=len(lanes),
+                open_circuits=sum(lane.breaker is not None and lane.breaker.state != "closed" for lane in lanes),
+                p50=at(0.5),
+                p95=at(0.95),
+                p99=at(0.99),
+            )
+
+    def reset(self) -> None:
+        """Forget all counts, keys, limits that moved and open breakers. What is under way or waits goes on."""
+        self.pool.engine.act(partial(_reset, self))
+
+
+def _reset(member: Member, now: float) -> None:
+    member.pool.engine.scheduler.reset(now, member.function)
+
+
+def _check_agreement(member: Member, pool: Pool) -> None:
+    mine = member.config.max_concurrency
+    for other in pool.members:
+        theirs = other.config.max_concurrency
+        if mine is not None and theirs is not None and mine != theirs:
+            raise ConfigError(
+                f"{member.name}() and {other.name}() share the pool {member.config.pool!r}, but set max_concurrency={mine} and "
+                f"{theirs}; set it for one of them, or to the same number for both"
+            )
+
+
+class Pool:
+    """An engine, and where its blocking callers stand.
+
+    Attributes:
+        members: the functions that use it.
+    """
+
+    def __init__(self) -> None:
+        self.members: WeakSet[Member] = WeakSet()
+        self._begin()
+        forks.watch(self, Pool._begin_again)
+
+    def _begin(self) -> None:
+        rng = Random()  # noqa: S311 - jitter, not secrets
+        self.engine = Engine(CallScheduler(rng), NoWire, clock=CLOCK.now)
+        _ENGINES.add(self.engine)
+        self.desk = Desk(self.engine, CLOCK)
+
+    def _begin_again(self) -> object:
+        inherited = self.engine, self.desk
+        self._begin()
+        for member in self.members:
+            member.attach()
+        return inherited
+
+
+class NoWire:
+    """There are no connections: functions do what they do."""
+
+    async def send(self, endpoint: object, call: object) -> NoReturn:
+        """Never called: calls have a way of their own."""
+        raise AssertionError(f"a function was sent over a wire: {endpoint}, {call}")
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+_ENGINES: WeakSet[Engine[CallScheduler]] = WeakSet()
+"""Not the pools: a timer of a loop may outlive the last function of a pool, and holds the engine."""
+_POOLS: WeakValueDictionary[str, Pool] = WeakValueDictionary()
+_naming = threading.Lock()
+
+
+def pool_named(name: str | None) -> Pool:
+    """The pool of a name, one of its own without a name. It lasts as long as a function uses it."""
+    if name is None:
+        return Pool()
+    with _naming:
+        pool = _POOLS.get(name)
+        if pool is None:
+            pool = _POOLS[name] = Pool()
+        return pool
+
+
+async def leave_loop() -> None:
+    """End what decorated functions hold in the running loop: their timers. They may be called in it again."""
+    for engine in list(_ENGINES):
+        await engine.leave()
+
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class Scheduled(Protocol[P, R_co]):
+    """A decorated function: called as before, and it can be asked and set.
+
+    Attributes:
+        config: its settings, which may be changed while it is used.
+    """
+
+    __name__: str
+    __qualname__: str
+    __wrapped__: Callable[..., Any]
+    config: ScheduleConfig
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @overload
+    def __get__(self, instance: None, owner: Any = ...) -> Scheduled[P, R_co]: ...
+
+    @overload
+    def __get__(self: Scheduled[Concatenate[S, Q], T], instance: S, owner: Any = ...) -> Scheduled[Q, T]: ...
+
+    def stats(self) -> ScheduleStats:
+        """What it did since it was defined or reset."""
+
+    def reset(self) -> None:
+        """Forget all counts, keys, limits that moved and open breakers. What is under way or waits goes on."""
+
+
+class Decorator(Protocol):
+    """What ``schedule(...)`` gives."""
+
+    def __call__(self, function: Callable[P, T], /) -> Scheduled[P, T]: ...
+
+
+@overload
+def schedule(function: Callable[P, T], /) -> Scheduled[P, T]: ...
+
+
+@overload
+def schedule(config: ScheduleConfig | None = None, /, **settings: Any) -> Decorator: ...
+
+
+def schedule(config: Any = None, /, **settings: Any) -> Any:
+    """Give a slow or flaky function retries, hedges, limits, a circuit breaker, priority and a time limit.
+
+    An async function stays one, and so does one that blocks, also where an event loop runs. Cancelling a call cancels the function;
+    a function that blocks cannot be stopped, so its result is dropped. Exceptions come out as the function raised them.
+
+    Args:
+        config: settings to use, and to follow when they are changed; or the function itself.
+        settings: the same by name; see :class:`~qreward.ScheduleConfig` for all of them.
+
+    Returns:
+        The decorated function, with ``config``, ``stats()`` and ``reset()``.
+
+    Raises:
+        ConfigError: a setting is wrong, or what is decorated is no function (a class, or a generator).
+
+    When called, besides what the function raises:
+        RequestTimeout: it did not end within ``timeout``.
+        CircuitOpen: it failed too often, and is not called for a while.
+
+    Example:
+        >>> from qreward import schedule
+        >>> tries = []
+        >>> @schedule(retry_times=3, retry_interval=0.01, timeout=5)
+        ... def score(answer: str) -> float:
+        ...     tries.append(answer)
+        ...     if len(tries) < 3:
+        ...         raise ConnectionError("the judge is away")
+        ...     return 0.5
+        >>> score("42"), len(tries)
+        (0.5, 3)
+    """
+    if config is None or isinstance(config, ScheduleConfig):
+        if config is not None and settings:
+            raise ConfigError(f"schedule() got a config and settings ({', '.join(settings)}); put them into the config")
+        return functools.partial(_decorate, config=config or ScheduleConfig(**settings))
+    if settings or not (callable(config) or isinstance(config, staticmethod | classmethod)):
+        raise ConfigError(f"schedule() takes settings by name, or a ScheduleConfig, not a {type(config).__name__}")
+    return _decorate(config, config=ScheduleConfig())
+
+
+schedule.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # for help(): the settings are written in one place
+    [
+        inspect.Parameter("config", inspect.Parameter.POSITIONAL_ONLY, default=None, annotation=ScheduleConfig),
+        *(each.replace(annotation=inspect.Parameter.empty) for each in inspect.signature(ScheduleConfig).parameters.values()),
+    ]
+)
+
+
+def _decorate(function: Any, /, *, config: ScheduleConfig) -> Any:
+    if isinstance(function, staticmethod | classmethod):
+        return type(function)(_decorate(function.__func__, config=config))
+    _check(function)
+    member = Member(function, config, pool_named(config.pool))
+    wrapper: Any
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - its kind
+
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return await member.call(args, kwargs)
+
+    else:
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return member.call_blocking(args, kwargs)
+
+    functools.update_wrapper(wrapper, function)
+    wrapper.config, wrapper.stats, wrapper.reset = member.config, member.stats, member.reset
+    return wrapper
+
+
+def _check(function: Any) -> None:
+    what = getattr(function, "__qualname__", repr(function))
+    if inspect.isclass(function):
+        raise ConfigError(f"{what} is a class; decorate a function that makes one, or its methods")
+    if not callable(function):
+        raise ConfigError(f"schedule() decorates functions, not a {type(function).__name__}")
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004 - its kind
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise ConfigError(f"{what} is a generator, which gives its values one by one and cannot be tried again; return them as a list")

@@ -1,0 +1,192 @@
+"""Puts what an SDK asks to a client, and makes replies of what comes of it. Knows clients; knows no HTTP library and no SDK.
+
+A chat goes as it came, and its answer comes back as the bytes that the endpoint sent, however it ended: ``finish_reason`` is for the
+program to read. So do legacy completions, moderations and rankings.
+Inputs to embed are merged on the wire with those of other calls.
+
+Requests that are passed on as they are, and answered as they are answered. Knows JSON, not what it means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import Call, EmbeddedError
+from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT
+from qreward.engine.single import Single
+from qreward.errors import QRewardError
+from qreward.integrations.openai import responses as replies
+from qreward.integrations.openai.request import MEMBERS, Asked, read, route_of
+from qreward.integrations.openai.responses import Events, Reply, event, silence
+from qreward.options import DEFAULT, preparer
+from qreward.results import Result, Usage
+from qreward.scheduler.request import Terms
+from qreward.scoring.formats import asking_embeddings
+
+if TYPE_CHECKING:
+    from qreward.client import QRewardClient
+
+
+class _Seen(msgspec.Struct, gc=False):
+    """The part of an answer that is read."""
+
+    usage: Usage | None = None
+    error: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Seen)
+
+
+class PlainAnswer(msgspec.Struct, gc=False):
+    """An answer as it came."""
+
+    body: bytes
+    model: str
+    usage: Usage | None
+
+    def text(self) -> str:
+        """``""``: where its words stand is not known here."""
+        return ""
+
+    def build(self) -> bytes:
+        """The JSON."""
+        return self.body
+
+
+class PlainCodec:
+    """``POST`` to one path, whole: not merged with others, and not split.
+
+    Attributes:
+        name: of the operation, for telemetry.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.name = path.rpartition("/")[2]
+        self._member = MEMBERS[path]
+
+    def encode(self, call: Call, model: str) -> bytes:
+        """The JSON body. Raises ``BadRequest`` for what JSON cannot hold."""
+        return jsonio.write(model, self._member, call.inputs, call.params, all_text=False)
+
+    def decode(self, body: bytes, call: Call) -> PlainAnswer:
+        """The answer. Raises ``Malformed`` or ``EmbeddedError``."""
+        try:
+            seen = _DECODER.decode(body)
+        except jsonio.REFUSED:
+            document = jsonio.read_object(body)
+            seen = _Seen(jsonio.usage_of(document.get("usage")), document.get("error"))
+        if seen.error:
+            raise EmbeddedError(seen.error)
+        return PlainAnswer(body, call.model, seen.usage)
+
+    def validate(self, inputs: Any) -> Any:
+        """The inputs; it is the server that knows what they may be."""
+        return inputs
+
+    def estimate_tokens(self, call: Call) -> tuple[float, float]:
+        """Inputs by their length, output by ``max_tokens``, which only completions have."""
+        inputs, most, choices = call.inputs, call.params.get("max_tokens"), call.params.get("n")
+        prompt = len(str(inputs)) / CHARS_PER_TOKEN
+        if not isinstance(most, int):
+            return prompt, 0.0
+        prompts = len(inputs) if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else 1
+        return prompt, float(most * prompts * (choices if isinstance(choices, int) else 1))
+
+
+_CODECS = {"/chat/completions": VERBATIM_CHAT} | {path: PlainCodec(path) for path in ("/completions", "/moderations", "/rerank")}
+
+
+class Exchange:
+    """Answers requests by a client, in any event loop.
+
+    Args:
+        client: who does the work; it stays open, and its owner's.
+        priority, hedge, tenant: of all the requests, as in ``QRewardClient.chat_completion``.
+    """
+
+    def __init__(self, client: QRewardClient, priority: int | str, hedge: bool, tenant: str | None) -> None:
+        self.client = client
+        self._terms = partial(client._terms, DEFAULT, priority, hedge, tenant)
+        self._terms()  # what is wrong with them is said now
+
+    async def answer(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes, seconds: float | None) -> Reply:
+        """The reply to a request. Raises nothing but ``CancelledError``.
+
+        Args:
+            path: of its URL; the end says what is asked.
+            seconds: which the request gives itself: for the whole of an answer that is not streamed, queueing and retries included;
+                for the first token, and for each pause, of one that is. None leaves it to the client.
+        """
+        path = path.rstrip("/")
+        try:
+            if method == "GET" and (path.endswith("/models") or "/models/" in path):
+                return self._models(path.partition("/models")[2].removeprefix("/"))
+            route = route_of(path)
+            if method != "POST" or route is None:
+                return replies.not_offered(method, path)
+            return await self._asked(read(route, headers, body), seconds)
+        except QRewardError as error:
+            return replies.refused(error)
+
+    def _models(self, name: str) -> Reply:
+        if not name:
+            return replies.models(route.pattern for route in self.client.list_routes())
+        self.client._fleet.pool(name)
+        return replies.model(name)
+
+    async def _asked(self, asked: Asked, seconds: float | None) -> Reply:
+        if asked.params.get("stream"):
+            return await self._stream(asked, seconds)
+        ask = self._embeddings if asked.route == "/embeddings" else self._one
+        result = await ask(asked, self._within(seconds))
+        return replies.answered(_body(result), result.endpoint)
+
+    def _within(self, seconds: float | None) -> Terms:
+        terms = self._terms()
+        return terms if seconds is None else terms._replace(timeout=min(seconds, inf if terms.timeout is None else terms.timeout))
+
+    async def _one(self, asked: Asked, terms: Terms) -> Result[Any]:
+        codec, client = _CODECS[asked.route], self.client
+        call = Call(codec, asked.model, codec.validate(asked.inputs), asked.params, asked.headers)
+        pool, sink = client._fleet.pool(asked.model), Single(client._engine.shell())
+        return await sink.result(terms.task(call, pool, sink, 0))
+
+    async def _embeddings(self, asked: Asked, terms: Terms) -> Result[Any]:
+        asking = asking_embeddings(asked.model, {}, asked.headers, asked.params)
+        (result,) = await self.client._merged(asking, [asking.call(asked.inputs)], asked.model, terms)
+        return result
+
+    async def _stream(self, asked: Asked, seconds: float | None) -> Reply:
+        """The reply once the first token is there: until then a failure is an HTTP error, if it is the last."""
+        if asked.route != "/chat/completions":
+            return replies.not_offered("streamed", asked.route)
+        params = {name: value for name, value in asked.params.items() if name != "stream"}
+        call = preparer(VERBATIM_CHAT, asked.model, params, asked.headers, None)(asked.inputs)
+        stream = self.client._stream(call, self._terms())
+        try:
+            async with asyncio.timeout(seconds):
+                await stream
+        except QRewardError:
+            raise
+        except TimeoutError:
+            await stream.aclose()
+            raise silence(seconds, "before the first token") from None
+        return replies.streamed(Events(stream, seconds, told_usage="stream_options" in params, as_event=_as_event))
+
+
+def _body(result: Result[Any]) -> bytes:
+    """The answer's JSON as it came. Raises the error."""
+    body: bytes = result._answered().body  # type: ignore[attr-defined]
+    return body
+
+
+def _as_event(error: QRewardError) -> bytes:
+    return event(msgspec.json.encode({"error": replies.described(error)}))

@@ -1,0 +1,203 @@
+"""The settings of an adapter: which fleet, who scores, how long, and what a failure is. From a file, a mapping or the environment.
+
+From the columns of a trainer's row to the fields of an item that is scored. Knows no trainer; each adapter says what is usual in its.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from math import isfinite, nan
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
+
+from qreward.errors import ConfigError
+from qreward.judge.config import JudgeConfig
+from qreward.judge.prompts import Template
+from qreward.settings.base import Policy, Seconds, shown
+from qreward.settings.client import ClientConfig, load_config
+from qreward.settings.files import Place, read_settings
+from qreward.settings.policies import Level, Priority
+
+VARIABLE = "QREWARD_REWARD"
+"""Environment variable that names the file of an adapter's settings."""
+
+Failure = float | Literal["default", "raise", "none"]
+"""A number is finite; true and false are none: YAML reads a bare ``no`` as false, which would count as 0.0."""
+
+TAKEN = frozenset({"timeout", "priority", "tenant"})
+"""Parameters of ``Scorer.score`` that no column may fill."""
+
+
+class RewardConfig(Policy):
+    """How a trainer's adapter gets rewards.
+
+    Args:
+        client: the fleet: a client's settings, or the path of a file with them; None is what ``QRewardClient.from_env`` finds.
+        judge: who scores, by words; see :class:`~qreward.judge.config.JudgeConfig`.
+        reward_model: who scores, by number: the model's name. Exactly one of the two is given.
+        deadline: seconds for one reward in all, waiting, retries and hedges included; None takes the adapter's, which lies below
+            the trainer's own limit.
+        on_failure: what a reward is that could not be had: ``raise``, ``none`` (where the trainer knows such a thing), a number, or
+            ``default``: what the adapter says.
+        columns: field of the item (``prompt``, ``response``, ``reference``, or any that the judge's prompt names) -> name of the
+            trainer's column that has it.
+        priority: of all requests, 0 (most urgent) to 9.
+
+    Raises:
+        ConfigError: a setting is unknown or wrong.
+
+    Example:
+        >>> RewardConfig(reward_model="rm-7b", on_failure="none").deadline is None
+        True
+    """
+
+    client: ClientConfig | None = None
+    judge: JudgeConfig | None = None
+    reward_model: Annotated[str, Field(min_length=1)] | None = None
+    deadline: Seconds | None = None
+    on_failure: Failure = "default"
+    columns: dict[str, str] = Field(default_factory=dict)
+    priority: Level = Priority.NORMAL
+    _place: str = PrivateAttr("configuration")
+
+    @property
+    def place(self) -> str:
+        """What messages call the place where these settings stand: a file's name, if they were read from one."""
+        return self._place
+
+    def at(self, place: str) -> RewardConfig:
+        """The same, said to stand at another place."""
+        other = self.model_copy()
+        BaseModel.__setattr__(other, "_place", place)  # settings cannot be changed, but this is none
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RewardConfig) and dict(self) == dict(other)  # wherever they stand
+
+    __hash__ = None  # type: ignore[assignment]  # they hold mappings
+
+    @field_validator("on_failure", mode="wrap")
+    @classmethod
+    def _a_finite_number(cls, value: object, read: Callable[[object], Failure]) -> Failure:
+        try:
+            found = read(value)
+        except ValidationError:
+            found = nan
+        if isinstance(value, bool) or (isinstance(found, float) and not isfinite(found)):
+            raise ValueError(f"must be a finite number, or 'default', 'raise' or 'none', not {shown(value)}")
+        return found
+
+    @field_validator("columns")
+    @classmethod
+    def _fill_fields(cls, value: dict[str, str]) -> dict[str, str]:
+        if taken := sorted(TAKEN & value.keys()):
+            raise ValueError(
+                f"cannot fill {taken[0]!r}, which is not a field of an item; remove it (set deadline and priority beside columns)"
+            )
+        return value
+
+    @field_validator("client", mode="before")
+    @classmethod
+    def _from_a_file(cls, value: object) -> object:
+        if isinstance(value, Mapping):  # checked in place, so that an error has the whole path
+            return read_settings(value, empty="it must hold at least 'endpoints'")[0]
+        return load_config(value) if isinstance(value, str | Path) else value
+
+    @model_validator(mode="after")
+    def _one_scorer(self) -> RewardConfig:
+        if (self.judge is None) == (self.reward_model is None):
+            raise ValueError("set exactly one of judge (a mapping of settings) and reward_model (a model's name)")
+        return self
+
+
+def load_reward_config(source: str | Path | Mapping[str, Any] | RewardConfig | None = None, *, place: str | None = None) -> RewardConfig:
+    """Read an adapter's settings.
+
+    Args:
+        source: a YAML, JSON or TOML file, or what it would hold; None is the file that ``QREWARD_REWARD`` names.
+        place: what messages call it; the file's name by default.
+
+    Raises:
+        ConfigError: there are none, they cannot be read, or they are wrong; with the file and the place in it.
+    """
+    if isinstance(source, RewardConfig):
+        return source
+    given = source if source is not None else os.environ.get(VARIABLE)
+    if not given:
+        raise ConfigError(f"no reward settings; pass a file or a mapping, or set the environment variable {VARIABLE} to a file")
+    content, read_at = read_settings(given, empty="it must hold at least judge or reward_model")
+    called = Place(place) if place else read_at
+    try:
+        return RewardConfig(**content).at(str(called))
+    except ConfigError as error:
+        raise called.named(error) from None
+
+
+Usual = Mapping[str, tuple[str, ...]]
+"""Field -> columns of which the first that is there has it, where the settings name none."""
+
+ITEM = frozenset({"prompt", "response", "reference"})
+"""Fields that each item has."""
+
+
+def named_in_prompts(config: RewardConfig) -> frozenset[str]:
+    """Fields that the judge's templates name; without a prompt of the user's, the three that each item has are among them."""
+    judge = config.judge
+    if judge is None:
+        return ITEM
+    return _names(judge.prompt or "", judge.system or "") | (ITEM if judge.prompt is None else frozenset())
+
+
+@lru_cache(maxsize=64)
+def _names(prompt: str, system: str) -> frozenset[str]:
+    return (Template(prompt, "prompt").names | Template(system, "system").names) - {"answer_form"}  # which the judge itself fills
+
+
+def item_of(row: Mapping[str, Any], columns: Mapping[str, str], usual: Usual, named: frozenset[str]) -> dict[str, Any]:
+    """What ``Scorer.score`` is given for a row.
+
+    Args:
+        row: column -> value. ``a.b`` is column ``b`` of the mapping in column ``a``.
+        columns: field -> column, as the user wrote; each must be there.
+        usual: as in :data:`Usual`.
+        named: fields that the judge's templates name: these are filled by columns of the same name.
+
+    Raises:
+        ConfigError: a column that was named is not there, or no column has the prompt; says which there are.
+
+    Example:
+        >>> item_of({"question": "2 + 2?", "text": "4"}, {"prompt": "question"}, {"response": ("text",)}, frozenset())
+        {'prompt': '2 + 2?', 'response': '4'}
+    """
+    item = {field: _column(row, column, field) for field, column in columns.items()}
+    for field, candidates in usual.items():
+        column = next((name for name in candidates if row.get(name) is not None), None)
+        if column is not None:
+            item.setdefault(field, row[column])
+    for field in named - item.keys() - TAKEN:
+        if field in row:
+            item[field] = row[field]
+    if "prompt" not in item:
+        if "prompt" in named:
+            raise ConfigError(
+                f"the data has no column with the prompt; name it in columns, such as {{prompt: question}}. {_there_are(row)}"
+            )
+        item["prompt"] = ""
+    return item
+
+
+def _column(row: Mapping[str, Any], path: str, field: str) -> Any:
+    value: Any = row
+    for name in (path,) if path in row else path.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            raise ConfigError(f"columns: {field} is mapped to {path!r}, which the data does not have. {_there_are(row)}")
+        value = value[name]
+    return value
+
+
+def _there_are(row: Mapping[str, Any]) -> str:
+    return f"There are {', '.join(map(repr, sorted(row)))}."

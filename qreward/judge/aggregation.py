@@ -1,0 +1,138 @@
+"""From several votes to one outcome, as early as no vote that is missing can change it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from statistics import mean, median, median_low
+from typing import Any
+
+from qreward.errors import QRewardError, RequestError
+from qreward.judge.config import Settle
+from qreward.judge.types import Comparison, Preference, Vote
+from qreward.results import AttemptRecord
+
+Heard = Vote | QRewardError | None
+"""What one ballot came to; None while it is under way."""
+
+Decide = Callable[[Sequence[Heard]], Any]
+"""From what is known to the outcome, the error, or None while that is open."""
+
+
+def quorum(size: int) -> int:
+    """Votes that must be there: more than half."""
+    return size // 2 + 1
+
+
+def lost(ballots: Sequence[Heard]) -> QRewardError | None:
+    """The error of an item that can have no quorum any more, which lists what went wrong; None if it can.
+
+    A lone ballot's error is the item's.
+    """
+    errors = [ballot for ballot in ballots if isinstance(ballot, QRewardError)]
+    if not errors or len(ballots) - len(errors) >= quorum(len(ballots)):
+        return None
+    if len(ballots) == 1:
+        return errors[0]
+    kinds = {type(error) for error in errors}
+    kind = kinds.pop() if len(kinds) == 1 else RequestError
+    told = "; ".join(dict.fromkeys(f"{type(error).__name__}: {error}" for error in errors))
+    message = f"{len(errors)} of {len(ballots)} votes failed, and more than half are needed: {told}"
+    if not issubclass(kind, RequestError):
+        return kind(message)
+    error = kind(message, endpoint=_last(errors, "endpoint"), model=_last(errors, "model"), status_code=_last(errors, "status_code"))
+    trail: tuple[AttemptRecord, ...] = ()
+    for each in errors:
+        trail += getattr(each, "attempts", ())
+    error.attempts = trail
+    return error
+
+
+def _last(errors: list[QRewardError], name: str) -> Any:
+    return getattr(errors[-1], name, None)
+
+
+class ScoreOf:
+    """Settles scores.
+
+    ``majority`` is the score that was given most often; of several that were given equally often it is their median, the lower of the
+    middle two, so that it is always a score that somebody gave. It is known when none that is missing can change it. ``mean`` and
+    ``median`` wait for all that do not fail.
+    """
+
+    def __init__(self, how: Settle) -> None:
+        self._how = how
+
+    def __call__(self, ballots: Sequence[Heard]) -> tuple[float, tuple[Vote, ...]] | QRewardError | None:
+        """The score and the votes, those that agree first; the error; or None while it is open."""
+        if len(ballots) == 1:
+            only = ballots[0]
+            return (only.score, (only,)) if isinstance(only, Vote) else only
+        error = lost(ballots)
+        if error is not None:
+            return error
+        votes = [ballot for ballot in ballots if isinstance(ballot, Vote)]
+        missing = sum(ballot is None for ballot in ballots)
+        scores = [vote.score for vote in votes]
+        score = settled(scores, missing, self._how) if len(votes) >= quorum(len(ballots)) else None
+        if score is None:
+            return None
+        return score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score)))
+
+
+def settled(scores: Sequence[float], missing: int, how: Settle, among: Callable[[Sequence[float]], float] = median_low) -> float | None:
+    """The score that these come to, None while those that are missing can change it.
+
+    Args:
+        among: of several that were given most often, the one that counts.
+
+    Example:
+        >>> settled([1, 1], 1, "majority"), settled([1, 0], 1, "majority"), settled([1, 0, 5], 0, "majority"), settled([1, 1], 1, "mean")
+        (1.0, None, 1.0, None)
+    """
+    if how != "majority":
+        return None if missing else float(mean(scores)) if how == "mean" else float(median(scores))
+    counts = Counter(scores).most_common()
+    first, most = counts[0]
+    if most > missing + (counts[1][1] if len(counts) > 1 else 0):
+        return float(first)
+    return None if missing else float(among([score for score, count in counts if count == most]))
+
+
+class BetterOf:
+    """Settles pairs, each of which was shown in both orders: ballots 2k and 2k + 1 belong together.
+
+    Where the two orders disagree, it is a tie; where one of them says so, the other cannot change it. Several judges or samples are
+    settled as scores are, but that a majority of none is a tie.
+    """
+
+    def __init__(self, how: Settle) -> None:
+        self._how = how
+
+    def __call__(self, ballots: Sequence[Heard]) -> Comparison | QRewardError | None:
+        """The comparison, the error, or None while it is open."""
+        pairs = [_agreed(ballots[place], ballots[place + 1]) for place in range(0, len(ballots), 2)]
+        error = lost(pairs)
+        if error is not None:
+            return error
+        scores = [pair.score for pair in pairs if isinstance(pair, Vote)]
+        missing = sum(pair is None for pair in pairs)
+        score = settled(scores, missing, self._how, among=lambda _: 0.5) if len(scores) >= quorum(len(pairs)) else None
+        if score is None:
+            return None
+        preference: Preference = "first" if score > 0.5 else "second" if score < 0.5 else "tie"
+        return Comparison(preference, score, tuple(ballot for ballot in ballots if isinstance(ballot, Vote)))
+
+
+def _agreed(one: Heard, other: Heard) -> Heard:
+    for heard in (one, other):
+        if isinstance(heard, QRewardError):
+            return heard
+    for heard in (one, other):
+        if isinstance(heard, Vote) and heard.score == 0.5:
+            return heard
+    if one is None or other is None:
+        return None
+    assert isinstance(one, Vote)
+    assert isinstance(other, Vote)
+    return one if one.score == other.score else Vote(0.5)

@@ -1,0 +1,93 @@
+"""What is kept of earlier runs, as votes: for one item, and for a batch as it is read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from qreward.judge.cache import Cache
+from qreward.judge.item_state import Ask
+from qreward.judge.reply import Heard
+from qreward.judge.requests import Extra
+from qreward.judge.types import Vote
+
+CHUNK = 64
+"""Items that are looked up together."""
+
+Make = Callable[[Any], Sequence[Ask]]
+
+
+class Known(NamedTuple):
+    """An item whose questions were made, and looked up, before it is read; or why they could not be made.
+
+    Attributes:
+        extra: the item's fields that are not judged; None if there are none.
+    """
+
+    asks: Sequence[Ask] | Exception
+    votes: Sequence[Vote | None]
+    extra: Mapping[str, Any] | None
+
+
+async def recall(cache: Cache, asks: Sequence[Ask]) -> list[Vote | None]:
+    """The votes that are kept for these questions."""
+    found = await cache.look([(ask.key, ask.juror.cached_as) for ask in asks])
+    return [_vote(ask, heard) for ask, heard in zip(asks, found, strict=True)]
+
+
+def _vote(ask: Ask, heard: Heard | None) -> Vote | None:
+    if heard is None:
+        return None
+    try:
+        return ask.ballot().vote(heard)
+    except Exception:  # it was read once: the rules of reading, or the user's own score function, have changed
+        return None
+
+
+async def recalled(cache: Cache, items: Iterable[Any] | AsyncIterable[Any], make: Make, extra: Extra) -> AsyncIterator[Known]:
+    """The items of a batch, looked up; those of an iterator that blocks several at a time. What the input raises comes after them."""
+    if isinstance(items, AsyncIterable):
+        iterator = aiter(items)
+        try:
+            async for item in iterator:
+                for known in await _looked_up(cache, [made(item, make, extra)]):
+                    yield known
+        finally:
+            if (aclose := getattr(iterator, "aclose", None)) is not None:
+                await aclose()
+        return
+    rest = iter(items)
+    try:
+        failed: list[Exception] = []
+        while not failed and (chunk := [made(item, make, extra) for item in _until_failure(islice(rest, CHUNK), failed)]):
+            for known in await _looked_up(cache, chunk):
+                yield known
+        if failed:
+            raise failed[0]
+    finally:
+        if (close := getattr(rest, "close", None)) is not None:
+            close()
+
+
+def _until_failure(items: Iterable[Any], failed: list[Exception]) -> Iterable[Any]:
+    try:
+        yield from items
+    except Exception as error:  # the caller's code; what it gave before is judged
+        failed.append(error)
+
+
+def made(item: object, make: Make, extra: Extra) -> Known:
+    """An item that was not looked up."""
+    fields = None
+    try:
+        fields = extra(item)
+        return Known(make(item), (), fields)
+    except Exception as error:  # among others of an item's own code: it is the item's result
+        return Known(error, (), fields)
+
+
+async def _looked_up(cache: Cache, items: Sequence[Known]) -> list[Known]:
+    asks = [ask for each in items if not isinstance(each.asks, Exception) for ask in each.asks]
+    votes = iter(await recall(cache, asks))
+    return [each if isinstance(each.asks, Exception) else each._replace(votes=list(islice(votes, len(each.asks)))) for each in items]

@@ -1,0 +1,169 @@
+"""From an item to what is asked about it: whom, in which words, how often. Sends nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from qreward.codecs.chat import CHAT
+from qreward.errors import ConfigError
+from qreward.judge import prompts
+from qreward.judge.aggregation import BetterOf, Decide, ScoreOf
+from qreward.judge.config import JudgeConfig
+from qreward.judge.item_state import Ask
+from qreward.judge.prompts import Messages, Prompt
+from qreward.judge.sampling import Juror, noted
+from qreward.judge.verdict_parser import VerdictForm
+
+ANSWER_FORM = "answer_form"
+"""The field of a template where the judge is told how to answer."""
+
+_ENCODER = msgspec.json.Encoder(enc_hook=repr)
+
+_POINT_NAMES = ("prompt", "response", "reference")
+_PAIR_NAMES = ("prompt", "first", "second", "reference")
+_NOT_HERE = {
+    "n": "use samples",
+    "stream": "leave it out",
+    "response_format": "it is an argument of the judge",
+    "timeout": "give it with each call",
+    "deadline": "give it with each batch",
+    "priority": "give it with each call",
+    "tenant": "give it with each call",
+}
+
+
+def fields_of(item: object) -> Mapping[str, Any]:
+    """The fields of an item: a mapping, ``(prompt, response)`` or ``(prompt, response, reference)``. Raises ``ConfigError``."""
+    return _fields(item, _POINT_NAMES)
+
+
+def pair_fields_of(item: object) -> Mapping[str, Any]:
+    """The fields of a pair: a mapping, ``(prompt, first, second)``, or these and the reference. Raises ``ConfigError``."""
+    return _fields(item, _PAIR_NAMES)
+
+
+Extra = Callable[[object], Mapping[str, Any] | None]
+"""The fields of an item that are not judged, such as an ``id``; None if there are none."""
+
+
+def extra_of(item: object) -> Mapping[str, Any] | None:
+    """``Extra`` of an item."""
+    return _extra(item, _POINT_NAMES)
+
+
+def pair_extra_of(item: object) -> Mapping[str, Any] | None:
+    """``Extra`` of a pair."""
+    return _extra(item, _PAIR_NAMES)
+
+
+def _extra(item: object, names: tuple[str, ...]) -> Mapping[str, Any] | None:
+    if not isinstance(item, Mapping):
+        return None
+    return {name: value for name, value in item.items() if name not in names} or None
+
+
+def _fields(item: object, names: tuple[str, ...]) -> Mapping[str, Any]:
+    if isinstance(item, Mapping):
+        for name in names[:-1]:
+            if name not in item:
+                raise ConfigError(f"the item has no {name!r}: it has {', '.join(map(repr, item)) or 'nothing'}")
+        return item
+    if not isinstance(item, tuple | list) or not len(names) - 1 <= len(item) <= len(names):
+        form = f"({', '.join(names[:-1])}), perhaps with {names[-1]}, or a mapping of these"
+        raise ConfigError(f"an item is {form}, not {_described(item)}")
+    return dict(zip(names, item, strict=False))
+
+
+def _described(item: object) -> str:
+    return f"{len(item)} values" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
+
+
+class Questions:
+    """What one judge asks about items of one kind.
+
+    Args:
+        prompt: as the user gave it; None is the judge's own.
+        form: of the answers.
+        config: models, samples, how to settle, what is sent.
+        pairs: two responses are compared, each pair in both orders.
+
+    Attributes:
+        jurors: whom it asks.
+        per_item: how many questions an item takes.
+        decide: makes an outcome of the votes.
+    """
+
+    def __init__(self, prompt: object, form: VerdictForm, config: JudgeConfig, *, pairs: bool = False) -> None:
+        self._pairs, self._form, self._samples = pairs, form, config.samples
+        names = _PAIR_NAMES if pairs else _POINT_NAMES
+        own = prompts.pair if pairs else prompts.point
+        known = None if callable(prompt) else names
+        needed = names[:-1] if prompt is None else names[1:-1]  # the judge's own prompts show what was asked
+        what = "pair_prompt" if pairs else "prompt"
+        self._prompt = Prompt(own if prompt is None else prompt, config.system, needed=needed, known=known, what=what)
+        self._names_form = ANSWER_FORM in self._prompt.names
+        self._tells_form = not self._names_form and (prompt is None or config.response_format != "none")
+        self.jurors = jurors(config, form)
+        self.per_item = len(self.jurors) * config.samples * (2 if pairs else 1)
+        self.decide: Decide = BetterOf(config.settle) if pairs else ScoreOf(config.settle)
+        self._identities = {juror: _identity(juror, form, config) for juror in self.jurors}
+
+    def asks(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[Ask]:
+        """The questions about an item. Raises ``ConfigError``, and ``BadRequest`` for messages that cannot be sent.
+
+        Args:
+            extra: it may have fields that are not used.
+        """
+        orders = [(self._messages(fields, extra), False)]
+        if self._pairs:
+            orders.append((self._messages({**fields, "first": fields["second"], "second": fields["first"]}, extra), True))
+        keyed = [(messages, swapped, _digest(messages)) for messages, swapped in orders]
+        return [
+            Ask(juror, messages, sample, swapped, _key(self._identities[juror], sample, digest))
+            for juror in self.jurors
+            for sample in range(self._samples)
+            for messages, swapped, digest in keyed
+        ]
+
+    def _messages(self, fields: Mapping[str, Any], extra: bool) -> Messages:
+        form = self._form.instruction
+        messages = self._prompt.messages({**fields, ANSWER_FORM: form} if self._names_form else fields, extra=extra)
+        validated: Messages = CHAT.validate(messages)
+        return noted(validated, form) if self._tells_form else validated
+
+
+def jurors(config: JudgeConfig, form: VerdictForm) -> tuple[Juror, ...]:
+    """The models of a judge. Raises ``ConfigError`` for params that are none of a judge's."""
+    for name, instead in _NOT_HERE.items():
+        if name in config.params:
+            raise ConfigError(f"{name} cannot be set as a parameter of a judge's requests: {instead}")
+    if len(set(config.model)) < len(config.model):
+        raise ConfigError("model lists a model twice; to ask a model several times, set samples")
+    return tuple(Juror(model, form, config) for model in config.model)
+
+
+def _identity(juror: Juror, form: VerdictForm, config: JudgeConfig) -> bytes:
+    """What all requests to a juror share and their answers depend on. Headers are none of it: they may hold a key."""
+    shared = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
+    return _encoded([juror.cached_as, config.response_format, shared, form.schema, form.scale])
+
+
+def _encoded(value: object) -> bytes:
+    """JSON, the same for what is the same; a lone surrogate, which has no UTF-8, is escaped, as it is where it is sent."""
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value, enc_hook=repr), default=repr).encode()
+
+
+def _key(identity: bytes, sample: int, digest: bytes) -> bytes:
+    return blake2b(identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
+
+
+def _digest(messages: Messages) -> bytes:
+    return blake2b(_encoded(messages), digest_size=16).digest()

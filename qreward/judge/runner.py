@@ -1,0 +1,348 @@
+"""Many items, judged for one caller. A ``Bulk`` in all but this: an item may be several requests, of several models, and some twice.
+
+One item, judged for one caller who waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Hashable, Iterable, Sequence
+from contextvars import copy_context
+from math import inf
+from typing import Any
+
+from qreward.engine.batch import READ_AHEAD, Bulk
+from qreward.engine.driver import Shell
+from qreward.engine.snapshots import Tallies, result_of
+from qreward.errors import BadRequest, ClientClosed, QRewardError
+from qreward.judge.aggregation import Decide
+from qreward.judge.cache_lookup import Known, made
+from qreward.judge.item_state import Ask, Outcome, Poll, error_of
+from qreward.judge.requests import Extra
+from qreward.judge.sampling import Juror
+from qreward.judge.singleflight import Asked, Bench, Flight, Keep, late
+from qreward.judge.types import Vote
+from qreward.results import Result, Usage, with_trail
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.outcome import Outcome as Sent
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Attempt, Feed, State, Task, Terms
+
+MOST_AHEAD = 4096
+"""Requests of the slowest of several models that are read ahead, so that the quicker ones have something to do."""
+
+
+class Judged:
+    """The answer of an item, as ``Result`` takes it."""
+
+    __slots__ = ("usage", "value")
+
+    def __init__(self, value: Any, usage: Usage | None) -> None:
+        self.value = value
+        self.usage = usage
+
+    def build(self) -> Any:
+        return self.value
+
+    def text(self) -> str:
+        """The answer of the first vote."""
+        votes = self.value.votes
+        return votes[0].text if votes else ""
+
+
+class _Tallies(Tallies):
+    """Counts items as done, and at the endpoints every request."""
+
+    def add(self, result: Result[object]) -> None:
+        self.ok += result.error is None
+        self.failed += result.error is not None
+
+    def add_request(self, result: Result[object]) -> None:
+        ok, failed = self.ok, self.failed
+        super().add(result)
+        self.ok, self.failed = ok, failed
+
+    def add_cancelled(self, attempts: Iterable[Attempt]) -> None:
+        for attempt in attempts:
+            self._of(attempt.source.name).cancelled += 1
+
+
+class JudgeBulk(Bench, Bulk):
+    """See :class:`Bulk`.
+
+    Args:
+        asks: what is asked about an item.
+        extra: the fields of an item that its result carries.
+        decide, outcome: what comes of the votes, and what the user gets of it.
+        table, pools, keep_answer: as for any bench.
+        per_item: how many asks an item has.
+        size: items of the input, if that is known.
+    """
+
+    def __init__(
+        self,
+        shell: Shell,
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        asks: Callable[[Any], Sequence[Ask]],
+        extra: Extra,
+        decide: Decide,
+        outcome: Outcome,
+        table: dict[Hashable, Flight],
+        pools: dict[Juror, Pool],
+        keep_answer: Keep | None,
+        terms: Terms,
+        per_item: int,
+        size: int | None,
+        **kwargs: Any,
+    ) -> None:
+        Bulk.__init__(self, shell, next(iter(pools.values())), items, asks, terms=terms, **kwargs)
+        self._sit(shell, table, terms, pools, keep_answer)
+        self.carry = self._carry if per_item > 1 else None
+        self._decide, self._outcome, self._extra = decide, outcome, extra
+        self._tallies: _Tallies = _Tallies()
+        self._size, self._per_item = size, per_item
+        self._polls: dict[Poll, None] = {}
+        self._others: dict[Pool, Feed] = {}  # of models that are not served by the first one's endpoints
+        self._adding = False
+
+    # reading
+
+    def _read_now(self, feed: Feed) -> bool:
+        if self._feed.ended or self._room(feed) > 0:  # else another model has too much before it: what there is must do
+            super()._read_now(self._feed)
+            self._refill(but=feed)
+            return bool(feed.buffer) or feed.failing is not None
+        return bool(feed.buffer)
+
+    def _room(self, feed: Feed) -> int:  # noqa: ARG002 - reading goes on for the sake of the feed that has least
+        waiting = [len(each.buffer) for each in self._feeds()]
+        return READ_AHEAD - min(waiting) if max(waiting) < MOST_AHEAD else 0
+
+    def _feeds(self) -> list[Feed]:
+        return [self._feed, *self._others.values()]
+
+    def _feed_of(self, pool: Pool) -> Feed:
+        if pool is self._pool:
+            return self._feed
+        feed = self._others.get(pool)
+        if feed is None:
+            terms = self._terms
+            feed = self._others[pool] = Feed(pool, terms.level, self, self.shell.engine.clock(), terms.tenant, terms.timeout)
+            feed.left = self._requests_left(pool)
+            self.shell._locked(self.shell.engine.scheduler.attend, feed)
+        return feed
+
+    def _requests_left(self, pool: Pool) -> int | None:
+        """At most, as some may be shared."""
+        return None if self._size is None else self._size * self._per_item * list(self._pools.values()).count(pool) // len(self._pools)
+
+    def _refill(self, but: Feed | None = None) -> None:
+        for feed in self._feeds():
+            if feed is not but and feed.buffer and not feed.lined:
+                self.shell.refill(feed)
+
+    def _add(self, feed: Feed, item: Any) -> None:
+        if not self._read:
+            self._feed.left = self._requests_left(self._pool)
+        index = self._next_index()
+        known = item if type(item) is Known else made(item, self._prepare, self._extra)
+        if isinstance(known.asks, Exception):
+            self._settle(Result(index, None, _as_ours(known.asks, index), None, 0.0, 0.0, extra=known.extra))
+            return
+        poll = Poll(known.asks, self._decide, self, index, self.shell.engine.clock(), inf, known.extra)
+        self._polls[poll] = None
+        self._adding = True
+        self.begin(poll, known.votes)
+        self._adding = False
+        if isinstance(self._items, AsyncIterator):
+            self._refill(but=feed)
+
+    def send(self, flight: Flight, *, again: bool) -> None:
+        feed = self._feed_of(self._pools[flight.ask.juror])
+        if feed.failing is not None and feed.buffer:
+            self.finish(self.request(flight, self._terms.timeout), feed.failing(), None, 0.0)
+            return
+        if self._adding:
+            feed.buffer.append(self.request(flight, self._terms.timeout))
+            return
+        timeout = self._terms.timeout
+        if again and flight.until < inf:
+            timeout = flight.until - self.shell.engine.clock()
+            if flight.timer is None:
+                flight.timer = self.shell.loop.call_later(timeout, self._flight_overdue, flight)
+        if feed.left is not None:
+            feed.left += 1
+        feed.buffer.appendleft(self.request(flight, timeout))
+        self.shell.refill(feed)
+
+    def _flight_overdue(self, flight: Flight) -> None:
+        """One that was asked again, and may not have got its turn."""
+        flight.timer = None
+        self.release(flight)
+        self.timed_out(flight, with_trail(late(self._terms.timeout, flight.ask.juror.model), flight.ballot.trail))
+
+    # what comes back
+
+    async def _carry(self, attempt: Attempt) -> Sent:
+        """Send, and begin the time of an item that has several requests with the first of them."""
+        task = attempt.task
+        if isinstance(task, Asked) and self._terms.timeout is not None:
+            for poll, _ in task.flight.seats:
+                if poll.owner is self and poll.timer is None:
+                    poll.until = task.deadline
+                    self.watch_over(poll)
+        return await self.shell.wire.send(attempt.source.handle, task.payload)
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        if task not in self.requests:
+            return
+        self._tallies.add_request(result_of(task, outcome, source, seconds))
+        assert isinstance(task, Asked)
+        for poll, _ in task.flight.seats:
+            if poll.begun is None:
+                poll.born, poll.begun = task.born, task.sent_at
+        super().finish(task, outcome, source, seconds)
+
+    def release(self, flight: Flight) -> None:
+        task = flight.task
+        if task is not None:
+            self._tallies.add_cancelled(attempt for attempt in (task.attempt, task.copy) if attempt is not None)
+        super().release(flight)
+
+    def decided(self, poll: Poll, decided: Any) -> None:
+        self._polls.pop(poll, None)
+        begun = poll.begun
+        queued = 0.0 if begun is None else begun - poll.born
+        error = error_of(decided)
+        if error is None:
+            answer = Judged(self._outcome(poll, decided), poll.usage)
+            seconds = 0.0 if begun is None else self.shell.engine.clock() - begun
+            result: Result[Any] = Result(poll.index, answer, None, poll.endpoint, seconds, queued, poll.trail, poll.extra)
+        else:
+            result = Result(poll.index, None, error, poll.endpoint, 0.0, queued, poll.trail, poll.extra)
+        self._settle(result)
+        self._end_if_done()
+
+    # ending
+
+    def _end_if_done(self) -> None:
+        if not self._feed.ended or self._ending:
+            return
+        for feed in self._others.values():
+            if not feed.ended:
+                feed.ended = True
+                self._end_trying(feed)
+        if not self._polls and not self._done.done():
+            self._done.set_result(None)
+
+    def _leave(self, expiry: asyncio.TimerHandle | None) -> None:
+        polls, self._polls = list(self._polls), {}
+        for poll in polls:
+            poll.leave()
+        super()._leave(expiry)
+
+    def abandon(self) -> list[Task]:
+        for feed in self._feeds():
+            self.shell.close_feed(feed)
+        begun = [task for task in self.requests if task.state is not State.NEW]
+        self.requests.clear()
+        return begun
+
+    def _drop_unstarted(self) -> None:
+        self._feed.ended = True
+        for poll in list(self._polls):
+            tasks = [flight.task for flight in poll.flights.values()]
+            if poll.begun is None and all(task is None or task.state is State.NEW for task in tasks):
+                del self._polls[poll]
+                poll.leave()
+
+    def _stop(self, why: Callable[[], QRewardError]) -> None:
+        for feed in self._feeds():
+            self.shell.close_feed(feed)
+        for poll in list(self._polls):
+            poll.end(why())
+        super()._stop(why)
+
+
+def _as_ours(error: Exception, index: int) -> QRewardError:
+    if isinstance(error, QRewardError):
+        error.args = (f"item {index}: {error}", *error.args[1:])
+        return error
+    wrapped = BadRequest(f"item {index} cannot be judged ({type(error).__name__}: {error}); see __cause__")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+class Desk(Bench):
+    """A bench for one poll."""
+
+    def __init__(
+        self, shell: Shell, table: dict[Hashable, Flight], terms: Terms, pools: dict[Juror, Pool], keep: Keep | None, born: float
+    ) -> None:
+        self._sit(shell, table, terms, pools, keep)
+        self.context = copy_context()
+        self._born = born
+        self._poll: Poll | None = None
+
+    async def outcome(self, asks: Sequence[Ask], decide: Decide, known: Sequence[Vote | None]) -> tuple[Poll, Any]:
+        """The poll, and what was decided; raises the error if it is one. If the caller is cancelled, so is what only it waits for."""
+        shell = self.shell
+        until = inf if self._terms.timeout is None else self._born + self._terms.timeout
+        poll = self._poll = Poll(asks, decide, self, 0, self._born, until)
+        self._waiter = shell.loop.create_future()
+        shell.sinks[self] = None
+        try:
+            self.begin(poll, known)
+            decided = await self._waiter
+        except GeneratorExit:  # thrown away, perhaps by the garbage collector amid our own work, where the lock is held
+            shell.later(self._leave)
+            raise
+        except BaseException:
+            self._leave()
+            raise
+        self._leave()
+        error = error_of(decided)
+        if error is not None:
+            raise error
+        return poll, decided
+
+    def _leave(self) -> None:
+        poll, self._poll = self._poll, None
+        if poll is not None:
+            poll.leave()
+        self.shell.sinks.pop(self, None)
+
+    def decided(self, poll: Poll, decided: Any) -> None:  # noqa: ARG002 - there is one
+        if not self._waiter.done():
+            self._waiter.set_result(decided)
+
+    def send(self, flight: Flight, *, again: bool) -> None:  # noqa: ARG002 - a single call always goes at once
+        poll = self._poll
+        timeout = self._terms.timeout
+        if poll is not None and timeout is not None:
+            timeout = poll.until - self.shell.engine.clock()
+            if timeout <= 0:
+                flight.end(late(self._terms.timeout, flight.ask.juror.model))
+                return
+        self.shell.submit(self.request(flight, timeout))
+
+    # what the shell asks
+
+    def start(self, attempt: Attempt) -> None:
+        self.shell.spawn(attempt, self.context.copy())
+
+    def read(self, feed: Feed) -> bool:
+        raise AssertionError(f"a single call has no feed: {feed}")
+
+    def close(self) -> None:
+        error = ClientClosed("the client was closed before the verdict was there")
+        tasks, self.requests = list(self.requests), {}
+        self.shell.withdraw(tasks, error)
+        if self._poll is not None:
+            self._poll.end(error)
+
+    def abandon(self) -> list[Task]:
+        tasks, self.requests = list(self.requests), {}
+        return tasks

@@ -1,0 +1,220 @@
+"""One request of a judge, from the first asking to a vote or an error: what is sent, what an answer comes to, what is asked again.
+
+Pure: told what came back, it says what follows; who sends is elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from qreward.codecs.base import Call
+from qreward.codecs.chat import ChatAnswer
+from qreward.codecs.finish_reason import CUT
+from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
+from qreward.judge.config import JudgeConfig, ResponseFormat
+from qreward.judge.parsing import Unreadable
+from qreward.judge.prompts import Messages
+from qreward.judge.reply import Heard, hear
+from qreward.judge.response_format import JUDGE, Formats
+from qreward.judge.types import Vote
+from qreward.judge.verdict_parser import UserFault, VerdictForm
+from qreward.options import preparer
+from qreward.results import AttemptRecord, Usage, with_trail
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.request import Task
+from qreward.transport.error_mapping import one_line
+
+SHOWN = 200
+"""Characters of an unreadable answer that its error shows."""
+SENT_BACK = 4000
+"""Characters of an unreadable answer that are sent back with the question what it means: its end, where a verdict stands."""
+
+
+class Juror:
+    """One model of a judge.
+
+    Args:
+        model: its name.
+        form: what it is to answer.
+        config: how its servers are asked for JSON, how often again, and what is sent with each request. A ``seed`` is counted up by
+            sample, so that samples differ.
+
+    Attributes:
+        cached_as: what the model is called in the cache.
+    """
+
+    def __init__(self, model: str, form: VerdictForm, config: JudgeConfig) -> None:
+        self.model, self.form, self.reasks = model, form, config.reasks
+        self.cached_as = json.dumps([config.cache_namespace, model])
+        self.formats = Formats(config.response_format, form.schema, form.model.__name__)
+        self._headers, self._body = config.params.get("extra_headers"), config.params.get("extra_body")
+        self._params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "extra_body", "hedge")}
+        seed = self._params.get("seed")
+        self._seed = seed if isinstance(seed, int) else None
+        self._prepare: dict[tuple[ResponseFormat, int], Callable[[Any], Call]] = {}
+        try:
+            self.prepare(self.formats.current, 0)
+        except BadRequest as error:
+            raise ConfigError(str(error)) from None
+
+    def prepare(self, form: ResponseFormat, sample: int) -> Callable[[Any], Call]:
+        """What makes messages into a call. Raises ``ConfigError`` or ``BadRequest`` for params that cannot be sent."""
+        key = form, sample if self._seed is not None else 0
+        found = self._prepare.get(key)
+        if found is None:
+            seed = {} if self._seed is None else {"seed": self._seed + sample}
+            params = {**self.formats.params(form), **self._params, **seed}
+            found = preparer(JUDGE, self.model, params, self._headers, self._body)
+            self._prepare[key] = found
+        return found
+
+
+class Ballot:
+    """One juror, asked once about one item, until there is a vote or no hope of one.
+
+    Args:
+        juror: who is asked.
+        messages: what is asked.
+        sample: which of the juror's answers to the item it is.
+        swapped: a pair is shown in the other order, so that the score is that of the second.
+
+    Attributes:
+        usage: tokens of all answers, or None if no server told.
+        trail: what failed on the way, oldest first.
+        endpoint: who answered last, or failed last.
+        heard: the last answer, once there is one.
+        error: what went wrong last, where it is asked again.
+    """
+
+    __slots__ = (
+        "_answers", "_cut", "_form", "_juror", "_messages", "_reasks", "_sample", "_swapped", "endpoint", "error", "heard", "trail",
+        "usage",
+    )  # fmt: skip
+
+    def __init__(self, juror: Juror, messages: Messages, sample: int = 0, *, swapped: bool = False) -> None:
+        self._juror, self._messages, self._sample, self._swapped = juror, messages, sample, swapped
+        self.heard: Heard | None = None
+        self.error: QRewardError | None = None
+        self._reasks = juror.reasks
+        self._form = juror.formats.current
+        self._answers = 0
+        self._cut = False
+        self.usage: Usage | None = None
+        self.trail: tuple[AttemptRecord, ...] = ()
+        self.endpoint: str | None = None
+
+    def call(self) -> Call:
+        """The request as it is to be sent now."""
+        self._form = self._juror.formats.current
+        return self._juror.prepare(self._form, self._sample)(self._messages)
+
+    def is_stale(self) -> bool:
+        """Since the request was made it was found that the model's servers are to be asked in another form."""
+        return self._form != self._juror.formats.current
+
+    def hear(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Vote | QRewardError | None:
+        """What a request came to: a vote, an error, or None if it is to be sent anew."""
+        if task.trail:
+            self.trail += tuple(task.trail)
+            self.endpoint = self.trail[-1].endpoint
+        if not isinstance(outcome, Answer):
+            self.error = with_trail(outcome, self.trail)
+            return None if self._juror.formats.gives_way(self._form, outcome, self._juror.model) else self.error
+        assert source is not None
+        self.endpoint = source.name
+        answer: ChatAnswer = outcome.value
+        self._answers += 1
+        self.usage = added(self.usage, answer.usage)
+        heard = self.heard = hear(answer)
+        try:
+            return self.vote(heard)
+        except Unreadable as error:
+            return self._unread(heard, error.why, answer.usage, seconds)
+        except UserFault as error:
+            return self._users(str(error), error.__cause__)
+        except (KeyboardInterrupt, SystemExit):  # they end the loop
+            raise
+        except BaseException as error:  # the user's own model
+            return self._users(f"reading as {self._juror.form.model.__name__} raised {type(error).__name__}: {error}", error)
+
+    def vote(self, heard: Heard) -> Vote:
+        """The vote that an answer is. Raises ``Unreadable``, and what the user's own functions raise."""
+        score, verdict = self._juror.form.read(heard)
+        return Vote(1 - score if self._swapped else score, verdict, heard.text, self._juror.model, self._swapped)
+
+    def _unread(self, heard: Heard, why: str, usage: Usage | None, seconds: float) -> QRewardError | None:
+        tokens = "" if usage is None or usage.total_tokens is None else f" ({usage.total_tokens} tokens)"
+        self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, why + tokens),)
+        hopeless = heard.ending == CUT and self._cut
+        self._cut = self._cut or heard.ending == CUT
+        self.error = self._failed(why, heard)
+        if self._reasks <= 0 or hopeless:
+            return self.error
+        self._reasks -= 1
+        self._messages = asked_again(self._messages, heard, why, self._juror.form.instruction)
+        return None
+
+    def _users(self, why: str, cause: BaseException | None) -> InvalidResponse:
+        """The user's own code failed on an answer: asking again is no help."""
+        model = self._juror.model
+        error = InvalidResponse(
+            f"{why}; the answer of model {model!r} could be read, the fault is in your code (see __cause__)",
+            endpoint=self.endpoint,
+            model=model,
+        )
+        error.attempts = self.trail
+        error.__cause__ = cause
+        return error
+
+    def _failed(self, why: str, heard: Heard) -> InvalidResponse:
+        model, times = self._juror.model, "" if self._answers == 1 else f" in {self._answers} answers"
+        error = InvalidResponse(
+            f"no verdict could be read from model {model!r}{times}: {why}{_beginning(heard)}", endpoint=self.endpoint, model=model
+        )
+        error.attempts = self.trail
+        return error
+
+
+def _beginning(heard: Heard) -> str:
+    text = one_line(heard.refusal or heard.text)
+    if not text:
+        return "; the answer is empty"
+    return f"; the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}"
+
+
+def asked_again(messages: Messages, heard: Heard, why: str, instruction: str) -> Messages:
+    """The conversation, gone on with what could not be read and why.
+
+    So the model can mend the form of what it found, which it does more surely, also at temperature 0, than a fresh sample comes out
+    better; and what a server has computed for the conversation is of use again. Of an answer that is empty, declined or not whole there
+    is nothing to mend: it is asked anew, with a word at the end of the question.
+    """
+    if heard.whole and not heard.refusal and heard.text.strip():
+        word = f"This answer cannot be read: {why}. Give your verdict again. {instruction}"
+        return [*messages, {"role": "assistant", "content": heard.text[-SENT_BACK:]}, {"role": "user", "content": word}]
+    return noted(messages, f"(An earlier answer could not be used: {why}. Be brief. {instruction})")
+
+
+def noted(messages: Messages, note: str) -> Messages:
+    """The messages, with a word at the end of the last one, or after it if that is not the user's."""
+    last = messages[-1] if messages else {}
+    content = last.get("content")
+    if last.get("role") != "user" or not isinstance(content, str | list):
+        return [*messages, {"role": "user", "content": note}]
+    more = f"{content}\n\n{note}" if isinstance(content, str) else [*content, {"type": "text", "text": note}]
+    return [*messages[:-1], {**last, "content": more}]
+
+
+def added(one: Usage | None, other: Usage | None) -> Usage | None:
+    """Tokens of both."""
+    if one is None or other is None:
+        return other if one is None else one
+    pairs = zip(
+        (one.prompt_tokens, one.completion_tokens, one.total_tokens),
+        (other.prompt_tokens, other.completion_tokens, other.total_tokens),
+        strict=True,
+    )
+    return Usage(*(a if b is None else b if a is None else a + b for a, b in pairs))

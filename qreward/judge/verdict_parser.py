@@ -1,0 +1,198 @@
+"""The form of a verdict: what a judge is asked to answer in, and what number an answer comes to.
+
+Texts are read in ``judge.parsing``; this module says what is wanted of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cached_property
+from math import isfinite, nan
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from qreward import options as arguments
+from qreward.codecs.finish_reason import described
+from qreward.errors import ConfigError
+from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
+from qreward.judge.parsing.schema import Shape
+from qreward.judge.reply import Heard
+from qreward.server.import_string import load_object
+from qreward.spelling import did_you_mean
+
+_LONG = 100
+"""Characters of a wrong value that an error shows."""
+MOST = sys.float_info.max / 4
+"""An end of a scale or range: what lies between two of them, and is computed on the way, is a finite number."""
+
+USUAL = (0.0, 10.0)
+"""The scale of a score where nothing says another."""
+
+NAMED: Mapping[str, type[BaseModel]] = {"score": ScoreVerdict, "yes_no": YesNoVerdict}
+
+
+class VerdictForm:
+    """What an answer must be, and what it is worth.
+
+    Args:
+        model: the pydantic model of an answer.
+        scale: lowest and highest score that the judge is asked for; None is what the model's own field says (``ge`` and ``le``, or the
+            numbers among which it chooses), else ``USUAL``.
+        range: what the ends of the scale are as rewards; None leaves scores as they are.
+        score: the reward of a verdict, taken as it is, or None if the verdict is none; None takes the model's score, by scale and range.
+
+    Raises:
+        ConfigError: no number can be had from such a model, or the scale or range is no range.
+    """
+
+    def __init__(
+        self,
+        model: type[BaseModel],
+        *,
+        scale: tuple[float, float] | None = None,
+        range: tuple[float, float] | None = (0.0, 1.0),  # noqa: A002 - the word of the settings
+        score: Callable[[Any], float | None] | None = None,
+    ) -> None:
+        if not isinstance(model, type) or not issubclass(model, BaseModel):
+            raise ConfigError(f"verdict must be a pydantic model, not {model!r}")
+        shape = Shape.of(model, None if scale is None else bounds("scale", scale))
+        self.model = model
+        self.scale = shape.scale or USUAL
+        if self.scale[0] >= self.scale[1]:
+            raise ConfigError(f"scale must be (lowest, highest), such as (0, 10), not ({self.scale[0]:g}, {self.scale[1]:g})")
+        _check_choices(shape, self.scale)
+        self._range = None if range is None else bounds("range", range)
+        self._given = arguments.callback("score", score)
+        self._own = _worth_of(shape, self._mapped, self.scale) if score is None else None
+
+    @cached_property
+    def instruction(self) -> str:
+        """Tells the judge in words how to answer."""
+        return instruction(self.model, self.scale)
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of an answer."""
+        return schema_of(self.model, self.scale)
+
+    def read(self, heard: Heard) -> tuple[float, BaseModel]:
+        """The reward and the verdict that an answer says.
+
+        Raises:
+            Unreadable: it says none, or one outside the scale, or the answer is not whole.
+            UserFault: what the user gave to make a number of a verdict failed.
+        """
+        if heard.refusal:
+            raise Unreadable("The model declined to answer.")
+        if not heard.whole:
+            raise Unreadable(f"The answer is not whole: {described(heard.ending)}.")
+        verdict = read(heard.text, self.model, scale=self.scale, reasoning=heard.reasoning)
+        worth = self._given_worth(verdict) if self._own is None else self._own(verdict)
+        if worth is None:
+            raise Unreadable("The score function finds no score in the verdict." if self._given else "The verdict gives no score.")
+        return worth, verdict
+
+    def _given_worth(self, verdict: BaseModel) -> float | None:
+        assert self._given is not None
+        called = f"the score function {getattr(self._given, '__qualname__', type(self._given).__name__)!r}"
+        try:
+            worth = self._given(verdict)
+        except (Unreadable, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # whatever it raises, the item must end
+            raise UserFault(f"{called} raised {type(error).__name__}: {error}") from error
+        return None if worth is None else _number(worth, called)
+
+    def _mapped(self, said: float, low: float, high: float) -> float:
+        """A number between two others, as a reward."""
+        if self._range is None:
+            return said
+        if not low <= said <= high:
+            raise UserFault(
+                f"{self.model.__name__} gives the score {said:g}, which is outside {low:g} to {high:g}; correct it, or pass score="
+            )
+        first, last = self._range
+        return first + (last - first) * ((said - low) / (high - low))
+
+
+class UserFault(Exception):
+    """The user's own code, which makes a number of a verdict, failed: no fault of the model, and asking again does not help."""
+
+
+def _number(value: Any, of: str) -> float:
+    """What the user's own code gave. Raises ``UserFault`` if that is no finite number."""
+    try:
+        number = nan if isinstance(value, str | bytes) else float(value)
+    except Exception as error:
+        raise UserFault(f"{of} returned {_shown(value)}, which is not a number") from error
+    if not isfinite(number):
+        raise UserFault(f"{of} returned {_shown(value)}, which is not a finite number")
+    return number
+
+
+def _shown(value: object) -> str:
+    return f"a {type(value).__name__}" if len(told := repr(value)) > _LONG else told
+
+
+def _check_choices(shape: Shape[Any], scale: tuple[float, float]) -> None:
+    outside = [number for number, _ in shape.numerals if not scale[0] <= number <= scale[1]]
+    if outside:
+        raise ConfigError(
+            f"scale ({scale[0]:g}, {scale[1]:g}) does not include {outside[0]:g}, a choice of {shape.model.__name__}; widen scale"
+        )
+
+
+def _worth_of(
+    shape: Shape[Any], mapped: Callable[[float, float, float], float], scale: tuple[float, float]
+) -> Callable[[Any], float | None]:
+    """What the verdicts of a model are worth: a number by the scale, yes and no (and a choice's own ``score``) as its ends."""
+    model = shape.model
+    low, high = scale if shape.number else (0.0, 1.0)
+    if "score" not in model.model_fields and isinstance(getattr(model, "score", None), property):
+        name = "score"
+    elif shape.name is not None and (shape.number or _is_bool(model.model_fields[shape.name].annotation)):
+        name = shape.name
+    else:
+        what = "a 'score' that is not a number" if "score" in model.model_fields else "no field for the score"
+        raise ConfigError(f"{model.__name__} has {what}; name a number 'score', or pass score=, a function from a verdict to a number")
+
+    def worth(verdict: Any) -> float | None:
+        try:
+            said = getattr(verdict, name)
+        except Exception as error:
+            raise UserFault(f"{name!r} of {model.__name__} raised {type(error).__name__}: {error}") from error
+        said = said.value if isinstance(said, Enum) else said
+        if said is None:
+            return None
+        return mapped(_number(float(said) if shape.number and isinstance(said, str) else said, f"{name!r} of {model.__name__}"), low, high)
+
+    return worth
+
+
+def _is_bool(annotation: Any) -> bool:
+    return annotation is bool or {*get_args(annotation)} == {bool, type(None)}
+
+
+def bounds(name: str, value: object) -> tuple[float, float]:
+    """Two numbers with a finite distance. Raises ``ConfigError``."""
+    if isinstance(value, tuple | list) and len(value) == 2:
+        low, high = value
+        if all(isinstance(end, int | float) and not isinstance(end, bool) and abs(end) <= MOST for end in value):
+            return float(low), float(high)
+    raise ConfigError(f"{name} must be two finite numbers, such as (0, 1), not {_shown(value)}")
+
+
+def verdict_named(name: str) -> type[BaseModel]:
+    """The model that a setting names: ``score``, ``yes_no``, or ``module:Class``; modules of the working directory are found.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name in NAMED:
+        return NAMED[name]
+    if ":" not in name:
+        raise ConfigError(f"verdict must be 'score', 'yes_no' or 'module:Class', not {name!r}; {did_you_mean(name, NAMED)}")
+    return load_object(name, "verdict", "my_verdicts:Correct")  # type: ignore[no-any-return]

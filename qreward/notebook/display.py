@@ -1,0 +1,370 @@
+"""``show`` and ``show_batch``: streams are read, and what has come is drawn now and then, however they end.
+
+Streamed answers as HTML and as plain text. Pure: a state and the time in, text out; the same state gives the same text.
+
+Where states are shown: an output cell that is updated, or, outside a notebook, the standard output.
+
+A script is given what it would have printed itself: the text as it comes, and a line at the end. An error would help nobody there, for a
+cell that is moved into a script should still work, and IPython is nothing it needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from collections.abc import Callable, Coroutine
+from html import escape
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+
+from qreward import options as arguments
+from qreward.engine.portal import portal
+from qreward.errors import ConfigError
+from qreward.notebook.render import LINE, clip, facts, frame, number, seconds
+from qreward.notebook.state import Answer, Board, Phase
+from qreward.progress import is_notebook
+from qreward.results import BatchResult
+from qreward.streaming.handles import BatchStream, Stream
+from qreward.streaming.sync import SyncBatchStream, SyncStream
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletion
+
+LIVE_TEXT = 20_000
+"""Characters shown of an answer while it grows, the last ones: the whole of it is sent to the page ten times a second."""
+CARD_TEXT = 400
+"""Characters shown of one answer among many."""
+MOST_TROUBLE = 600
+"""Characters of an error's message."""
+
+_COLOURS = {Phase.DONE: "#2da44e", Phase.INTERRUPTED: "#e5534b", Phase.FAILED: "#e5534b", Phase.STOPPED: "#bf8700"}  # on white and black
+_PRE = (
+    "margin:4px 0 0;padding:0;border:0;background:none;color:inherit;font:inherit;"
+    "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
+)
+
+
+def answer_html(answer: Answer, now: float) -> str:
+    """One answer, which has the whole width."""
+    text = answer.text
+    shown = text if answer.ended is not None else _tail(text, LIVE_TEXT)
+    return frame(_card(answer.phase, answer, answer_facts(answer, now), shown, "max-height:40em;overflow:auto"))
+
+
+def answer_facts(answer: Answer, now: float) -> list[str]:
+    """What there is to say of one answer besides its text."""
+    return [
+        answer.endpoint or "",
+        _elapsed(answer, now),
+        "" if answer.wait is None else f"first token after {seconds(answer.wait)}",
+        *_volume(answer),
+        _restarts(answer.restarts),
+    ]
+
+
+def answer_plain(answer: Answer, now: float) -> str:
+    """The same without HTML."""
+    return "\n".join(part for part in (answer.text, last_line(answer, now)) if part)
+
+
+def last_line(answer: Answer, now: float) -> str:
+    """How it ended, in one line."""
+    return f"[{' · '.join(part for part in (answer.phase, *answer_facts(answer, now), clip(answer.trouble, MOST_TROUBLE)) if part)}]"
+
+
+def board_html(board: Board, now: float) -> str:
+    """Many answers, as a grid of cards."""
+    cards = "".join(_small_card(index, board.answers[index]) for index in board.places)
+    grid = f'<div style="display:grid;grid-template-columns:repeat(auto-fill,minmax(260px,1fr));gap:8px;margin:6px 0">{cards}</div>'
+    more = f"<div>and {number(board.hidden)} more that {'is' if board.hidden == 1 else 'are'} not shown</div>" if board.hidden else ""
+    return frame(f"<b>{facts(board_facts(board, now))}</b>", grid, more, _trouble(board.trouble))
+
+
+def board_facts(board: Board, now: float) -> list[str]:
+    """What there is to say of all answers together."""
+    return [
+        f"{number(board.ended.get(Phase.DONE, 0))} done",
+        f"{number(board.live)} under way" if board.over is None else "",
+        *(f"{number(count)} {phase}" for phase, count in sorted(board.ended.items()) if phase is not Phase.DONE),
+        _elapsed(board, now),
+        "" if board.rate is None else f"{number(board.rate)} tokens/s",
+        _restarts(board.restarts),
+    ]
+
+
+def board_plain(board: Board, now: float) -> str:
+    """The same in one line."""
+    return f"[{' · '.join(part for part in (*board_facts(board, now), clip(board.trouble, MOST_TROUBLE)) if part)}]"
+
+
+def _small_card(index: int, answer: Answer) -> str:
+    text = _tail(answer.text, CARD_TEXT) if answer.ended is None else clip(answer.text, CARD_TEXT)
+    parts = [
+        answer.endpoint or "",
+        "" if answer.wait is None else f"first token at {seconds(answer.wait)}",
+        "" if answer.took is None else f"took {seconds(answer.took)}",
+        *_volume(answer),
+        _restarts(answer.restarts),
+    ]
+    return _card(f"#{index} {answer.phase}", answer, parts, text, "")
+
+
+def _card(title: str, answer: Answer, parts: list[str], text: str, limit: str) -> str:
+    look = (
+        f"border:1px solid {LINE};border-left:4px solid {_COLOURS.get(answer.phase, LINE)};border-radius:4px;padding:6px 10px;min-width:0"
+    )
+    said = (
+        f'<pre style="{_PRE};{limit}">{escape(text)}</pre>' if text else "<div><i>no text</i></div>" if answer.phase is Phase.DONE else ""
+    )
+    void = f"it began anew after {answer.void}" if answer.void else ""
+    head = f'<b>{escape(title)}</b> <span style="opacity:.75;font-size:12px">{facts(parts)}</span>'
+    return f'<div style="{look}"><div>{head}</div>{said}{_trouble(answer.trouble)}{_trouble(void)}</div>'
+
+
+def _trouble(words: str) -> str:
+    return f'<div style="margin-top:4px;overflow-wrap:anywhere"><i>{escape(clip(words, MOST_TROUBLE))}</i></div>' if words else ""
+
+
+def _volume(answer: Answer) -> list[str]:
+    about = "" if answer.told is not None else "about "
+    count = f"{about}{number(answer.tokens)} token{'' if answer.tokens == 1 else 's'}"
+    return [count if answer.tokens else "", "" if answer.rate is None else f"{number(answer.rate)} tokens/s"]
+
+
+def _elapsed(state: Answer | Board, now: float) -> str:
+    over = state.ended if isinstance(state, Answer) else state.over
+    return f"{int(state.elapsed(now))} s" if over is None else seconds(state.elapsed(now))
+
+
+def _restarts(count: int) -> str:
+    return "" if not count else "restarted once" if count == 1 else f"restarted {count} times"
+
+
+def _tail(text: str, most: int) -> str:
+    return text if len(text) <= most else f"({len(text) - most:,} characters before) …{text[-most:]}"
+
+
+S = TypeVar("S")
+S_contra = TypeVar("S_contra", contravariant=True)
+
+
+class View(Protocol[S_contra]):
+    """Something that shows a state."""
+
+    def draw(self, state: S_contra, now: float) -> None: ...
+
+    def close(self, state: S_contra, now: float) -> None:
+        """Show it for the last time."""
+
+
+class Cell(Generic[S]):
+    """One output of a notebook's cell, which is replaced by the next if that differs.
+
+    Args:
+        html, plain: what is shown of a state at a time; a notebook takes the first, what cannot show HTML the second.
+    """
+
+    def __init__(self, html: Callable[[S, float], str], plain: Callable[[S, float], str]) -> None:
+        self._html, self._plain = html, plain
+        self._handle: Any = None
+        self._shown: dict[str, str] = {}
+
+    def draw(self, state: S, now: float) -> None:
+        page = {"text/html": self._html(state, now), "text/plain": self._plain(state, now)}
+        if self._handle is None:
+            self._handle = importlib.import_module("IPython.display").display(page, raw=True, display_id=True)
+        elif page != self._shown:
+            self._handle.update(page, raw=True)
+        self._shown = page
+
+    close = draw
+
+
+class Script:
+    """The text of one answer as it comes, and a line at its end."""
+
+    def __init__(self) -> None:
+        self._written = self._restarts = 0
+
+    def draw(self, state: Answer, now: float) -> None:  # noqa: ARG002
+        if state.restarts != self._restarts:
+            _write(f"\n[the answer begins anew after {state.void}]\n")
+            self._written, self._restarts = 0, state.restarts
+        text = state.text
+        _write(text[self._written :])
+        self._written = len(text)
+
+    def close(self, state: Answer, now: float) -> None:
+        self.draw(state, now)
+        _write(f"\n{last_line(state, now)}\n")
+
+
+class Lines:
+    """A line for each of many answers when it has ended, and one for all of them."""
+
+    def tell(self, index: int, answer: Answer) -> None:
+        """One has ended."""
+        _write(f"#{index} {answer.text}\n   {last_line(answer, answer.ended or 0.0)}\n")
+
+    def draw(self, state: Board, now: float) -> None:
+        """Nothing: texts that grow at once cannot be printed."""
+
+    def close(self, state: Board, now: float) -> None:
+        _write(f"{board_plain(state, now)}\n")
+
+
+def in_notebook() -> bool:
+    """Somebody will see HTML."""
+    return is_notebook()
+
+
+def _write(text: str) -> None:
+    if text and sys.stdout is not None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+INTERVAL = 0.1
+"""Seconds between two drawings: quicker than reading, and no load on a browser."""
+
+
+@overload
+def show(stream: Stream, *, clock: Callable[[], float] = monotonic) -> Coroutine[Any, Any, ChatCompletion]: ...
+@overload
+def show(stream: SyncStream, *, clock: Callable[[], float] = monotonic) -> ChatCompletion: ...
+def show(stream: Stream | SyncStream, *, clock: Callable[[], float] = monotonic) -> Coroutine[Any, Any, ChatCompletion] | ChatCompletion:
+    """Show an answer as it grows, with the seconds to its first token, its tokens a second, its endpoint, and how it ended.
+
+    It is drawn at most ten times a second, and once at the end. Outside a notebook the text is printed as it comes.
+
+    Args:
+        stream: read to its end. Of a ``Stream`` what is returned is awaited; a ``SyncStream`` is shown until it ends.
+        clock: monotonic seconds; for tests in virtual time.
+
+    Returns:
+        The whole answer.
+
+    Raises:
+        ConfigError: it is no stream of one answer.
+        RequestError: and others, as :meth:`Stream.final`, when what has come is shown; ``StreamInterrupted`` if it broke off.
+
+    Example:
+        >>> async def cell(client, messages):
+        ...     return await show(client.stream_chat_completion(messages, model="judge-7b"))
+    """
+    inner = stream._stream if isinstance(stream, SyncStream) else stream
+    if not isinstance(inner, Stream):
+        raise ConfigError(f"show takes what stream_chat_completion returns, not {inner!r}; show_batch takes many streams")
+    view: View[Answer] = Cell(answer_html, answer_plain) if in_notebook() else Script()
+    drawing = Drawing(Answer(clock(), not inner.text, lambda: inner.text), view, clock)
+    return follow(inner, drawing) if inner is stream else _block(follow, inner, drawing)
+
+
+@overload
+def show_batch(
+    stream: BatchStream, *, cards: int = 12, clock: Callable[[], float] = monotonic
+) -> Coroutine[Any, Any, BatchResult[ChatCompletion]]: ...
+@overload
+def show_batch(stream: SyncBatchStream, *, cards: int = 12, clock: Callable[[], float] = monotonic) -> BatchResult[ChatCompletion]: ...
+def show_batch(
+    stream: BatchStream | SyncBatchStream, *, cards: int = 12, clock: Callable[[], float] = monotonic
+) -> Coroutine[Any, Any, BatchResult[ChatCompletion]] | BatchResult[ChatCompletion]:
+    """Show many answers as they grow, as a grid. See :func:`show`.
+
+    A card whose answer has ended gives its place to the next answer that begins. Outside a notebook each answer is printed when it has
+    ended.
+
+    Args:
+        stream: read to its end. Of a ``BatchStream`` what is returned is awaited; a ``SyncBatchStream`` is shown until it ends.
+        cards: most answers shown at once, 0 for any number; of each, at most 400 characters are shown.
+        clock: monotonic seconds; for tests in virtual time.
+
+    Returns:
+        All results in the order of the input; what failed is among them.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        BatchInterrupted: the input raised; it holds the results that are done.
+
+    Example:
+        >>> async def cell(client, conversations):
+        ...     return await show_batch(client.batch_stream_chat_completion(conversations, model="judge-7b"))
+    """
+    inner = stream._stream if isinstance(stream, SyncBatchStream) else stream
+    if not isinstance(inner, BatchStream):
+        raise ConfigError(f"show_batch takes what batch_stream_chat_completion returns, not {inner!r}; show takes a single stream")
+    board, lines = Board(clock(), arguments.count("cards", cards)), Lines()
+    if in_notebook():
+        drawing = Drawing(board, Cell(board_html, board_plain), clock)
+    else:
+        board.tell = lines.tell
+        drawing = Drawing(board, lines, clock)
+    return follow_batch(inner, drawing) if inner is stream else _block(follow_batch, inner, drawing)
+
+
+class Drawing(Generic[S]):
+    """A state that is drawn from time to time while it is entered, at the beginning, and at the end.
+
+    What goes wrong with drawing in between is reported by the event loop and harms nothing; at the end it is raised.
+    """
+
+    def __init__(self, state: S, view: View[S], clock: Callable[[], float]) -> None:
+        self.state = state
+        self.clock = clock
+        self._view = view
+        self._timer: asyncio.TimerHandle | None = None
+
+    def draw(self) -> None:
+        """Draw it now."""
+        self._view.draw(self.state, self.clock())
+
+    def __enter__(self) -> S:
+        self._tick()
+        return self.state
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._view.close(self.state, self.clock())
+
+    def _tick(self) -> None:
+        self.draw()
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL, self._tick)
+
+
+async def follow(stream: Stream, drawing: Drawing[Answer]) -> ChatCompletion:
+    """Read one stream to its end while it is drawn."""
+    clock = drawing.clock
+    with drawing as answer:
+        try:
+            async for event in stream.events():
+                answer.add(event, clock())
+        except BaseException as error:
+            answer.end(stream.result, error, clock())
+            raise
+        answer.end(stream.result, None, clock())
+    return await stream.final()
+
+
+async def follow_batch(stream: BatchStream, drawing: Drawing[Board]) -> BatchResult[ChatCompletion]:
+    """Read a batch of streams to its end while it is drawn."""
+    clock = drawing.clock
+    with drawing as board:
+        try:
+            async for index, event in stream.events():
+                board.add(index, event, clock())
+        except BaseException as error:
+            board.end(error, clock())
+            raise
+        board.end(None, clock())
+    return await stream.results()
+
+
+def _block(follow: Callable[[P, Drawing[S]], Coroutine[Any, Any, R]], stream: P, drawing: Drawing[S]) -> R:
+    """Drawn first in the caller's own thread, in whose cell it then stays."""
+    drawing.draw()
+    return portal().call(follow, stream, drawing)

@@ -1,0 +1,264 @@
+"""Words, numbers, and tables as HTML. Knows nothing of what they are about.
+
+Times as small plots, in SVG. Knows nothing of whose times they are.
+
+What ``client.stats()`` and the result of a batch look like in a notebook. Shows counts, times and errors, and no answer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from itertools import pairwise
+from math import log
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from qreward.errors import QRewardError
+    from qreward.results import BatchResult, BatchStats, EndpointState, EndpointStats
+
+MOST_ROWS = 50
+"""Rows of a table; what is left out is counted below it."""
+LINE = "rgba(128,128,128,.4)"
+"""Of borders: seen on white and on black."""
+
+
+def clip(text: str, most: int) -> str:
+    """The beginning of a long text, with a note on how much more there is."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
+
+
+def seconds(value: float) -> str:
+    """A time as people read it."""
+    if value < 0.9995:
+        return f"{1000 * value:.0f} ms" if value >= 0.00995 else f"{1000 * value:.1f} ms"
+    return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s" if value < 99.95 else f"{value:,.0f} s"
+
+
+def number(value: float) -> str:
+    """A count or a rate as people read it."""
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.1f}".removesuffix(".0")
+
+
+def facts(parts: Iterable[str]) -> str:
+    """One line of escaped words, broken between parts only; what is empty is left out."""
+    return " · ".join(escape(part).replace(" ", "\N{NO-BREAK SPACE}") for part in parts if part)
+
+
+def frame(*content: str) -> str:
+    """What is shown at once. The class names keep a notebook from taking dollar signs for formulas."""
+    return f'<div class="tex2jax_ignore mathjax_ignore" style="color:inherit;font-size:13px;line-height:1.5">{"".join(content)}</div>'
+
+
+class Column(NamedTuple):
+    """Of a table.
+
+    Attributes:
+        name: its heading, of which ``means`` is the explanation.
+        cell: from a row to HTML, ``""`` if it has nothing to say.
+        words: it holds words, not numbers.
+    """
+
+    name: str
+    means: str
+    cell: Callable[[Any], str]
+    words: bool = False
+
+    def html(self, tag: str, content: str) -> str:
+        """A cell with this content."""
+        layout = "text-align:left" if self.words else "text-align:right;white-space:nowrap"
+        return f'<{tag} style="{layout};padding:2px 6px;border-bottom:1px solid {LINE}">{content}</{tag}>'
+
+
+def table(columns: Iterable[Column], rows: Sequence[object]) -> str:
+    """A line for each of the first ``MOST_ROWS`` rows; a column in which no cell says anything is left out."""
+    shown = rows[:MOST_ROWS]
+    kept = [(column, cells) for column in columns if any(cells := [column.cell(row) for row in shown])]
+    head = "".join(column.html("th", f'<span title="{escape(column.means)}">{escape(column.name)}</span>') for column, _ in kept)
+    lines = "".join(f"<tr>{''.join(column.html('td', cells[at]) for column, cells in kept)}</tr>" for at in range(len(shown)))
+    more = f"<div>and {len(rows) - MOST_ROWS:,} more</div>" if len(rows) > MOST_ROWS else ""
+    look = "border-collapse:collapse;margin:6px 0;color:inherit;font-size:12px"
+    return f'<div style="overflow-x:auto"><table style="{look}"><tr>{head}</tr>{lines}</table>{more}</div>'
+
+
+BARS = 40
+SHORTEST = 1e-6
+"""Seconds; what is less is drawn as if it were this."""
+_PITCH, _MARGIN, _HEIGHT = 8, 30, 80  # pixels: from bar to bar, beside them, in all
+
+
+class Scale(NamedTuple):
+    """Places from 0 to 1 for times, logarithmic."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, times: Iterable[float]) -> Scale:
+        """From the shortest to the longest; wider if they are alike."""
+        found = [max(time, SHORTEST) for time in times] or [1.0]
+        low, high = min(found), max(found)
+        return cls(low, high) if high > 1.01 * low else cls(low / 2, high * 2)
+
+    def place(self, time: float) -> float:
+        """Where a time lies."""
+        return log(max(time, SHORTEST) / self.low) / log(self.high / self.low)
+
+    def at(self, place: float) -> float:
+        """Which time lies there."""
+        return float(self.low * (self.high / self.low) ** place)
+
+
+def spread(p50: float, p95: float, p99: float, scale: Scale) -> str:
+    """Three quantiles on a line: a dot, a tick, and its end."""
+    dot, tick, end = (5 + 90 * scale.place(time) for time in (p50, p95, p99))
+    line = f'<path d="M{dot:.1f} 7H{end:.1f}M{tick:.1f} 3V11" stroke="currentColor" fill="none"/>'
+    says = f"p50 {seconds(p50)}, p95 {seconds(p95)}, p99 {seconds(p99)}"
+    return _svg(100, 14, says, f'{line}<circle cx="{dot:.1f}" cy="7" r="3.5" fill="currentColor"/>')
+
+
+def histogram(times: Iterable[float]) -> str:
+    """How many of the times are how long; ``""`` if there are none. Quantiles are exact, by nearest rank."""
+    ordered = sorted(times)
+    if not ordered:
+        return ""
+    scale, size = Scale.of((ordered[0], ordered[-1])), len(ordered)
+    p50, p95 = ordered[(size - 1) // 2], ordered[(95 * size - 1) // 100]
+    counts = _counts(ordered, scale)
+    bars = "".join(_bar(at, count / max(counts)) for at, count in enumerate(counts) if count)
+    marks = _mark("p50", scale.place(p50), "end") + _mark("p95", scale.place(p95), "start")
+    ground = f'<path d="M{_MARGIN} {_HEIGHT - 0.5}h{_PITCH * BARS}" stroke="currentColor"/>'
+    said = [f"shortest {seconds(ordered[0])}", f"p50 {seconds(p50)}", f"p95 {seconds(p95)}", f"longest {seconds(ordered[-1])}"]
+    plot = _svg(2 * _MARGIN + _PITCH * BARS, _HEIGHT, ", ".join(said), f'<g fill="currentColor">{bars}{marks}{ground}</g>')
+    return f"<div>{plot}<div>latency of {number(size)} answers, logarithmic: {facts(said)}</div></div>"
+
+
+def _counts(ordered: Sequence[float], scale: Scale) -> list[int]:
+    """How many are in each of ``BARS`` equal parts of the scale."""
+    ends = [bisect_left(ordered, scale.at(bar / BARS)) for bar in range(1, BARS)]
+    return [after - before for before, after in pairwise([0, *ends, len(ordered)])]
+
+
+def _bar(at: int, share: float) -> str:
+    height = max(1.0, (_HEIGHT - 18) * share)  # one of a million is seen, too
+    return f'<rect x="{_MARGIN + _PITCH * at}" y="{_HEIGHT - 1 - height:.1f}" width="7" height="{height:.1f}" fill-opacity=".5"/>'
+
+
+def _mark(name: str, place: float, anchor: str) -> str:
+    x = _MARGIN + _PITCH * BARS * place
+    line = f'<path d="M{x:.1f} 4V{_HEIGHT - 1}" stroke="currentColor" stroke-dasharray="3 2" fill="none"/>'
+    return f'{line}<text x="{x + (3 if anchor == "start" else -3):.1f}" y="11" font-size="10" text-anchor="{anchor}">{name}</text>'
+
+
+def _svg(width: int, height: int, says: str, content: str) -> str:
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    look = "max-width:none;color:inherit;vertical-align:middle"
+    return f'<svg {size} role="img" style="{look}"><title>{escape(says)}</title>{content}</svg>'
+
+
+if TYPE_CHECKING:
+    Row = tuple[str, EndpointStats]
+
+MOST_WORDS = 160
+"""Characters of an error's message."""
+
+
+def stats_html(endpoints: Mapping[str, EndpointStats]) -> str:
+    """What endpoints did, and where they stand."""
+    count = f"<b>{number(len(endpoints))} endpoint{'' if len(endpoints) == 1 else 's'}</b>"
+    return frame(count, endpoints_table(endpoints), states_table(endpoints))
+
+
+def batch_html(batch: BatchResult[Any]) -> str:
+    """What a batch did: how many, how fast, at which endpoints, and what went wrong."""
+    times = histogram(result.latency for result in batch if result.error is None)
+    errors = errors_table(result.error for result in batch if result.error is not None)
+    return frame(f"<b>{_sums(batch.stats)}</b>", endpoints_table(batch.stats.endpoints), errors, times)
+
+
+def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
+    """What each endpoint did, with the quantiles of its answers as a plot, too."""
+    scale = Scale.of(time for stats in endpoints.values() for time in (stats.p50, stats.p99) if time is not None)
+    columns = [
+        _NAME,
+        Column("sent", "requests", lambda row: number(row[1].sent)),
+        Column("answered", "requests that were answered", lambda row: number(row[1].won)),
+        Column("rejected", "turned away: over a limit, or overloaded", _count("rejected")),
+        Column("failed", "failed otherwise", _count("failed")),
+        Column("cancelled", "stopped by the client or its caller", _count("cancelled")),
+        Column("retried", "of those sent, those sent again after a failure", _count("retried")),
+        Column("hedged", "of those sent, copies of a request under way elsewhere", _count("hedged")),
+        Column("tokens in", "prompt tokens, as far as the server tells", _count("prompt_tokens")),
+        Column("out", "completion tokens, as far as the server tells", _count("completion_tokens")),
+        Column("p50", "half of the answers took at most this long", _quantile("p50")),
+        Column("p95", "95 % of the answers took at most this long", _quantile("p95")),
+        Column("latency", "dot p50, tick p95, end p99; logarithmic, one scale for all rows", lambda row: _spread(row[1], scale)),
+    ]
+    return table(columns, list(endpoints.items())) if endpoints else ""
+
+
+def states_table(endpoints: Mapping[str, EndpointStats]) -> str:
+    """Where each endpoint stands; ``""`` if that is not known."""
+    rows = [(name, stats.state) for name, stats in endpoints.items() if stats.state is not None]
+    columns = [
+        _NAME,
+        Column("now", "what keeps it from being asked", lambda row: escape(_standing(row[1])), words=True),
+        Column("in flight", "requests under way", lambda row: number(row[1].in_flight)),
+        Column("window", "requests that may be under way", lambda row: number(row[1].window)),
+        Column("because", "why its window last changed", lambda row: escape(row[1].why_window), words=True),
+    ]
+    return table(columns, rows) if rows else ""
+
+
+_NAME = Column("endpoint", "its name", lambda row: escape(row[0]), words=True)
+
+
+def _count(field: str) -> Callable[[Row], str]:
+    return lambda row: number(found) if (found := getattr(row[1], field)) else ""
+
+
+def _quantile(field: str) -> Callable[[Row], str]:
+    return lambda row: "" if (found := getattr(row[1], field)) is None else seconds(found)
+
+
+def _spread(stats: EndpointStats, scale: Scale) -> str:
+    if stats.p50 is None or stats.p95 is None or stats.p99 is None:
+        return ""
+    return spread(stats.p50, stats.p95, stats.p99, scale)
+
+
+def _standing(state: EndpointState) -> str:
+    return f"{state.obstacle}, for {seconds(state.ready_in)}" if state.ready_in else state.obstacle
+
+
+def _sums(stats: BatchStats) -> str:
+    prompt, completion = (sum(getattr(each, f"{kind}_tokens") for each in stats.endpoints.values()) for kind in ("prompt", "completion"))
+    return facts(
+        [
+            f"{number(stats.items)} items",
+            f"{number(stats.ok)} ok",
+            f"{number(stats.failed)} failed",
+            seconds(stats.seconds),
+            f"{number(stats.items / stats.seconds)} items/s" if stats.seconds else "",
+            f"{number(prompt)} tokens in, {number(completion)} out" if prompt or completion else "",
+            "" if stats.cost is None else f"${stats.cost:,.4f}",
+        ]
+    )
+
+
+def errors_table(errors: Iterable[QRewardError]) -> str:
+    """A row for each type of error, the most frequent first; ``""`` if there are none."""
+    counts: Counter[str] = Counter()
+    first: dict[str, QRewardError] = {}
+    for error in errors:
+        name = type(error).__name__
+        counts[name] += 1
+        first.setdefault(name, error)
+    columns = [
+        Column("error", "its type", lambda row: escape(row[0]), words=True),
+        Column("items", "that ended so", lambda row: number(row[1])),
+        Column("the first of them", "what it said", lambda row: escape(clip(str(first[row[0]]), MOST_WORDS)), words=True),
+    ]
+    return table(columns, counts.most_common()) if counts else ""

@@ -1,0 +1,197 @@
+"""Arguments of a call: what may be given, and what is said if it is wrong. Everything here happens before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sized
+from functools import lru_cache, partial
+from inspect import iscoroutinefunction
+from math import isfinite
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import Call, Codec
+from qreward.engine.snapshots import load_of
+from qreward.errors import ConfigError
+from qreward.progress import Progress, start_progress
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Terms
+from qreward.settings.policies import Endpoint, priority_level
+from qreward.spelling import TYPO, closest
+from qreward.transport import connection_settings as address
+
+if TYPE_CHECKING:
+    from qreward.telemetry import Telemetry
+
+DEFAULT: Any = object()
+"""An argument that was not given, where None would mean something else: no timeout, or a response that is missing."""
+
+
+class Watching(TypedDict, total=False):
+    """Who is told what a client does; see :class:`~qreward.client.QRewardClient`."""
+
+    telemetry: Telemetry | None
+    observers: Iterable[object]
+
+
+OPTIONS = frozenset(
+    {
+        *("timeout", "deadline", "priority", "hedge", "tenant", "on_result", "progress", "keep_results"),
+        *("on_interrupt", "on_stream_error", "max_concurrent_streams", "extra_headers", "extra_body"),
+    }
+)
+"""The options of all calls. Each method has some of them as arguments; none of them is a parameter of a server."""
+_OWN = frozenset({"model", "messages", "input"})
+
+
+def preparer(
+    codec: Codec,
+    model: str,
+    params: Mapping[str, Any],
+    headers: Mapping[str, str] | None,
+    body: Mapping[str, Any] | None,
+) -> Callable[[Any], Call]:
+    """What makes one item into a call. All that the items of a batch share is checked here, once."""
+    if not isinstance(model, str) or not model:
+        raise ConfigError(f"model must be the name of a model, not {model!r}")
+    if body is not None and not isinstance(body, Mapping):
+        raise ConfigError(f"extra_body must be a mapping, not a {type(body).__name__}")
+    if headers is not None and not isinstance(headers, Mapping):
+        raise ConfigError(f"extra_headers must be a mapping, not a {type(headers).__name__}")
+    check_params(params)
+    merged = {**params, **body} if body else params
+    if merged.get("stream"):
+        raise ConfigError(
+            "stream=True cannot be used in this call; for tokens as they come, call stream_chat_completion or batch_stream_chat_completion"
+        )
+    if not _OWN.isdisjoint(merged):
+        name = min(_OWN & set(merged))
+        raise ConfigError(f"{name!r} cannot be set in extra_body; pass it as the argument {name}=")
+    for name, value in merged.items():
+        jsonio.check(value, name)
+    if headers is not None:
+        address.check_call_headers(headers, model)
+    validate = codec.validate
+    return lambda inputs: Call(codec, model, validate(inputs), merged, headers)
+
+
+def check_params(params: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` for a parameter that is an option of another call, or nearly the name of an option.
+
+    It would go into the JSON body, where most servers ignore it. ``extra_body`` takes any name.
+    """
+    for name in params:
+        if fault := _fault_of(name):
+            raise ConfigError(fault)
+
+
+@lru_cache(maxsize=1024)  # comparing names takes longer than all else of a call, and a program uses few of them
+def _fault_of(name: str) -> str | None:
+    to_server = f"A parameter of the server with this name goes into extra_body={{{name!r}: ...}}"
+    if name in OPTIONS:
+        batches = "; only batches have a deadline, one call has timeout=" if name == "deadline" else ""
+        return f"{name!r} is an option of other calls, not of this one{batches}. {to_server}"
+    if near := closest(name, OPTIONS, cutoff=TYPO):
+        return f"{name!r} is not an option of this call; did you mean {near[0]!r}? {to_server}"
+    return "extra_query is not supported; put parameters of the server into extra_body" if name == "extra_query" else None
+
+
+def items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
+    """The input of a batch: anything that gives items, but no text and no mapping."""
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | AsyncIterable):
+        raise ConfigError(f"{name} must be a list, an iterator or an async iterator of items, not a {type(given).__name__}")
+    return given
+
+
+def callback(name: str, given: Callable[..., object] | None) -> Callable[..., object] | None:
+    """A function that is called and not awaited."""
+    if given is not None and (not callable(given) or iscoroutinefunction(given)):
+        raise ConfigError(f"{name} must be a plain function, not {given!r}")
+    return given
+
+
+def watching(telemetry: Any = DEFAULT, observers: Any = ()) -> tuple[Any, Any, list[object]]:
+    """Who is told what a client does: the telemetry or None, its watcher, and the observers."""
+    if isinstance(observers, str) or not isinstance(observers, Iterable):
+        raise ConfigError(f"observers must be a list of observers, such as [MyObserver()], not {type(observers).__name__}")
+    if telemetry is None:
+        return None, None, list(observers)
+    from qreward.telemetry.telemetry import Telemetry, default  # noqa: PLC0415 - OpenTelemetry takes a while to import
+
+    found = default() if telemetry is DEFAULT else telemetry
+    if not isinstance(found, Telemetry):
+        raise ConfigError(f"telemetry must be a Telemetry, or None for none, not {type(found).__name__}")
+    return found, found.watcher, list(observers)
+
+
+def endpoints(given: object) -> tuple[Endpoint, ...]:
+    """Several endpoints, each in any form that :func:`endpoint` takes."""
+    if isinstance(given, str | Mapping | Endpoint) or not isinstance(given, Iterable):
+        raise ConfigError("endpoints must be a list, such as [Endpoint('http://gpu-0:8000/v1')]")
+    return tuple(map(endpoint, given))
+
+
+def endpoint(given: Endpoint | Mapping[str, Any] | str) -> Endpoint:
+    """An endpoint, from itself, its settings, or its URL."""
+    if isinstance(given, Endpoint):
+        return given
+    if isinstance(given, str):
+        return Endpoint(given)
+    if isinstance(given, Mapping):
+        return Endpoint(**given)
+    raise ConfigError(f"an endpoint must be an Endpoint, a mapping or a URL, not a {type(given).__name__}")
+
+
+def seconds(name: str, value: float | None) -> float | None:
+    """A duration, or None for none."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+        raise ConfigError(f"{name} must be a positive number of seconds, or None for none, not {value!r}")
+    return float(value)
+
+
+def count(name: str, value: int) -> int:
+    """A whole number, 0 for no limit."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{name} must be a whole number, 0 for no limit, not {value!r}")
+    return value
+
+
+def terms(timeout: float | None, priority: int | str, hedge: bool, tenant: str | None) -> Terms:
+    """How the requests of one call are to be treated."""
+    if not isinstance(hedge, bool):
+        raise ConfigError(f"hedge must be True or False here, not {hedge!r}; how requests are hedged is set by the client's Hedge(...)")
+    if tenant is not None and (not isinstance(tenant, str) or not tenant):
+        raise ConfigError(f"tenant must be a name, or None, not {tenant!r}")
+    return Terms(level(priority), timeout, hedge, tenant)
+
+
+def level(priority: int | str) -> int:
+    """A priority as a number from 0 to 9; a name is that of a :class:`~qreward.settings.policies.Priority`."""
+    try:
+        return priority_level(priority)
+    except ValueError as error:
+        raise ConfigError(f"priority {error}") from None
+
+
+def reporting(
+    wanted: bool | Callable[[Progress], object] | None,
+    pool: Pool,
+    items: object,
+    model: str,
+    prices: Mapping[str, tuple[float, float]],
+    clock: Callable[[], float],
+) -> dict[str, Any]:
+    """What a batch is given to tell how far it is and what it costs: ``progress`` and ``prices``.
+
+    Prices are all by endpoint, those of endpoints that come later included; none if no endpoint of the pool has one.
+    """
+    total = len(items) if isinstance(items, Sized) else None
+    told = prices if any(source.name in prices for source in pool.sources) else {}
+    meter = start_progress(wanted, total, title=model, load=partial(load_of, pool), prices=told, clock=clock)
+    return {"progress": meter, "prices": told}
+
+
+def tokens_of(call: Call) -> tuple[float, float]:
+    """Rough (prompt, most output) tokens of a call."""
+    return call.codec.estimate_tokens(call)

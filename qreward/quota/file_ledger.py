@@ -1,0 +1,328 @@
+"""A ledger in a file that any process may change at any time, and die while it does.
+
+Changes are made under a lock of the kernel (``flock``), which no dead process holds. The file has two slots, each with a number and a
+checksum; a change is written over the older one, so that whatever a death leaves half done, the one before is still there. Each
+member holds a lock on a file of its own as long as its process lives: so the others see at once that it has died.
+
+A private directory for ledgers: nobody else's, and not to be led astray by links. Knows nothing of what is kept there.
+
+The processes of one user on one machine share limits: ledgers in files of a private directory, changed under a lock. No daemon.
+
+What stands for an address and its key, where others may see it: the key itself cannot be found from it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import struct
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from math import inf
+from pathlib import Path
+from zlib import crc32
+
+import msgspec
+
+from qreward.quota.ledger import Ledger
+from qreward.quota.messages import Ask, Share
+from qreward.settings.policies import Endpoint
+
+VARIABLE = "QREWARD_SHARE_DIR"
+OTHERS = 0o077
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+class Unsafe(OSError):
+    """A directory or file that others could have put there, or could change."""
+
+
+def directory() -> Path:
+    """Where ledgers are kept: ``QREWARD_SHARE_DIR``, the user's runtime directory, or a directory of the user's among temporary files."""
+    if chosen := os.environ.get(VARIABLE):
+        return Path(chosen)
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "qreward"
+    return Path(tempfile.gettempdir()) / f"qreward-{os.geteuid()}"
+
+
+def open_directory(path: Path) -> int:
+    """A descriptor of a private directory, which is made if it is not there.
+
+    Raises:
+        Unsafe: it is a link, belongs to somebody else, or others may use it.
+        OSError: it cannot be made or opened.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = os.open(path, os.O_RDONLY | os.O_DIRECTORY | NO_LINKS)
+    return _checked(found, path, stat.S_ISDIR)
+
+
+def open_file(place: int, name: str, *, create: bool = True) -> int:
+    """A descriptor of a file of ours in a directory, to read and to write.
+
+    Raises:
+        Unsafe: it is no plain file, or not ours alone.
+        OSError: it cannot be opened; ``FileNotFoundError`` if it is not there and is not to be made.
+    """
+    found = os.open(name, os.O_RDWR | NO_LINKS | (os.O_CREAT if create else 0), 0o600, dir_fd=place)
+    return _checked(found, name, stat.S_ISREG)
+
+
+def _checked(found: int, name: object, is_right: Callable[[int], bool]) -> int:
+    about = os.fstat(found)
+    if is_right(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & OTHERS:
+        return found
+    os.close(found)
+    raise Unsafe(
+        f"{name} must belong to this user alone (it has mode {stat.S_IMODE(about.st_mode):o}); set {VARIABLE} to a private directory"
+    )
+
+
+LAYOUT = 1
+"""Of a ledger in a file; part of its name, so that programs of different versions do not misread each other's."""
+HEAD = struct.Struct("<4sQII")
+MAGIC = b"QRSH"
+SLOT = 256 * 1024
+"""Bytes of a slot; what is not used takes no room on the disk. Some thousand members fit."""
+GLANCE = 8 * 1024
+"""Bytes that are read at first, which is usually all."""
+PATIENCE = 0.25
+"""Seconds for which the lock is waited for. It is held for a tenth of a millisecond, unless its holder was stopped just then."""
+
+
+class Book:
+    """The ledger of one key.
+
+    Args:
+        path: the directory.
+        key: its name.
+        clock: seconds, the same for all processes of this machine.
+    """
+
+    def __init__(self, path: Path, key: str, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._key = f"{key}-{LAYOUT}"
+        self._clock = clock
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(Ledger).decode
+        self._members: dict[str, int] = {}
+        self._place = self._file = -1
+        self._serial = 0
+
+    @contextmanager
+    def opened(self, member: str) -> Iterator[tuple[float, Ledger]]:
+        """The ledger and the time, while no other process has it; changes are kept if nothing is raised.
+
+        Raises:
+            OSError: it cannot be had, or written.
+        """
+        self._lock()
+        try:
+            now = self._clock()
+            ledger = self._read(now)
+            self._show_alive(member)
+            for other in ledger.silent(now):
+                if other not in self._members and self._has_died(other):
+                    ledger.bury(now, other)
+            yield now, ledger
+            self._write(ledger)
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def gone(self, member: str) -> None:
+        """A member of this process is none any more."""
+        held = self._members.pop(member, None)
+        if held is not None:
+            with suppress(OSError):
+                os.unlink(self._name(member), dir_fd=self._place)
+            os.close(held)
+
+    def close(self) -> None:
+        """Close everything. In a forked child the parent's locks stay, for they are the parent's."""
+        for held in (self._file, self._place, *self._members.values()):
+            if held >= 0:
+                os.close(held)
+        self._file = self._place = -1
+        self._members.clear()
+
+    def _name(self, member: str) -> str:
+        return f"{self._key}.{member}"
+
+    # the lock
+
+    def _lock(self) -> None:
+        while True:
+            if self._file < 0:
+                self._open()
+            self._take_lock()
+            if os.fstat(self._file).st_nlink:
+                return
+            self.close()  # somebody deleted it: what others write is elsewhere
+
+    def _open(self) -> None:
+        self._place = open_directory(self._path)
+        try:
+            self._file = open_file(self._place, self._key)
+        except OSError:
+            self.close()
+            raise
+
+    def _take_lock(self) -> None:
+        until, pause = time.monotonic() + PATIENCE, 0.0005
+        while not _locked(self._file):
+            if time.monotonic() > until:
+                raise TimeoutError("another process holds the lock of the ledger and does not release it; is it stopped?")
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+
+    # its content
+
+    def _read(self, now: float) -> Ledger:
+        newest, content = 0, b""
+        for slot in (0, 1):
+            serial, found = self._read_slot(slot * SLOT)
+            if serial > newest:
+                newest, content = serial, found
+        self._serial = newest
+        with suppress(msgspec.MsgspecError, ValueError):
+            ledger = self._decode(content)
+            if ledger.is_of(now):
+                return ledger
+        return Ledger(now if self._has_heirs() else -inf)
+
+    def _read_slot(self, at: int) -> tuple[int, bytes]:
+        """Its number and content, (0, nothing) if it is not whole."""
+        found = os.pread(self._file, GLANCE, at)
+        if len(found) < HEAD.size:
+            return 0, b""
+        magic, serial, length, checksum = HEAD.unpack_from(found)
+        if magic != MAGIC or length > SLOT - HEAD.size:
+            return 0, b""
+        if length > len(found) - HEAD.size:
+            found = os.pread(self._file, HEAD.size + length, at)
+        content = found[HEAD.size : HEAD.size + length]
+        return (serial, content) if crc32(content, serial & 0xFFFFFFFF) == checksum else (0, b"")
+
+    def _write(self, ledger: Ledger) -> None:
+        content = self._encode(ledger)
+        if len(content) > SLOT - HEAD.size:
+            raise OSError("there are too many members for one ledger")
+        self._serial += 1
+        head = HEAD.pack(MAGIC, self._serial, len(content), crc32(content, self._serial & 0xFFFFFFFF))
+        written = os.pwrite(self._file, head + content, self._serial % 2 * SLOT)
+        if written < HEAD.size + len(content):
+            raise OSError("the ledger could not be written whole; is the disk full?")
+
+    # who lives
+
+    def _show_alive(self, member: str) -> None:
+        if member not in self._members:
+            held = open_file(self._place, self._name(member))
+            self._members[member] = held
+            _locked(held)
+
+    def _has_died(self, member: str) -> bool:
+        """Whether the process of a member has ended. If its file is gone nobody knows, and its lease decides."""
+        try:
+            held = open_file(self._place, self._name(member), create=False)
+        except OSError:
+            return False
+        try:
+            if not _locked(held):
+                return False
+            os.unlink(self._name(member), dir_fd=self._place)
+            return True
+        finally:
+            os.close(held)
+
+    def _has_heirs(self) -> bool:
+        """Whether there are others who may hold shares of a ledger that was lost."""
+        names = os.listdir(self._place)  # noqa: PTH208 - the directory that is open, whatever its path is now
+        others = [name.rpartition(".")[2] for name in names if name.startswith(f"{self._key}.")]
+        return any(other in self._members or not self._has_died(other) for other in others)
+
+
+def _locked(file: int) -> bool:
+    """Lock it for this process, if nobody else does."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+class LocalCarrier:
+    """The ledgers of this machine.
+
+    Args:
+        path: the directory; by default see :func:`~qreward.quota.file_ledger.directory`.
+        clock: seconds, the same for all processes of this machine.
+    """
+
+    def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        self._books: dict[str, Book] = {}
+        self._finalizer = weakref.finalize(self, _close_all, self._books)
+
+    def renew(self, key: str, member: str, ask: Ask) -> Share:
+        """Raises ``OSError`` if the ledger cannot be had; ``Unsafe`` if others could have put it there."""
+        with self._book(key).opened(member) as (now, ledger):
+            return ledger.renew(now, member, ask)
+
+    def leave(self, key: str, member: str, ask: Ask) -> None:
+        """The member goes. Raises as ``renew`` does; its process' end will tell then."""
+        book = self._book(key)
+        try:
+            with book.opened(member) as (now, ledger):
+                ledger.leave(now, member, ask)
+        finally:
+            book.gone(member)
+
+    def close(self) -> None:
+        """Close all files."""
+        _close_all(self._books)
+
+    def _book(self, key: str) -> Book:
+        book = self._books.get(key)
+        if book is None:
+            book = self._books[key] = Book(directory() if self._path is None else self._path, key, self._clock)
+        return book
+
+
+def _close_all(books: dict[str, Book]) -> None:
+    for book in list(books.values()):
+        book.close()
+    books.clear()
+
+
+SECRET_HEADERS = ("authorization", "api-key", "x-api-key")
+"""Headers that hold the key where there is no ``api_key``."""
+
+
+def key_of(endpoint: Endpoint) -> str:
+    """A name for who pays at an address: a hash of the address, keyed by its key (BLAKE2b's own keyed mode, RFC 7693).
+
+    Example:
+        >>> key_of(Endpoint("http://a/v1", api_key="k")) == key_of(Endpoint("http://a/v1/", api_key="k", name="other"))
+        True
+        >>> key_of(Endpoint("http://a/v1", api_key="k")) == key_of(Endpoint("http://a/v1"))
+        False
+    """
+    secret = blake2b(_secret(endpoint).encode(), digest_size=32, person=b"qreward-key").digest()
+    return blake2b(endpoint.base_url.encode(), digest_size=16, key=secret, person=b"qreward-share").hexdigest()
+
+
+def _secret(endpoint: Endpoint) -> str:
+    if endpoint.api_key is not None:
+        return endpoint.api_key.get_secret_value()
+    headers = {name.lower(): value for name, value in endpoint.headers.items()}
+    return next((headers[name].get_secret_value() for name in SECRET_HEADERS if name in headers), "")

@@ -1,0 +1,44 @@
+"""Where the ledgers of shared limits lie, and how members reach them: one carrier for each kind of ``Limits.shared``.
+
+``local`` keeps them in files of this machine, ``qreward.integrations.ray.limit_actor`` in an actor. What a ledger does is ``quota``'s.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from qreward.quota.file_ledger import key_of
+from qreward.quota.renewal import Carrier, Membership
+from qreward.settings.policies import Endpoint
+
+
+class Carriers:
+    """The carriers of one client, each made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Carrier] = {}
+        self._making = threading.Lock()
+
+    def __call__(self, endpoint: Endpoint) -> Membership:
+        """Where an endpoint's limits are shared."""
+        kind = endpoint.limits.shared
+        with self._making:
+            carrier = self._made.get(kind)
+            if carrier is None:
+                carrier = self._made[kind] = make_carrier(kind)
+        return Membership(key_of(endpoint), carrier)
+
+    def __iter__(self) -> Iterator[Carrier]:
+        return iter(list(self._made.values()))
+
+
+def make_carrier(kind: str) -> Carrier:
+    """The carrier of a kind. Ray is not imported before it is used."""
+    if kind == "ray":
+        from qreward.integrations.ray.limit_actor import RayCarrier  # noqa: PLC0415 - an extra
+
+        return RayCarrier()
+    from qreward.quota.file_ledger import LocalCarrier  # noqa: PLC0415 - most clients share nothing
+
+    return LocalCarrier()

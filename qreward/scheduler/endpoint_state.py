@@ -1,0 +1,343 @@
+"""All that is known of one place that serves tasks: how many it may hold, when it may be asked, whether it is well.
+
+Everything here is one predicate, ``ready_at``: not a layer of limiters, but numbers in one place.
+
+Says in words what a source's numbers mean now: whether it may be asked, and if not, why and for how long.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+from qreward.quota.lease import Tenure
+from qreward.scheduler.health import IN_A_ROW, Health
+from qreward.scheduler.limits.adaptive import AdaptiveWindow
+from qreward.scheduler.limits.cooldown import Gate
+from qreward.scheduler.limits.headers import DOUBT, Meter
+from qreward.scheduler.limits.rate import LearnedPace, Pace
+from qreward.scheduler.limits.window import FixedWindow, Window
+from qreward.scheduler.outcome import Advertised, Answer
+from qreward.scheduler.stats.latency import Latency, Tempo
+from qreward.scheduler.stats.stalls import Silence
+from qreward.settings.policies import Limits
+
+if TYPE_CHECKING:
+    from qreward.scheduler.pool import Pool
+    from qreward.scheduler.request import Attempt
+
+ATTEMPT_FIRST = 120.0
+"""Seconds an attempt may take at a source that has not shown its speed yet."""
+ATTEMPT_LEAST = 10.0
+ATTEMPT_FACTOR = 8.0
+"""An attempt may take this many times what the slowest percent of answers takes, here or, at this source's pace, anywhere."""
+
+SOON = 1.0
+"""Seconds within which a source must be expected to take work to be worth waiting for."""
+
+HELD = 0.05
+"""Share of an answer's time for which it may have waited for its caller and still say something of room."""
+MOST_DOUBLINGS = 3
+"""How often a task's limit doubles at most, from the second time on that it ran into one: no answer is too long four times."""
+
+
+class Tally:
+    """Counts since the source was made, by outcome."""
+
+    __slots__ = ("cancelled", "failed", "hedged", "ok", "output_tokens", "prompt_tokens", "rejected", "retried", "sent")
+
+    def __init__(self) -> None:
+        self.sent = self.ok = self.rejected = self.failed = self.cancelled = self.retried = self.hedged = 0
+        self.prompt_tokens = self.output_tokens = 0
+
+
+class Source:
+    """One endpoint, or one function.
+
+    Attributes:
+        attempts: what is under way, oldest first, including what is being stopped; ``inflight`` is their number, ``singles``
+            that of those that do not belong to a bulk.
+        look_after: seconds after which an attempt may be worth a look.
+        down_since: when it was found to be out of service, until an answer shows that it is back; else None.
+        check_at: when to look for attempts that take too long; inf while nothing is under way.
+        tempo: of its streams, or None before the first.
+        answered_at: when the latest answer came.
+        proven: when the latest request was sent that was answered.
+        metered: its answers have told of a rate limit.
+        learned: a pace learned from rejects, or None if only what the operator set counts.
+        attempt_timeout: seconds one attempt may take, set by an operator, or None if it is learned.
+        trouble: what its last failure said that was no overload; empty before the first.
+        unanswered: requests in a row that ran out of their time, without a sign of life of the source meanwhile.
+        share: what other processes leave of its limits, which are then kept by it; None if they are its own.
+    """
+
+    __slots__ = (
+        "answered_at", "attempt_timeout", "attempts", "check_at", "down_since", "due", "gate", "handle", "health", "inflight",
+        "latency", "learned", "look_after", "metered", "name", "pools", "proven", "removed", "requests", "reserved", "share",
+        "silence", "singles", "tally", "tempo", "tokens", "trouble", "unanswered", "weight", "window",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        rng: Random,
+        limits: Limits | None = None,
+        *,
+        weight: float = 1.0,
+        attempt_timeout: float | None = None,
+        window: Window | None = None,
+        learned: LearnedPace | None = None,
+    ) -> None:
+        limits = limits or Limits()
+        self.name = name
+        self.weight = weight
+        self.attempt_timeout = attempt_timeout
+        self.window: Window = window or FixedWindow(limits.max_concurrency)
+        self.learned = learned
+        self.requests: Pace | Meter | None = Pace(limits.rpm / 60) if limits.rpm else None
+        self.tokens: Pace | Meter | None = Pace(limits.tpm / 60) if limits.tpm else None
+        self.metered = False
+        self.reserved = limits.tpm_counts == "reserved"
+        self.share: Tenure | None = None
+        self.gate = Gate(rng)
+        self.health = Health(rng, self._health_changed)
+        self.down_since: float | None = None
+        self.latency = Latency()
+        self.silence = Silence()
+        self.tempo: Tempo | None = None
+        self.attempts: dict[Attempt, None] = {}
+        self.inflight = self.singles = 0
+        self.answered_at = self.proven = -inf
+        self.unanswered = 0
+        self.trouble = ""
+        self.look_after = ATTEMPT_LEAST
+        self.check_at = inf
+        self.pools: list[Pool] = []
+        self.due = -1
+        self.removed = False
+        self.tally = Tally()
+        self.handle: object = None
+
+    def ready_at(self, now: float) -> float:
+        """The earliest time at which it may be sent a request: a past time means now, inf means after an event."""
+        health = self.health
+        limit = self.window.limit
+        if self.inflight >= limit or self.inflight >= health.allowed or health.down or self.removed:
+            return inf
+        at = max(health.open_until, self.gate.opens_at)
+        if self.learned is not None:
+            at = max(at, self.learned.ready_at)
+        if self.share is not None and not self.share.may_send(now):
+            return inf
+        if self.requests is not None:
+            at = max(at, self.requests.ready_at)
+        if self.tokens is not None:
+            at = max(at, self.tokens.ready_at)
+        return at
+
+    def sent(self, now: float, attempt: Attempt) -> None:
+        """A request goes out."""
+        self.attempts[attempt] = None
+        self.inflight += 1
+        self.tally.sent += 1
+        self.window.sent(now, self.inflight)
+        self.silence.sent(now, self.inflight)
+        if self.gate.closed:
+            self.gate.sent(now)
+        if self.health.open_until != -inf:
+            self.health.sent(now)
+        if self.learned is not None:
+            self.learned.sent(now)
+        if self.requests is not None:
+            self.requests.take(now)
+
+    def began(self, now: float, sent_at: float) -> None:
+        """The first token of a stream came."""
+        if self.tempo is None:
+            self.tempo = Tempo()
+        self.tempo.began(now - sent_at)
+        self.unanswered = 0
+        if self.silence.since != inf:
+            self.silence.since = now
+
+    def answered(self, now: float, sent_at: float, answer: Answer, held: float = 0.0) -> None:
+        """An answer came, ``held`` seconds later than it could have; ``inflight`` is already without it."""
+        self.answered_at, self.proven = now, max(self.proven, sent_at)
+        self.unanswered = 0
+        self.latency.add(now - sent_at - held, answer.output_tokens)
+        self.silence.broken(now, self.inflight, self.latency.mean)
+        if held > HELD * (now - sent_at):
+            self.window.ended()
+        else:
+            self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
+        self.gate.ok(sent_at)
+        if self.learned is not None:
+            self.learned.ok(now)
+        if not self.health.spotless:
+            self.health.ok(now, sent_at, self.window.limit)
+        tally = self.tally
+        tally.ok += 1
+        tally.prompt_tokens += answer.prompt_tokens or 0
+        tally.output_tokens += answer.output_tokens or 0
+        if answer.limits is not None or self.metered:
+            self.advertised(now, sent_at, answer.limits, used=(answer.prompt_tokens or 0) + (answer.output_tokens or 0))
+
+    def advertised(self, now: float, sent_at: float, limits: Advertised | None, used: int | None = None, hint: float | None = None) -> None:
+        """A request ended, or its answer began; ``limits`` is what was said of rate limits, if anything was.
+
+        Args:
+            used: tokens, if it was served; None if it was turned away or failed.
+            hint: seconds after which the server said to come back, as it turned the request away.
+        """
+        if self.learned is None:  # what the operator set counts, and nothing else
+            return
+        served = used is not None
+        requests, tokens = (None, None) if limits is None else (limits.requests, limits.tokens)
+        if requests is not None:
+            if not isinstance(self.requests, Meter):
+                self.requests, self.metered = Meter(self.requests), True
+            self.requests.told(now, sent_at, requests, answered=served, others=self.inflight, hint=hint)
+        elif isinstance(self.requests, Meter):
+            self.requests.untold(now, sent_at, answered=served, hint=hint)
+        if tokens is not None:
+            if not isinstance(self.tokens, Meter):
+                self.tokens, self.metered = Meter(self.tokens, doubt=DOUBT), True
+            self.tokens.told(now, sent_at, tokens, answered=served, others=self.inflight * (used or 0), hint=hint)
+        elif isinstance(self.tokens, Meter):
+            self.tokens.untold(now, sent_at, answered=served, hint=hint)
+
+    def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
+        """It said it has no room; ``inflight`` is already without that request."""
+        self.tally.rejected += 1
+        away = self.window.rejected(now, sent_at, hint, self.inflight)
+        if away or hint is not None:
+            self.gate.rejected(now, sent_at, hint)
+        if self.learned is not None:
+            self.learned.refused(sent_at)
+            if away and hint is not None:
+                self.learned.hinted(now, hint)
+
+    def _health_changed(self, in_service: int, is_back: int) -> None:
+        for pool in self.pools:
+            pool.in_service += in_service
+            pool.back += is_back
+
+    def was_well(self, then: float, *, asked_now: bool) -> bool:
+        """Whether it served others when a task failed here at ``then``; ``asked_now``: the task has just failed here again.
+
+        It did if it has answered since, without having been out of service in between. If it is another source that is asked
+        now, it is enough that this one is still in service.
+        """
+        health = self.health
+        if then < health.serving_since:
+            return False
+        return self.answered_at > then or (not asked_now and health.is_back)
+
+    def is_alive(self) -> bool:
+        """False if it is known not to answer: it is out of service or on trial after that, or gives no sign of life."""
+        return self.health.is_back and self.unanswered < IN_A_ROW and not self.removed
+
+    def worth_waiting_for(self, now: float) -> bool:
+        """True if it can be expected to take work within about a second."""
+        soon = now + SOON
+        if not self.health.in_service or self.removed or self.gate.opens_at >= soon:
+            return False
+        requests, tokens = self.requests, self.tokens
+        used_up = (isinstance(requests, Meter) and requests.ready_at > soon) or (isinstance(tokens, Meter) and tokens.ready_at > soon)
+        return not used_up
+
+    def rate(self) -> float:
+        """Answers a second that it can give, as far as is known: its window over the time of an answer, and its limits."""
+        rate = self.window.limit / max(self.latency.mean, 1e-6)
+        if self.requests is not None:
+            rate = min(rate, self.requests.rate)
+        if self.learned is not None and self.learned.rate is not None:
+            rate = min(rate, self.learned.rate)
+        return rate
+
+    def is_last(self) -> bool:
+        """True if one of its pools has too little else to do without it."""
+        return not all(pool.has_other(self) for pool in self.pools)
+
+    def attempt_limit(self, overdue: int) -> float:
+        """Seconds an attempt may take of a task that has run into a limit so many times before."""
+        if self.attempt_timeout is not None:
+            return self.attempt_timeout
+        slow = self.latency.slow
+        if slow is None:
+            return ATTEMPT_FIRST * 2.0 ** min(overdue, MOST_DOUBLINGS)
+        rare = max((pool.lengths.rare * pool.lengths.pace(self.latency) for pool in self.pools if pool.lengths.rare < inf), default=0.0)
+        return max(ATTEMPT_LEAST, ATTEMPT_FACTOR * max(slow, rare) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS))
+
+    def expected_finish(self) -> float:
+        """Seconds in which it may be expected to answer: what it showed, more as its window fills; 0 if unknown."""
+        return self.latency.mean * (1.0 + self.inflight / self.window.limit)
+
+    def __repr__(self) -> str:
+        return f"<Source {self.name!r} {self.inflight}/{self.window.limit} in flight>"
+
+
+def make_source(name: str, rng: Random, limits: Limits, *, weight: float = 1.0, attempt_timeout: float | None = None) -> Source:
+    """A source that finds out what it can take within ``limits``, or its share of them, unless they say that it should not."""
+    window = AdaptiveWindow(rng, limits.max_concurrency) if limits.adaptive else None
+    learned = LearnedPace() if limits.adaptive else None
+    source = Source(name, rng, limits, weight=weight, attempt_timeout=attempt_timeout, window=window, learned=learned)
+    if limits.shared != "none":
+        share = source.share = Tenure(limits, source.window)
+        source.requests, source.tokens, source.window = share.requests, share.tokens, share.window
+    return source
+
+
+class Standing(NamedTuple):
+    """What keeps a source from being asked.
+
+    Attributes:
+        reason: in a few words; ``ready`` if nothing does.
+        seconds: until then it is not asked; 0 if it may be asked now, inf if that depends on an event.
+    """
+
+    reason: str
+    seconds: float
+
+
+def standing(now: float, source: Source) -> Standing:
+    """Why a source may not be asked now, the longest obstacle first."""
+    health = source.health
+    if source.removed:
+        return Standing("removed", inf)
+    if health.down:
+        return Standing("marked unhealthy", inf)
+    waits = [(at - now, reason) for at, reason in _times(source) if at > now]
+    if waits:
+        seconds, reason = max(waits)
+        return Standing(reason, seconds)
+    if source.inflight >= health.allowed:
+        return Standing(f"coming back: {health.allowed:g} at a time", inf)
+    if source.inflight >= source.window.limit:
+        return Standing("window full", inf)
+    return Standing("ready", 0.0)
+
+
+def _times(source: Source) -> list[tuple[float, str]]:
+    turned_away = "it turned requests away"
+    if source.gate.unheeded is not None:
+        turned_away += f"; it asked for {source.gate.unheeded:.4g} s, which max_retry_after shortens"
+    times = [(source.health.open_until, "out of service after failures"), (source.gate.opens_at, turned_away)]
+    if source.learned is not None and source.learned.rate is not None:
+        times.append((source.learned.ready_at, f"paced at {source.learned.rate:.3g} requests/s, learned from rejects"))
+    for pace, unit in ((source.requests, "requests"), (source.tokens, "tokens")):
+        if pace is not None:
+            times.append((pace.ready_at, _limit(pace, unit)))
+    return times
+
+
+def _limit(pace: Pace | Meter, unit: str) -> str:
+    if pace.ready_at == inf:
+        return "waiting for its share"
+    return f"no {unit} left, as it says itself" if pace.rate == inf else f"limit of {pace.rate:.3g} {unit}/s"
+
+
+def why_window(source: Source) -> str:
+    """Why its window is what it is."""
+    return str(getattr(source.window, "reason", "fixed"))

@@ -1,0 +1,322 @@
+"""What follows when an attempt gave no answer: for its source, and for its task.
+
+Overload concerns the gate and the window, never health or the task's attempts. A failure counts against the source's
+health, unless the task itself is the likely cause (``Aftermath._is_to_blame``): a sick source is found by the tasks that
+come to it first. The task goes to another source at once if one is worth waiting for; otherwise it waits and may return to
+the same one.
+
+What a failure costs and what follows from it: one table, one back-off, one budget.
+
+Overload costs nothing. A request that is refused is never sent again. All else goes to another source at once, or,
+where there is none, waits with full jitter (Brooker, AWS 2015). Retries draw on one budget (Finagle's RetryBudget),
+so that a failing fleet is not hit harder than a healthy one.
+"""
+
+from __future__ import annotations
+
+from math import exp, inf
+from random import Random
+from typing import NamedTuple, Protocol
+
+from qreward.errors import ClientClosed, QRewardError, RequestTimeout
+from qreward.results import AttemptRecord
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome
+from qreward.scheduler.request import Attempt, State, Task, Why
+from qreward.settings.policies import Retry
+
+
+class Rule(NamedTuple):
+    """What one kind of failure means.
+
+    Attributes:
+        again: the task may be tried again.
+        charged: it counts as one of the task's attempts, and draws on the budget.
+        elsewhere: only another source may serve the task.
+        unwell: it speaks against the health of the source.
+    """
+
+    again: bool
+    charged: bool = False
+    elsewhere: bool = False
+    unwell: bool = False
+
+
+RULES: dict[FailureKind, Rule] = {
+    FailureKind.OVERLOADED: Rule(again=True),
+    FailureKind.QUOTA: Rule(again=True, elsewhere=True),
+    FailureKind.TRANSIENT: Rule(again=True, charged=True, unwell=True),
+    FailureKind.UNREACHABLE: Rule(again=True, charged=True, unwell=True),
+    FailureKind.TIMEOUT: Rule(again=True, charged=True, unwell=True),
+    FailureKind.UNSUITABLE: Rule(again=True, elsewhere=True),
+    FailureKind.REFUSED: Rule(again=False),
+    FailureKind.UNSENDABLE: Rule(again=False),
+    FailureKind.LOCAL: Rule(again=True, charged=True),
+}
+_TOLD_NO = Rule(again=False)
+
+
+def rule_for(failure: Failure) -> Rule:
+    """The rule of a failure; the endpoint's own word (``x-should-retry``) goes first."""
+    if failure.should_retry is None:
+        return RULES[failure.kind]
+    if not failure.should_retry:
+        return _TOLD_NO
+    return RULES[FailureKind.TRANSIENT] if failure.kind is FailureKind.REFUSED else RULES[failure.kind]
+
+
+class Pauses(Protocol):
+    """Waits that double from ``base`` to ``cap``, in seconds."""
+
+    @property
+    def base(self) -> float: ...
+
+    @property
+    def cap(self) -> float: ...
+
+
+def backoff(policy: Pauses, tries: int, rng: Random) -> float:
+    """Seconds to wait before try number ``tries`` + 1 at the same source: full jitter."""
+    return rng.uniform(0.0, min(policy.cap, policy.base * 2.0 ** min(tries - 1, 60)))
+
+
+class Budget:
+    """Retries that may be made: a share of recent requests, and a reserve that refills at a fixed rate.
+
+    The reserve also covers everything that can be in flight, so that the loss of a whole endpoint can always be
+    redirected at once. Source: Finagle RetryBudget (20 %, 10 a second, over 10 s).
+    """
+
+    __slots__ = ("_earned", "_floor", "_reserve", "_share", "_then", "capacity")
+
+    TTL = 10.0
+
+    def __init__(self, policy: Retry) -> None:
+        self._share = policy.budget
+        self._floor = policy.budget_floor
+        self.capacity = 0  # requests that all sources can have in flight
+        self._earned = 0.0
+        self._reserve = inf  # full; the size is known when sources are
+        self._then = -inf
+
+    def deposit(self) -> None:
+        """A request was sent for the first time."""
+        self._earned += self._share
+
+    def withdraw(self, now: float) -> bool:
+        """Take one retry, if there is one."""
+        self._advance(now)
+        if self._earned >= 1:
+            self._earned -= 1
+        elif self._reserve >= 1:
+            self._reserve -= 1
+        else:
+            return False
+        return True
+
+    def grant(self, retries: int) -> None:
+        """So many requests are under way at a source that was lost: each may be tried again."""
+        self._earned += retries
+
+    def wait(self) -> float:
+        """Seconds until the reserve has grown by one."""
+        return 1 / self._floor
+
+    def _advance(self, now: float) -> None:
+        passed = min(now - self._then, 1e6)
+        self._then = now
+        self._earned *= exp(-passed / self.TTL)
+        self._reserve = min(self._floor * self.TTL + self.capacity, self._reserve + passed * self._floor)
+
+
+QUOTA_AWAY = 300.0
+"""Seconds a source is left alone after it said its account is used up."""
+MOST_UNFIT = 2
+"""Sources that may find a task unsuitable before its error is believed."""
+
+ALIVE = frozenset({FailureKind.OVERLOADED, FailureKind.REFUSED})
+NO_SIGN_OF_LIFE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE, FailureKind.UNSENDABLE, FailureKind.LOCAL})
+
+MOST_TRAIL = 100
+"""Failed attempts that a task remembers: an outage may be waited out for long. Beyond them a failed connection is charged as well."""
+
+
+class Verdict(NamedTuple):
+    """What follows.
+
+    Attributes:
+        lost: the source has become unavailable by this, for a second or more.
+        wait: seconds after which the task goes on; 0 is now.
+        error: what the task ends with, or None if it goes on.
+        final: no other source could do better, not even one that works on it already.
+    """
+
+    lost: bool = False
+    wait: float = 0.0
+    error: QRewardError | None = None
+    final: bool = False
+
+
+class Aftermath:
+    """Decides, and keeps the retry budget."""
+
+    def __init__(self, retry: Retry, rng: Random) -> None:
+        self._retry = retry
+        self._rng = rng
+        self.budget = Budget(retry)
+
+    def of(self, now: float, attempt: Attempt, outcome: Failure | Cancelled) -> Verdict:
+        """Decide what follows, and tell the source."""
+        source, task = attempt.source, attempt.task
+        if isinstance(outcome, Cancelled):
+            if attempt.why is not Why.OVERDUE:
+                return self._stopped(now, attempt)
+            outcome = attempt.failure = _overdue(now, attempt)
+        rule = rule_for(outcome)
+        lost = self._blame(now, attempt, outcome, rule)
+        if not task.holds(attempt):  # nobody waits for it any more: it only tells of its source
+            return Verdict(lost)
+        self._note(now, attempt, outcome)
+        if attempt.committed and not task.restarts:  # what was given out cannot be taken back
+            return Verdict(lost, error=outcome.error, final=True)
+        wait, error = self._decide(now, task, source, outcome, rule)
+        return Verdict(lost, wait, error, final=not rule.again)
+
+    def _stopped(self, now: float, attempt: Attempt) -> Verdict:
+        source = attempt.source
+        source.tally.cancelled += 1
+        source.window.ended()
+        source.silence.ended(source.inflight)
+        source.advertised(now, attempt.sent_at, None)
+        if attempt.why is not None and now >= attempt.task.deadline:
+            source.unanswered += 1
+        error = None if attempt.why else ClientClosed("the event loop was shut down before the request was done")
+        slow = source.latency.slow
+        task = attempt.task
+        hopeless = attempt.why is Why.ABANDONED and (task.tries or task.suspected)  # it has failed elsewhere, too
+        if attempt.why is None or attempt.committed or slow is None or hopeless or now - attempt.sent_at < 4 * slow:
+            return Verdict(error=error)
+        # given up by its caller, but so late that it speaks against the source: short timeouts must not hide a hang
+        return Verdict(source.health.failed(now, attempt.sent_at, attempt.task.number, last=source.is_last()), error=error)
+
+    def _blame(self, now: float, attempt: Attempt, failure: Failure, rule: Rule) -> bool:
+        source, task = attempt.source, attempt.task
+        if is_sign_of_life(failure):
+            source.unanswered = 0
+        asked, most = failure.retry_after, self._retry.max_retry_after
+        hint = None if asked is None else min(asked, most)
+        source.advertised(now, attempt.sent_at, failure.limits, hint=hint if failure.kind is FailureKind.OVERLOADED else None)
+        if failure.kind is FailureKind.OVERLOADED:
+            source.silence.ended(source.inflight)
+            available = source.worth_waiting_for(now)
+            source.rejected(now, attempt.sent_at, hint)
+            source.gate.unheeded = asked if asked is not None and asked > most else None
+            return available and not source.worth_waiting_for(now)
+        source.tally.failed += 1
+        source.trouble = str(failure.error)
+        source.window.ended()
+        if failure.kind in NO_SIGN_OF_LIFE:
+            source.silence.ended(source.inflight)
+        else:
+            source.silence.broken(now, source.inflight, source.latency.mean)
+        if failure.kind is FailureKind.QUOTA and not source.is_last():
+            in_service = source.health.in_service
+            source.health.eject(now, QUOTA_AWAY)
+            return in_service
+        if not (rule.unwell or (failure.misconfigured and not source.is_last())):
+            return False
+        if failure.kind is not FailureKind.UNREACHABLE:  # else no request has reached the source: the task cannot be the cause
+            to_blame = self._is_to_blame(task, source)
+            task.failures = (*task.failures, (source, now))
+            if to_blame or (failure.kind is FailureKind.TIMEOUT and _hangs_elsewhere(now, attempt)):
+                return False
+        return source.health.failed(now, attempt.sent_at, task.number, last=source.is_last())
+
+    def _is_to_blame(self, task: Task, source: Source) -> bool:
+        """Whether a task that fails at a source again is itself the likely cause.
+
+        It is if it failed where others were served, or as often as a task may. Its failure then tells nothing about this
+        source, is charged to the task in any case, and does not end the source's way back into service.
+        """
+        if len(task.failures) >= self._retry.attempts:
+            return True
+        return any(other.was_well(then, asked_now=other is source) for other, then in task.failures)
+
+    def _note(self, now: float, attempt: Attempt, failure: Failure) -> None:
+        error = failure.error
+        status = getattr(error, "status_code", None)
+        remember(attempt, failure.kind.name.lower(), now, status, str(error))
+        attempt.task.last_error = error
+
+    def _decide(self, now: float, task: Task, source: Source, failure: Failure, rule: Rule) -> tuple[float, QRewardError | None]:
+        if not rule.again:
+            return 0.0, failure.error
+        if rule.elsewhere:
+            task.unfit = (*task.unfit, source)
+            self._avoid(task, (*task.excluded, source))
+            pool, unfit = task.pool, task.unfit
+            fit = pool.in_service > len(unfit) or any(other.health.in_service and other not in unfit for other in pool.sources)
+            enough = len(task.unfit) >= MOST_UNFIT and failure.kind is not FailureKind.QUOTA
+            return 0.0, None if fit and not enough else failure.error
+        if not rule.charged:
+            return 0.0, None
+        if failure.kind is FailureKind.TIMEOUT:
+            task.overdue += 1
+        if self._is_charged(task, source, failure, rule):
+            task.tries += 1
+        if task.tries >= self._retry.attempts:
+            return 0.0, failure.error
+        return self._wait(now, task, source), None
+
+    def _is_charged(self, task: Task, source: Source, failure: Failure, rule: Rule) -> bool:
+        """Whether a failure counts as one of the task's attempts: not at a source that is known to be out of service, up to a bound."""
+        if not rule.unwell or source.health.in_service:
+            return True
+        if failure.kind is FailureKind.UNREACHABLE:
+            return len(task.trail or ()) > MOST_TRAIL
+        return len(task.failures) > self._retry.attempts
+
+    def _wait(self, now: float, task: Task, source: Source) -> float:
+        avoided = task.excluded if source in task.excluded else (*task.excluded, source)
+        others = task.pool.awaits(now, avoided)
+        self._avoid(task, avoided if others else task.unfit)
+        # the first time at once; then more slowly, so that breakers open before the attempts are used up
+        wait = 0.0 if others and task.tries < 2 else backoff(self._retry, max(1, task.tries), self._rng)
+        return wait if self.budget.withdraw(now) else wait + self.budget.wait()
+
+    @staticmethod
+    def _avoid(task: Task, sources: tuple[Source, ...]) -> None:
+        if task.state is not State.QUEUED:  # where it waits for a second attempt, it waits under what it avoids
+            task.excluded = sources
+
+
+def is_sign_of_life(outcome: Outcome) -> bool:
+    """Whether it shows that its source is there and reads what it is sent."""
+    return isinstance(outcome, Answer) or (isinstance(outcome, Failure) and outcome.kind in ALIVE)
+
+
+def remember(attempt: Attempt, outcome: str, now: float, status: int | None = None, detail: str = "") -> None:
+    """Put an attempt into its task's trail."""
+    task = attempt.task
+    if task.trail is None:
+        task.trail = []
+    if len(task.trail) <= MOST_TRAIL:
+        hedge = attempt is task.copy
+        task.trail.append(AttemptRecord(attempt.source.name, outcome, now - attempt.sent_at, status, detail, hedge))
+
+
+def _hangs_elsewhere(now: float, attempt: Attempt) -> bool:
+    """Whether the task has run into a time limit before, or is long overdue at another source: then it is not this one's fault."""
+    task = attempt.task
+    other = task.other(attempt)
+    if task.overdue or other is None:
+        return task.overdue > 0
+    slow = other.source.latency.slow
+    return slow is not None and now - other.sent_at > 2 * slow
+
+
+def _overdue(now: float, attempt: Attempt) -> Failure:
+    seconds = now - attempt.sent_at
+    name = attempt.source.name
+    hint = "set Timeouts(attempt=...) of the endpoint if such requests may take longer"
+    return Failure(FailureKind.TIMEOUT, RequestTimeout(f"no answer from endpoint {name!r} within {seconds:.1f} s; {hint}", endpoint=name))

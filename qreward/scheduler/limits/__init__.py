@@ -1,0 +1,1 @@
+"""How much one endpoint may be sent: concurrency, rate, tokens, cooldown."""

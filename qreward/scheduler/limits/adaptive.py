@@ -1,0 +1,264 @@
+"""A window that finds what its source can take, knowing nothing of it beforehand.
+
+Two signals move it. *Rejects* say what the source holds: exactly those that survived. *Elasticity* says whether more in
+flight still brings more done, from the time a token takes: it works where a server queues without ever rejecting. Both
+are measured against the window's own earlier rounds, never against a lowest latency, which for language models is only
+the shortest answer.
+
+W1  Start at a usual size and double every round while throughput keeps up. A small limit set by an operator is trusted from
+    the start. Where that is too much the first rejects say what fits, within a round trip.
+W2  Without rejects, run a little above and below the base in turn; move the base up while that pays, down where less
+    would do as well. At an operator's limit, look below only now and then.
+W3  A reject sets the window to the survivors, less a little that is left to other clients. A lone one without a hint,
+    amid good answers, is noise.
+W4  From there try one more after many clean answers; each try that holds doubles the next; one that fails goes back, and
+    is our own question answered: it tells nothing new. Tries end where elasticity says that more brings nothing.
+    Where a failed try costs a pause, because the source asks for one, the next comes after twenty times that pause.
+W5  If nobody survives, twice in a row, the source is away, not full: start again, with half of what it held before.
+Failures and time-outs move nothing: they are judged by ``health``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, log
+from random import Random
+
+from qreward.scheduler.limits.window import Changes, count_change
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Constants of the window. Swept one at a time over 23 server models, none moved the mean by more than .006."""
+
+    start: int = 32
+    keep: float = 0.35  # W1: elasticity that justifies another doubling
+    zig: float = 0.15  # W2: how far above and below the base
+    memory: float = 0.8  # W2: weight that older differences keep, per round
+    low: float = 0.05  # W2: elasticity under which a smaller window loses nothing
+    high: float = 0.20  # W2: elasticity over which a larger window pays
+    down: float = 0.85
+    up: float = 1.20
+    spare: float = 0.03  # W3: share left to other clients at a reject
+    patience: int = 100  # W4: clean answers before a try
+    hold: float = 60.0  # W4: or seconds, for slow sources
+    settle: float = 1.0  # W4: least seconds between tries, and how long a reject is blamed on the last one
+    price: float = 20.0  # W4: after a failed try that costs a pause, clean time per second of pause
+    shortest_round: int = 12
+    longest_round: int = 100
+    trusted: int = 64  # W1: largest limit of an operator that is used at once
+    look: int = 8  # W2: rounds between two looks below an operator's limit
+
+
+TUNING = Tuning()
+MOST = 2048
+"""Largest window of a source of which nothing is known."""
+
+
+class Elasticity:
+    """How throughput follows the window: 1 if in proportion, 0 if no longer at all.
+
+    From differences of consecutive rounds, as d ln(throughput) / d ln(window), so that slow changes of the source itself
+    do not count.
+    """
+
+    __slots__ = ("_last", "_xx", "_xy")
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+        self._xy = self._xx = 0.0
+
+    def add(self, window: int, seconds_per_token: float) -> float | None:
+        """Take a round's window and speed; the elasticity between it and the one before, None if they cannot be compared."""
+        x, y = log(window), log(max(1e-9, seconds_per_token))
+        last, self._last = self._last, (x, y)
+        if last is None or abs(x - last[0]) <= 0.05:
+            return None
+        dx, dy = x - last[0], y - last[1]
+        self._xy = TUNING.memory * self._xy + dx * dy
+        self._xx = TUNING.memory * self._xx + dx * dx
+        return 1 - dy / dx
+
+    def break_off(self) -> None:
+        """The next round cannot be compared with the last one."""
+        self._last = None
+
+    @property
+    def value(self) -> float:
+        """Over all rounds, recent ones counting most; 1 if nothing is known."""
+        return 1 - self._xy / self._xx if self._xx else 1.0
+
+
+class _Round:
+    """Answers to requests that were sent under one window."""
+
+    __slots__ = ("answers", "limit", "peak", "seconds", "since", "tokens")
+
+    def __init__(self, limit: int, since: float, peak: int) -> None:
+        self.limit, self.since, self.peak = limit, since, peak
+        self.answers, self.seconds, self.tokens = 0, 0.0, 0.0
+
+
+class AdaptiveWindow:
+    """See the rules at the head of this file.
+
+    Args:
+        rng: for rounding.
+        most: an operator's limit; always holds.
+
+    Attributes:
+        crowded_until: until then the source is known to let requests wait inside, and the window does not grow.
+    """
+
+    __slots__ = (
+        "_away", "_base", "_blame_until", "_capped", "_clean", "_elasticity", "_floor", "_good", "_held", "_mark", "_no_try_before",
+        "_reject_after", "_rng", "_round", "_rounds", "_side", "_start", "_starting",
+        "_step", "changes", "crowded_until", "limit", "most", "reason",
+    )  # fmt: skip
+
+    def __init__(self, rng: Random, most: int | None = None) -> None:
+        self._rng = rng
+        self.most = MOST if most is None else most
+        self._start = most if most is not None and most <= TUNING.trusted else min(TUNING.start, self.most)
+        self.limit = self._start
+        self._held = 0.0  # what it last held for long
+        self._rounds = 1
+        self.reason = "start"
+        self.changes: Changes = {}
+        self.crowded_until = -inf
+        self._elasticity = Elasticity()
+        self._side = 1.0
+        self._good = self.most  # answers since the last reject
+        self._away = 0  # rejects in a row after which nobody was left
+        self._reject_after = 0.0  # seconds a reject takes, moving average
+        self._clean = 0  # answers since the last try or reject
+        self._mark = 0.0  # when that was
+        self._floor = 0  # the window before the last try
+        self._blame_until = 0.0
+        self._no_try_before = 0.0
+        self._round = _Round(self.limit, 0.0, 0)
+        self._begin(0.0, 0)
+
+    def _begin(self, now: float, inflight: int) -> None:
+        self._starting, self._capped, self._step = True, False, 0
+        self._elasticity.break_off()
+        self._set(max(self._start, self._held / 2), now, inflight)
+
+    def sent(self, _now: float, inflight: int) -> None:
+        """A request went out; ``inflight`` counts it."""
+        self._round.peak = max(self._round.peak, inflight)
+
+    def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int) -> None:
+        """An answer came; ``inflight`` is without it."""
+        self._clean += 1
+        self._good += 1
+        self._away = 0
+        if self._good >= TUNING.patience:
+            self._held = self._base
+        if self._capped and inflight + 1 >= self.limit:
+            self._try_more(now)
+        current = self._round
+        if sent_at >= current.since:
+            current.answers += 1
+            current.seconds += now - sent_at
+            current.tokens += tokens or 1.0
+            if current.answers >= min(TUNING.longest_round, max(TUNING.shortest_round, self.limit / 2)):
+                self._end_round(now, inflight)
+
+    def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
+        """Turned away while ``others`` are still served. False if it was noise, or our own try."""
+        self._reject_after += 0.2 * (now - sent_at - self._reject_after)
+        tried = now < self._blame_until and others >= self._floor
+        lone = not tried and hint is None and others > 0 and self._good >= self.limit / 2
+        self._good = 0
+        if lone:
+            return False
+        self._away += others == 0
+        if self._away > 1:
+            self.reason = "nobody was served: starting again"
+            self._begin(now, others)
+            return True
+        if tried and hint is not None:
+            self._no_try_before = now + TUNING.price * hint
+        self._yield_to(now, others, max(others, self._floor) if tried else others)
+        return not tried
+
+    def ended(self) -> None:
+        """A request ended in any other way, which says nothing about room."""
+
+    def returned(self, now: float, inflight: int) -> None:
+        """The source is back after it took nothing at all (W5): what it still served while it went away says nothing of its room."""
+        if self.limit < max(self._start, self._held / 2):
+            self.reason = "back: starting again"
+            self._begin(now, inflight)
+
+    def _yield_to(self, now: float, others: int, survivors: int) -> None:
+        base = float(min(self.limit, survivors))
+        if self._step or self._clean:  # about once in a burst of rejects
+            give = base * TUNING.spare
+            base -= int(give) + (self._rng.random() < give % 1)
+        self._starting, self._capped, self._step = False, True, 0
+        self._mark, self._clean = now, 0
+        self._elasticity.break_off()
+        self.reason = f"rejected while {others} were served"
+        self._set(base, now, others)
+
+    def _settle(self) -> float:
+        return max(TUNING.settle, 3 * self._reject_after)
+
+    def _try_more(self, now: float) -> None:
+        waited = now - self._mark
+        due = self._step or self._clean >= TUNING.patience or waited >= TUNING.hold
+        barred = now < max(self._no_try_before, self.crowded_until) or waited < self._settle()
+        if not due or barred or self.limit >= min(self.most, 1.5 * self._round.limit):
+            return
+        if self._elasticity.value < TUNING.high:  # more would bring nothing: it is not rejects that limit us
+            self._capped = False
+            return
+        self._floor = self.limit
+        self._step = min(2 * self._step or 1, max(1, self.limit // 3))
+        self._mark, self._clean, self._blame_until = now, 0, now + self._settle()
+        self.limit = min(self.most, self.limit + self._step)
+        count_change(self.changes, self._floor, self.limit, "trial")
+        self._base = float(self.limit)
+        self.reason = f"trying {self.limit - self._floor} more after clean answers"
+
+    def _end_round(self, now: float, inflight: int) -> None:
+        current, base = self._round, self._base
+        if current.peak < 0.8 * self.limit:  # too little work to learn from
+            self._elasticity.break_off()
+        else:
+            change = self._elasticity.add(self.limit, current.seconds / current.tokens)
+            factor = 1.0
+            if self._starting:
+                factor = self._start_factor(inf if change is None else change)
+            elif change is not None and self._side < 0:  # every second round, after a full swing
+                factor = self._seek_factor()
+            base *= factor if now >= self.crowded_until else min(1.0, factor)
+        self._side = -self._side
+        self._rounds += 1
+        self._set(base, now, inflight)
+
+    def _start_factor(self, elasticity: float) -> float:
+        self._starting = elasticity >= TUNING.keep
+        self.reason = f"start: elasticity {elasticity:.2f}"
+        if self._starting:
+            return 2.0
+        return 1.0 if elasticity > TUNING.low else 0.5
+
+    def _seek_factor(self) -> float:
+        elasticity = self._elasticity.value
+        self.reason = f"elasticity {elasticity:.2f}"
+        if elasticity > TUNING.high and not self._capped:
+            return TUNING.up
+        return TUNING.down if elasticity < TUNING.low else 1.0
+
+    def _set(self, base: float, now: float, inflight: int) -> None:
+        self._base = max(1.0, min(float(self.most), base))
+        if self._base >= self.most:
+            self._starting = False
+        at_rest = self._capped or self._starting or (self._base >= self.most and self._rounds % TUNING.look != 0)
+        swing = 1.0 if at_rest else 1 - TUNING.zig if self._base >= self.most else 1 + TUNING.zig * self._side
+        before, self.limit = self.limit, max(1, min(self.most, round(self._base * swing)))
+        count_change(self.changes, before, self.limit, self.reason.partition(" ")[0].rstrip(":"))
+        self._round = _Round(self.limit, now, inflight)

@@ -1,0 +1,125 @@
+"""Pacing by GCRA, the generic cell rate algorithm (ITU-T I.371): one float of state a limit, O(1), exact wake times.
+
+A send of cost c moves the theoretical arrival time by c / rate; the next send conforms once that time is less than
+``burst`` seconds ahead. A cost larger than the burst is let through when there is no debt, and paid off afterwards.
+
+A pace learned from rejects that say when to come back.
+
+A hint (``Retry-After``) may mean a rate limit. What was accepted over the last minute, less 2 %, is a rate that the limit
+certainly allows, for token buckets and calendar windows alike. From there it is raised again: 2 % after 20 clean
+seconds, then twice as much (at most 30 %) every 5 s; a reject takes back the last raise. Rejects that go on amid answers at a
+pace that was not raised do not come from the rate: after two of them the pace is forgotten. Too few accepted say nothing
+of a rate, and a source that accepts nothing any more is away: only the first reject after an answer counts.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+BURST = 0.1
+"""Seconds of a rate that may be sent at once. One second doubles up in providers' per-second windows (simulated)."""
+
+
+class Pace:
+    """A limit on requests or tokens per second."""
+
+    __slots__ = ("_arrival", "burst", "rate")
+
+    def __init__(self, rate: float, burst: float = BURST) -> None:
+        self.rate = rate
+        self.burst = burst
+        self._arrival = float("-inf")
+
+    @property
+    def ready_at(self) -> float:
+        """The earliest time at which a send conforms; a time in the past means now."""
+        return self._arrival - self.burst
+
+    def take(self, now: float, cost: float = 1.0) -> None:
+        """Pay for a send."""
+        self._arrival = max(self._arrival, now) + cost / self.rate
+
+    def give_back(self, cost: float) -> None:
+        """Correct an earlier payment: what was not used comes back, what was used beyond it (negative) is paid."""
+        self._arrival -= cost / self.rate
+
+
+SPAN = 60
+SHARE = 0.98
+FIRST_RAISE, LARGEST_RAISE = 0.02, 0.30
+CALM, NEXT = 20.0, 5.0
+EVIDENCE = 5
+"""Requests accepted in the last minute without which no rate is learned, and answers without which no reject speaks against one."""
+
+
+class LearnedPace:
+    """No limit until a reject carries a hint; then requests per second by GCRA."""
+
+    __slots__ = ("_accepted", "_answered", "_began", "_changed", "_cut", "_in_vain", "_pace", "_raised")
+
+    def __init__(self) -> None:
+        self._pace: Pace | None = None
+        self._accepted: dict[int, int] = {}  # second -> requests sent and not turned away; the last minute
+        self._began: float | None = None
+        self._changed = self._cut = -inf
+        self._answered = 0  # since the last cut
+        self._in_vain = False  # the last cut was of a pace that had not been raised
+        self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
+
+    @property
+    def rate(self) -> float | None:
+        """Requests per second, or None while nothing limits."""
+        return None if self._pace is None else self._pace.rate
+
+    @property
+    def ready_at(self) -> float:
+        """The earliest time at which a request conforms."""
+        return -inf if self._pace is None else self._pace.ready_at
+
+    def sent(self, now: float) -> None:
+        """A request goes out."""
+        second = int(now)
+        if self._began is None:
+            self._began = now
+        if second not in self._accepted:
+            self._accepted = {then: count for then, count in self._accepted.items() if then >= second - SPAN}
+        self._accepted[second] = self._accepted.get(second, 0) + 1
+        if self._pace is not None:
+            self._pace.take(now)
+
+    def ok(self, now: float) -> None:
+        """An answer came."""
+        self._answered += 1
+        if self._pace is not None and now - self._changed > (NEXT if self._raised else CALM):
+            self._raised = min(LARGEST_RAISE, max(FIRST_RAISE, 2 * self._raised))
+            self._pace.rate *= 1 + self._raised
+            self._changed = now
+
+    def refused(self, sent_at: float) -> None:
+        """A request that was sent then was turned away."""
+        if int(sent_at) in self._accepted:
+            self._accepted[int(sent_at)] -= 1
+
+    def hinted(self, now: float, hint: float) -> None:
+        """A reject said to come back after ``hint`` seconds. Rejects within a second count once."""
+        if now - self._cut < 1.0 or not self._answered:
+            return
+        began = now if self._began is None else self._began
+        span = float(SPAN) if now - began >= SPAN else now - began + hint
+        recent = sum(count for then, count in self._accepted.items() if then >= now - SPAN - 1)
+        if recent < EVIDENCE:
+            return
+        seen = max(1 / SPAN, SHARE * recent / max(1.0, span))
+        if self._pace is None:
+            self._pace = Pace(seen)
+            self._in_vain = False
+        elif self._raised:
+            self._pace.rate = max(min(seen, self._pace.rate), self._pace.rate / (1 + self._raised))
+            self._in_vain = False
+        elif not self._in_vain:
+            self._pace.rate = min(seen, SHARE * self._pace.rate)
+            self._in_vain = self._answered >= EVIDENCE
+        else:
+            self._pace = None
+        self._cut = self._changed = now
+        self._raised, self._answered = 0.0, 0

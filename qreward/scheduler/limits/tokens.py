@@ -1,0 +1,67 @@
+"""Token accounting for sources with a token limit: estimate, reserve, reconcile.
+
+A task's tokens are known only afterwards, so a guess is reserved when it is sent and corrected when it is answered:
+the prompt by its size, scaled by what such guesses were off by; the output by the mean of what answers used. A server that
+tells what is left teaches its own charges, which are scaled from a *plain* guess: one that does not move with the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from qreward.scheduler.limits.headers import Meter
+
+if TYPE_CHECKING:
+    from qreward.scheduler.outcome import Answer
+    from qreward.scheduler.request import Attempt
+
+FIRST_OUTPUT = 256.0
+"""Output tokens expected of an answer before any was seen."""
+
+
+class Tokens:
+    """Guesses, and how good they were."""
+
+    __slots__ = ("_estimate", "_output", "_scale")
+
+    def __init__(self, estimate: Callable[[Any], tuple[float, float]] | None) -> None:
+        self._estimate = estimate
+        self._scale = 1.0  # real prompt tokens per estimated one, moving average
+        self._output: float | None = None  # output tokens of an answer, moving average
+
+    def reserve(self, now: float, attempt: Attempt) -> None:
+        """Charge a source's token limit with what an attempt is expected to use."""
+        pace = attempt.source.tokens
+        assert pace is not None
+        prompt, most = self._estimate(attempt.task.payload) if self._estimate else (0.0, 0.0)
+        expected = FIRST_OUTPUT if self._output is None else self._output
+        output = most if attempt.source.reserved and most else min(expected, most) if most else expected
+        attempt.prompt = prompt
+        attempt.cost = prompt * self._scale + output
+        if isinstance(pace, Meter):
+            pace.take(now, attempt.cost, prompt + (most or FIRST_OUTPUT if attempt.source.reserved else min(FIRST_OUTPUT, most or inf)))
+        else:
+            pace.take(now, attempt.cost)
+
+    def settle(self, attempt: Attempt, answer: Answer | None) -> None:
+        """Correct the charge by what the answer says it used; without an answer nothing is known, and the charge is returned."""
+        pace = attempt.source.tokens
+        if pace is None or not attempt.cost:  # sent before there was a limit
+            return
+        used = 0.0 if answer is None else self._used(attempt, answer)
+        if isinstance(pace, Meter):
+            pace.settle(attempt.cost, used)
+        else:
+            pace.give_back(attempt.cost - used)
+
+    def _used(self, attempt: Attempt, answer: Answer) -> float:
+        """What an answer is charged, and a lesson for the next guess."""
+        used_prompt, used_output = answer.prompt_tokens, answer.output_tokens
+        if used_prompt is None or used_output is None:
+            return attempt.cost
+        self._output = used_output if self._output is None else self._output + 0.1 * (used_output - self._output)
+        if attempt.prompt:
+            self._scale += 0.1 * (used_prompt / attempt.prompt - self._scale)
+        return attempt.cost if attempt.source.reserved else used_prompt + used_output

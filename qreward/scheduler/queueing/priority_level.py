@@ -1,0 +1,258 @@
+"""What waits at one level of priority: retries first, then tenants in turn; of a tenant its single tasks, then its bulks in turn.
+
+Tenants, and the bulks of a tenant, share by cost (see ``fair``). Knows nothing of the other levels.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from typing import TYPE_CHECKING
+
+from qreward.scheduler.queueing.entries import QUEUED, Retries, Singles, rank
+from qreward.scheduler.queueing.fair import Fair, Flow, Turns
+from qreward.scheduler.request import Feed, Task
+
+if TYPE_CHECKING:
+    from qreward.scheduler.endpoint_state import Source
+
+BULK = 60.0
+"""Seconds of waiting after which a bulk's next item goes before single tasks of its level and tenant."""
+LEAST_COST = 1.0
+
+
+class Bulk(Flow):
+    """A feed among the others of its tenant."""
+
+    __slots__ = ("feed",)
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+
+    @property
+    def born(self) -> float:
+        """When a single task would have come that is as urgent as the next item."""
+        return self.feed.served + BULK
+
+    @property
+    def tenant(self) -> str | None:
+        return self.feed.tenant
+
+    def waits(self) -> bool:
+        return self.feed.lined
+
+
+class Tenant(Flow):
+    """All that one tenant has waiting at a level, retries excepted."""
+
+    __slots__ = ("bulks", "name", "singles")
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.singles = Singles()
+        self.bulks: Fair[Feed, Bulk] = Fair()
+
+    def next(self, bulk: bool) -> Task | Bulk | None:
+        """What is to be taken of it: a single task, unless a bulk has waited for long."""
+        head = self.singles.head()
+        if bulk and self.bulks.flows:
+            first = self.bulks.first()
+            if first is not None and (head is None or first.born < head.born):
+                return first
+        return head
+
+    def waits(self) -> bool:
+        return self.next(bulk=True) is not None
+
+    def has_single(self) -> bool:
+        return self.singles.head() is not None
+
+
+Found = Task | Bulk | deque[Task] | None
+"""A single task, a bulk whose next item is meant, or a line of retries of which the head is."""
+
+
+class Lane:
+    """The entries of one level."""
+
+    __slots__ = ("_online", "_tenants", "again", "items_again", "level")
+
+    def __init__(self, level: int) -> None:
+        self.level = level
+        self.again = Retries()
+        self.items_again = Retries()  # those of tasks that came from a feed
+        self._tenants: Fair[str | None, Tenant] = Fair()
+        self._online: Turns[Tenant] = Turns(Tenant.has_single)  # kept while there are several tenants
+
+    # what comes
+
+    def tenant(self, name: str | None) -> Tenant:
+        """The tenant of that name, who is about to have something waiting."""
+        alone = self._tenants.alone
+        return alone if alone is not None and alone.name == name else self._enter(name)
+
+    def put_feed(self, feed: Feed) -> None:
+        bulks = self.tenant(feed.tenant).bulks
+        bulk = bulks.flows.get(feed)
+        if bulk is None:
+            bulk = Bulk(feed)
+            bulks.add(feed, bulk)
+        if bulks.alone is None:
+            bulks.awake(bulk)
+        feed.lined = True
+
+    def _enter(self, name: str | None) -> Tenant:
+        tenants = self._tenants
+        tenant = tenants.flows.get(name)
+        if tenant is None:
+            if tenants.alone is not None:
+                self._online.join(tenants.alone)
+            tenant = Tenant(name)
+            tenants.add(name, tenant)
+        if tenants.alone is None:
+            tenants.awake(tenant)
+            self._online.join(tenant)
+        return tenant
+
+    # what goes
+
+    def take(self, source: Source, now: float, bulk: bool, cost: Callable[[Task], float]) -> tuple[Task, Feed | None] | None:
+        """Remove and return what a source should take, with the feed if it comes fresh from one."""
+        if self.again.groups or self.items_again.groups:
+            return self.remove(self.best(source, bulk)[1], now, cost)
+        alone = self._tenants.alone
+        return self.remove(self._turn(bulk) if alone is None else alone.next(bulk), now, cost)
+
+    def best(self, source: Source, bulk: bool) -> tuple[float, Found]:
+        """What a source should take, and when the most urgent came of what it may take; inf if there is nothing."""
+        alone = self._tenants.alone
+        fresh = self._turn(bulk) if alone is None else alone.next(bulk)
+        found: Found = fresh
+        age = first = inf if fresh is None else fresh.born
+        if alone is None and (online := self._online.first()) is not None:
+            single = online.next(bulk=False)  # must not lose its place among the levels because it is a bulk's turn
+            age = age if single is None else min(age, single.born)
+        if self.again.groups or self.items_again.groups:
+            line = self._retried(source)
+            if line is not None and (retried := rank(line[0], source)) <= first:
+                age, found = min(age, retried), line
+        return age, found
+
+    def remove(self, found: Found, now: float, cost: Callable[[Task], float]) -> tuple[Task, Feed | None] | None:
+        """Take out what has just been found."""
+        if found is None:
+            return None
+        if isinstance(found, deque):
+            return found.popleft(), None
+        alone = self._tenants.alone
+        tenant = alone or self._tenants.flows[found.tenant]
+        if not isinstance(found, Task):
+            return self._take_item(tenant, found, now, cost)
+        tenant.singles.pop()
+        if alone is None:
+            self._charge(found, cost, tenant)
+        return found, None
+
+    def _take_item(self, tenant: Tenant, bulk: Bulk, now: float, cost: Callable[[Task], float]) -> tuple[Task, Feed]:
+        feed = bulk.feed
+        task = feed.buffer.popleft()
+        task.feed = feed
+        feed.served = now
+        if not feed.buffer:
+            feed.lined = False
+        if self._tenants.alone is None or tenant.bulks.alone is None:
+            self._charge(task, cost, tenant, bulk)
+        if feed.ended and not feed.lined:
+            tenant.bulks.forget(feed)
+        return task, feed
+
+    def _turn(self, bulk: bool) -> Task | Bulk | None:
+        """What the tenant has whose turn it is."""
+        tenant = self._tenants.first() if bulk else self._online.first()
+        return None if tenant is None else tenant.next(bulk)
+
+    def _retried(self, source: Source) -> deque[Task] | None:
+        line = self.again.first(source)
+        items = self.items_again.first(source)
+        return items if line is None or (items is not None and rank(items[0], source) < rank(line[0], source)) else line
+
+    # what it costs
+
+    def passed(self, task: Task, cost: Callable[[Task], float]) -> None:
+        """Charge a task that did not have to wait, while others do."""
+        alone = self._tenants.alone
+        if alone is None or alone.name != task.tenant:
+            tenant = self._enter(task.tenant)
+            if self._tenants.alone is None:
+                self._charge(task, cost, tenant)
+
+    def settle(self, task: Task, charge: float, used: float) -> None:
+        """A task that was charged so much has used so much."""
+        feed = task.feed
+        name = task.tenant if feed is None else feed.tenant
+        self._tenants.settle(name, charge, used)
+        if feed is not None and (tenant := self._tenants.flows.get(name)) is not None:
+            tenant.bulks.settle(feed, charge, used)
+
+    def _charge(self, task: Task, cost: Callable[[Task], float], tenant: Tenant, bulk: Bulk | None = None) -> None:
+        task.charge = max(LEAST_COST, cost(task))
+        if self._tenants.alone is None:
+            self._tenants.charge(tenant, task.charge)
+        if bulk is not None and tenant.bulks.alone is None:
+            tenant.bulks.charge(bulk, task.charge)
+
+    # what is no longer wanted
+
+    def waits(self) -> bool:
+        """Whether anything waits."""
+        alone = self._tenants.alone
+        if alone is not None and (line := alone.singles.line) and line[0].state is QUEUED:
+            return True  # nearly always
+        if self._tenants.first() is not None:
+            return True
+        return bool(self.again.groups or self.items_again.groups) and (self.again.waits() or self.items_again.waits())
+
+    def drop_feed(self, feed: Feed) -> None:
+        feed.lined = False
+        tenant = self._tenants.flows.get(feed.tenant)
+        if tenant is not None:
+            tenant.bulks.forget(feed)
+
+    def most_avoided(self) -> int:
+        """How many sources a task that was tried before avoids at most; -1 if there is none."""
+        return max((line.most_avoided for line in (self.again, self.items_again) if line.groups), default=-1)
+
+    def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
+        """Remove and return the tasks that avoid all of the usable sources."""
+        return self.again.reclaim(usable) + self.items_again.reclaim(usable)
+
+    def tasks(self) -> list[Task]:
+        """Those that wait, what feeds have read ahead excepted."""
+        singles = [task for tenant in self._tenants.flows.values() for task in tenant.singles.all()]
+        return self.again.all() + self.items_again.all() + singles
+
+    def feeds(self) -> list[Feed]:
+        """Those that have something to take."""
+        return [bulk.feed for tenant in self._tenants.flows.values() for bulk in tenant.bulks.flows.values() if bulk.waits()]
+
+    def sweep(self) -> None:
+        """Drop all tasks that ended."""
+        self.again.sweep()
+        self.items_again.sweep()
+        for tenant in self._tenants.flows.values():
+            tenant.singles.sweep()
+
+    def rest(self) -> None:
+        """Nothing waits: forget who was served how much, and hold nothing of anybody."""
+        alone = self._tenants.alone
+        if alone is None:
+            self._tenants.clear()
+            self._online.clear()
+        elif alone.bulks.flows:
+            alone.bulks.clear()
+
+    def __len__(self) -> int:
+        tenants = self._tenants.flows.values()
+        tasks = len(self.again) + len(self.items_again) + sum(len(tenant.singles) for tenant in tenants)
+        return tasks + sum(len(bulk.feed.buffer) for tenant in tenants for bulk in tenant.bulks.flows.values() if bulk.waits())

@@ -1,0 +1,751 @@
+"""The scheduler: one queue a pool, pulled by the sources; events and ``now`` in, commands in ``out``.
+
+Rules that hold between any two calls:
+1. work conservation: while a task waits, no source that it may go to is able to take it;
+2. a source never has more in flight than its window, and is never asked before ``ready_at``;
+3. every task submitted or taken from a feed gets exactly one FINISH, unless it is withdrawn or has nothing to send (``Task.load``);
+4. every SEND is answered by exactly one event; later ones are ignored.
+What an outcome means is in ``aftermath``; when a source may be asked is in ``source``.
+
+The errors that the scheduler itself ends tasks with.
+
+What the scheduler asks of the shell: plain tuples, so that a simulation or a replay can read them.
+
+``(SEND, attempt)``          start it, and report its end by exactly one ``event``;
+``(CANCEL, attempt)``        stop it, and report ``CANCELLED`` once its connection is closed;
+``(FINISH, task, outcome, source, seconds)``
+                             tell the caller: an ``Answer``, its source and how long the attempt took, or an error;
+``(MORE, feed)``             read more input into the feed's buffer, then call ``refill``.
+
+Brings work and sources together: who takes the next task, and what is counted when it is sent or has ended.
+
+Base of the scheduler. Knows nothing of failures, nor of what takes too long.
+
+Watches what is under way: stops what is overdue, copies what seems to hang or ends a bulk, leaves alone who has gone silent.
+
+What is to be copied, and when, is decided in ``duplicates``; here it is carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from math import ceil, inf
+from random import Random
+from typing import Any, Final
+
+from qreward.errors import CircuitOpen, NoEndpoint, QRewardError, QueueFull, RequestTimeout
+from qreward.results import has_failed
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.failure_policy import Aftermath, Verdict, is_sign_of_life, remember
+from qreward.scheduler.health import HealthChange
+from qreward.scheduler.hedging import Duplicates, Room
+from qreward.scheduler.limits.tokens import Tokens
+from qreward.scheduler.load_balancing import Balancer
+from qreward.scheduler.outages import Outages, deadline
+from qreward.scheduler.outcome import Advertised, Answer, Cancelled, Failure, Outcome
+from qreward.scheduler.pool import ONLINE, Pool
+from qreward.scheduler.request import Attempt, Feed, State, Task, Why
+from qreward.scheduler.stats.stalls import LEAST_INFLIGHT
+from qreward.scheduler.timer_wheel import PER_SECOND, Timed, Wheel
+from qreward.settings.policies import Hedge, Retry
+
+MOST_NAMED = 3
+"""Endpoints that an error names."""
+
+
+def timed_out(task: Task) -> RequestTimeout:
+    """The task's own timeout passed."""
+    seen = "it was never sent: no endpoint had room" if task.sent_at is None else "an attempt was under way or waiting"
+    if task.last_error is not None:
+        seen = f"the last failure was: {task.last_error}"
+    error = RequestTimeout(f"no answer within the timeout of {task.timeout:g} s (queueing included) over {task.pool.name}; {seen}")
+    error.__cause__ = task.last_error
+    return error
+
+
+def down(feed: Feed) -> Callable[[], RequestTimeout]:
+    """Makes the errors of items that wait for a pool of which no source was alive for as long as their timeout."""
+    pool = feed.pool
+    names = ", ".join(repr(source.name) for source in pool.sources[:MOST_NAMED])
+    if len(pool.sources) > MOST_NAMED:
+        names += f" and {len(pool.sources) - MOST_NAMED} more"
+    reason = next((f"; the last failure was: {source.trouble}" for source in pool.sources if source.trouble), "")
+    return partial(
+        RequestTimeout,
+        f"never sent: no endpoint of {pool.name} has answered for {feed.timeout:g} s, the timeout of an item ({names}){reason}",
+    )
+
+
+def too_late(task: Task) -> RequestTimeout:
+    """Not even a quick answer would come in time."""
+    error = RequestTimeout(
+        f"dropped before it was sent: no endpoint of {task.pool.name} answers within what is left of the timeout of {task.timeout:g} s"
+        " (queueing included); raise the timeout, send less at once, or add endpoints"
+    )
+    error.__cause__ = task.last_error
+    return error
+
+
+def full(pool: Pool, most: int) -> QueueFull:
+    """As many wait as may."""
+    return QueueFull(f"{most} requests wait for {pool.name} already; send fewer at once, or raise max_queued")
+
+
+def hopeless(pool: Pool) -> QRewardError | None:
+    """What is to be said if nothing in a pool will ever serve."""
+    if not pool.sources:
+        return NoEndpoint(f"the route {pool.name} has no endpoint left; add one, or register the route anew")
+    if not pool.in_service and all(source.health.down for source in pool.sources):
+        names = ", ".join(repr(source.name) for source in pool.sources)
+        return CircuitOpen(f"every endpoint of the route {pool.name} is marked unhealthy ({names}); mark_healthy brings one back")
+    return None
+
+
+def described(outcome: Failure | Cancelled) -> str:
+    """What ended an attempt, in words for a log."""
+    if isinstance(outcome, Failure):
+        return f"{type(outcome.error).__name__}: {outcome.error}"
+    return "requests were given up without an answer"
+
+
+def unfit(task: Task) -> QRewardError | None:
+    """What is to be said if no source can serve this task."""
+    if task.unfit and all(source in task.unfit or source.health.down for source in task.pool.sources):
+        return task.last_error
+    return None
+
+
+SEND: Final = 0
+CANCEL: Final = 1
+FINISH: Final = 2
+MORE: Final = 3
+
+Command = tuple[Any, ...]
+
+
+LOOK_LATER = 0.25
+"""Seconds between two looks at a pool with idle sources, and at attempts that should have a copy and found no room."""
+
+
+class Dispatch:
+    """Work, sources, and the commands that come of them.
+
+    Args:
+        retry: the retry policy.
+        rng: all randomness comes from here.
+        estimate: gives (prompt, most output) tokens of a payload; only asked for sources with a token limit, and while several
+            bulks or tenants share a priority.
+        hedge: when a request is sent to a second source as well; None is never.
+        most_waiting: single tasks that may wait in a pool; one more ends with ``QueueFull``. None is any number.
+
+    Attributes:
+        rng: as given.
+        out: the commands of the last input.
+        health_changes: sources that went out of service or came back, until the engine has taken them.
+        wheel: all that is due at some time.
+    """
+
+    def __init__(
+        self,
+        retry: Retry,
+        rng: Random,
+        estimate: Callable[[Any], tuple[float, float]] | None = None,
+        hedge: Hedge | None = None,
+        most_waiting: int | None = None,
+    ) -> None:
+        self.rng = rng
+        self.out: list[Command] = []
+        self.health_changes: list[HealthChange] = []
+        self.wheel = Wheel()
+        self.tokens = Tokens(estimate)
+        self._aftermath = Aftermath(retry, rng)
+        self._duplicates = Duplicates(hedge, retry.attempts)
+        self.outages = Outages(self.wheel)
+        self._estimate = estimate
+        self._most_waiting = most_waiting
+        self._numbers = 0
+        self._stalled = False  # the last tick came late
+
+    @property
+    def hedge_budget(self) -> float:
+        """Copies that may be made now."""
+        return self._duplicates.balance
+
+    def pump(self, now: float, pool: Pool) -> None:
+        """Give waiting tasks to sources with room, each to the best one."""
+        unable: tuple[Source, ...] = ()
+        while pool.queue:
+            source = self._ready(now, pool, unable)
+            if source is None:
+                break
+            task = self._next(now, source)
+            if task is None:
+                unable = (*unable, source)
+                continue
+            self._send(now, task, source)
+            self._offer(now, source)
+        for source in unable:
+            self._offer(now, source)
+        if unable:  # what is held back from them may be theirs later
+            self._look_later(now, pool)
+
+    def _place(self, now: float, task: Task) -> None:
+        if task.excluded and not task.pool.awaits(now, task.excluded):  # sources may have gone since it began to avoid the others
+            task.excluded = task.unfit
+        pool = task.pool
+        source = self._ready(now, pool, task.excluded)
+        if source is not None and not self._too_late(now, task, source):
+            if pool.queue.levels and task.sent_at is None:
+                pool.queue.passed(task)
+            self._send(now, task, source)
+        elif source is None:
+            self._line_up(task)
+        if source is not None:
+            self._offer(now, source)
+
+    def _line_up(self, task: Task) -> None:
+        pool = task.pool
+        error = hopeless(pool) or unfit(task)
+        if error is None and self._most_waiting is not None and task.state is State.NEW and pool.queue.waiting >= self._most_waiting:
+            error = full(pool, self._most_waiting)
+        if error is None:
+            pool.queue.put(task)
+        else:
+            self._finish(task, error)
+
+    def _ready(self, now: float, pool: Pool, avoided: tuple[Source, ...]) -> Source | None:
+        take = pool.balancer.take
+        while (source := take(avoided)) is not None:
+            at = source.ready_at(now)
+            if at <= now:
+                return source
+            self._wake(source, at)
+        return None
+
+    def _fill(self, now: float, source: Source) -> None:
+        while (at := source.ready_at(now)) <= now:
+            task = self._next(now, source)
+            if task is None:
+                for pool in source.pools:
+                    pool.balancer.offer(source)
+                    self._look_later(now, pool)
+                return
+            self._send(now, task, source)
+        self._wake(source, at)
+
+    def _look_later(self, now: float, pool: Pool) -> None:
+        if pool.due < 0 and (pool.bulks or pool.queue.levels):
+            self.wheel.add(pool, now + LOOK_LATER)
+
+    def _offer(self, now: float, source: Source) -> None:
+        at = source.ready_at(now)
+        if at > now:
+            self._wake(source, at)
+            return
+        for pool in source.pools:
+            pool.balancer.offer(source)
+
+    def _wake(self, source: Source, at: float) -> None:
+        if at != inf and (source.due < 0 or ceil(at * PER_SECOND) < source.due):
+            self.wheel.move(source, at)
+
+    def _next(self, now: float, source: Source) -> Task | None:
+        """Take the best task for a source from its pools; one that cannot make it any more is ended."""
+        while (pool := self._best_pool(now, source)) is not None:
+            taken = pool.queue.take(source, now, bulk=pool.gives_bulk_to(now, source))
+            if taken is None:
+                return None
+            task, feed = taken
+            if feed is not None:
+                self._begin(now, task, feed, source)
+                return task
+            if not self._too_late(now, task, source):
+                return task
+        return None
+
+    @staticmethod
+    def _best_pool(now: float, source: Source) -> Pool | None:
+        pools = source.pools
+        if len(pools) == 1:
+            return pools[0] if pools[0].queue.levels else None
+        waiting = [pool for pool in pools if pool.queue.levels]
+        if not waiting:
+            return None
+        return min(waiting, key=lambda pool: pool.queue.key(source, bulk=pool.gives_bulk_to(now, source)))
+
+    def _begin(self, now: float, task: Task, feed: Feed, source: Source) -> None:
+        """A source takes a task from a bulk: its time begins, unless it began before (see ``outages``)."""
+        task.pool.bulks += 1
+        if feed.left is not None:
+            feed.left -= 1
+        self._start(now, task)
+        if task.pool.down_since < inf and task.timeout is not None:
+            task.deadline = deadline(now, source, task.pool, task.timeout, feed.opened_at)
+            self.wheel.move(task, task.deadline)
+        if len(feed.buffer) < Feed.LOW:
+            self._ask(feed)
+
+    def _cost(self, task: Task) -> float:
+        """Tokens that a task is expected to use, for fair shares."""
+        prompt = self._estimate(task.payload)[0] if self._estimate is not None else 0.0
+        return prompt + task.pool.lengths.mean
+
+    def _too_late(self, now: float, task: Task, source: Source) -> bool:
+        """End a task that cannot be answered in time by anybody, before it is sent."""
+        quick = source.latency.quick
+        if task.deadline == inf or now + quick <= task.deadline or task.attempt is not None:
+            return False
+        if any(now + other.latency.quick <= task.deadline for other in task.pool.sources if other.health.in_service):
+            return False
+        self._finish(task, too_late(task))
+        return True
+
+    def _send(self, now: float, task: Task, source: Source) -> None:
+        if task.attempt is None and not task.load(now, source):
+            self._end(task)  # what it was to carry has gone with another: as if it were withdrawn
+            return
+        attempt = Attempt(task, source, now)
+        task.state = State.SENT
+        task.sends = attempt.number = task.sends + 1
+        if task.attempt is not None:
+            task.copy = attempt
+            attempt.hedge = True
+            task.copies += 1
+            source.tally.hedged += 1
+        else:
+            task.attempt = attempt
+            if task.sent_at is None:
+                task.sent_at = now
+                self._aftermath.budget.deposit()
+                self._duplicates.deposit()
+            else:
+                source.tally.retried += has_failed(task.trail or ())
+        source.sent(now, attempt)
+        source.singles += task.feed is None
+        if source.tokens is not None:
+            self.tokens.reserve(now, attempt)
+        task.pool.balancer.sent(source)
+        if source.check_at == inf:
+            source.check_at = now + source.look_after
+            self._wake(source, source.check_at)
+        self.out.append((SEND, attempt))
+
+    def _went_down(self, now: float, source: Source, reason: str) -> None:
+        """Report a source that is out of service; once until it is back."""
+        if source.down_since is None:
+            source.down_since = now
+            self.health_changes.append(HealthChange(source.name, reason, 0.0))
+
+    def _came_back(self, now: float, source: Source) -> None:
+        assert source.down_since is not None
+        self.health_changes.append(HealthChange(source.name, "", now - source.down_since))
+        source.down_since = None
+
+    def _start(self, now: float, task: Task) -> None:
+        self._numbers += 1
+        task.number = self._numbers
+        task.born = now
+        if task.timeout is not None:
+            task.deadline = now + task.timeout
+            self.wheel.add(task, task.deadline)
+
+    def _ask(self, feed: Feed) -> None:
+        if not feed.asked and not feed.ended:
+            feed.asked = True
+            self.out.append((MORE, feed))
+
+    def _finish(self, task: Task, error: QRewardError) -> None:
+        self._end(task)
+        self.out.append((FINISH, task, error, None, 0.0))
+
+    def _end(self, task: Task, tokens: float | None = None) -> None:
+        task.state = State.DONE
+        self.wheel.remove(task)
+        if task.lined:
+            task.pool.queue.ended(task)
+        if task.charge:
+            task.pool.queue.settle(task, tokens if tokens is not None else task.charge if task.sent_at is not None else 0.0)
+        if task.feed is not None:
+            pool = task.pool
+            pool.bulks -= 1
+            if not pool.bulks and not pool.queue.levels:
+                self.wheel.remove(pool)
+        attempts = task.attempt, task.copy
+        task.attempt = task.copy = None
+        for attempt in attempts:
+            if attempt is not None and not attempt.ended and attempt.why is None:
+                attempt.why = Why.ABANDONED
+                self.out.append((CANCEL, attempt))
+
+    # who is left
+
+    def lost(self, now: float, source: Source) -> None:
+        """A source is out of service: tasks that waited for it alone may go elsewhere, or fail if there is nothing else."""
+        for pool in source.pools:
+            self._reclaim(now, pool)
+
+    def _reclaim(self, now: float, pool: Pool) -> None:
+        self._check(now, pool)
+        most = pool.queue.most_avoided()
+        usable = pool.usable(now, most + 1)
+        if len(usable) > most:  # each of those that wait has one left
+            return
+        for task in pool.queue.reclaim(usable):
+            if task.attempt is not None:  # it waited for a copy, of which there is no hope now
+                task.state = State.SENT
+            else:
+                task.excluded = task.unfit
+                self._place(now, task)
+
+    def _check(self, now: float, pool: Pool) -> None:
+        self.outages.check(now, pool)
+        error = hopeless(pool)
+        if error is None:
+            return
+        tasks = pool.queue.empty()
+        for task in tasks:
+            if task.attempt is not None:  # it waited for a copy; the first attempt is still under way
+                task.state = State.SENT
+                continue
+            if task.state is State.NEW:
+                self._start(now, task)
+            self._finish(task, error)
+        for feed in pool.feeds:
+            if feed.failing is None:
+                self._give_up(now, feed, partial(type(error), str(error)))
+
+    def _give_up(self, now: float, feed: Feed, failing: Callable[[], QRewardError]) -> None:
+        """No source is alive for the items of a feed: what waits and what is read fails until one is."""
+        feed.failing = failing
+        self.wheel.remove(feed)
+        self._fail_waiting(now, feed, failing)
+        feed.asked = True
+        self.out.append((MORE, feed))
+
+    def _fail_waiting(self, now: float, feed: Feed, failing: Callable[[], QRewardError]) -> None:
+        """What waits in a feed fails, except for one item while there are more to come: by that it is seen when a source is alive again."""
+        while len(feed.buffer) > (not feed.ended):
+            task = feed.buffer.pop()
+            self._start(now, task)
+            self._finish(task, failing())
+        if not feed.buffer:
+            feed.pool.queue.drop_feed(feed)
+
+
+STALLED = 0.1
+"""Seconds by which a tick may be late. Beyond that nobody has listened: answers may lie unread, and nothing is called late."""
+
+
+class Vigil(Dispatch):
+    """The part of the scheduler that looks at attempts under way."""
+
+    def _look(self, now: float, source: Source) -> None:
+        """Stop attempts past their limit, copy those that seem to hang or have a right to a hedge, and look again in time."""
+        if now >= source.silence.alarm_at(source.inflight, source.latency.mean):
+            self._stuck(now, source)
+        found = self._duplicates.inspect(now, source)
+        for attempt in (*found.overdue, *(self._duplicates.behind(now, copy) for copy in found.again)):
+            if attempt.why is None:
+                attempt.why = Why.OVERDUE
+                self.out.append((CANCEL, attempt))
+        rooms: dict[Pool, Room] = {}
+        for attempt in found.hung:
+            self._suspect(now, attempt, rooms)
+        for attempt in found.late:
+            self._hedge(now, attempt)
+        source.look_after = self._duplicates.look_after(source)
+        alarm = source.silence.alarm_at(source.inflight, source.latency.mean)
+        soonest = min(found.next_at, alarm, now + source.look_after)
+        if any(self._duplicates.may_be_copied(attempt) for attempt in (*found.hung, *found.late)):  # there was no room
+            soonest = min(soonest, now + LOOK_LATER)
+        source.check_at = max(soonest, now + min(LOOK_LATER, source.look_after / 8)) if source.inflight else inf
+
+    def _stuck(self, now: float, source: Source) -> None:
+        """A source has gone silent. What it holds is copied, as far as that is allowed; if it can be missed it is left alone."""
+        innocent = sum(not (attempt.task.tries or attempt.task.suspected or attempt.committed) for attempt in source.attempts)
+        if innocent < LEAST_INFLIGHT or source.is_last():
+            source.silence.since = now
+            return
+        self._went_down(now, source, f"none of {source.inflight} requests in flight was answered for {now - source.silence.since:.1f} s")
+        source.silence.since = inf
+        source.health.stall(now)
+        rooms: dict[Pool, Room] = {}
+        for attempt in list(source.attempts):
+            if self._duplicates.may_be_copied(attempt):
+                self._copy(now, attempt.task, rooms)
+        self.lost(now, source)
+
+    def _suspect(self, now: float, attempt: Attempt, rooms: dict[Pool, Room]) -> None:
+        task = attempt.task
+        if task.pool.awaits(now, self._duplicates.others(task)) and self._duplicates.withdraw_for(now, attempt):
+            task.suspected += 1
+            self._copy(now, task, rooms)
+
+    def _hedge(self, now: float, attempt: Attempt) -> None:
+        """Copy a single call, if a source has room that nobody needs and is quick enough to be of use."""
+        task = attempt.task
+        if not self._duplicates.is_well(task.pool):
+            return
+        source = self._ready(now, task.pool, self._duplicates.others(task))
+        if source is None:
+            return
+        usual = source.tempo.first(0.5) if task.streamed and source.tempo is not None else None
+        if (usual or source.expected_finish()) < now - attempt.sent_at and self._duplicates.withdraw():
+            self._send(now, task, source)
+        self._offer(now, source)
+
+    def _copy(self, now: float, task: Task, rooms: dict[Pool, Room]) -> None:
+        """Send a task to a second source, or let it wait for one ahead of what was never sent.
+
+        ``rooms`` holds those made at this look: one sorts all the sources of its pool.
+        """
+        avoided = self._duplicates.others(task)
+        room = rooms.get(task.pool)
+        if room is None:
+            room = rooms[task.pool] = Room(now, task.pool)
+        avoided = (*avoided, *room.too_slow(avoided))
+        source = self._ready(now, task.pool, avoided)
+        if source is None:
+            task.excluded = avoided
+            task.pool.queue.put(task)
+        else:
+            self._send(now, task, source)
+            self._offer(now, source)
+
+    def _look_at_idle(self, now: float, pool: Pool) -> None:
+        """Sources have room: what was held back from them may be theirs now, and the last items of bulks may be copied."""
+        if pool.queue:
+            for source in pool.sources:
+                self._fill(now, source)
+        if not pool.queue:
+            for task, source in self._duplicates.tail(now, pool):
+                self._send(now, task, source)
+                self._offer(now, source)
+        if any(source.ready_at(now) <= now for source in pool.sources):
+            self._look_later(now, pool)
+
+
+LOOK_ANEW = 32
+"""Answers after which it is found out anew what takes too long at a source."""
+
+
+class Scheduler(Vigil):
+    """Decides what is sent where and when: takes the inputs, and says what follows from them."""
+
+    # inputs: work
+
+    def submit(self, now: float, task: Task) -> None:
+        """Take in a single task; it is sent at once if a source has room."""
+        task.pool.online_until = now + ONLINE
+        self._start(now, task)
+        self._place(now, task)
+
+    def open(self, now: float, feed: Feed) -> None:
+        """Take in a bulk; its input is asked for by ``MORE``."""
+        self.attend(now, feed)
+        self._ask(feed)
+
+    def attend(self, now: float, feed: Feed) -> None:
+        """From now on the items of a feed fail when no source of its pool is alive for long: see ``outages``. ``close_feed`` ends it."""
+        self.outages.enter(now, feed)
+
+    def refill(self, now: float, feed: Feed) -> None:
+        """The shell has put tasks into a feed's buffer, or marked it as ended."""
+        feed.asked = False
+        if feed.failing is not None:
+            self._fail_waiting(now, feed, feed.failing)
+        if feed.buffer:
+            feed.pool.queue.put_feed(feed)
+            self._check(now, feed.pool)
+            self.pump(now, feed.pool)
+        if feed.failing is not None:
+            self._ask(feed)
+
+    def close_feed(self, feed: Feed) -> list[Task]:
+        """End a bulk; what was read ahead is returned, and was never started."""
+        feed.ended = True
+        self.outages.leave(feed)
+        feed.pool.queue.drop_feed(feed)
+        rest = list(feed.buffer)
+        feed.buffer.clear()
+        return rest
+
+    def withdraw(self, _now: float, tasks: Iterable[Task]) -> None:
+        """The caller does not want them any more: no FINISH follows, and what is under way is stopped."""
+        for task in tasks:
+            if task.state is not State.DONE:
+                self._end(task)
+
+    # inputs: what became of it
+
+    def event(self, now: float, attempt: Attempt, outcome: Outcome) -> None:
+        """An attempt ended. Reports after the first are ignored."""
+        source, task = attempt.source, attempt.task
+        if attempt.ended:
+            return
+        attempt.ended = True
+        del source.attempts[attempt]
+        source.inflight -= 1
+        source.singles -= task.feed is None
+        if not source.inflight:
+            source.check_at = inf
+            self.wheel.remove(source)
+        if isinstance(outcome, Answer):
+            self._answered(now, attempt, outcome)
+        else:
+            verdict = self._aftermath.of(now, attempt, outcome)
+            if source.tokens is not None:
+                self.tokens.settle(attempt, None)
+            if task.holds(attempt):
+                task.drop(attempt)
+                self._go_on(now, task, verdict)
+            if verdict.lost:
+                if not source.health.in_service:
+                    self._went_down(now, source, described(outcome))
+                    self._aftermath.budget.grant(source.inflight)
+                self.lost(now, source)
+        self.outages.look(now, attempt, alive=is_sign_of_life(outcome))
+        self._fill(now, source)
+
+    def commit(self, now: float, attempt: Attempt) -> None:
+        """The caller is to be given an answer in pieces: no other attempt may take the place of this one while it goes on.
+
+        ``attempt.committed`` then says whether it is so: another may have been quicker, or nobody waits any more. If it fails
+        afterwards, so does its task, unless that ``restarts``.
+        """
+        task = attempt.task
+        if attempt.ended or attempt.why is not None or not task.holds(attempt):
+            return
+        attempt.committed = True
+        if task.copy is not None:
+            self._beat(now, task, attempt)
+            task.attempt, task.copy = attempt, None
+        elif task.state is State.QUEUED:  # for a copy
+            task.state = State.SENT
+            task.pool.queue.take_back(task)
+        attempt.source.began(now, attempt.sent_at)
+        self.outages.end(attempt.source, attempt.sent_at)
+
+    def opened(self, now: float, attempt: Attempt, limits: Advertised) -> None:
+        """An answer that comes in pieces told of rate limits at its head."""
+        attempt.source.advertised(now, attempt.sent_at, limits, used=0)
+        self._fill(now, attempt.source)
+
+    def tick(self, now: float) -> None:
+        """Do what is due. Call it at ``next_wake`` or later."""
+        wake = self.wheel.next_wake()
+        stalled = wake is not None and now - wake > STALLED and not self._stalled  # a loop that is always late is not waited for twice
+        self._stalled = stalled
+        for item in self.wheel.pop_due(now):
+            if isinstance(item, Task):
+                if item.state is not State.DONE:  # another that was due has ended it
+                    self._task_due(now, item)
+            elif isinstance(item, Source):
+                if stalled:
+                    item.check_at = max(item.check_at, now + STALLED)
+                elif now >= item.check_at:
+                    self._look(now, item)
+                self._wake(item, item.check_at)
+                self._fill(now, item)
+            elif not stalled:
+                self._look_at(now, item)
+            elif item.due < 0:
+                self.wheel.add(item, now + STALLED)
+
+    def _look_at(self, now: float, item: Timed) -> None:
+        if isinstance(item, Pool):
+            self._look_at_idle(now, item)
+        elif isinstance(item, Feed) and not self.outages.postpone(now, item):
+            self._give_up(now, item, down(item))
+
+    def next_wake(self) -> float | None:
+        """When ``tick`` is to be called next, or None. It may be a little earlier than needed, never later."""
+        return self.wheel.next_wake()
+
+    # inputs: the fleet
+
+    def join(self, now: float, source: Source, pool: Pool) -> None:
+        """A source begins to serve a pool."""
+        self._enrol(source, pool)
+        self.changed(now, source)
+
+    def _enrol(self, source: Source, pool: Pool) -> None:
+        pool.join(source)
+        pool.queue.cost = self._cost
+        source.look_after = self._duplicates.look_after(source)
+
+    def changed(self, now: float, source: Source) -> None:
+        """A source may have become able to take work: joined, marked healthy, its limits raised."""
+        if source.is_alive():
+            self.outages.end(source)
+        self._fill(now, source)
+
+    def leave(self, now: float, source: Source, pool: Pool) -> None:
+        """A source ceases to serve a pool; what it has in flight is finished."""
+        pool.leave(source)
+        self._reclaim(now, pool)
+
+    def reroute(self, now: float, pool: Pool, sources: Sequence[Source], balancer: Balancer) -> None:
+        """A pool gets other sources and another way to choose; what waits in it stays."""
+        pool.balancer = balancer
+        for source in sources:  # before others leave: a pool without any source would fail what waits
+            if source not in pool.sources:
+                self._enrol(source, pool)
+        for source in [source for source in pool.sources if source not in sources]:
+            self.leave(now, source, pool)
+        for source in sources:
+            self.changed(now, source)
+
+    def resize(self, sources: Sequence[Source]) -> None:
+        """Tell the retry budget how much can be in flight."""
+        self._aftermath.budget.capacity = sum(source.window.limit for source in sources)
+
+    # what follows
+
+    def _answered(self, now: float, attempt: Attempt, answer: Answer) -> None:
+        source, task = attempt.source, attempt.task
+        source.answered(now, attempt.sent_at, answer, attempt.held)
+        if source.down_since is not None and source.health.is_back:
+            self._came_back(now, source)
+        task.pool.lengths.add(now - attempt.sent_at - attempt.held, answer.output_tokens, source.latency)
+        if source.tally.ok % LOOK_ANEW == 0:
+            source.look_after = self._duplicates.look_after(source)
+        if source.tokens is not None:
+            self.tokens.settle(attempt, answer)
+        if task.holds(attempt):
+            attempt.won = True
+            if task.copy is not None:
+                self._beat(now, task, attempt)
+            self._end(task, None if answer.output_tokens is None else float(answer.output_tokens + (answer.prompt_tokens or 0)))
+            self.out.append((FINISH, task, answer, source, now - attempt.sent_at))
+
+    def _beat(self, now: float, task: Task, winner: Attempt) -> None:
+        """One of two attempts has answered: the other is not needed any more."""
+        loser = task.other(winner)
+        assert loser is not None
+        remember(loser, "cancelled", now, detail=f"endpoint {winner.source.name!r} answered first")
+        if loser.why is None:
+            loser.why = Why.BEATEN
+            self.out.append((CANCEL, loser))
+
+    def _go_on(self, now: float, task: Task, verdict: Verdict) -> None:
+        if task.attempt is not None and not verdict.final:  # another attempt is under way: it decides
+            return
+        if verdict.error is not None:
+            self._finish(task, verdict.error)
+        elif task.state is State.QUEUED:  # it waits for a second attempt, which is now its only one
+            return
+        elif verdict.wait > 0:
+            task.state = State.WAITING
+            self.wheel.move(task, min(now + verdict.wait, task.deadline))
+        else:
+            self._place(now, task)
+
+    def _task_due(self, now: float, task: Task) -> None:
+        if now >= task.deadline:
+            self._finish(task, timed_out(task))
+            return
+        if task.timeout is not None:
+            self.wheel.add(task, task.deadline)
+        self._place(now, task)

@@ -1,0 +1,1 @@
+"""What is measured of an endpoint: latencies, output lengths, silence."""

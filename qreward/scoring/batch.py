@@ -1,0 +1,143 @@
+"""A batch whose items are merged. A ``Bulk`` in all but this: what it reads goes to collectors, one for each shape of item."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from math import inf
+from typing import Any, cast
+
+from qreward.batching.backlog import WAITING
+from qreward.engine.batch import Bulk
+from qreward.engine.driver import Shell
+from qreward.errors import QRewardError
+from qreward.results import BatchResult
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Feed, Task, Terms
+from qreward.scoring.formats import Asking
+from qreward.scoring.items import Member
+from qreward.scoring.merger import AHEAD, Collector
+
+
+class ItemTerms(Terms):
+    """Terms of items that are merged."""
+
+    __slots__ = ()
+
+    def task(self, payload: Any, pool: Pool, sink: Any, index: int) -> Member:
+        return Member(payload, pool, self, sink, index)
+
+
+class MergedBulk(Bulk):
+    """See :class:`Bulk`. Its feed is never given to the scheduler: what is read ahead is in the collectors.
+
+    Args:
+        asking: what is asked of each item.
+        find: gives the collector of a key.
+    """
+
+    def __init__(
+        self, shell: Shell, *args: Any, terms: Terms, asking: Asking, find: Callable[[Hashable], Collector], **kwargs: Any
+    ) -> None:
+        super().__init__(shell, *args, terms=ItemTerms(*terms), **kwargs)
+        self._asking, self._find = asking, find
+        self._collectors: dict[Hashable, Collector] = {}
+
+    async def run(self) -> BatchResult[Any]:
+        try:
+            return await super().run()
+        finally:
+            for collector in self._collectors.values():
+                collector.detach(self)
+
+    # the collectors' side
+
+    @property
+    def opened_at(self) -> float:
+        """When its input began to be read."""
+        return self._feed.opened_at
+
+    def more(self) -> None:
+        if self._feed.failing is None and self._room(self._feed) > 0:
+            self.read(self._feed)
+
+    def unread(self) -> float:
+        if self._feed.ended:
+            return 0
+        return inf if self._size is None else max(0, self._size - self._read)
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        if task in self._live:  # else it was given up while others were told
+            super().finish(task, outcome, source, seconds)
+
+    def abandon(self) -> list[Task]:
+        left = super().abandon()
+        self._drop(left)
+        return left
+
+    # reading
+
+    def read(self, feed: Feed) -> bool:
+        self._end_trying(feed)
+        return super().read(feed)
+
+    def _read_now(self, feed: Feed) -> bool:
+        super()._read_now(feed)
+        self._hand_over(feed)
+        if feed.ended:
+            self._end_trying(feed)
+        return True
+
+    def _room(self, feed: Feed) -> int:
+        waiting = sum(collector.waiting for collector in self._collectors.values())
+        return AHEAD - waiting - len(feed.buffer)
+
+    def _add(self, feed: Feed, item: Any) -> None:
+        super()._add(feed, item)
+        if isinstance(self._items, AsyncIterator):
+            self._hand_over(feed)
+
+    def _hand_over(self, feed: Feed) -> None:
+        """What was read goes where it waits."""
+        fresh: dict[Hashable, list[Member]] = {}
+        for task in feed.buffer:
+            fresh.setdefault(self._asking.key(task.payload), []).append(cast("Member", task))
+        feed.buffer.clear()
+        for key, members in fresh.items():
+            collector = self._collectors.get(key)
+            if collector is None:
+                collector = self._collectors[key] = self._find(key)
+                collector.attach(self)
+            collector.put(members, bulk=True)
+
+    # ending early
+
+    def _drop_unstarted(self) -> None:
+        super()._drop_unstarted()
+        unsent = self._waiting()
+        for task in unsent:
+            del self._live[task]
+        self._drop(unsent)
+
+    def _is_trying(self, feed: Feed) -> bool:
+        return bool(feed.buffer or self._waiting())
+
+    def _end_trying(self, feed: Feed) -> None:
+        """While no endpoint is alive, what waits in the collectors fails, except for one item while there are more to come."""
+        if feed.failing is not None:
+            for collector, members in self._by_collector(self._waiting()[not feed.ended :]):
+                collector.end(members, [feed.failing() for _ in members])
+
+    def _drop(self, tasks: Iterable[Task]) -> None:
+        for collector, members in self._by_collector(tasks):
+            collector.drop(members)
+
+    def _waiting(self) -> list[Task]:
+        return [task for task in self._live if cast("Member", task).place is WAITING]
+
+    def _by_collector(self, tasks: Iterable[Task]) -> list[tuple[Collector, list[Member]]]:
+        groups: dict[Hashable, list[Member]] = {}
+        for task in tasks:
+            groups.setdefault(self._asking.key(task.payload), []).append(cast("Member", task))
+        return [(self._collectors[key], members) for key, members in groups.items() if key in self._collectors]

@@ -1,0 +1,391 @@
+"""Where items wait to be merged, and what becomes of the lists that they go out in. Nothing here knows what an item is.
+
+One for all items that may share a request, in one event loop. What waits is in the ``stock``, which is used under the engine's lock; all
+else happens in the loop's own thread.
+"""
+
+from __future__ import annotations
+
+from asyncio import TimerHandle
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
+from math import ceil, inf
+from typing import Protocol
+
+from qreward.batching.backlog import OVER, WAITING, halves
+from qreward.batching.in_flight import own_error
+from qreward.codecs.base import Call
+from qreward.codecs.rewards.base import may_be_one_items_fault, splits
+from qreward.engine.driver import Shell
+from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestError
+from qreward.results import AttemptRecord
+from qreward.scheduler import scheduler as endings
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import Attempt, Feed, State, Task
+from qreward.scoring import sizing as spread
+from qreward.scoring.endpoint_limits import KnownLists
+from qreward.scoring.formats import Listing
+from qreward.scoring.items import Carrier, Cut, Member
+from qreward.scoring.merge_queue import Stock
+
+AHEAD = 4 * spread.MOST
+"""Items that bulks read ahead, and below half of which they read on."""
+
+
+class Reader(Protocol):
+    """A bulk, which reads its input when it is told to."""
+
+    def more(self) -> None:
+        """Put in what there is room for."""
+
+    def unread(self) -> float:
+        """Items that are still to come; inf if nobody knows."""
+
+
+class Collector:
+    """The sink of carriers.
+
+    Args:
+        pool: where items may go.
+        listing: how they become lists.
+        lists: how long the lists may be at each endpoint.
+        blank: a call without items, what a carrier is before it is filled.
+        attempts: failures after which a list is given up, or split.
+        most_waiting: single items that may wait, or None.
+        idle: called when nothing is left in it.
+    """
+
+    def __init__(
+        self,
+        shell: Shell,
+        pool: Pool,
+        listing: Listing,
+        lists: KnownLists,
+        blank: Call,
+        *,
+        attempts: int,
+        most_waiting: int | None,
+        idle: Callable[[], object],
+    ) -> None:
+        self.shell = shell
+        self.context = Context()
+        self._pool, self._listing, self._blank = pool, listing, blank
+        self._attempts, self._most_waiting, self._idle = attempts, most_waiting, idle
+        self._stock = Stock(pool, listing, lists)
+        self.fill = self._stock.fill
+        self._readers: dict[Reader, None] = {}
+        self._timer: TimerHandle | None = None
+        self._timer_at = inf
+        self._pacer: TimerHandle | None = None
+        self._live = 0  # items that are not over
+        self._soon = False
+
+    # what comes
+
+    def put(self, members: Sequence[Member], *, bulk: bool = False) -> None:
+        """Add items. They go when the loop has had its turn, for then those that come together are seen together.
+
+        Raises ``QueueFull`` for single ones.
+        """
+        engine, watch = self.shell.engine, self.shell.watch
+        if not bulk:
+            self._check_room()
+        if watch is not None:
+            for member in members:
+                watch.began(member)
+        with engine.lock:
+            self._stock.put(engine.clock(), members, self, bulk=bulk)
+        self.shell.sinks[self] = None
+        self._live += len(members)
+        self._go_on_soon()
+
+    def _check_room(self) -> None:
+        if self._most_waiting is None:
+            return
+        with self.shell.engine.lock:
+            waiting, carriers = self._stock.singles()
+            waiting += self._pool.queue.waiting - carriers
+        if waiting >= self._most_waiting:
+            raise endings.full(self._pool, self._most_waiting)
+
+    @property
+    def waiting(self) -> int:
+        """Items that no carrier has taken."""
+        return self._stock.waiting
+
+    def attach(self, reader: Reader) -> None:
+        """A bulk that will put items in, and is told when there is room."""
+        self._readers[reader] = None
+
+    def detach(self, reader: Reader) -> None:
+        """It has come to its end."""
+        self._readers.pop(reader, None)
+        self._rest_if_idle()
+
+    # what goes
+
+    def _go_on_soon(self) -> None:
+        if not self._soon:
+            self._soon = True
+            self.shell.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """See that what waits has a carrier, and that there is something to wait."""
+        self._soon = False
+        if not self._live and not self._readers:
+            return
+        if self._stock.waiting < AHEAD // 2:
+            for reader in list(self._readers):
+                reader.more()
+        unread, engine = sum(reader.unread() for reader in self._readers), self.shell.engine
+        with engine.lock:
+            wanted, seconds = self._stock.look(engine.clock(), unread)
+        if seconds > 0 and self._pacer is None:
+            self._pacer = self.shell.loop.call_later(seconds, self._go_on_after_pause)
+        if wanted:
+            self.shell._locked(self._submit, seconds > 0)
+        self._arm()
+
+    def _go_on_after_pause(self) -> None:
+        self._pacer = None
+        self._go_on()
+
+    def _submit(self, now: float, paused: bool) -> None:
+        """Of each lane one carrier waits in the scheduler; what is sent at once makes way for another."""
+        for lane in self._stock.lanes.values():
+            if paused and lane.feed is None:
+                continue
+            while lane.waiting and lane.carrier is None:
+                lane.carrier = Carrier(self._blank, self._pool, lane, self)
+                self._hand_in(now, lane.carrier)
+
+    def _hand_in(self, now: float, carrier: Carrier) -> None:
+        """Give a carrier to the scheduler; one that was sent before goes ahead of what was not."""
+        scheduler, feed = self.shell.engine.scheduler, carrier.lane.feed
+        if feed is None:
+            carrier.state = State.WAITING  # not NEW: it is items, and not carriers, that may be too many
+            scheduler.submit(now, carrier)
+            return
+        if carrier.members:
+            feed.buffer.appendleft(carrier)
+        else:
+            feed.buffer.append(carrier)
+        unread = self._stock.unread
+        feed.ended = not unread
+        feed.left = None if unread == inf else len(feed.buffer) + ceil((self._stock.waiting + unread) / spread.MOST)
+        scheduler.refill(now, feed)
+
+    # the shell's side
+
+    def start(self, attempt: Attempt) -> None:
+        self.shell.spawn(attempt, self.context.copy(), self)
+
+    async def carry(self, attempt: Attempt) -> Outcome:
+        """Try once. What failed and may be the fault of one item is not tried again as a whole."""
+        self._go_on()
+        carrier = attempt.task
+        assert isinstance(carrier, Carrier)
+        count = len(carrier.members)
+        outcome: Outcome = await self.shell.wire.send(attempt.source.handle, carrier.payload)
+        if not isinstance(outcome, Failure):
+            return outcome
+        if outcome.kind is FailureKind.OVERLOADED and outcome.retry_after is None and attempt.source.inflight == 1:
+            with self.shell.engine.lock:
+                self._stock.turned_away(attempt.source, count)
+        if splits(outcome, count):
+            carrier.refused_by = attempt.source
+            return Failure(FailureKind.REFUSED, outcome.error, limits=outcome.limits)
+        if outcome.kind is FailureKind.TRANSIENT and _was_answered(outcome):
+            with self.shell.engine.lock:
+                suspicious = self._stock.broke(carrier)
+            if suspicious and count > 1 and may_be_one_items_fault(outcome.error):
+                return Failure(FailureKind.REFUSED, outcome.error, limits=outcome.limits)
+            if carrier.is_suspect():  # tried again, and nobody's health suffers
+                return Failure(FailureKind.LOCAL, outcome.error, limits=outcome.limits)
+        return outcome
+
+    def read(self, feed: Feed) -> bool:  # noqa: ARG002 - its carriers come with the items
+        return False
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        assert isinstance(task, Carrier)
+        with self.shell.engine.lock:
+            self._stock.returned(task)
+            if isinstance(outcome, Answer):
+                assert source is not None
+                self._stock.took(task, source, seconds)
+        if isinstance(outcome, Answer):
+            assert source is not None
+            self._share(task, outcome, source, seconds)
+        elif not task.members:  # nothing will ever take it
+            self._fail(self._remove_waiting(), outcome)
+        elif len(task.members) > 1 and may_be_one_items_fault(outcome):
+            self._split(task)
+        else:
+            self._fail(task.left(), outcome)
+        self._go_on_soon()
+        self._rest_if_idle()
+
+    def close(self) -> None:
+        error = ClientClosed("the client was closed before the request was done")
+        with self.shell.engine.lock:
+            loaded = self._stock.unload()
+            carried = [member for carrier in loaded for member in carrier.left()]
+        self.shell.withdraw(list(loaded), error)
+        self._fail([*carried, *self._remove_waiting()], error)
+        self._rest_if_idle()
+
+    def abandon(self) -> list[Task]:
+        with self.shell.engine.lock:
+            left: list[Task] = [*self._stock.unload(), *self._stock.unsent()]
+        self._forget_lanes()
+        self._idle()
+        return left
+
+    # what became of a list
+
+    def _share(self, carrier: Carrier, answer: Answer, source: Source, seconds: float) -> None:
+        members = carrier.members
+        shares = self._listing.shares(answer.value, [member.payload for member in members])
+        again: list[Member] = []
+        for member, share in zip(members, shares, strict=True):
+            if member.place is OVER:
+                continue
+            if not isinstance(share, InvalidResponse):
+                self._settle(member, Answer(share), source, seconds)
+            elif self._attempts > 1:
+                member.fail(AttemptRecord(source.name, "transient", seconds, share.status_code, str(share)), share)
+                again.append(member)
+            else:
+                self._settle(member, share, source, seconds)
+        for member in again:  # alone: then its answer is what any request would get
+            self._send_again([member], 1, Cut(None, 1, True))
+
+    def _split(self, carrier: Carrier) -> None:
+        """Halves, until the bad item is alone. Those of a list that failed again and again have fewer tries: it may be all of them."""
+        members, source = carrier.left(), carrier.refused_by
+        tries = max(0, self._attempts - 2) if carrier.tries >= self._attempts else 0
+        parts = halves(members) if len(members) > 1 else [members]
+        cut = Cut(source if len(parts) > 1 else None, len(parts[0]), carrier.is_suspect())
+        for part in parts:
+            if part:
+                self._send_again(list(part), tries, cut)
+
+    def _send_again(self, members: list[Member], tries: int, cut: Cut) -> None:
+        carrier = Carrier(self._blank, self._pool, members[0].lane, self, members)
+        carrier.tries, carrier.cut = tries, cut
+        for member in members:
+            member.change_to(carrier)
+        carrier.last_error, carrier.sent_at = members[0].last_error, members[0].sent_at
+        self.shell._locked(self._hand_back, carrier)
+
+    def _hand_back(self, now: float, carrier: Carrier) -> None:
+        self._stock.loaded[carrier] = None
+        self._hand_in(now, carrier)
+
+    def _fail(self, members: Sequence[Member], error: QRewardError) -> None:
+        for member in members:
+            own = error if len(members) == 1 else own_error(error)
+            assert isinstance(own, QRewardError)
+            self._settle(member, own, None, 0.0)
+
+    def _settle(self, member: Member, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        member.end()
+        self._live -= 1
+        self._tell(member, outcome, source, seconds)
+
+    def _tell(self, member: Member, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        if self.shell.watch is not None:
+            self.shell.watch.done(member, outcome, source)
+        member.sink.finish(member, outcome, source, seconds)
+
+    # ending early
+
+    def drop(self, members: Iterable[Member]) -> None:
+        """Nobody waits for them any more; those that are over are left as they are."""
+        self._leave(members)
+        if self.shell.watch is not None:
+            self.shell.watch.withdrawn(members)
+        self._rest_if_idle()
+
+    def end(self, members: Sequence[Member], errors: Sequence[QRewardError]) -> None:
+        """Their time is over: they end with errors, wherever they are."""
+        self._leave(members, errors[0] if errors else None)
+        for member, error in zip(members, errors, strict=True):
+            self._tell(member, error, None, 0.0)
+        self._rest_if_idle()
+
+    def _leave(self, members: Iterable[Member], error: QRewardError | None = None) -> None:
+        """Take them out, wherever they are; a carrier that has lost all is withdrawn."""
+        empty: list[Task] = []
+        with self.shell.engine.lock:
+            for member in members:
+                if member.place is OVER:
+                    continue
+                carrier = member.carrier
+                if member.place is WAITING:
+                    self._stock.remove(member)
+                member.end()
+                self._live -= 1
+                if carrier is not None and carrier.lost_one():
+                    carrier.deadline = inf if error is None else self.shell.engine.clock()
+                    empty.append(carrier)
+                    self._stock.returned(carrier)
+        self._withdraw(empty, error)
+        if not self.shell.loop.is_closed():
+            self._go_on_soon()
+
+    def _remove_waiting(self) -> list[Member]:
+        with self.shell.engine.lock:
+            return self._stock.remove_all()
+
+    def _withdraw(self, carriers: list[Task], error: QRewardError | None = None) -> None:
+        if carriers and not self.shell.loop.is_closed():
+            self.shell.withdraw(carriers, error)
+
+    def _forget_lanes(self) -> None:
+        with self.shell.engine.lock:
+            lanes, self._stock.lanes = self._stock.lanes, {}
+        for lane in lanes.values():
+            if lane.feed is not None:
+                self.shell.close_feed(lane.feed)
+
+    def _rest_if_idle(self) -> None:
+        """Leave nothing behind: no timer, no carrier, no place among the shell's sinks."""
+        if self._live or self._readers:
+            return
+        for timer in (self._timer, self._pacer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._pacer = None
+        with self.shell.engine.lock:
+            unsent: list[Task] = [*self._stock.unsent()]
+        self._withdraw(unsent)
+        self._forget_lanes()
+        self.shell.sinks.pop(self, None)
+        self._idle()
+
+    # time
+
+    def _arm(self) -> None:
+        with self.shell.engine.lock:
+            until = self._stock.deadlines.next()
+        if until is None or (self._timer is not None and until >= self._timer_at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = until
+        self._timer = self.shell.loop.call_later(max(0.0, until - self.shell.engine.clock()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        with self.shell.engine.lock:
+            late = self._stock.deadlines.due(self.shell.engine.clock())
+        self.end(late, [endings.timed_out(member.with_last_error()) for member in late])
+
+
+def _was_answered(failure: Failure) -> bool:
+    """Whether the endpoint is there and said something, rather than that a connection was lost."""
+    return isinstance(failure.error, RequestError) and failure.error.status_code is not None

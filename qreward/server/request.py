@@ -1,0 +1,96 @@
+"""A request as it comes in: who sends it, and its body, read with care. Knows HTTP; knows nothing of rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from qreward.server.admission import Held
+from qreward.server.config import ServerConfig, is_loopback
+from qreward.server.http_errors import Refusal, too_large
+
+Receive = Callable[[], Awaitable[Any]]
+
+
+class Gone(Exception):
+    """The caller has closed the connection."""
+
+
+def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
+    """Raise ``Refusal`` unless the request has the token, or, where there is none, came to an address of this machine alone."""
+    if config.token is None:
+        host = (scope.get("server") or ("",))[0]
+        if _is_address(host) and not is_loopback(host):
+            raise Refusal(
+                403, "forbidden", "a server without a token answers only requests from its own machine; set token in its configuration"
+            )
+        return
+    given = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
+    scheme, _, token = given.partition(b" ")
+    right = hmac.compare_digest(token.strip(), config.token.get_secret_value().encode())
+    if scheme.lower() != b"bearer" or not right:
+        raise Refusal(401, "unauthorized", "send the server's token as 'Authorization: Bearer ...'", {"www-authenticate": "Bearer"})
+
+
+def _is_address(host: str) -> bool:
+    """Whether it is an IP address, rather than the name or the path of a socket that is not one of the network."""
+    return host[:1].isdigit() or ":" in host
+
+
+async def read_body(receive: Receive, headers: Mapping[str, str], held: Held, config: ServerConfig) -> bytes:
+    """The whole body.
+
+    Raises:
+        Refusal: it is too long, too slow or packed, or there is no memory for it.
+        Gone: the caller has left.
+    """
+    most = config.max_body_bytes
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refusal(415, "packed_body", "send the body as it is, without a content-encoding")
+    declared = headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > most:
+        raise too_large(most)
+    try:
+        async with asyncio.timeout(config.body_timeout):
+            return await _read(receive, held, most)
+    except TimeoutError:
+        message = f"the request did not come whole within {config.body_timeout:g} s"
+        raise Refusal(408, "body_timeout", message, {"connection": "close"}) from None
+
+
+async def _read(receive: Receive, held: Held, most: int) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        part = message.get("body", b"")
+        held.grow(len(part))
+        if held.bytes > most:
+            raise too_large(most)
+        parts.append(part)
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
+    """The result of the work, which is cancelled if the caller leaves. Raises ``Gone`` then."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Gone
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.wait({task, gone})
+        if not task.cancelled():
+            task.exception()  # if it failed in the moment in which its caller left, nobody else looks
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,196 @@
+"""The configuration of a client: its model, and where it comes from. Knows not how anything is sent or scheduled."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError, field_validator, model_validator
+
+from qreward.errors import ConfigError
+from qreward.settings.base import Many, Policy, Seconds, below, repeated, with_faults, wrong
+from qreward.settings.files import Place, read_settings
+from qreward.settings.policies import WEIGHTED, Endpoint, Hedge, Retry, Route
+from qreward.spelling import did_you_mean
+
+_log = logging.getLogger("qreward")
+OPENAI_BASE_URL = "https://api.openai.com/v1"
+
+
+class ClientConfig(Policy):
+    """Everything a client is made from.
+
+    Args:
+        endpoints: at least one, each with a name of its own.
+        routes: which endpoints serve which models; by default what the endpoints say in ``models``.
+            A file may also write them as a mapping of pattern to ``{endpoints, strategy, weights}``.
+        retry: see :class:`~qreward.settings.policies.Retry`.
+        hedge: see :class:`~qreward.settings.policies.Hedge`; ``None`` never sends a request to two endpoints at once.
+        max_queued: single calls that may wait for a route; one more ends with ``QueueFull``. ``None`` is any number.
+        timeout: whole budget of one call in seconds, queueing included; ``None`` waits without end.
+
+    Raises:
+        ConfigError: a setting is unknown or wrong; the message says where, never the value of a secret.
+
+    Example:
+        >>> ClientConfig(endpoints=(Endpoint("http://gpu-0:8000/v1"),)).timeout
+        600.0
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    routes: tuple[Route, ...] = ()
+    retry: Retry = Retry()
+    hedge: Hedge | None = Hedge()
+    max_queued: Many | None = None
+    timeout: Seconds | None = 600.0
+
+    @field_validator("routes", mode="before")
+    @classmethod
+    def _from_mapping(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        routes, details = [], []
+        for pattern, body in value.items():
+            try:
+                routes.append(_route(pattern, body))
+            except ValidationError as error:
+                details += below((pattern,), error)
+        if details:
+            raise ValidationError.from_exception_data("routes", details)
+        return routes
+
+    @field_validator("endpoints")
+    @classmethod
+    def _distinct_names(cls, value: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+        if not value:
+            raise ValueError("must hold at least one endpoint")
+        if double := repeated(endpoint.name for endpoint in value):
+            raise ValueError(f"more than one is called {double!r}; give each a name of its own, such as name: {double + '-b'!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _routes_fit(self) -> ClientConfig:
+        if double := repeated(route.pattern for route in self.routes):
+            raise wrong((("routes",), f"more than one route has the pattern {double!r}; put its endpoints into one route"))
+        names = [endpoint.name for endpoint in self.endpoints]
+        faults = [
+            (
+                ("routes", route.pattern, "endpoints"),
+                f"there is no endpoint {stray!r}; {did_you_mean(stray, names, otherwise='the endpoints are')}",
+            )
+            for route in self.routes
+            for stray in sorted(set(route.endpoints) - set(names))
+        ]
+        if faults:
+            raise wrong(*faults)
+        return self
+
+
+def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
+    """Read a configuration from a YAML, JSON or TOML file, or from a mapping.
+
+    ``${VAR}`` is replaced by the environment's value in every text, ``${VAR:-default}`` by the default if the variable is not set.
+    Settings that are valid but without effect are logged as warnings, see :func:`without_effect`.
+
+    Args:
+        source: path of a ``.yaml``, ``.yml``, ``.json`` or ``.toml`` file, or what such a file would hold.
+
+    Raises:
+        ConfigError: the file cannot be read or is not valid; the message names the file and the place in it.
+
+    Example:
+        >>> load_config({"endpoints": [{"base_url": "http://gpu-0:8000/v1"}]}).endpoints[0].name
+        'gpu-0:8000'
+    """
+    config, place = read_config(source)
+    for endpoint, warning in without_effect(config):
+        _log.warning("%s: endpoint %r: %s", place, endpoint, warning)
+    return config
+
+
+def read_config(source: str | Path | Mapping[str, Any]) -> tuple[ClientConfig, Place]:
+    """As :func:`load_config`, without warnings; also the place that messages name."""
+    least = "'endpoints'"
+    content, place = read_settings(source, empty=f"it must hold at least {least}", known=f"with {least}")
+    if not content:
+        raise ConfigError(f"{place}: is empty; it must hold at least {least}")
+    try:
+        return ClientConfig(**content), place
+    except ConfigError as error:
+        raise place.named(error) from None
+
+
+def without_effect(config: ClientConfig) -> Iterator[tuple[str, str]]:
+    """What is valid but probably a mistake: endpoints that get no requests, weights that do not count, two names for one server.
+
+    Yields:
+        The name of an endpoint, and a sentence about it.
+
+    Example:
+        >>> config = ClientConfig(endpoints=(Endpoint("http://gpu-0:8000/v1", weight=2),))
+        >>> [name for name, _ in without_effect(config)]
+        ['gpu-0:8000']
+    """
+    routed = {name for route in config.routes for name in route.endpoints}
+    patterns = {route.pattern for route in config.routes}
+    weighted = {name for route in config.routes if route.strategy in WEIGHTED for name in route.endpoints}
+    seen: dict[object, Endpoint] = {}
+    for endpoint in config.endpoints:
+        if endpoint.name not in routed and patterns:
+            if patterns >= set(endpoint.models):
+                yield endpoint.name, "it gets no requests: the routes of its models do not name it; add it to a route"
+            elif "models" not in endpoint.model_fields_set:
+                yield endpoint.name, "no route names it, so it gets only models that match no route; add it to a route, or set its models"
+        if endpoint.weight != 1 and endpoint.name not in weighted:
+            yield endpoint.name, "weight has no effect without a route whose strategy is weighted_round_robin or least_connections"
+        key = (endpoint.base_url, endpoint.api_key, tuple(endpoint.headers.items()), endpoint.proxy, id(endpoint.http_client))
+        other = seen.setdefault(key, endpoint)
+        if other is not endpoint and _overlap(other, endpoint, config):
+            yield (
+                endpoint.name,
+                f"it is the same server as {other.name!r} (the same base_url and key), so its limits count twice; remove one",
+            )
+
+
+def _overlap(one: Endpoint, other: Endpoint, config: ClientConfig) -> bool:
+    """Whether two endpoints serve the same models, as far as their patterns show."""
+    both = {one.name, other.name}
+    return (
+        "*" in (*one.models, *other.models) or bool({*one.models} & {*other.models}) or any(both <= {*r.endpoints} for r in config.routes)
+    )
+
+
+def config_from_env(environ: Mapping[str, str] = os.environ) -> ClientConfig:
+    """Make a configuration from environment variables.
+
+    ``QREWARD_CONFIG`` names a file; without it ``OPENAI_BASE_URL`` (or ``OPENAI_API_BASE``) and ``OPENAI_API_KEY`` make one endpoint.
+
+    Args:
+        environ: variable -> value. ``${VAR}`` inside a value is always looked up in the process's own environment.
+
+    Raises:
+        ConfigError: none of them is set, or what they say is wrong.
+    """
+    if file := environ.get("QREWARD_CONFIG"):
+        return load_config(file)
+    base_name = next((name for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE") if environ.get(name)), "OPENAI_BASE_URL")
+    base_url, key = environ.get(base_name), environ.get("OPENAI_API_KEY")
+    if not base_url and not key:
+        raise ConfigError(
+            "the environment names no endpoint; set QREWARD_CONFIG to a configuration file, "
+            "or OPENAI_BASE_URL (also OPENAI_API_BASE) and, if the server wants a key, OPENAI_API_KEY"
+        )
+    try:
+        return ClientConfig(endpoints=(Endpoint(base_url or OPENAI_BASE_URL, api_key=key or None),))
+    except ConfigError as error:
+        named = [(path, text.replace("base_url", base_name).replace("api_key", "OPENAI_API_KEY")) for path, text in error.faults]
+        raise with_faults(named, lambda _: "environment: ") from None
+
+
+def _route(pattern: str, body: object) -> Route:
+    if not isinstance(body, Mapping) or "pattern" in body:
+        raise wrong(((), "must be a mapping of endpoints, strategy and weights"))
+    return Route.model_validate({"pattern": pattern, **body})

@@ -1,0 +1,237 @@
+"""How settings are read from a file, and what is said if that cannot be done. Knows files and texts; knows not which settings there are.
+
+It imports no YAML unless asked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from qreward.errors import ConfigError, Fault
+from qreward.settings.base import expand_variables, repeated, with_faults
+
+Path_ = tuple[str | int, ...]
+"""The names and positions that lead to a setting."""
+
+
+class Place:
+    """Where settings stand: a file, or ``configuration`` for a mapping. As a text, its name.
+
+    Args:
+        name: what messages call it.
+        line_of: the line of a path of settings, or None if it is not known.
+    """
+
+    def __init__(self, name: str, line_of: Callable[[Path_], int | None] = lambda _: None) -> None:
+        self._name = name
+        self._line_of = line_of
+
+    def __str__(self) -> str:
+        return self._name
+
+    def named(self, error: ConfigError) -> ConfigError:
+        """The error with this place, and as far as it is known the line, before each of its faults."""
+        return with_faults(error.faults, self._prefix) if error.faults else ConfigError(f"{self}: {error}")
+
+    def _prefix(self, path: Path_) -> str:
+        line = self._line_of(path)
+        return f"{self}: " if line is None else f"{self}, line {line}: "
+
+
+def read_settings(source: str | Path | Mapping[str, Any], *, empty: str, known: str = "") -> tuple[dict[str, Any], Place]:
+    """The settings in a YAML, JSON or TOML file, or in a mapping; variables are replaced, see :func:`~qreward.settings.base.expand_variables`.
+
+    Args:
+        source: the file's path, or what it would hold.
+        empty: the end of the message about one that is empty.
+        known: what the mapping must at least hold, for the message about one that is not a mapping.
+
+    Returns:
+        The settings, and their place.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a mapping; with the file's name, never with a value.
+    """
+    place = Place("configuration" if isinstance(source, Mapping) else str(Path(source).expanduser()))
+    try:
+        content: object = source
+        if not isinstance(source, Mapping):
+            content, line_of = _parse(Path(str(place)))
+            place = Place(str(place), line_of)
+        return _settings(content, empty, known), place
+    except RecursionError:
+        raise ConfigError(f"{place}: is nested without end; an alias must not hold itself") from None
+    except _NotReadable as problem:
+        raise place.named(with_faults(problem.faults, lambda _: "")) from None
+
+
+def _settings(content: object, empty: str, known: str) -> dict[str, Any]:
+    if content is None:
+        raise _NotReadable(f"is empty; {empty}")
+    if not isinstance(content, Mapping):
+        raise _NotReadable(f"must be a mapping {known or 'of settings'}, not a {type(content).__name__}")
+    faults: list[Fault] = []
+    expanded: dict[str, Any] = _expanded(content, (), faults)
+    if faults:
+        raise _NotReadable(*faults)
+    return expanded
+
+
+class _NotReadable(Exception):
+    """What is wrong with a file, without its name, which the caller adds. Never quotes a value: it may be a key."""
+
+    def __init__(self, *faults: str | Fault) -> None:
+        self.faults: list[Fault] = [((), fault) if isinstance(fault, str) else fault for fault in faults]
+
+
+def _expanded(value: Any, path: Path_, faults: list[Fault]) -> Any:
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                inner = (*path, str(key))
+                faults.append((inner, f"{_dotted((*path, repr(key)))}: this name is not a text; write it in quotes"))
+        return {str(key): _expanded(inner, (*path, str(key)), faults) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_expanded(inner, (*path, index), faults) for index, inner in enumerate(value)]
+    try:
+        return expand_variables(value) if isinstance(value, str) else value
+    except ValueError as error:
+        faults.append((path, f"{_dotted(path)}: {error}"))
+        return value
+
+
+def _dotted(path: Path_) -> str:
+    return ".".join(map(str, path))
+
+
+def _parse(path: Path) -> tuple[object, Callable[[Path_], int | None]]:
+    """What a file holds, and what finds the line of a setting in it."""
+    parse = _PARSERS.get(path.suffix.lower())
+    if parse is None:
+        raise _NotReadable(f"is not a kind of file that can be read; its name must end in {', '.join(_PARSERS)}")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise _NotReadable(f"cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise _NotReadable("is not UTF-8 text") from None
+    try:
+        return (parse(text) if text.strip() else None), partial(_LINES.get(parse, _no_line), text)
+    except (ValueError, RecursionError):
+        raise _NotReadable("holds a number, a date or a nesting that cannot be read") from None
+
+
+def _parse_json(text: str) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats)
+    except json.JSONDecodeError as error:
+        raise _NotReadable(f"is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if double := repeated(name for name, _ in pairs):
+        raise _NotReadable(f"the name {double!r} is there twice in one mapping; keep one")
+    return dict(pairs)
+
+
+def _parse_toml(text: str) -> object:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _NotReadable(f"is not valid TOML: {error}") from None
+
+
+def _parse_yaml(text: str) -> object:
+    try:
+        import yaml  # noqa: PLC0415 - an extra, and slow to import
+    except ImportError:
+        raise _NotReadable("PyYAML is needed to read YAML; install qreward[yaml], or write the file as JSON or TOML") from None
+
+    Loader = _yaml_loader(yaml)  # noqa: N806 - a class
+    try:
+        return yaml.load(text, Loader)  # noqa: S506 - Loader is a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        problem = re.sub(r"'[^'<]{4,}'", "'...'", error.problem or error.context or "broken")
+        raise _NotReadable(f"is not valid YAML: {problem}{line}") from None
+    except yaml.YAMLError:
+        raise _NotReadable("is not valid YAML: it holds a character that YAML does not allow") from None
+
+
+def _yaml_loader(yaml: Any) -> Any:
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """Refuses a name that is there twice, of which YAML would silently keep the last."""
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            double = repeated(str(key.value) for key, _ in node.value)
+            if double is not None:
+                raise _NotReadable(f"the name {double!r} is there twice in the mapping of line {node.start_mark.line + 1}; keep one")
+            return node
+
+    return Loader
+
+
+def _yaml_line(text: str, path: Path_) -> int | None:
+    import yaml  # noqa: PLC0415 - an extra, and slow to import
+
+    node, line = yaml.compose(text, yaml.SafeLoader), None
+    for part in path:
+        found = next(((key, value) for key, value in _children(node) if key == part), None)
+        if found is None:
+            break
+        node, line = found[1][1], found[1][0]
+    return line
+
+
+def _children(node: Any) -> Iterator[tuple[str | int, tuple[int, Any]]]:
+    """Name or index, and line and node, of what a node of YAML holds; merged mappings last."""
+    if node.id == "sequence":
+        yield from ((index, (inner.start_mark.line + 1, inner)) for index, inner in enumerate(node.value))
+    if node.id == "mapping":
+        yield from ((key.value, (key.start_mark.line + 1, inner)) for key, inner in node.value)
+        for key, inner in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                for merged in inner.value if inner.id == "sequence" else [inner]:
+                    yield from _children(merged)
+
+
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
+
+
+def _json_line(text: str, path: Path_) -> int | None:
+    """The line of the longest part of the path that is there; the text is known to be JSON."""
+    lines: dict[Path_, int] = {}
+    open_: list[str | int] = []
+    name, name_line = '""', 0
+    for token in _JSON_TOKEN.finditer(text):
+        word, line = token[0], text.count("\n", 0, token.start()) + 1
+        if word in "]}":
+            open_.pop()
+        elif word == ",":
+            open_[-1] = open_[-1] + 1 if isinstance(open_[-1], int) else ""
+        elif word == ":":
+            open_[-1] = json.loads(name)
+            lines[tuple(open_)] = name_line
+        else:
+            if open_ and isinstance(open_[-1], int):
+                lines.setdefault(tuple(open_), line)
+            name, name_line = word, line
+            if word in "[{":
+                open_.append(0 if word == "[" else "")
+    return next((lines[path[:length]] for length in range(len(path), 0, -1) if path[:length] in lines), None)
+
+
+def _no_line(_text: str, _path: Path_) -> None:
+    """TOML's parser does not tell lines."""
+
+
+_LINES: dict[Callable[[str], object], Callable[[str, Path_], int | None]] = {_parse_yaml: _yaml_line, _parse_json: _json_line}
+_PARSERS: dict[str, Callable[[str], object]] = {".yaml": _parse_yaml, ".yml": _parse_yaml, ".json": _parse_json, ".toml": _parse_toml}

@@ -1,0 +1,443 @@
+"""Policies: what a user may set, each parameter written once.
+
+The same models serve the client, configuration files and the command line.
+
+How a reward model is to be asked, and which of its numbers is the reward: settings only, each written once.
+
+Knows no paths, no JSON and no HTTP; what the settings come to on the wire is in ``qreward.codecs.rewards``.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum, StrEnum
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+
+from qreward.errors import ConfigError
+from qreward.settings.base import (
+    Count,
+    Dollars,
+    Many,
+    Policy,
+    Quantile,
+    Rate,
+    Seconds,
+    Share,
+    Weight,
+    check_glob,
+    check_header,
+    expand_variables,
+    repeated,
+    shown,
+    wrong,
+)
+from qreward.spelling import did_you_mean
+
+_PLACE = re.compile(r"\{(prompt|response)\}")
+
+
+def _not_a_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must be a name or a position, not true or false")
+    return value
+
+
+class RewardModel(Policy):
+    """What a reward model behind an endpoint is, as far as its server does not tell.
+
+    Args:
+        route: what the server is asked by: ``classify`` (a sequence classifier; the default of vLLM, SGLang and TEI), ``pooling``
+            (vLLM: token and process reward models, whose last row counts), ``score`` (vLLM: cross-encoders, which take pairs) or
+            ``embeddings`` (servers that give the reward as a vector of one number). None is the usual one of the endpoint's kind.
+        label: which number is the reward, where there are several: a name (of a class, or of an attribute such as
+            ``helpfulness``) or a position among them, from 0, or from the end if negative. None takes the only one; of the classes
+            of vLLM's ``classify`` and ``pooling`` the last, as verl does.
+        labels: names of the classes in the model's order, for servers that do not tell them.
+        activation: let the server squeeze scores by a sigmoid or softmax. By default they come raw, as reward models are trained.
+        activation_field: what vLLM calls that: ``use_activation`` since 0.11.2, before that ``activation``, earlier still ``softmax``.
+            A server ignores a name it does not know, and would squeeze.
+        template: how prompt and response become one text, with ``{prompt}`` and ``{response}`` in it. None sends them apart, or as
+            a conversation to a server with a chat template of its own; such conversations cannot share a request.
+
+    Example:
+        >>> RewardModel(template="<user>{prompt}<assistant>{response}").render("2 + 2?", "4")
+        '<user>2 + 2?<assistant>4'
+    """
+
+    route: Literal["classify", "pooling", "score", "embeddings"] | None = None
+    label: Annotated[int | str, BeforeValidator(_not_a_bool)] | None = None
+    labels: tuple[str, ...] = ()
+    activation: bool = False
+    activation_field: Literal["use_activation", "activation", "softmax"] = "use_activation"
+    template: str | None = None
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _several(cls, value: object) -> object:
+        if isinstance(value, str):
+            raise ValueError("must be a list of names, such as ['bad', 'good']")
+        return value
+
+    @field_validator("labels")
+    @classmethod
+    def _unique(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("names a class twice; each needs a name of its own")
+        return value
+
+    @field_validator("template")
+    @classmethod
+    def _has_both(cls, value: str | None) -> str | None:
+        if value is not None and set(_PLACE.findall(value)) != {"prompt", "response"}:
+            raise ValueError("must hold {prompt} and {response}, such as '{prompt}{response}'")
+        return value
+
+    def render(self, prompt: str, response: str) -> str:
+        """The one text of a pair; without a template, one after the other. Braces in the texts mean nothing."""
+        if self.template is None:
+            return prompt + response
+        texts = {"prompt": prompt, "response": response}
+        return _PLACE.sub(lambda place: texts[place[1]], self.template)
+
+
+MAX_RETRY_AFTER = 60.0
+"""Seconds of a ``Retry-After`` that are heeded, by default: as many as in ``_calculate_retry_timeout`` of openai-python 2."""
+
+
+class Priority(IntEnum):
+    """How urgent a task is. Any whole number from 0 (most urgent, as in vLLM) to 9 may be used, or a name."""
+
+    HIGH = 0
+    NORMAL = 5
+    LOW = 9
+
+
+def priority_level(value: object) -> int:
+    """A priority as a number from 0 to 9; a name is that of a :class:`Priority`, in upper or lower case.
+
+    Raises:
+        ValueError: it is neither.
+
+    Example:
+        >>> priority_level("high"), priority_level(3)
+        (0, 3)
+    """
+    found = value
+    if isinstance(value, str):
+        found = int(value) if value.isdecimal() else Priority.__members__.get(value.upper())
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= 9:
+        raise ValueError(f"must be a whole number from 0 (most urgent) to 9, or 'high', 'normal' or 'low', not {shown(value)}")
+    return int(found)
+
+
+Level = Annotated[int, BeforeValidator(priority_level)]
+"""A priority in a file."""
+
+
+class LoadBalanceStrategy(StrEnum):
+    """Which endpoint takes a task when several have room. When none has, the first to get room takes it."""
+
+    EXPECTED_FINISH = "expected_finish"
+    ROUND_ROBIN = "round_robin"
+    WEIGHTED_ROUND_ROBIN = "weighted_round_robin"
+    LEAST_CONNECTIONS = "least_connections"
+    POWER_OF_TWO = "power_of_two"
+
+
+WEIGHTED = (LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN, LoadBalanceStrategy.LEAST_CONNECTIONS)
+"""The strategies in which weights count."""
+
+
+class Limits(Policy):
+    """What one endpoint may be asked for, over all routes, loops and threads of a client.
+
+    Args:
+        max_concurrency: most requests in flight at once.
+        adaptive: find out how many requests in flight, and per second, the endpoint really takes, up to ``max_concurrency``.
+            False keeps ``max_concurrency`` (64 if there is none) in flight.
+        rpm: requests per minute.
+        tpm: tokens per minute.
+        tpm_counts: whether the provider charges the tokens ``used`` (default) or ``reserved`` (``max_tokens``).
+        connects_per_second: rate of new connections.
+        shared: who shares ``rpm``, ``tpm`` and ``max_concurrency`` with this client: nobody (``none``), the processes of this user
+            on this machine that use the same address and key (``local``), or those of the whole Ray cluster (``ray``).
+
+    Example:
+        >>> Limits(max_concurrency=64, rpm=600).rpm
+        600.0
+    """
+
+    max_concurrency: Count | None = None
+    adaptive: bool = True
+    rpm: Rate | None = None
+    tpm: Rate | None = None
+    tpm_counts: Literal["used", "reserved"] = "used"
+    connects_per_second: Rate | None = None
+    shared: Literal["none", "local", "ray"] = "none"
+
+    @model_validator(mode="after")
+    def _something_to_share(self) -> Limits:
+        if self.shared != "none" and self.rpm is None and self.tpm is None and self.max_concurrency is None:
+            raise ValueError(f"shared={self.shared!r} has nothing to share; set rpm, tpm or max_concurrency")
+        return self
+
+
+class Timeouts(Policy):
+    """Time limits of one attempt, in seconds. None of them counts waiting in the queue.
+
+    Args:
+        connect: to open a connection.
+        read: longest silence between bytes of an answer. Without streaming this is the whole generation.
+        attempt: whole attempt. By default it is learned: well above the slowest answers the endpoint gave.
+    """
+
+    connect: Seconds = 10.0
+    read: Seconds | None = None
+    attempt: Seconds | None = None
+
+
+class Retry(Policy):
+    """When a failed request is tried again.
+
+    Overload (429, 503, 529) is not a failure: it costs no attempt, and is waited out up to the task's timeout.
+    A retry goes to another endpoint at once if there is one; otherwise it waits with full jitter
+    (Brooker, "Exponential Backoff And Jitter", AWS 2015), and the waits of a client share one budget
+    (Finagle's RetryBudget: 20 % of the requests and 10 a second).
+
+    Args:
+        attempts: most tries of one request that may fail, the first included.
+        base: longest first wait in seconds; it doubles with every further try.
+        cap: longest wait in seconds.
+        budget: retries allowed per request, over all requests.
+        budget_floor: retries per second that are always allowed.
+        max_retry_after: longest time in seconds for which an endpoint is left alone because it asked for that (``Retry-After``).
+            One that asks for longer is asked again after this, with one request. The default is openai-python 2's.
+    """
+
+    attempts: Count = 4
+    base: Seconds = 0.5
+    cap: Seconds = 8.0
+    budget: Share = 0.2
+    budget_floor: Rate = 10.0
+    max_retry_after: Seconds = MAX_RETRY_AFTER
+
+
+class Hedge(Policy):
+    """When a request that is under way is sent to a second endpoint as well. The first answer counts, the other is cancelled.
+
+    A single call gets a hedge when it takes unusually long (Dean and Barroso, "The Tail at Scale", CACM 2013), the last
+    requests of a batch get copies at endpoints that have nothing else to do, and requests that seem to hang, or whose
+    endpoint has gone silent, go elsewhere. All but the last draw on one budget, and an endpoint gets a request at most once at a time.
+
+    Args:
+        quantile: share of an endpoint's answers that come sooner than a single call that is hedged.
+        after: seconds after which a single call is hedged, instead of ``quantile``.
+        budget: copies allowed per request, over all requests of a client.
+        reserve: copies allowed beyond that, for a client that has sent little yet.
+        tail: copy the last requests of a batch.
+
+    Example:
+        >>> Hedge(after=2.0, budget=0.02).quantile
+        0.95
+    """
+
+    quantile: Quantile = 0.95
+    after: Seconds | None = None
+    budget: Share = 0.05
+    reserve: Many = 32
+    tail: bool = True
+
+
+_PATHS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/rerank", "/get_reward")
+"""What is added to ``base_url`` by calls, and often left at the end of a copied address."""
+
+
+class Endpoint(Policy):
+    """One server that answers requests.
+
+    Args:
+        base_url: root of the API, such as ``https://api.example.com/v1``.
+        name: how it is called in results and errors; host and port by default.
+        api_key: sent as ``Authorization: Bearer``. ``${VAR}`` is read from the environment, ``${VAR:-default}`` too; an empty key is
+            none. Never shown.
+        models: glob patterns of the models it serves.
+        model_names: what the server calls a model, if it is not what callers call it.
+        kind: dialect of the server.
+        weight: share under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``; without effect under the other strategies.
+        limits: see :class:`Limits`.
+        timeouts: see :class:`Timeouts`.
+        reward: what the reward model behind it is, as far as its server does not tell; see :class:`RewardModel`.
+        price: US dollars for a million prompt tokens, and for a million completion tokens. It is only told, and decides nothing.
+        headers: sent with each request; values may hold ``${VAR}`` and are never shown.
+        http_client: an ``httpx.AsyncClient`` or ``httpx.AsyncBaseTransport`` of your own, used instead of the engine.
+        verify: False switches TLS verification off; a path names a CA bundle.
+        proxy: proxy URL; by default the environment's (``HTTPS_PROXY``, ``NO_PROXY``, ...). ``""`` is none.
+        max_response_bytes: longest answer that is read.
+        keepalive: seconds an idle connection is kept; vLLM and uvicorn close theirs after 5.
+        probe: seconds between two looks at how the server stands; None never looks.
+
+    Example:
+        >>> Endpoint("http://gpu-0:8000/v1", models=["judge-*"], limits=Limits(max_concurrency=64)).name
+        'gpu-0:8000'
+    """
+
+    base_url: str
+    name: str = ""
+    api_key: SecretStr | None = None
+    models: tuple[str, ...] = ("*",)
+    model_names: dict[str, str] = Field(default_factory=dict)
+    kind: Literal["openai", "vllm", "sglang", "tei", "openrlhf", "nim"] = "openai"
+    weight: Weight = 1.0
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    reward: RewardModel | None = None
+    price: tuple[Dollars, Dollars] | None = None
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    http_client: Any = Field(default=None, repr=False, exclude=True)
+    verify: bool | str = True
+    proxy: SecretStr | None = None
+    max_response_bytes: Count = 16 * 1024 * 1024
+    keepalive: Seconds = 4.0
+    probe: Seconds | None = None
+
+    def __init__(self, base_url: str | None = None, **data: Any) -> None:
+        if base_url is not None:
+            data["base_url"] = base_url
+        super().__init__(**data)
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @field_validator("base_url", "api_key", "proxy", mode="before")
+    @classmethod
+    def _expand(cls, value: object) -> object:
+        return expand_variables(value)
+
+    @field_validator("headers", mode="before")
+    @classmethod
+    def _expand_headers(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        headers = {key: expand_variables(raw) for key, raw in value.items()}
+        return {check_header(key, text): text for key, text in headers.items()}
+
+    @field_validator("api_key")
+    @classmethod
+    def _sendable(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and value.get_secret_value():
+            check_header("authorization", value.get_secret_value())
+            return value
+        return None
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_root_url(cls, value: str) -> str:
+        if not value.isprintable() or value != value.strip():
+            raise ValueError("must not hold line breaks, or blanks around it")
+        try:
+            parts = urlsplit(value)
+            _ = parts.port
+        except ValueError:
+            raise ValueError("must be a URL such as 'http://gpu-0:8000/v1'; its host or port is not valid") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be an http:// or https:// URL such as 'http://gpu-0:8000/v1'")
+        if parts.username or parts.password:
+            raise ValueError("must not hold a user or password; use api_key or headers")
+        if parts.query or parts.fragment:
+            raise ValueError("must not hold a query or fragment; it is the root of the API")
+        if "$" in parts.netloc:
+            raise ValueError("holds a variable that was not replaced; write ${NAME}, or ${NAME:-default}")
+        root = value.rstrip("/")
+        if path := next((path for path in _PATHS if root.endswith(path)), None):
+            raise ValueError(f"must be the root of the API, without {path}; write {root.removesuffix(path)!r}")
+        return root
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _patterns(cls, value: object) -> object:
+        if isinstance(value, str):
+            raise ValueError("must be a list of patterns, such as ['judge-*']")
+        return value
+
+    @field_validator("models")
+    @classmethod
+    def _valid_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("must name at least one pattern; '*' takes any model")
+        for pattern in value:
+            check_glob(pattern)
+        return value
+
+    @field_validator("price", mode="before")
+    @classmethod
+    def _for_prompt_and_completion(cls, value: object) -> object:
+        if value is not None and (not isinstance(value, list | tuple) or len(value) != 2):
+            raise ValueError("must be US dollars for a million prompt tokens and for a million completion tokens, such as [0.15, 0.6]")
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _readable_name(cls, value: str) -> str:
+        if value != value.strip() or not value.isprintable():
+            raise ValueError("must be a text without blanks around it or line breaks")
+        return value
+
+    @model_validator(mode="after")
+    def _one_master(self) -> Endpoint:
+        if self.http_client is None:
+            return self
+        ours = [name for name in ("verify", "keepalive") if getattr(self, name) != type(self).model_fields[name].default]
+        if ours or self.limits.connects_per_second is not None:
+            names = ", ".join(ours) or "limits.connects_per_second"
+            raise ValueError(f"{names} cannot be set together with http_client; set it in the client you pass")
+        return self
+
+    @model_validator(mode="after")
+    def _named(self) -> Endpoint:
+        if not self.name:
+            object.__setattr__(self, "name", urlsplit(self.base_url).netloc)
+        return self
+
+    def __getstate__(self) -> dict[Any, Any]:
+        if self.http_client is not None:
+            raise ConfigError(f"endpoint {self.name!r} cannot be pickled: it holds an http_client; make it in each process")
+        return super().__getstate__()
+
+
+class Route(Policy):
+    """Which endpoints serve the models that match a pattern.
+
+    Args:
+        pattern: a model's name or a glob (``*``, ``?``, ``[abc]``).
+        endpoints: names of endpoints.
+        strategy: see :class:`LoadBalanceStrategy`.
+        weights: endpoint name -> weight, over the endpoints' own; for ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS`` only.
+    """
+
+    pattern: str
+    endpoints: tuple[str, ...] = Field(min_length=1)
+    strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH
+    weights: dict[str, Weight] = Field(default_factory=dict)
+
+    @field_validator("pattern")
+    @classmethod
+    def _valid_pattern(cls, value: str) -> str:
+        return check_glob(value)
+
+    @model_validator(mode="after")
+    def _known_weights(self) -> Route:
+        if double := repeated(self.endpoints):
+            raise wrong((("endpoints",), f"names {double!r} twice; name it once, with a larger weight in weights"))
+        if strays := [name for name in self.weights if name not in self.endpoints]:
+            hint = did_you_mean(strays[0], self.endpoints, otherwise="its endpoints are")
+            raise wrong((("weights", strays[0]), f"the route has no endpoint {strays[0]!r}; {hint}"))
+        if self.weights and self.strategy not in WEIGHTED:
+            given = (
+                f"the strategy {self.strategy.value!r}"
+                if "strategy" in self.model_fields_set
+                else f"the default strategy {self.strategy.value!r}"
+            )
+            raise wrong((("weights",), f"weights have no effect with {given}; set strategy: weighted_round_robin, or leave weights out"))
+        return self

@@ -1,0 +1,165 @@
+"""The calls of the client that give streams. Validates, finds the route; nothing is sent before the stream is begun."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from qreward import options as arguments
+from qreward.codecs.base import Call
+from qreward.codecs.chat import CHAT
+from qreward.engine.driver import Engine
+from qreward.engine.fleet import Fleet
+from qreward.engine.stream_batch import Merge
+from qreward.engine.stream_sink import Outlet
+from qreward.errors import ConfigError
+from qreward.options import DEFAULT, preparer
+from qreward.scheduler.request import Terms
+from qreward.scheduler.scheduler import Scheduler
+from qreward.settings.policies import Priority
+from qreward.streaming.handles import BatchStream, OnStreamError, Stream
+
+if TYPE_CHECKING:
+    from qreward.progress import Progress
+
+    OnProgress = bool | Callable[[Progress], object] | None
+
+OnInterrupt = Literal["raise", "restart"]
+
+
+class StreamCalls:
+    """The part of ``QRewardClient`` that streams."""
+
+    _engine: Engine[Scheduler]
+    _fleet: Fleet
+    _terms: Callable[..., Terms]
+    _reporting: Callable[..., dict[str, Any]]
+
+    def stream_chat_completion(
+        self,
+        messages: Iterable[Any],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        on_interrupt: OnInterrupt = "raise",
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> Stream:
+        """One chat completion, token by token.
+
+        Until the first token it is a request like any other: it waits for room, fails over, may be hedged. A first token that is late, or
+        a pause amid the answer, ends an attempt when it takes far longer than the endpoint's streams usually do.
+
+        Args:
+            messages, model, priority, tenant: as in :meth:`chat_completion`.
+            timeout: seconds for the whole stream, queueing and the time in which nobody reads included; the client's by default.
+            hedge: False for a request that must not be sent to two endpoints at once, which happens before the first token only.
+            on_interrupt: what follows if the stream breaks off after the first token: ``"raise"`` ends it with ``StreamInterrupted``,
+                ``"restart"`` begins the answer anew, within the limits of :class:`Retry`; read it by ``events()`` or ``final()``.
+            extra_headers, extra_body, params: as in :meth:`chat_completion`. The usage is asked for unless ``stream_options`` is given.
+
+        Returns:
+            A :class:`Stream`, of which nothing is sent yet.
+
+        Raises:
+            NoEndpoint, ConfigError, BadRequest: at once. All else is raised where the stream is read.
+
+        Example:
+            >>> async def ask(client, messages):
+            ...     async for token in client.stream_chat_completion(messages, model="judge-7b"):
+            ...         print(token, end="")
+        """
+        call = preparer(CHAT, model, params, extra_headers, extra_body)(messages)
+        restarts = _restarts(on_interrupt)
+        return self._stream(call, self._terms(timeout, priority, hedge, tenant)._replace(restarts=restarts))
+
+    def batch_stream_chat_completion(
+        self,
+        batch_messages: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
+        model: str,
+        *,
+        max_concurrent_streams: int = 0,
+        on_stream_error: OnStreamError = None,
+        timeout: float | None = DEFAULT,
+        deadline: float | None = None,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        on_interrupt: OnInterrupt = "raise",
+        progress: OnProgress = None,
+        keep_results: bool = True,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> BatchStream:
+        """Many chat completions over all endpoints of the route, token by token.
+
+        Args:
+            batch_messages: conversations: a list, an iterator or an async iterator; read no faster than they are sent.
+            model: chooses the route.
+            max_concurrent_streams: most streams under way at once; 0 is as many as the endpoints take.
+            on_stream_error: called with index and error of each stream that failed, when its last token has been read; the others go on.
+                What it raises ends the loop.
+            on_interrupt: as in :meth:`stream_chat_completion`.
+            timeout, deadline, priority, hedge, tenant, progress, keep_results: as in :meth:`batch_chat_completion`.
+            extra_headers, extra_body, params: as in :meth:`chat_completion`.
+
+        Returns:
+            A :class:`BatchStream`, of which nothing is sent yet.
+
+        Raises:
+            NoEndpoint, ConfigError: at once. An item that fails is in the results.
+
+        Example:
+            >>> async def ask(client, conversations):
+            ...     async for index, token in client.batch_stream_chat_completion(conversations, model="judge-7b"):
+            ...         print(index, token)
+        """
+        prepare = preparer(CHAT, model, params, extra_headers, extra_body)
+        items = arguments.items("batch_messages", batch_messages)
+        restarts = _restarts(on_interrupt)
+        settings = {
+            "terms": self._terms(timeout, priority, hedge, tenant)._replace(restarts=restarts, streamed=True),
+            "deadline": arguments.seconds("deadline", deadline),
+            "keep": keep_results,
+            "most": arguments.count("max_concurrent_streams", max_concurrent_streams),
+        }
+        failed = arguments.callback("on_stream_error", on_stream_error)
+        self._fleet.pool(model)
+        begin = partial(_begin_batch, self, items, prepare, model, progress, settings)
+        return BatchStream(begin, failed, restarts=restarts)
+
+    def _stream(self, call: Call, terms: Terms) -> Stream:
+        """The stream of a call that was checked. Raises ``NoEndpoint``."""
+        self._fleet.pool(call.model)
+        return Stream(partial(_begin, self, call, terms._replace(streamed=True)), restarts=terms.restarts)
+
+
+def _restarts(on_interrupt: object) -> bool:
+    if on_interrupt not in ("raise", "restart"):
+        raise ConfigError(f"on_interrupt must be 'raise' or 'restart', not {on_interrupt!r}")
+    return on_interrupt == "restart"
+
+
+def _begin(client: StreamCalls, call: Call, terms: Terms) -> Outlet:
+    outlet = Outlet(client._engine.shell())
+    outlet.submit(terms.task(call, client._fleet.pool(call.model), outlet, 0))
+    return outlet
+
+
+def _begin_batch(
+    client: StreamCalls,
+    items: Iterable[Any] | AsyncIterable[Any],
+    prepare: Callable[[Any], Call],
+    model: str,
+    progress: OnProgress,
+    settings: dict[str, Any],
+) -> Merge:
+    pool = client._fleet.pool(model)
+    reporting = client._reporting(pool, model, items, progress)
+    return Merge(client._engine.shell(), pool, items, prepare, **reporting, **settings).launch()

@@ -1,0 +1,665 @@
+"""``SyncQRewardClient``: the client for code that does not await. A view of ``QRewardClient`` through the portal, nothing more.
+
+What the arguments mean stands with the methods of :class:`~qreward.client.QRewardClient`, which have the same signatures.
+
+The calls for rewards, labels, rankings and vectors, for code that does not await. What they mean stands with ``calls``.
+
+The calls for legacy completions and moderations, for code that does not await. What they mean stands with ``texts``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Unpack
+
+from qreward.chat_namespace import SyncOpenAIFace
+from qreward.client import QRewardClient
+from qreward.codecs.rewards.answers import Score
+from qreward.engine.portal import portal
+from qreward.engine.protocols import Wire
+from qreward.errors import ClientClosed
+from qreward.options import DEFAULT, Watching
+from qreward.results import BatchResult, FleetStats
+from qreward.settings.client import ClientConfig
+from qreward.settings.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
+from qreward.streaming.handles import OnStreamError
+from qreward.streaming.methods import OnInterrupt
+from qreward.streaming.sync import SyncBatchStream, SyncStream
+from qreward.transport.backend import Wire as HttpWire
+
+if TYPE_CHECKING:
+    from openai.types import CompletionChoice, CreateEmbeddingResponse, Moderation
+    from openai.types.chat import ChatCompletion
+
+    from qreward.client import OnProgress, OnResult
+    from qreward.telemetry import Telemetry
+
+
+class SyncRewardCalls:
+    """The part of ``SyncQRewardClient`` whose items are merged on the wire."""
+
+    _client: QRewardClient
+
+    def score(
+        self,
+        prompt: Any,
+        response: str = DEFAULT,
+        *,
+        model: str,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> Score:
+        """The reward of one response. See :meth:`QRewardClient.score`."""
+        return portal().call(
+            self._client.score,
+            prompt,
+            response,
+            model=model,
+            timeout=timeout,
+            priority=priority,
+            hedge=hedge,
+            tenant=tenant,
+            extra_headers=extra_headers,
+            extra_body=extra_body,
+            **params,
+        )
+
+    def batch_score(
+        self,
+        pairs: Iterable[Any] | AsyncIterable[Any],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        deadline: float | None = None,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        on_result: OnResult = None,
+        progress: OnProgress = None,
+        keep_results: bool = True,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> BatchResult[Score]:
+        """The rewards of many responses. See :meth:`QRewardClient.batch_score`, and for the input :meth:`batch_chat_completion`."""
+        return portal().call(
+            self._client.batch_score,
+            pairs,
+            model,
+            timeout=timeout,
+            deadline=deadline,
+            priority=priority,
+            hedge=hedge,
+            tenant=tenant,
+            on_result=on_result,
+            progress=progress,
+            keep_results=keep_results,
+            extra_headers=extra_headers,
+            extra_body=extra_body,
+            **params,
+        )
+
+    def classify(
+        self,
+        prompt: Any,
+        response: str = DEFAULT,
+        *,
+        model: str,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> dict[str, float]:
+        """Probabilities by label of one item. See :meth:`QRewardClient.classify`."""
+        return portal().call(
+            self._client.classify,
+            prompt,
+            response,
+            model=model,
+            timeout=timeout,
+            priority=priority,
+            hedge=hedge,
+            tenant=tenant,
+            extra_headers=extra_headers,
+            extra_body=extra_body,
+            **params,
+        )
+
+    def batch_classify(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        deadline: float | None = None,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        on_result: OnResult = None,
+        progress: OnProgress = None,
+        keep_results: bool = True,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> BatchResult[dict[str, float]]:
+        """Probabilities by label of many items. See :meth:`QRewardClient.batch_classify`."""
+        return portal().call(
+            self._client.batch_classify,
+            items,
+            model,
+            timeout=timeout,
+            deadline=deadline,
+            priority=priority,
+            hedge=hedge,
+            tenant=tenant,
+            on_result=on_result,
+            progress=progress,
+            keep_results=keep_results,
+            extra_headers=extra_headers,
+            extra_body=extra_body,
+            **params,
+        )
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> list[float]:
+        """How well each document answers the query. See :meth:`QRewardClient.rerank`."""
+        return portal().call(
+            self._client.rerank,
+            query,
+            documents,
+            model,
+            timeout=timeout,
+            priority=priority,
+            hedge=hedge,
+            tenant=tenant,
+            extra_headers=extra_headers,
+            extra_body=extra_body,
+            **params,
+        )
+
+    def embeddings(
+        self,
+        input: str | Iterable[Any],  # noqa: A002 - the API's name
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> CreateEmbeddingResponse:
+        """Embeddings of one input. See :meth:`QRewardClient.embeddings`."""
+        return portal().call(
+            self._client.embeddings,
+            input,
+            model,
+            timeout=timeout,
+            priority=priority,
+            hedge=hedge,
+            tenant=tenant,
+            extra_headers=extra_headers,
+            extra_body=extra_body,
+            **params,
+        )
+
+    def batch_embeddings(
+        self,
+        batch_input: Iterable[Any] | AsyncIterable[Any],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        deadline: float | None = None,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        on_result: OnResult = None,
+        progress: OnProgress = None,
+        keep_results: bool = True,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> BatchResult[CreateEmbeddingResponse]:
+        """Many embedding requests. See :meth:`QRewardClient.batch_embeddings`, and for the input :meth:`batch_chat_completion`."""
+        return portal().call(
+            self._client.batch_embeddings,
+            batch_input,
+            model,
+            timeout=timeout,
+            deadline=deadline,
+            priority=priority,
+            hedge=hedge,
+            tenant=tenant,
+            on_result=on_result,
+            progress=progress,
+            keep_results=keep_results,
+            extra_headers=extra_headers,
+            extra_body=extra_body,
+            **params,
+        )
+
+
+class SyncTextCalls:
+    """The part of ``SyncQRewardClient`` for texts that are no conversations."""
+
+    _client: QRewardClient
+
+    def text_completion(
+        self,
+        prompt: str | Iterable[int],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> list[CompletionChoice]:
+        """See :meth:`QRewardClient.text_completion`."""
+        return portal().call(
+            self._client.text_completion,
+            prompt,
+            model,
+            timeout=timeout,
+            priority=priority,
+            hedge=hedge,
+            tenant=tenant,
+            extra_headers=extra_headers,
+            extra_body=extra_body,
+            **params,
+        )
+
+    def batch_text_completion(
+        self,
+        prompts: Iterable[Any] | AsyncIterable[Any],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        deadline: float | None = None,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        on_result: OnResult = None,
+        progress: OnProgress = None,
+        keep_results: bool = True,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> BatchResult[list[CompletionChoice]]:
+        """See :meth:`QRewardClient.batch_text_completion`."""
+        return portal().call(
+            self._client.batch_text_completion,
+            prompts,
+            model,
+            timeout=timeout,
+            deadline=deadline,
+            priority=priority,
+            hedge=hedge,
+            tenant=tenant,
+            on_result=on_result,
+            progress=progress,
+            keep_results=keep_results,
+            extra_headers=extra_headers,
+            extra_body=extra_body,
+            **params,
+        )
+
+    def moderation(
+        self,
+        input: str | list[Any],  # noqa: A002 - the API's name
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> Moderation:
+        """See :meth:`QRewardClient.moderation`."""
+        return portal().call(
+            self._client.moderation,
+            input,
+            model,
+            timeout=timeout,
+            priority=priority,
+            hedge=hedge,
+            tenant=tenant,
+            extra_headers=extra_headers,
+            extra_body=extra_body,
+            **params,
+        )
+
+    def batch_moderation(
+        self,
+        inputs: Iterable[Any] | AsyncIterable[Any],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        deadline: float | None = None,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        on_result: OnResult = None,
+        progress: OnProgress = None,
+        keep_results: bool = True,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> BatchResult[Moderation]:
+        """See :meth:`QRewardClient.batch_moderation`."""
+        return portal().call(
+            self._client.batch_moderation,
+            inputs,
+            model,
+            timeout=timeout,
+            deadline=deadline,
+            priority=priority,
+            hedge=hedge,
+            tenant=tenant,
+            on_result=on_result,
+            progress=progress,
+            keep_results=keep_results,
+            extra_headers=extra_headers,
+            extra_body=extra_body,
+            **params,
+        )
+
+
+class SyncQRewardClient(SyncRewardCalls, SyncTextCalls, SyncOpenAIFace):
+    """One client over many endpoints, whose methods block.
+
+    Arguments, results and errors are those of :class:`QRewardClient`. The work is done in one background thread, which all
+    clients of the process share: so it may be used from many threads at once, and inside a running loop (a notebook), which
+    stands still meanwhile. Context variables are passed on. Ctrl-C cancels the request; of a batch, a note on the
+    ``KeyboardInterrupt`` says how far it came, and what was done has been told to ``on_result``. ``on_result`` and the input of
+    a batch run in that thread: they should be quick, and a blocking call made there raises ``RuntimeError``.
+
+    Pickles by its configuration; after a fork the child starts anew with it.
+
+    Example:
+        >>> from qreward import Endpoint, SyncQRewardClient
+        >>> with SyncQRewardClient([Endpoint("http://gpu-0:8000/v1", models=["judge-*"])]) as client:
+        ...     [route.pattern for route in client.list_routes()]
+        ['judge-*']
+    """
+
+    def __init__(
+        self,
+        endpoints: Iterable[Endpoint | Mapping[str, Any] | str] | None = None,
+        *,
+        routes: Iterable[Route] = (),
+        retry: Retry | None = None,
+        hedge: Hedge | None = DEFAULT,
+        max_queued: int | None = None,
+        timeout: float | None = DEFAULT,
+        telemetry: Telemetry | None = DEFAULT,
+        observers: Iterable[object] = (),
+        wire_factory: Callable[[], Wire] = HttpWire,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._client = QRewardClient(
+            endpoints,
+            routes=routes,
+            retry=retry,
+            hedge=hedge,
+            max_queued=max_queued,
+            timeout=timeout,
+            telemetry=telemetry,
+            observers=observers,
+            wire_factory=wire_factory,
+            clock=clock,
+        )
+
+    @classmethod
+    def from_config(cls, source: str | Path | Mapping[str, Any] | ClientConfig, **watching: Unpack[Watching]) -> SyncQRewardClient:
+        """A client from a YAML, JSON or TOML file, or a mapping. See :meth:`QRewardClient.from_config`."""
+        return cls._over(QRewardClient.from_config(source, **watching))
+
+    @classmethod
+    def from_env(cls, **watching: Unpack[Watching]) -> SyncQRewardClient:
+        """A client from the variables of the environment. See :meth:`QRewardClient.from_env`."""
+        return cls._over(QRewardClient.from_env(**watching))
+
+    @classmethod
+    def _over(cls, client: QRewardClient) -> SyncQRewardClient:
+        self = cls.__new__(cls)
+        self._client = client
+        return self
+
+    # requests, but for those of SyncRewardCalls
+
+    def chat_completion(
+        self,
+        messages: Iterable[Any],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> ChatCompletion:
+        """One chat completion. See :meth:`QRewardClient.chat_completion`."""
+        return portal().call(
+            self._client.chat_completion,
+            messages,
+            model,
+            timeout=timeout,
+            priority=priority,
+            hedge=hedge,
+            tenant=tenant,
+            extra_headers=extra_headers,
+            extra_body=extra_body,
+            **params,
+        )
+
+    def batch_chat_completion(
+        self,
+        batch_messages: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        deadline: float | None = None,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        on_result: OnResult = None,
+        progress: OnProgress = None,
+        keep_results: bool = True,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> BatchResult[ChatCompletion]:
+        """Many chat completions. See :meth:`QRewardClient.batch_chat_completion`.
+
+        ``batch_messages`` is read, and ``on_result`` called, in the background thread: one that is slow holds up all clients.
+        """
+        return portal().call(
+            self._client.batch_chat_completion,
+            batch_messages,
+            model,
+            timeout=timeout,
+            deadline=deadline,
+            priority=priority,
+            hedge=hedge,
+            tenant=tenant,
+            on_result=on_result,
+            progress=progress,
+            keep_results=keep_results,
+            extra_headers=extra_headers,
+            extra_body=extra_body,
+            **params,
+        )
+
+    def stream_chat_completion(
+        self,
+        messages: Iterable[Any],
+        model: str,
+        *,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        on_interrupt: OnInterrupt = "raise",
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> SyncStream:
+        """One chat completion, token by token. See :meth:`QRewardClient.stream_chat_completion`."""
+        return SyncStream(
+            self._client.stream_chat_completion(
+                messages,
+                model,
+                timeout=timeout,
+                priority=priority,
+                hedge=hedge,
+                tenant=tenant,
+                on_interrupt=on_interrupt,
+                extra_headers=extra_headers,
+                extra_body=extra_body,
+                **params,
+            )
+        )
+
+    def batch_stream_chat_completion(
+        self,
+        batch_messages: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
+        model: str,
+        *,
+        max_concurrent_streams: int = 0,
+        on_stream_error: OnStreamError = None,
+        timeout: float | None = DEFAULT,
+        deadline: float | None = None,
+        priority: Priority | int | str = Priority.NORMAL,
+        hedge: bool = True,
+        tenant: str | None = None,
+        on_interrupt: OnInterrupt = "raise",
+        progress: OnProgress = None,
+        keep_results: bool = True,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> SyncBatchStream:
+        """Many chat completions, token by token. See :meth:`QRewardClient.batch_stream_chat_completion`.
+
+        ``batch_messages`` is read, and ``on_stream_error`` called, in the background thread.
+        """
+        return SyncBatchStream(
+            self._client.batch_stream_chat_completion(
+                batch_messages,
+                model,
+                max_concurrent_streams=max_concurrent_streams,
+                on_stream_error=on_stream_error,
+                timeout=timeout,
+                deadline=deadline,
+                priority=priority,
+                hedge=hedge,
+                tenant=tenant,
+                on_interrupt=on_interrupt,
+                progress=progress,
+                keep_results=keep_results,
+                extra_headers=extra_headers,
+                extra_body=extra_body,
+                **params,
+            )
+        )
+
+    # the fleet, live
+
+    def register_model_route(
+        self,
+        pattern: str,
+        endpoints: Iterable[str],
+        *,
+        strategy: LoadBalanceStrategy | str = LoadBalanceStrategy.EXPECTED_FINISH,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        """Send the models that match ``pattern`` to these endpoints. See :meth:`QRewardClient.register_model_route`."""
+        self._client.register_model_route(pattern, endpoints, strategy=strategy, weights=weights)
+
+    def list_routes(self) -> list[Route]:
+        """All routes in the order they are tried."""
+        return self._client.list_routes()
+
+    def add_endpoint(self, endpoint: Endpoint | Mapping[str, Any] | str) -> None:
+        """Add an endpoint. See :meth:`QRewardClient.add_endpoint`."""
+        self._client.add_endpoint(endpoint)
+
+    def remove_endpoint(self, name: str) -> None:
+        """Remove an endpoint. See :meth:`QRewardClient.remove_endpoint`."""
+        self._client.remove_endpoint(name)
+
+    def reload(self, config: str | Path | Mapping[str, Any] | ClientConfig) -> frozenset[str]:
+        """Take over another configuration. See :meth:`QRewardClient.reload`."""
+        return self._client.reload(config)
+
+    def mark_unhealthy(self, name: str) -> None:
+        """Send nothing to an endpoint until :meth:`mark_healthy`."""
+        self._client.mark_unhealthy(name)
+
+    def mark_healthy(self, name: str) -> None:
+        """Bring an endpoint back with a clean record, whoever took it out."""
+        self._client.mark_healthy(name)
+
+    @property
+    def config(self) -> ClientConfig:
+        """The configuration as it is now, changes made live included."""
+        return self._client.config
+
+    def stats(self) -> FleetStats:
+        """What each endpoint did since the client was made. See :meth:`QRewardClient.stats`."""
+        return self._client.stats()
+
+    def close(self) -> None:
+        """End what is under way in any thread with ``ClientClosed`` and close all connections. It cannot be used afterwards."""
+        with contextlib.suppress(ClientClosed):  # the process ends, and the portal closed them
+            portal().call(self._client.aclose)
+
+    def __enter__(self) -> SyncQRewardClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    if not TYPE_CHECKING:  # type checkers are to see that it cannot be awaited
+
+        def __aenter__(self) -> None:
+            raise TypeError("SyncQRewardClient blocks: use `with`, or QRewardClient with `async with`")
+
+        __aexit__ = __aenter__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SyncQRewardClient._over, (self._client,)
+
+    def __repr__(self) -> str:
+        return repr(self._client).replace("<", "<Sync", 1)

@@ -1,0 +1,178 @@
+"""The instruments of one meter provider: made once, shared by all clients that use it, recorded to only while somebody listens.
+
+State is not recorded but observed when metrics are collected, over all clients that are alive.
+
+From the state of a client to what its observable instruments show.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from math import inf, isfinite
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from opentelemetry import metrics
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+
+from qreward.engine.snapshots import State
+from qreward.telemetry import names
+from qreward.telemetry.attributes import place_of
+from qreward.telemetry.names import Dialect, Metric
+from qreward.telemetry.spans import LOOK, SCOPE, does_something, version
+
+Points = Iterator[tuple[float, dict[str, Any]]]
+
+
+def _queue_size(state: State) -> Points:
+    for queue in state.queues:
+        yield queue.waiting, {names.QUEUE_NAME: queue.name}
+
+
+def _queue_capacity(state: State) -> Points:
+    for queue in state.queues:
+        if queue.capacity is not None:
+            yield queue.capacity, {names.QUEUE_NAME: queue.name}
+
+
+def _active(state: State) -> Points:
+    for source in state.sources:
+        yield source.inflight, place_of(source).attributes
+
+
+def _limit(state: State) -> Points:
+    for source in state.sources:
+        yield source.window.limit, place_of(source).attributes
+
+
+def _limit_changes(state: State) -> Points:
+    for source in state.sources:
+        changes: dict[tuple[str, str], int] = dict(getattr(source.window, "changes", {}))
+        for (direction, reason), times in changes.items():
+            where = place_of(source).attributes
+            yield times, {**where, names.CHANGE_DIRECTION: direction, names.CHANGE_REASON: _REASONS.get(reason, reason)}
+
+
+_REASONS = {"nobody": "away"}
+
+
+def _endpoints(state: State) -> Points:
+    found = Counter({"available": 0, "ejected": 0, "probing": 0})
+    for source in state.sources:
+        health = source.health
+        found["ejected" if not health.in_service else "available" if health.allowed == inf else "probing"] += 1
+    for name, count in found.items():
+        yield count, {names.ENDPOINT_STATE: name}
+
+
+def _hedges(state: State) -> Points:
+    yield state.hedge_budget, {names.POOL: "client"}
+
+
+OBSERVED: dict[str, Callable[[State], Points]] = {
+    "queue_size": _queue_size,
+    "queue_capacity": _queue_capacity,
+    "active_requests": _active,
+    "limit": _limit,
+    "limit_changes": _limit_changes,
+    "endpoint_count": _endpoints,
+    "hedge_budget": _hedges,
+}
+"""What the code calls an observable instrument -> its points."""
+
+
+Read = Callable[[Any], State]
+"""From a client to its state now."""
+
+
+class Instruments:
+    """Those of one provider.
+
+    Args:
+        provider: None is the global one, also if it is set later.
+    """
+
+    def __init__(self, provider: MeterProvider | None, dialect: Dialect) -> None:
+        self._provider = provider
+        self._live = False
+        self._look_at = -1.0
+        self._clients: WeakKeyDictionary[Any, Read] = WeakKeyDictionary()
+        meter = metrics.get_meter(SCOPE, version(), provider, names.SCHEMA_URLS[dialect])
+        for key, metric in names.METRICS[dialect].items():
+            setattr(self, key, self._make(meter, key, metric))
+
+    def __getattr__(self, name: str) -> Any:
+        """Only for what the dialect has not: it is None."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return None
+
+    def live(self, now: float) -> bool:
+        """Whether anything that is recorded may be seen by anybody."""
+        if not self._live and not 0 <= now - self._look_at < LOOK:
+            self._look_at = now
+            provider = self._provider or metrics.get_meter_provider()
+            self._live = does_something(provider)
+        return self._live
+
+    def observe(self, client: object, read: Read) -> None:
+        """Observe the state of a client as long as it lives. Holds it weakly."""
+        with _lock:
+            self._clients[client] = read
+
+    def states(self) -> list[State]:
+        """Of all clients that are alive."""
+        with _lock:
+            clients = list(self._clients.items())
+        return [read(client) for client, read in clients]
+
+    def _make(self, meter: metrics.Meter, key: str, metric: Metric) -> Any:
+        match metric.kind:
+            case "histogram":
+                advice = list(metric.buckets)
+                return meter.create_histogram(metric.name, metric.unit, metric.says, explicit_bucket_boundaries_advisory=advice)
+            case "counter":
+                return meter.create_counter(metric.name, metric.unit, metric.says)
+            case "observable_counter":
+                return meter.create_observable_counter(metric.name, [partial(self._observe, key)], metric.unit, metric.says)
+            case "observable_updowncounter":
+                return meter.create_observable_up_down_counter(metric.name, [partial(self._observe, key)], metric.unit, metric.says)
+            case "observable_gauge":
+                return meter.create_observable_gauge(metric.name, [partial(self._observe, key)], metric.unit, metric.says)
+
+    def _observe(self, key: str, _options: CallbackOptions) -> Iterable[Observation]:
+        """One observation for each set of attributes, added up over the clients."""
+        sums: dict[tuple[tuple[str, Any], ...], float] = {}
+        for state in self.states():
+            for value, attributes in OBSERVED[key](state):
+                point = tuple(sorted(attributes.items()))
+                sums[point] = sums.get(point, 0) + value
+        return [Observation(value, dict(point)) for point, value in sums.items() if isfinite(value)]
+
+
+_lock = threading.Lock()
+_of_provider: WeakKeyDictionary[MeterProvider, dict[Dialect, Instruments]] = WeakKeyDictionary()
+_of_global: dict[Dialect, Instruments] = {}
+
+
+def instruments_of(provider: MeterProvider | None, dialect: Dialect) -> Instruments:
+    """The instruments of a provider, made the first time they are asked for."""
+    with _lock:
+        made = _of_global if provider is None else _of_provider.setdefault(provider, {})
+        found = made.get(dialect)
+        if found is None:
+            found = made[dialect] = Instruments(provider, dialect)
+        return found
+
+
+def _after_fork() -> None:
+    global _lock  # noqa: PLW0603 - somebody may have held the parent's
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

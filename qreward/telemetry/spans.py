@@ -1,0 +1,439 @@
+"""The watcher: from what the engine does to spans and metrics.
+
+One CLIENT span a call, from its making to its end; INTERNAL spans for its attempts, as the settings want them. Nothing is kept of a call
+that nobody records. Where a parent comes from: the context of the call's sink, which is its caller's, whatever thread or task sends it.
+
+What an attempt carries upstream: the headers that the program's propagators write for its context.
+
+One attempt as telemetry sees it: the context in which it is sent, what it carries upstream, and its span, if it has one.
+
+Who speaks: the instrumentation scope that all spans, metrics and events of ours carry. And whether anybody listens.
+"""
+
+from __future__ import annotations
+
+from contextvars import Token
+from functools import cache
+from importlib import metadata
+from time import time_ns
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import propagate
+from opentelemetry.context import Context, attach, detach, get_current
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer, get_tracer_provider, set_span_in_context
+
+from qreward.engine.instrumentation import End, error_of, outcome_of, queued, type_of
+from qreward.observers import CARRIED
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.request import Attempt, Task
+from qreward.telemetry import names
+from qreward.telemetry.attributes import NOTHING, Facts, Kind, Kinds, Place, attributes_of, error_type, facts_of, place_of, rejection, said
+
+if TYPE_CHECKING:
+    from qreward.telemetry.telemetry import Telemetry
+
+STANDARD = {"traceparent", "tracestate", "baggage"}
+"""Headers of the propagators that a program has if it sets none."""
+
+_plain: tuple[object, bool] = (None, False)
+
+
+def headers_of(context: Context, span: SpanContext) -> dict[str, str] | None:
+    """The headers, or None if there are none. A propagator that fails writes nothing.
+
+    Args:
+        span: of the span that the context holds. Where it holds nothing else, and the propagators are the standard ones, what
+            they would write is written here, in a third of the time.
+    """
+    if len(context) == 1 and span.is_valid and not span.trace_state and _is_plain():
+        return {"traceparent": f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"}  # W3C Trace Context, level 1
+    carrier: dict[str, str] = {}
+    try:
+        propagate.inject(carrier, context)
+    except Exception:  # it is the program's
+        return None
+    return {name: text for name, text in carrier.items() if _sendable(text)} or None
+
+
+def _is_plain() -> bool:
+    """Whether the program has the standard propagators, and no others."""
+    global _plain  # noqa: PLW0603 - what was found of the one that was there last
+    propagator = propagate.get_global_textmap()
+    if _plain[0] is not propagator:
+        _plain = propagator, type(propagator).__module__.startswith("opentelemetry.") and propagator.fields == STANDARD
+    return _plain[1]
+
+
+def _sendable(text: object) -> bool:
+    return isinstance(text, str) and text.isascii() and text.isprintable()
+
+
+class Trial:
+    """The scope of an attempt (see ``qreward.engine.instrumentation``). Instrumentations of HTTP clients find their parent in it.
+
+    Args:
+        around: the context of its call.
+        parent: the span of its call.
+        propagates: it carries ``traceparent``, and whatever else the program's propagators write.
+
+    Attributes:
+        span: its own, or None if it is sent in that of its call.
+    """
+
+    __slots__ = ("_carried", "_context", "_parent", "_propagates", "_started", "_token", "span")
+
+    def __init__(self, around: Context, parent: Span, *, propagates: bool) -> None:
+        self.span: Span | None = None
+        self._context = around
+        self._parent = parent
+        self._propagates = propagates
+        self._started = time_ns()
+        self._token: Any = None
+        self._carried: Token[Any] | None = None
+
+    def begin(self, tracer: Tracer, attributes: dict[str, Any]) -> None:
+        """Give it a span of its own, which began when it did."""
+        self.span = tracer.start_span(names.ATTEMPT, self._context, SpanKind.INTERNAL, attributes, (), self._started)
+        self._context = set_span_in_context(self.span, self._context)
+
+    def end(self, attributes: dict[str, Any], wrong: str | None) -> None:
+        """End its span; ``wrong`` says what went wrong, if anything did."""
+        assert self.span is not None
+        self.span.set_attributes(attributes)
+        if wrong is not None:
+            self.span.set_status(Status(StatusCode.ERROR, wrong))
+        self.span.end()
+
+    # the scope
+
+    def enter(self) -> None:
+        """In the task that sends it."""
+        if self._propagates:
+            span = self._parent if self.span is None else self.span
+            self._carried = CARRIED.set(headers_of(self._context, span.get_span_context()))
+        self._token = attach(self._context)
+
+    def leave(self) -> None:
+        """In the same task."""
+        if self._carried is not None:
+            CARRIED.reset(self._carried)
+        detach(self._token)
+
+
+SCOPE = "qreward"
+
+LOOK = 0.05
+"""Seconds between two looks whether a provider has been set meanwhile, while there are calls."""
+
+
+@cache
+def version() -> str:
+    """The version of this library."""
+    try:
+        return metadata.version(SCOPE)
+    except metadata.PackageNotFoundError:  # run from a folder
+        return ""
+
+
+def does_something(provider: object) -> bool:
+    """Whether a provider is more than one of the API's own, which do nothing, or nothing yet."""
+    return not type(provider).__module__.startswith(_SILENT)
+
+
+_SILENT = ("opentelemetry.metrics", "opentelemetry.trace")
+
+
+NO_LINKS: tuple[Link, ...] = ()
+
+
+class Live:
+    """What is kept of a call that somebody records.
+
+    Attributes:
+        span: its span, which may not be recording.
+        recording, metered: it is; metrics are.
+        context: in which its attempts are sent, or None if there is nothing to carry.
+        merged: it rides along in another, which tells what was used.
+        start_place: its endpoint, if only one can serve it; its span began with that.
+        place: where it was last tried.
+        first: seconds until its answer began to come.
+        idle_since: since when it has no attempt under way.
+        idle: seconds for which it had none before it was tried again; None if it never was.
+    """
+
+    __slots__ = ("context", "first", "idle", "idle_since", "kind", "merged", "metered", "place", "recording", "span", "start_place")
+
+    def __init__(self, kind: Kind, span: Span, context: Context | None, place: Place | None, *, recording: bool, metered: bool) -> None:
+        self.kind = kind
+        self.span = span
+        self.context = context
+        self.recording = recording
+        self.metered = metered
+        self.merged = False
+        self.place = self.start_place = place
+        self.first: float | None = None
+        self.idle_since: float | None = None
+        self.idle: float | None = None
+
+    def at(self, source: Source) -> Place:
+        """Where one of its sources is."""
+        place = self.place
+        return place if place is not None and place.name == source.name else place_of(source)
+
+
+class CallWatcher:
+    """Watches the calls of any number of clients, as its settings say."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._set = telemetry
+        self._tracer = telemetry.tracer
+        self._meters = telemetry.instruments
+        self._content = telemetry.content
+        self._kinds = Kinds(telemetry.provider, telemetry.providers)
+        self._always, self._auto = telemetry.attempts == "always", telemetry.attempts == "auto"
+        self._propagates = telemetry.propagate
+        self._tracing, self._looked_at = False, -1.0
+        self._last_params: tuple[Any, dict[str, Any]] = None, {}
+        self._closed: dict[str, float] = {}  # endpoint -> until when its gate was known to be closed
+
+    # the watcher
+
+    def began(self, task: Task, now: float) -> bool:
+        """A call was made: its span begins."""
+        metered, parent = self._meters.live(now), task.sink.context.run(get_current)
+        if not (self._tracing or metered or parent or self._look(now)):
+            return False
+        kind = self._kinds.of(task)
+        sources = task.pool.sources
+        place = place_of(sources[0]) if len(sources) == 1 else None
+        start = kind.start if place is None else kind.start_at(place)
+        span = self._tracer.start_span(kind.name, parent, SpanKind.CLIENT, start, self._links(task) if task.items else NO_LINKS)
+        recording = span.is_recording()
+        carries = recording or bool(parent) or span.get_span_context().is_valid
+        if not (carries or metered):
+            return False
+        task.span = Live(kind, span, set_span_in_context(span, parent) if carries else None, place, recording=recording, metered=metered)
+        if task.items:
+            self._merge(task, kind, metered=metered)
+        return True
+
+    def sent(self, attempt: Attempt) -> None:
+        """An attempt is about to begin."""
+        task = attempt.task
+        live: Live | None = task.span
+        if live is None:
+            return
+        if live.place is None or live.place.name != attempt.source.name:
+            live.place = place_of(attempt.source)
+        if attempt.number == 1:
+            if task.feed is None and live.metered:
+                self._meters.queue_wait.record(queued(task, attempt.sent_at), live.kind.queue)
+        elif not attempt.hedge:
+            live.idle = (live.idle or 0.0) + (0.0 if live.idle_since is None else attempt.sent_at - live.idle_since)
+            live.idle_since = None
+        if live.context is not None:
+            attempt.span = Trial(live.context, live.span, propagates=self._propagates)
+            if live.recording and (self._always or (self._auto and attempt.number > 1)):
+                attempt.span.begin(self._tracer, _attempt_start(attempt, live.place))
+
+    def first(self, attempt: Attempt, now: float) -> None:
+        """Its answer begins to come; what a later attempt gives after a restart is no first piece."""
+        live: Live | None = attempt.task.span
+        if live is None or live.first is not None:
+            return
+        live.first = now - attempt.task.born
+        if live.metered:
+            self._meters.first_chunk.record(live.first, live.kind.call_point(place_of(attempt.source), None, None))
+
+    def gaps(self, attempt: Attempt, gaps: list[float]) -> None:
+        """Time passed between pieces of its answer."""
+        live: Live | None = attempt.task.span
+        if live is None or not (self._set.chunks and live.metered):
+            return
+        point = live.kind.call_point(place_of(attempt.source), None, None)
+        for gap in gaps:
+            self._meters.per_chunk.record(gap, point)
+
+    def ended(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        """An attempt is over."""
+        task = attempt.task
+        live: Live | None = task.span
+        if live is None:
+            return
+        if task.attempt is None and not attempt.won:
+            live.idle_since = now
+        metered, plain = live.metered, attempt.won and task.sends == 1 and not self._always
+        if plain and not metered:  # there is nothing to say of it
+            return
+        became, error = outcome_of(attempt, outcome), error_of(attempt, outcome)
+        word = None if error is None else error_type(error)
+        place = live.at(attempt.source)
+        if metered:
+            point = live.kind.attempt_point(place, type_of(attempt), became, word)
+            self._meters.attempt_duration.record(now - attempt.sent_at, point)
+            if isinstance(outcome, Failure) and outcome.kind is FailureKind.OVERLOADED:
+                self._left_alone(attempt.source, place, now)
+        if live.recording and not plain:
+            self._end_attempt(attempt, place, became, error, word)
+
+    def done(self, task: Task, end: End, source: Source | None, now: float) -> None:
+        """A call is over: its span ends."""
+        live: Live | None = task.span
+        if live is None:
+            return
+        place = live.place if source is None else live.at(source)
+        metered = live.metered
+        facts = facts_of(end.value) if isinstance(end, Answer) and (metered or live.recording) else NOTHING
+        error = end if isinstance(end, BaseException) else None
+        word = None if error is None else error_type(error)
+        if metered:
+            self._meter(task, live, end, facts, place, word, now)
+        if error is not None:
+            self._content.tell_exception(error, live.context)
+        if live.recording:
+            attributes = self._end_attributes(task, live, end, facts, place, word, now)
+            if self._content.wanted:
+                self._content.tell(task, end, facts, live, attributes)
+            live.span.set_attributes(attributes)
+            if error is not None:
+                live.span.set_status(Status(StatusCode.ERROR, said(error)))
+            live.span.end()
+
+    # spans
+
+    def _look(self, now: float) -> bool:
+        """Whether spans go anywhere by now."""
+        if not 0 <= now - self._looked_at < LOOK:
+            self._looked_at = now
+            self._tracing = does_something(self._set.tracer_provider or get_tracer_provider())
+        return self._tracing
+
+    @staticmethod
+    def _links(task: Task) -> list[Link]:
+        return [Link(item.span.span.get_span_context()) for item in task.items if item.span is not None and item.span.recording]
+
+    def _merge(self, task: Task, kind: Kind, *, metered: bool) -> None:
+        for item in task.items:
+            if item.span is not None:
+                item.span.merged = True
+        if metered:
+            self._meters.batch_size.record(len(task.items), kind.model)
+
+    def _end_attempt(self, attempt: Attempt, place: Place, became: str, error: Any, word: str | None) -> None:
+        trial: Trial | None = attempt.span
+        if trial is None or not (trial.span is not None or self._auto):
+            return
+        if trial.span is None:  # only now is it known that it has something to say
+            trial.begin(self._tracer, _attempt_start(attempt, place))
+        attributes: dict[str, Any] = {names.ATTEMPT_OUTCOME: became}
+        status = 200 if became in ("won", "discarded") else getattr(error, "status_code", None)  # 200 stands for all 2xx
+        if status is not None:
+            attributes[names.STATUS_CODE] = status
+        if word is not None:
+            attributes[names.ERROR_TYPE] = word
+        trial.end(attributes, None if error is None else said(error))
+
+    def _end_attributes(
+        self, task: Task, live: Live, end: End, facts: Facts, place: Place | None, word: str | None, now: float
+    ) -> dict[str, Any]:
+        found = {
+            **self._params(task),
+            names.ATTEMPT_COUNT: task.sends,
+            names.QUEUE_WAIT_TIME: queued(task, now),
+        }
+        if place is not None:
+            found |= place.endpoint if place is live.start_place else place.attributes | live.kind.provider_at(place)
+        if task.sends > 1:
+            found[names.HEDGE_COUNT] = task.copies
+        if live.first is not None:
+            found[names.TIME_TO_FIRST_CHUNK] = live.first
+        if word is not None:
+            found[names.ERROR_TYPE] = word
+            if live.first is not None:
+                found[names.FINISH_REASONS] = ("error",)
+        elif isinstance(end, Answer):
+            _add_answer(found, end, facts, used=not live.merged)
+        return found
+
+    def _params(self, task: Task) -> dict[str, Any]:
+        """The parameters of a request as attributes; those of a batch are found once."""
+        params = getattr(task.payload, "params", None)
+        if not params:
+            return {}
+        if task.feed is None:
+            return attributes_of(params)
+        known, found = self._last_params
+        if params is not known:
+            found = attributes_of(params)
+            self._last_params = params, found
+        return found
+
+    # metrics
+
+    def _meter(self, task: Task, live: Live, end: End, facts: Facts, place: Place | None, word: str | None, now: float) -> None:
+        meters, kind = self._meters, live.kind
+        if live.idle is not None:
+            meters.retry_delay.record(live.idle, kind.model)
+        if word is not None and not task.sends and isinstance(end, BaseException) and not live.merged:
+            meters.queue_rejections.add(1, {names.REJECTION_REASON: rejection(end)})
+        if end is None:  # given up by its caller: neither a success nor a failure
+            return
+        if not task.items:  # of a merged request each item tells its own time
+            duration = meters.duration if kind.inference else meters.other_duration or meters.duration
+            duration.record(now - task.born, kind.call_point(place, facts.model, word))
+        if isinstance(end, Answer) and not live.merged:
+            self._meter_tokens(kind, end, facts, place)
+
+    def _meter_tokens(self, kind: Kind, answer: Answer, facts: Facts, place: Place | None) -> None:
+        meters = self._meters
+        counts = (("input", answer.prompt_tokens), ("output", answer.output_tokens))
+        if meters.tokens is not None:
+            for token, count in counts:
+                if count is not None:
+                    meters.tokens.record(count, kind.call_point(place, facts.model, None, token))
+            return
+        if not kind.inference:
+            return
+        point = kind.call_point(place, facts.model, None)
+        for token, count in counts:
+            if count is not None:
+                getattr(meters, f"{token}_tokens").record(count, point)
+        totals = (*counts, ("cache_read", facts.cached), ("reasoning", facts.reasoning))
+        for token, count in totals:
+            if count is not None:
+                getattr(meters, f"{token}_total").add(count, point | {names.TOKEN_MODALITY: "unknown"})
+
+    def _left_alone(self, source: Source, place: Place, now: float) -> None:
+        """An endpoint turned a request away: for how much longer than was known it is left alone for that."""
+        until, known = source.gate.opens_at, self._closed.get(place.name, now)
+        if until > max(now, known):
+            self._closed[place.name] = until
+            self._meters.rate_limit_wait.record(until - max(now, known), place.attributes)
+
+
+def _attempt_start(attempt: Attempt, place: Place) -> dict[str, Any]:
+    return {names.ATTEMPT_NUMBER: attempt.number, names.ATTEMPT_TYPE: type_of(attempt), **place.attributes}
+
+
+def _add_answer(found: dict[str, Any], answer: Answer, facts: Facts, *, used: bool) -> None:
+    """What an answer says of itself; what was used, unless another span tells that."""
+    said_of_itself, model, reasons, fingerprint, cached, reasoning = facts
+    if said_of_itself is not None:
+        found[names.RESPONSE_ID] = said_of_itself
+    if model is not None:
+        found[names.RESPONSE_MODEL] = model
+    if reasons:
+        found[names.FINISH_REASONS] = reasons
+    if fingerprint is not None:
+        found[names.FINGERPRINT] = fingerprint
+    if not used:
+        return
+    if answer.prompt_tokens is not None:
+        found[names.INPUT_TOKENS] = answer.prompt_tokens
+    if answer.output_tokens is not None:
+        found[names.OUTPUT_TOKENS] = answer.output_tokens
+    if cached is not None:
+        found[names.CACHE_READ_TOKENS] = cached
+    if reasoning is not None:
+        found[names.REASONING_TOKENS] = reasoning

@@ -1,0 +1,185 @@
+"""What one fake endpoint is at the moment: its settings and everything that follows from them. Knows nothing of HTTP.
+
+What an endpoint has seen: counters while it runs, a frozen snapshot for whoever asks. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+import msgspec
+
+from qreward.testing.admission import Gate, Rates
+from qreward.testing.lower_bound import Timeline
+from qreward.testing.responders import writer_of
+from qreward.testing.spec import FakeEndpoint, Phase
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What one endpoint saw since the fleet started, or since ``reset()``.
+
+    Attributes:
+        name: of the endpoint.
+        requests: requests that arrived (chats and embeddings).
+        answered: good answers given.
+        rejected: turned away for lack of a slot or of a rate.
+        errors: kind -> how many; the faults and phases by their own names, and ``bad_request``, ``unauthorized``,
+            ``unknown_model``, ``responder``, and ``dead`` for what was under way when the endpoint died. A hang is counted when it begins.
+        in_flight: requests that hold a slot now.
+        peak_in_flight: most of them at once.
+        disconnects: clients that left before they had their answer.
+        duplicates: requests that had been seen before: the same messages, or the same input.
+        tokens: prompt and completion tokens of the good answers, as their ``usage`` says.
+        first_request, last_request: when, in seconds since the start; None if there was none.
+    """
+
+    name: str
+    requests: int = 0
+    answered: int = 0
+    rejected: int = 0
+    errors: dict[str, int] = {}
+    in_flight: int = 0
+    peak_in_flight: int = 0
+    disconnects: int = 0
+    duplicates: int = 0
+    tokens: int = 0
+    first_request: float | None = None
+    last_request: float | None = None
+
+
+class Counters:
+    """The same, while it is counted."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.answered = 0
+        self.rejected = 0
+        self.errors: Counter[str] = Counter()
+        self.disconnects = 0
+        self.duplicates = 0
+        self.tokens = 0
+        self.first_request: float | None = None
+        self.last_request: float | None = None
+        self._digests: set[bytes] = set()
+
+    def arrived(self, at: float) -> None:
+        self.requests += 1
+        self.last_request = at
+        if self.first_request is None:
+            self.first_request = at
+
+    def recognise(self, digest: bytes) -> None:
+        """Note the digest of a request."""
+        if digest in self._digests:
+            self.duplicates += 1
+        else:
+            self._digests.add(digest)
+
+    def ended_in(self, problem: str | None, tokens: int = 0) -> None:
+        """Count the end of a request: a good answer of so many tokens (None), a rejection, or an error by its kind."""
+        if problem is None:
+            self.answered += 1
+            self.tokens += tokens
+        elif problem == "rejected":
+            self.rejected += 1
+        else:
+            self.errors[problem] += 1
+
+    def snapshot(self, name: str, in_flight: int, peak: int) -> Seen:
+        return Seen(
+            name=name,
+            requests=self.requests,
+            answered=self.answered,
+            rejected=self.rejected,
+            errors=dict(self.errors),
+            in_flight=in_flight,
+            peak_in_flight=peak,
+            disconnects=self.disconnects,
+            duplicates=self.duplicates,
+            tokens=self.tokens,
+            first_request=self.first_request,
+            last_request=self.last_request,
+        )
+
+
+DEAD = Phase(behaviour="dead")
+
+
+class State:
+    """Settings, slots, rates, phases, draws and counters of one endpoint. Belongs to the running loop.
+
+    Raises ``ConfigError`` if the responder cannot be imported.
+    """
+
+    def __init__(self, spec: FakeEndpoint) -> None:
+        self.spec = spec
+        self.write = writer_of(spec.responder)
+        self.gate = Gate(spec.max_concurrency)
+        self.killed = False
+        self.reset()
+
+    def reset(self) -> None:
+        """As at the start: nothing seen, buckets full, phases and draws from their beginning. Slots in use stay in use."""
+        self.epoch = time.monotonic()
+        self.counters = Counters()
+        self.gate.peak = self.gate.in_flight
+        self.rates = Rates(self.spec)
+        self._lay_phases()
+        self._seed_faults()
+
+    def configure(self, spec: FakeEndpoint) -> None:
+        """Change the settings; what a setting does not touch goes on as it was."""
+        before, self.spec = self.spec, spec
+        self.write = writer_of(spec.responder)
+        self.gate.limit = spec.max_concurrency
+        self.gate.hand_over()
+        if any(getattr(before, name) != getattr(spec, name) for name in ("rpm", "tpm", "burst", "burst_tokens")):
+            self.rates = Rates(spec)
+        if before.phases != spec.phases:
+            self._lay_phases()
+        if before.faults != spec.faults:
+            self._seed_faults()
+
+    def draw(self) -> str | None:
+        """The fault of the next attempt, None if it goes well."""
+        if not self._rates_of_faults:
+            return None
+        left = self._random.random()
+        for kind, rate in self._rates_of_faults.items():
+            left -= rate
+            if left < 0:
+                return kind
+        return None
+
+    def point(self) -> float:
+        """The share of a body that comes before a fault that ends it."""
+        fixed = self.spec.faults.point
+        return self._points.random() if fixed is None else fixed
+
+    def phase(self) -> Phase | None:
+        """The phase that rules now, None if all is well."""
+        return DEAD if self.killed else self.timeline.at(time.monotonic())
+
+    def serves(self, model: str) -> bool:
+        return _matches(self.spec.models, model)
+
+    def seen(self) -> Seen:
+        return self.counters.snapshot(self.spec.name, self.gate.in_flight, self.gate.peak)
+
+    def _lay_phases(self) -> None:
+        self.timeline = Timeline(self.spec.phases, self.epoch)
+
+    def _seed_faults(self) -> None:
+        self._rates_of_faults = self.spec.faults.rates()
+        seed = f"{self.spec.faults.seed}/{self.spec.name}"
+        self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
+        self._points = random.Random(f"{seed}/points")  # noqa: S311 - of its own, so that it changes no draw of a fault
+
+
+@lru_cache(maxsize=4096)
+def _matches(patterns: tuple[str, ...], model: str) -> bool:
+    return any(fnmatchcase(model, pattern) for pattern in patterns)

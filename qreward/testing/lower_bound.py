@@ -1,0 +1,442 @@
+"""The time below which no scheduler can finish a bulk on a fleet. Pure arithmetic: nothing is sent.
+
+The bound is the larger of two.
+
+*Longest single.* Each request takes at least its service time on the endpoint that could be done with it first:
+``max_j min_i earliest_i(s_ij)``, with ``s_ij = base_i + per_token_i * tokens_j`` and the phases of endpoint i.
+
+*Fluid.* Endpoint i can spend, up to time T,
+
+- slots: ``max_concurrency_i * integral of speed_i over [0, T]`` seconds of work (speed is 1, 1/factor when slow,
+  0 when hanging, dead or failing), of which request j takes ``s_ij``;
+- requests: ``burst_i + rpm_i / 60 * (T - shortest service)``, of which it takes 1 (the bucket fills while the endpoint
+  refuses everything, but never above its burst; whoever is admitted last has still to be served);
+- tokens: the same with ``tpm_i`` and ``burst_tokens_i``, of which it takes its prompt and completion tokens.
+
+The bound is the smallest T for which requests, divisible at will, fit into that. With all requests alike it is the T at
+which ``sum_i min_r supply_ir(T) / use_ir`` reaches their number. In general it is a linear program, taken from its dual so
+that it never claims too much: for any prices ``y_ir >= 0``, a feasible T has
+``sum_ir y_ir * supply_ir(T) >= sum_j min_i sum_r y_ir * use_irj``. Prices start at the binding resource of each endpoint
+and are improved as in a market (tatonnement: Walras, Elements d'economie politique pure, 1874); the best T stands.
+
+Left out, so the bound is low by them: faults, phases that begin with a request, whole slots, the time of rejections.
+
+When an endpoint works, how fast, and when it does not: its phases laid on a line of time.
+
+Pure: seconds in, seconds out.
+
+One request, read and understood; and the ways in which it ends without an answer. Knows no limits and no sockets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple, TypeVar
+
+from qreward.testing import responders as answers
+from qreward.testing.responders import ChatRequest, EmbeddingsRequest
+from qreward.testing.spec import FakeEndpoint, Latency, Phase
+from qreward.testing.text import canonical, count_tokens, digest_of
+
+_ERRORS = ("dead", "error_503", "error_500")
+
+
+class Window(NamedTuple):
+    """A phase with its absolute times, in seconds."""
+
+    start: float
+    end: float
+    phase: Phase
+
+
+class Timeline:
+    """The phases of one endpoint that started at ``origin``; all times are on the same clock as that.
+
+    Example:
+        >>> slow = Timeline((Phase(behaviour="slow", factor=8, start=1, end=2),))
+        >>> slow.plan(0.5, 0.5625)
+        (1.5, None)
+    """
+
+    def __init__(self, phases: tuple[Phase, ...], origin: float = 0.0) -> None:
+        self._windows = [_window(phase, origin) for phase in phases if phase.after_requests is None]
+        self._waiting = [phase for phase in phases if phase.after_requests is not None]
+
+    def count(self, requests: int, now: float) -> bool:
+        """Say that so many requests have come; True if that began to lay out a phase."""
+        if not self._waiting:
+            return False
+        begun = [phase for phase in self._waiting if phase.after_requests is not None and requests >= phase.after_requests]
+        self._waiting = [phase for phase in self._waiting if phase not in begun]
+        self._windows.extend(_window(phase, now) for phase in begun)
+        return bool(begun)
+
+    def at(self, now: float) -> Phase | None:
+        """The phase that rules at a time, None if all is well."""
+        active = [window.phase for window in self._windows if window.start <= now < window.end]
+        return next((phase for phase in active if phase.behaviour == "dead"), active[0] if active else None)
+
+    def next_change(self, now: float) -> float:
+        """The next time at which a phase begins or ends; infinite if there is none."""
+        return min((time for window in self._windows for time in window[:2] if time > now), default=math.inf)
+
+    def plan(self, now: float, service: float) -> tuple[float, str | None]:
+        """When work of ``service`` seconds that begins now ends, and the error it ends in, if it does."""
+        if not self._windows:
+            return now + service, None
+        while True:
+            phase, until = self.at(now), self.next_change(now)
+            if phase is not None and refuses(phase):
+                return now, phase.behaviour
+            speed = speed_in(phase)
+            if speed and service <= (until - now) * speed:
+                return now + service / speed, None
+            if until == math.inf:
+                return math.inf, None
+            service -= (until - now) * speed
+            now = until
+
+    def opens(self, now: float) -> float:
+        """When requests are admitted again: now, if they are."""
+        while refuses(self.at(now)):
+            now = self.next_change(now)
+        return now
+
+    def earliest(self, service: float) -> float:
+        """When a request of ``service`` seconds can be done at the earliest, sent at the best time from 0 on."""
+        start = 0.0
+        while start < math.inf:
+            end, error = self.plan(start, service)
+            if error is None:
+                return end
+            start = self.opens(end)
+        return math.inf
+
+    def work(self, until: float) -> float:
+        """Seconds of work that one slot can do from 0 up to a time."""
+        return sum((end - start) * speed_in(phase) for start, end, phase in self._spans(until))
+
+    def admissions(self, until: float, rate: float, burst: float) -> float:
+        """Requests (or tokens) that a bucket, full at 0, admits up to a time; none while the endpoint refuses all.
+
+        The bucket fills by ``rate`` a second up to ``burst``, also while nothing is admitted.
+        """
+        if until < 0:
+            return 0.0
+        admitted, level = 0.0, burst
+        for start, end, phase in self._spans(until):
+            filled = level + rate * (end - start)
+            admitted, level = (admitted, min(burst, filled)) if refuses(phase) else (admitted + filled, 0.0)
+        return admitted if refuses(self.at(until)) else admitted + level
+
+    def _spans(self, until: float) -> Iterator[tuple[float, float, Phase | None]]:
+        start = 0.0
+        while start < until:
+            end = min(until, self.next_change(start))
+            yield start, end, self.at(start)
+            start = end
+
+
+def refuses(phase: Phase | None) -> bool:
+    """Whether nothing is admitted, and nothing under way survives."""
+    return phase is not None and phase.behaviour in _ERRORS
+
+
+def speed_in(phase: Phase | None) -> float:
+    """Work done in a second of this phase."""
+    if phase is None:
+        return 1.0
+    return 1 / phase.factor if phase.behaviour == "slow" else 0.0
+
+
+def _window(phase: Phase, origin: float) -> Window:
+    end = math.inf if phase.end is None else origin + phase.end
+    return Window(origin + phase.start, end, phase)
+
+
+_NOTHING = 1e-9  # of a second, a request or a token: no limit can be felt below it
+_FOREVER = 1e12  # seconds
+_BISECTIONS = 60
+_ROUNDS = 15
+_SHARPNESS = (4, 8, 16, 32, 64, 128, 256)
+_FAINT = 0.3  # of what an average request costs: where a price starts that is not binding on the average
+_SAMPLE = 2048  # of (endpoint, request) pairs, on which prices are improved
+
+Supply = Callable[[float], float]
+Prices = list[list[float]]
+"""By endpoint, and by resource of it."""
+
+
+class Resource(NamedTuple):
+    """Something of an endpoint that is used up: by each request (``uses``), out of what there is up to a time."""
+
+    supply: Supply
+    uses: list[float]
+
+
+class Source(NamedTuple):
+    """An endpoint as the bound sees it: seconds of service by request, and what it can run out of."""
+
+    timeline: Timeline
+    service: list[float]
+    resources: list[Resource]
+
+
+def lower_bound(endpoints: Iterable[FakeEndpoint], work: int | Sequence[Sequence[Any]]) -> float:
+    """Seconds that a bulk takes at least on these endpoints, from a fresh start; infinite if it can never be done.
+
+    Args:
+        endpoints: of the fleet.
+        work: the conversations of the bulk; or a number of requests, each then of the mean length and without a prompt.
+    """
+    lengths = _Lengths(work)
+    if not lengths.count:
+        return 0.0
+    sources = [source for spec in endpoints if (source := _source(spec, lengths)).timeline.opens(0.0) < math.inf]
+    if not sources:
+        return math.inf
+    each = range(len(lengths.prompts))
+    longest = max(min(source.timeline.earliest(source.service[index]) for source in sources) for index in each)
+    return max(longest, _fluid(sources, lengths.weight))
+
+
+class _Lengths:
+    """The requests: how many, and how long each would be on an endpoint. Alike ones are one entry of a higher ``weight``."""
+
+    def __init__(self, work: int | Sequence[Sequence[Any]]) -> None:
+        if isinstance(work, int):
+            self.count = self.weight = work
+            self.prompts, self._digests = [0], None
+        else:
+            self.count, self.weight = len(work), 1
+            self.prompts = [count_tokens(canonical(messages)) for messages in work]
+            self._digests = [digest_of(messages) for messages in work]
+
+    def on(self, spec: FakeEndpoint) -> list[float]:
+        """Output tokens of each."""
+        if self._digests is None:
+            return [spec.latency.tokens if spec.latency.sigma else round(spec.latency.tokens)]
+        return [spec.latency.draw(digest) for digest in self._digests]
+
+
+def _source(spec: FakeEndpoint, lengths: _Lengths) -> Source:
+    timeline, tokens = Timeline(spec.phases), lengths.on(spec)
+    service = [spec.latency.seconds(each) for each in tokens]
+    shortest, resources = min(service), []
+    if (slots := spec.max_concurrency) is not None:
+        resources.append(Resource(lambda until: slots * timeline.work(until), service))
+    if (rpm := spec.rpm) is not None:
+        resources.append(Resource(lambda until: timeline.admissions(until - shortest, rpm / 60, spec.request_burst), [1.0] * len(tokens)))
+    if (tpm := spec.tpm) is not None:
+        charged = [min(prompt + each, spec.token_burst) for prompt, each in zip(lengths.prompts, tokens, strict=True)]
+        resources.append(Resource(lambda until: timeline.admissions(until - shortest, tpm / 60, spec.token_burst), charged))
+    return Source(timeline, service, [each for each in resources if max(each.uses) > _NOTHING])
+
+
+def _fluid(sources: list[Source], weight: int) -> float:
+    if not all(source.resources for source in sources):
+        return 0.0  # one of them takes any number at once
+    entries = len(sources[0].service)
+    means = [[math.fsum(each.uses) / entries for each in source.resources] for source in sources]
+
+    def served(until: float, source: Source, mean: list[float]) -> float:
+        return min(each.supply(until) / use for each, use in zip(source.resources, mean, strict=True))
+
+    pairs = list(zip(sources, means, strict=True))
+    alike = _first(lambda until: sum(served(until, *pair) for pair in pairs) >= weight * entries)
+    prices = [_binding(source, mean, min(alike, _FOREVER)) for source, mean in pairs]
+    best = _bound_of(sources, prices, weight, range(entries))
+    if entries > 1 and 0 < best < math.inf:
+        best = max(best, _bound_of(sources, _improved(sources, prices, weight), weight, range(entries)))
+    return best
+
+
+def _binding(source: Source, mean: list[float], until: float) -> list[float]:
+    """Prices of an endpoint at which only what it runs out of first costs anything, and an average request costs 1."""
+    ratios = [each.supply(until) / use for each, use in zip(source.resources, mean, strict=True)]
+    scarce = ratios.index(min(ratios))
+    return [1 / use if index == scarce else 0.0 for index, use in enumerate(mean)]
+
+
+def _bound_of(sources: list[Source], prices: Prices, weight: float, entries: range) -> float:
+    """The smallest T that these prices do not rule out, each of the entries standing for ``weight`` requests."""
+    demand = weight * math.fsum(min(_costs(sources, prices, index)) for index in entries)
+    return _first(lambda until: _value(sources, prices, until) >= demand * (1 - 1e-12))
+
+
+def _value(sources: list[Source], prices: Prices, until: float) -> float:
+    return math.fsum(
+        price * each.supply(until)
+        for source, row in zip(sources, prices, strict=True)
+        for price, each in zip(row, source.resources, strict=True)
+        if price
+    )
+
+
+def _costs(sources: list[Source], prices: Prices, index: int) -> list[float]:
+    """What one request costs at each endpoint."""
+    return [
+        sum([price * each.uses[index] for price, each in zip(row, source.resources, strict=True)])
+        for source, row in zip(sources, prices, strict=True)
+    ]
+
+
+def _improved(sources: list[Source], prices: Prices, weight: int) -> Prices:
+    """Better prices, found as a market finds them: what is wanted more than there is gets dearer, and the other way round.
+
+    Requests are spread over the endpoints by ``cost ** -sharpness``, so that demand answers to prices smoothly; it gets sharper
+    until each goes to the cheapest alone, which is the linear program.
+    """
+    entries = len(sources[0].service)
+    sample = range(0, entries, max(1, entries * len(sources) // _SAMPLE))
+    standing = weight * entries / len(sample)
+    best, best_bound = prices, 0.0
+    prices = [
+        [price or _FAINT * entries / math.fsum(each.uses) for price, each in zip(*row, strict=True)] for row in _rows(prices, sources)
+    ]
+    for sharpness in _SHARPNESS:
+        until = _bound_of(sources, prices, standing, sample)
+        if not 0 < until < math.inf:
+            break
+        for _ in range(_ROUNDS):
+            prices = _adjusted(sources, prices, until, sharpness, sample)
+        bound = _bound_of(sources, prices, standing, sample)
+        if bound > best_bound:
+            best, best_bound = prices, bound
+    return best
+
+
+def _adjusted(sources: list[Source], prices: Prices, until: float, sharpness: float, sample: range) -> Prices:
+    """One round of the market: prices times (load / supply), to a power at which it settles."""
+    loads = [[0.0] * len(row) for row in prices]
+    for index in sample:
+        costs = _costs(sources, prices, index)
+        least = max(min(costs), 1e-300)
+        shares = [(least / cost) ** sharpness if cost > least else 1.0 for cost in costs]
+        whole = sum(shares)
+        for source, share, row in zip(sources, shares, loads, strict=True):
+            if share > 1e-6 * whole:
+                for number, each in enumerate(source.resources):
+                    row[number] += share / whole * each.uses[index]
+    ratios = [
+        [load / supply if (supply := each.supply(until)) > 0 else 1.0 for load, each in zip(*row, strict=True)]
+        for row in _rows(loads, sources)
+    ]
+    value = _value(sources, prices, until)
+    spent = math.fsum(price * load for row in zip(prices, loads, strict=True) for price, load in zip(*row, strict=True))
+    return [
+        [price * min(8.0, max(0.02, ratio * value / spent)) ** (1 / (1 + sharpness)) for price, ratio in zip(*row, strict=True)]
+        for row in zip(prices, ratios, strict=True)
+    ]
+
+
+def _rows(numbers: Prices, sources: list[Source]) -> Iterator[tuple[list[float], list[Resource]]]:
+    for row, source in zip(numbers, sources, strict=True):
+        yield row, source.resources
+
+
+def _first(holds: Callable[[float], bool]) -> float:
+    """The smallest time at which a condition that never ends again holds; infinite if it never does."""
+    if holds(0.0):
+        return 0.0
+    high = 1e-3
+    while not holds(high):
+        high *= 2
+        if high > _FOREVER:
+            return math.inf
+    low = 0.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return low
+
+
+class ListRequest(NamedTuple):
+    """A list of items that are scored, labelled, ranked or embedded, and the answer.
+
+    Attributes:
+        model: None if the server does not ask for it.
+        items: how many.
+        body: of the answer.
+        failure: what comes instead of it, once the work is done.
+    """
+
+    model: str | None
+    items: int
+    body: bytes
+    failure: Problem | None = None
+
+    def made(self) -> bytes:
+        """The answer. Raises :class:`Problem` if there is none."""
+        if self.failure is not None:
+            raise self.failure
+        return self.body
+
+
+T = TypeVar("T", ChatRequest, EmbeddingsRequest)
+
+
+class Job(NamedTuple):
+    """A request, and what serving it takes.
+
+    Attributes:
+        digest: of its messages or its input.
+        prompt: tokens.
+        length: output tokens of one choice.
+        completion: output tokens of all choices.
+        service: seconds of work.
+    """
+
+    asked: ChatRequest | EmbeddingsRequest | ListRequest
+    digest: bytes
+    prompt: int
+    length: int
+    completion: int
+    service: float
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.completion
+
+    @property
+    def items(self) -> int:
+        """How many things it asks for at once."""
+        if isinstance(self.asked, ListRequest):
+            return self.asked.items
+        return len(self.asked.items()) if isinstance(self.asked, EmbeddingsRequest) else 1
+
+
+class Problem(Exception):
+    """The request gets an error. ``kind`` is the name it is counted by; ``ready_at`` when it is worth trying again."""
+
+    def __init__(self, status: int, body: bytes, kind: str, ready_at: float | None = None) -> None:
+        super().__init__(kind)
+        self.status = status
+        self.body = body
+        self.kind = kind
+        self.ready_at = ready_at
+
+
+def chat_job(body: bytes, latency: Latency) -> Job:
+    """Raises :class:`Problem` (400)."""
+    asked = _read(answers.read_chat, body)
+    encoded = canonical(asked.messages)
+    digest = sha256(encoded).digest()
+    length = latency.draw(digest)
+    return Job(asked, digest, count_tokens(encoded), length, length * (asked.n or 1), latency.seconds(length))
+
+
+def embeddings_job(body: bytes, latency: Latency) -> Job:
+    """Raises :class:`Problem` (400)."""
+    asked = _read(answers.read_embeddings, body)
+    prompt = sum(count_tokens(canonical(each)) for each in asked.items())
+    return Job(asked, sha256(canonical(asked.input)).digest(), prompt, 0, 0, latency.base)
+
+
+def _read(read: Callable[[bytes], T], body: bytes) -> T:
+    try:
+        return read(body)
+    except ValueError as error:
+        raise Problem(400, answers.error(str(error), "invalid_request_error"), "bad_request") from None

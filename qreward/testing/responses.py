@@ -1,0 +1,211 @@
+"""Sending an answer, well or badly. Knows aiohttp's requests and responses; decides nothing.
+
+A chat answered token by token, as server-sent events, at the pace of the endpoint. Knows no limits and no counters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import struct
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+from typing import Any, NamedTuple, NoReturn
+
+from aiohttp import web
+
+from qreward.testing import responders as answers
+from qreward.testing.lower_bound import Timeline
+from qreward.testing.responders import Chunks
+from qreward.testing.spec import Latency
+
+JSON = "application/json"
+TRICKLE_BYTES = 16
+_LINGER_ZERO = struct.pack("ii", 1, 0)  # close with a reset
+
+
+class Incoming(web.BaseRequest):
+    """A request to a fake endpoint. ``dropped``: its connection is being thrown away by us, it is not the client that leaves."""
+
+    dropped = False
+    __hash__ = object.__hash__  # it is a mapping, which has none; here one request is equal to itself alone
+
+
+class Mishap(NamedTuple):
+    """What goes wrong with one answer.
+
+    Attributes:
+        fault: by the name it has in ``Faults``; None if nothing does.
+        point: share of the body that comes before it.
+        gap: seconds between the pieces of a trickle.
+    """
+
+    fault: str | None
+    point: float
+    gap: float
+
+    @property
+    def problem(self) -> str | None:
+        """The fault, if it costs the client its answer."""
+        return None if self.fault in ("slow_trickle", "noise") else self.fault
+
+
+async def deliver(request: Incoming, body: bytes, headers: dict[str, str], mishap: Mishap) -> web.StreamResponse:
+    """Answer with status 200, in the way of the fault."""
+    fault, before = mishap.fault, int(len(body) * mishap.point)
+    if fault in ("cut", "stall"):
+        return await _in_pieces(request, body, headers, [body[:before]], 0, stalls=fault == "stall")
+    if fault == "slow_trickle":
+        pieces = [body[start : start + TRICKLE_BYTES] for start in range(0, len(body), TRICKLE_BYTES)]
+        return await _in_pieces(request, body, headers, pieces, mishap.gap)
+    if fault == "malformed":
+        return web.Response(text=MALFORMED, content_type="text/html", headers=headers)
+    if fault == "truncated":
+        body = body[:before]
+    elif fault == "error_in_200":
+        body = UPSTREAM_FAILED
+    elif fault == "noise":
+        body = BLANKS + body
+    return web.Response(body=body, content_type=JSON, headers=headers)
+
+
+BLANKS = b" \r\n\t\n" * 200
+MALFORMED = "<html><body><h1>Service page</h1></body></html>"
+UPSTREAM_FAILED = answers.error("Provider returned error", "upstream_error", 502)
+
+
+async def _in_pieces(
+    request: Incoming, body: bytes, headers: dict[str, str], pieces: list[bytes], gap: float, *, stalls: bool = False
+) -> web.StreamResponse:
+    response = web.StreamResponse(headers={**headers, "Content-Type": JSON, "Content-Length": str(len(body))})
+    await response.prepare(request)
+    for piece in pieces:
+        await response.write(piece)
+        await asyncio.sleep(gap)
+    if sum(map(len, pieces)) < len(body):
+        await (forever() if stalls else hang_up(request))
+    return response
+
+
+async def hang_up(request: Incoming) -> NoReturn:
+    """Close the connection after what was written, whatever was promised. Ends in cancellation."""
+    request.dropped = True
+    if request.transport is not None:
+        request.transport.close()
+    await forever()
+
+
+async def reset(request: Incoming) -> NoReturn:
+    """Reset the connection. Ends in cancellation."""
+    request.dropped = True
+    abort(request.transport)
+    await forever()
+
+
+def abort(transport: Any) -> None:
+    """Throw a connection away: the peer sees a reset. Takes any loop's transport (uvloop's is no asyncio.Transport), or None."""
+    if transport is not None and not transport.is_closing():
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+        transport.abort()
+
+
+async def forever() -> NoReturn:
+    """Wait until cancelled: the client leaves, or the endpoint dies or closes."""
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("nobody ends this future")
+
+
+async def sleep_until(when: float) -> None:
+    """Wait until a time of ``time.monotonic``, never less: some loops round their timers to a millisecond."""
+    if when == math.inf:
+        await forever()
+    while (left := when - time.monotonic()) > 0:  # noqa: ASYNC110 - time, not an event, is waited for
+        await asyncio.sleep(max(left, 0.0005))
+
+
+def hint(form: str | None, seconds: float) -> dict[str, str]:
+    """The header that asks a client to stay away for so long, rounded up."""
+    if form is None or seconds == math.inf:
+        return {}
+    if form == "ms":
+        return {"retry-after-ms": str(math.ceil(seconds * 1000) + 1)}
+    if form == "date":
+        return {"Retry-After": formatdate(math.ceil(time.time() + seconds), usegmt=True)}
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+
+
+EARLY = ("cut", "stall", "truncated", "error_in_200", "malformed")  # faults that end a stream before its answer
+_MOST_AT_ONCE = 1 << 16  # bytes in one write, for a client that is slow must hold the endpoint back
+_BROKEN_EVENT = b'data: {"id": "chatcmpl-\n\n'
+_NOISE = (b": keep-alive\n\n", b"\n", b"no field of any kind\n", b"x-unknown: 1\r\n", b"id: 7\r\n\r\n", b"retry: 1000\r", b":\r\r")
+
+
+class Pace(NamedTuple):
+    """When the tokens of an answer are due: ``length`` of them from ``begin`` on, a time of ``time.monotonic``."""
+
+    begin: float
+    latency: Latency
+    timeline: Timeline
+    length: int
+
+    def due(self, number: int) -> tuple[float, str | None]:
+        """When so many tokens are done, and the error that comes before, if one does."""
+        return self.timeline.plan(self.begin, self.latency.seconds(number))
+
+
+async def stream(
+    request: Incoming, headers: dict[str, str], chunks: Chunks, pace: Pace, mishap: Mishap, finish: Callable[[str | None], None]
+) -> web.StreamResponse:
+    """Send the events from the time of the first token on, those that are due together in one write.
+
+    ``finish`` is called with what goes wrong, or None, just before the last bytes are written.
+    """
+    response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
+    early = mishap.fault if mishap.fault in EARLY else None
+    gap = mishap.gap if mishap.fault == "slow_trickle" else 0.0
+    noisy = mishap.fault == "noise"
+    ready = bytearray()
+    for number in range((pace.length if early is None else int(pace.length * mishap.point)) + 1):
+        due, error = pace.due(number)
+        due += gap * (number + 1)
+        if due > time.monotonic() or len(ready) > _MOST_AT_ONCE:
+            await _write(request, response, ready)
+            await asyncio.sleep(0)  # a client that reads as fast as it is written to holds nobody else up
+            await sleep_until(due)
+            ready.clear()
+        if error is not None:
+            await _break_off(request, response, ready, finish, error)
+        if noisy:
+            ready += _NOISE[number % len(_NOISE)]
+        ready += chunks.piece(number - 1, pace.length) if number else chunks.first()
+    if early in ("cut", "stall"):
+        await _break_off(request, response, ready, finish, early)
+    finish(early)
+    await _write(request, response, ready + _ending(early, chunks))
+    return response
+
+
+async def _break_off(
+    request: Incoming, response: web.StreamResponse, ready: bytes | bytearray, finish: Callable[[str | None], None], problem: str
+) -> NoReturn:
+    finish(problem)
+    await _write(request, response, ready)
+    await (forever() if problem == "stall" else hang_up(request))
+
+
+async def _write(request: Incoming, response: web.StreamResponse, ready: bytes | bytearray) -> None:
+    if not response.prepared:
+        await response.prepare(request)
+    if ready:
+        await response.write(bytes(ready))
+
+
+def _ending(fault: str | None, chunks: Chunks) -> bytes:
+    if fault is None:
+        return chunks.last()
+    endings = {"truncated": b"", "error_in_200": b"data: " + UPSTREAM_FAILED + b"\n\n", "malformed": _BROKEN_EVENT}
+    return endings[fault]

@@ -1,0 +1,258 @@
+"""The default HTTP engine: aiohttp, with the settings that keep it right and cheap on the hot path.
+
+Why each setting: the defaults of aiohttp queue above 100 connections, give up after 300 s, follow a POST's redirect with the key in
+its headers, keep cookies, and read the environment for each request. Deadlines of an attempt are not here: a timer a request costs
+more than all of our own code (only opening a connection, and silence where the user asks for it, are timed here).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Mapping
+
+import aiohttp
+from aiohttp.client_reqrep import ClientRequest
+from aiohttp.http_exceptions import HttpProcessingError
+from aiolimiter import AsyncLimiter
+from multidict import CIMultiDict, istr
+from yarl import URL
+
+from qreward.codecs.base import Reply, TransportError
+from qreward.settings.policies import Endpoint
+from qreward.transport import connection_settings as address
+from qreward.transport import transport_errors as troubles
+from qreward.transport.transport_errors import read_whole
+
+CONNECTS_AT_ONCE = 64
+"""Connections of an endpoint being opened at a time. 2048 TLS handshakes at once stall the loop for seconds and time out themselves;
+64 at a time take the same time in all and keep the loop's lag under 100 ms (measured)."""
+
+_LARGE = 1 << 20  # bytes; beyond it aiohttp warns about bodies in one piece
+_NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError, aiohttp.InvalidURL, UnicodeError)
+_EXPECTED = (aiohttp.ClientError, OSError, HttpProcessingError, UnicodeError)
+
+
+class AiohttpTransport:
+    """Connections to one endpoint, of the event loop in which it is first used.
+
+    Raises ``ConfigError`` for a CA bundle that cannot be read, a proxy that cannot be used, or headers that cannot be sent.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._headers = CIMultiDict({istr(name): value for name, value in address.request_headers(endpoint).items()})
+        self._proxy = address.proxy_of(endpoint)
+        self._tls = address.tls_of(endpoint)
+        self._cap = endpoint.max_response_bytes
+        self._urls: dict[str, URL] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._arriving: set[aiohttp.ClientResponse] = set()
+        self._closed = False
+
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
+        """POST once. Raises ``TransportError``; on cancellation the connection is closed, so that the server sees it."""
+        session = self._session or self._open()
+        url = self._urls.get(path) or self._url(path)
+        data = body if len(body) < _LARGE else io.BytesIO(body)
+        try:
+            response = await session.post(url, data=data, headers=headers, allow_redirects=False)
+            self._arriving.add(response)
+            try:
+                content = response.content
+                read = await content.readany()
+                if not content.at_eof() or len(read) > self._cap:
+                    read = await self._read_on(response, read)
+            except BaseException:
+                response.close()
+                raise
+            finally:
+                self._arriving.discard(response)
+            return Reply(response.status, response.headers, read)
+        except _EXPECTED as error:
+            failure = translate(error)
+        raise failure  # out here, so that aiohttp's error, which holds our headers, is not its context
+
+    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
+        """GET, with the endpoint's headers. Raises ``TransportError``; on cancellation the connection is closed."""
+        session = self._session or self._open()
+        url = self._urls.get(path) or self._url(path)
+        try:
+            stream = AiohttpStream(await session.get(url, headers=headers, allow_redirects=False), self._arriving)
+        except _EXPECTED as error:
+            failure = translate(error)
+        else:
+            return await read_whole(stream, self._cap)
+        raise failure
+
+    async def stream(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> AiohttpStream:
+        """As ``post``, but returns as soon as status and headers are there."""
+        session = self._session or self._open()
+        url = self._urls.get(path) or self._url(path)
+        data = body if len(body) < _LARGE else io.BytesIO(body)
+        try:
+            return AiohttpStream(await session.post(url, data=data, headers=headers, allow_redirects=False), self._arriving)
+        except _EXPECTED as error:
+            failure = translate(error)
+        raise failure
+
+    async def aclose(self) -> None:
+        """Close all connections; requests in flight fail."""
+        self._closed = True
+        for response in self._arriving:
+            response.close()  # closing the session alone would leave who reads it waiting for ever
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise troubles.closed()
+        endpoint = self._endpoint
+        connector = GatedConnector(
+            connect=endpoint.timeouts.connect,
+            connects_per_second=endpoint.limits.connects_per_second,
+            keepalive=endpoint.keepalive,
+            tls=self._tls,
+        )
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=endpoint.timeouts.connect, sock_read=endpoint.timeouts.read),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            proxy=self._proxy,
+            trust_env=False,
+            auto_decompress=True,
+            raise_for_status=False,
+            read_bufsize=65536,
+            max_field_size=32768,
+        )
+        return self._session
+
+    def _url(self, path: str) -> URL:
+        whole = self._endpoint.base_url + path
+        ready = whole.isascii() and whole.isprintable() and " " not in whole
+        url = self._urls[path] = URL(whole, encoded=ready)
+        return url
+
+    async def _read_on(self, response: aiohttp.ClientResponse, beginning: bytes) -> bytes:
+        """The rest of an answer that did not come in one piece, up to the cap."""
+        self._check_size(response.content_length or 0)
+        pieces, size = [beginning], len(beginning)
+        self._check_size(size)
+        while piece := await response.content.readany():
+            pieces.append(piece)
+            size += len(piece)
+            self._check_size(size)
+        return b"".join(pieces)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._cap:
+            raise troubles.too_long(self._cap)
+
+
+class AiohttpStream:
+    """An answer whose body is still to come; until its end, or until it is left, it is among those ``arriving``.
+
+    aiohttp gives the connection back by itself at the end of the body.
+    """
+
+    __slots__ = ("_arriving", "_content", "_response", "headers", "status")
+
+    def __init__(self, response: aiohttp.ClientResponse, arriving: set[aiohttp.ClientResponse]) -> None:
+        self._response = response
+        self._arriving = arriving
+        self._content = response.content
+        arriving.add(response)
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+
+    async def read(self) -> bytes:
+        """What has come since the last time; ``b""`` at the end. Raises ``TransportError``."""
+        try:
+            if data := await self._content.readany():
+                return data
+        except _EXPECTED as error:
+            failure = translate(error)
+        except BaseException:
+            self._leave()
+            raise
+        else:
+            self._leave()
+            return data
+        self._leave()
+        raise failure
+
+    async def drain(self, seconds: float) -> None:
+        """Read on to the end of the body for so many seconds at most, so that the connection may be used again."""
+        try:
+            if not self._content.is_eof():
+                async with asyncio.timeout(seconds):
+                    while await self._content.readany():
+                        pass
+        except _EXPECTED:  # a TimeoutError among them
+            pass
+        finally:
+            self._leave()
+
+    async def aclose(self) -> None:
+        """Leave; the connection is closed unless the body is at its end."""
+        self._leave()
+
+    def _leave(self) -> None:
+        self._response.close()
+        self._arriving.discard(self._response)
+
+
+class GatedConnector(aiohttp.TCPConnector):
+    """A connector that opens few connections at a time, and times the whole opening but not the wait for its turn.
+
+    ``_create_connection`` is private to aiohttp; the tests pin it.
+    """
+
+    def __init__(self, *, connect: float, connects_per_second: float | None, keepalive: float, tls: object) -> None:
+        super().__init__(limit=0, limit_per_host=0, keepalive_timeout=keepalive, ttl_dns_cache=60, ssl=tls)  # type: ignore[arg-type]
+        self._connect_limit = connect
+        self._gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
+        rate = connects_per_second
+        self._pace = None if rate is None else AsyncLimiter(max(rate, 1.0), max(rate, 1.0) / rate)
+
+    async def _create_connection(
+        self, req: ClientRequest, traces: list[aiohttp.tracing.Trace], timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.client_proto.ResponseHandler:
+        async with self._gate:
+            if self._pace is not None:
+                await self._pace.acquire()
+            # sock_connect alone leaves out names being looked up and the proxy's answer to CONNECT
+            async with asyncio.timeout(self._connect_limit):
+                return await super()._create_connection(req, traces, timeout)
+
+
+def translate(error: BaseException) -> TransportError:
+    """What an exception of aiohttp means."""
+    if troubles.is_local(error):
+        return troubles.no_room(_reason(error))
+    if isinstance(error, _NOT_SENT):
+        return _not_sent(error)
+    if isinstance(error, aiohttp.SocketTimeoutError):
+        return troubles.silence()
+    if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):  # its status is 400, which no server said
+        return troubles.not_http(type(error).__name__)
+    return troubles.broken(_reason(error))
+
+
+def _not_sent(error: BaseException) -> TransportError:
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return troubles.no_connection_in_time()
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return troubles.no_connection(f"the proxy answered {error.status}", "check proxy")
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        reason = getattr(error.certificate_error, "verify_message", "") or "refused"
+        return troubles.no_connection(f"TLS certificate: {reason}", "set verify to the server's CA bundle")
+    if isinstance(error, aiohttp.ClientConnectorSSLError) and getattr(error.os_error, "reason", "") in troubles.NOT_TLS:
+        return troubles.not_tls()
+    return troubles.no_connection(_reason(error))
+
+
+def _reason(error: BaseException) -> str:
+    return (isinstance(error, OSError) and error.strerror) or type(error).__name__

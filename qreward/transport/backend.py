@@ -1,0 +1,284 @@
+"""The one thing the engine calls: ``Wire.send`` takes a call to an endpoint and says in the core's words how it ended.
+
+Knows codecs, transports and failures; knows nothing of queues, retries or limits. A ``Wire`` belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+
+from qreward.codecs import rate_limit_headers as ratelimits
+from qreward.codecs.base import Call, EmbeddedError, Malformed, Reply, TransportError, Unfinished
+from qreward.codecs.embeddings import EMBEDDINGS
+from qreward.codecs.rewards.base import Listing
+from qreward.codecs.rewards.registry import bound, embeddings_place, server_root
+from qreward.codecs.rewards.server_info import Load
+from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
+from qreward.observers import with_carried
+from qreward.scheduler.outcome import Answer, Failure, FailureKind, Look
+from qreward.settings.policies import Endpoint
+from qreward.transport import connection_settings as address
+from qreward.transport import probes
+from qreward.transport.aiohttp_backend import AiohttpTransport
+from qreward.transport.base import Transport
+from qreward.transport.error_mapping import (
+    failure_from_embedded,
+    failure_from_malformed,
+    failure_from_reply,
+    failure_from_transport,
+    failure_from_unfinished,
+    shorten,
+)
+from qreward.transport.httpx_backend import HttpxTransport
+from qreward.transport.redaction import Secrets, secrets_of
+from qreward.transport.stream import ChatStream, open_stream
+
+NOT_OF_CONNECTIONS = frozenset({"weight", "price", "models", "probe", "limits", "timeouts"})
+"""Settings of an endpoint that its connections do not depend on, but for some of the limits and timeouts; see ``_of_connections``."""
+
+
+class Line:
+    """An endpoint with what is made of it once: its transport, the names of its models, its secrets.
+
+    Attributes:
+        info: what the server says of itself that changes with a restart only, once it was asked.
+        users: requests under way.
+        dismissed: it takes no new requests, and is closed when the last one has ended.
+    """
+
+    __slots__ = ("_beside", "dismissed", "endpoint", "info", "name", "renamed", "secrets", "takes_stream_options", "transport", "users")
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint  # held, so that its id stays its own
+        self.name = endpoint.name
+        self.renamed = endpoint.model_names
+        self.transport = open_transport(endpoint)
+        self.secrets = secrets_of(endpoint)
+        self.takes_stream_options = True  # until it refuses them
+        self.info: Load | None = None
+        self.users = 0
+        self.dismissed = False
+        self._beside: Transport | None = None
+
+    def serves(self, endpoint: Endpoint) -> bool:
+        """Whether another object of the same endpoint would have the same connections."""
+        return _of_connections(self.endpoint) == _of_connections(endpoint)
+
+    def beside(self) -> Transport:
+        """To the server's own routes, which lie beside its ``/v1``."""
+        if self._beside is None:
+            root = server_root(self.endpoint.base_url)
+            rooted = self.endpoint.model_copy(update={"base_url": root})
+            self._beside = self.transport if root == self.endpoint.base_url else open_transport(rooted)
+        return self._beside
+
+    async def aclose(self) -> None:
+        await self.transport.aclose()
+        if self._beside is not None:
+            await self._beside.aclose()
+
+
+class Wire:
+    """Sends calls to endpoints, from one event loop.
+
+    Example:
+        wire = Wire()
+        outcome = await wire.send(endpoint, Call(CHAT, "judge-7b", messages, {"temperature": 0}, None))
+        await wire.aclose()
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[int, Line] = {}
+        self._dismissed: dict[Line, asyncio.Task[None] | None] = {}  # and what closes them
+        self._kept: dict[int, Endpoint] | None = None  # None: any endpoint
+        self._closed = False
+
+    async def send(self, endpoint: Endpoint, call: Call) -> Answer | Failure:
+        """One attempt. Raises nothing but ``CancelledError``; when cancelled, the connection is closed."""
+        line = self._lines.get(id(endpoint))
+        try:
+            if line is None:
+                line = self._open(endpoint)
+            line.users += 1
+            codec, model, path, beside = call.codec, call.model, call.codec.path, False
+            if isinstance(codec, Listing):
+                call, codec = bound(call, endpoint)
+                path, beside = codec.path, codec.native
+            elif codec is EMBEDDINGS:
+                path, beside = embeddings_place(endpoint.kind)
+            transport = line.beside() if beside else line.transport
+            body = codec.encode(call, line.renamed.get(model, model))
+            if call.headers is not None:
+                address.check_call_headers(call.headers, model)
+            reply = await transport.post(path, body, with_carried(call.headers))
+            if reply.status != 200:
+                return _read_other(line, call, reply)
+            return _read(line, call, reply)
+        except Exception as error:
+            return _failure_of(error, line, endpoint, call)
+        finally:
+            if line is not None:
+                self._leave(line)
+
+    async def stream(self, endpoint: Endpoint, call: Call) -> ChatStream | Failure:
+        """One streamed attempt: an open stream once the server has answered 2xx; see ``qreward.transport.stream`` for how it is driven.
+
+        Raises nothing but ``CancelledError``; when cancelled, the connection is closed.
+        """
+        line = self._lines.get(id(endpoint))
+        try:
+            if line is None:
+                line = self._open(endpoint)
+            line.users += 1
+            opened = await open_stream(line, call, partial(_concluded, line, endpoint, call))
+        except Exception as error:
+            opened = _failure_of(error, line, endpoint, call)
+        except BaseException:
+            if line is not None:
+                self._leave(line)
+            raise
+        if line is not None:
+            if isinstance(opened, ChatStream):
+                opened.on_close = partial(self._leave, line)
+            else:
+                self._leave(line)
+        return opened
+
+    async def look(self, endpoint: Endpoint) -> Look:
+        """What the server says of itself. Raises nothing but ``CancelledError``; a look that fails says nothing, or why it never will."""
+        line = self._lines.get(id(endpoint))
+        try:
+            if line is None:
+                line = self._open(endpoint)
+            line.users += 1
+            return await probes.look(line)
+        except ClientClosed:
+            return Look()
+        except ConfigError as error:
+            return Look(trouble=str(error))
+        except Exception as error:
+            return Look(trouble=f"unexpected {type(error).__name__}: {shorten(secrets_of(endpoint), str(error), 300)}")
+        finally:
+            if line is not None:
+                self._leave(line)
+
+    def keep(self, endpoints: Iterable[Endpoint]) -> None:
+        """Keep the connections of these endpoints, and close all others, each when its last request has ended. In the loop.
+
+        An endpoint that is another object than before takes over the connections, unless a setting that they depend on has changed.
+        What is still sent to an endpoint that is not among these has a connection of its own, which is closed after it.
+        """
+        kept = self._kept = {id(endpoint): endpoint for endpoint in endpoints}
+        fresh = {endpoint.name: endpoint for key, endpoint in kept.items() if key not in self._lines}
+        for key in [key for key in self._lines if key not in kept]:
+            line = self._lines.pop(key)
+            heir = fresh.get(line.name)
+            if heir is not None and line.serves(heir):
+                line.endpoint = fresh.pop(line.name)
+                self._lines[id(heir)] = line
+            else:
+                self._dismiss(line)
+
+    async def aclose(self) -> None:
+        """Close all connections. What is sent afterwards fails with ``ClientClosed``."""
+        self._closed = True
+        lines, self._lines, self._dismissed = [*self._lines.values(), *self._dismissed], {}, {}
+        for line in lines:
+            line.dismissed = False  # nothing is left to do for its last request
+            await line.aclose()
+
+    def _open(self, endpoint: Endpoint) -> Line:
+        if self._closed:
+            raise ClientClosed("the client was closed before the request was sent; make a new one")
+        line = Line(endpoint)
+        if self._kept is None or id(endpoint) in self._kept:
+            self._lines[id(endpoint)] = line
+        else:
+            line.dismissed = True
+            self._dismissed[line] = None
+        return line
+
+    def _dismiss(self, line: Line) -> None:
+        line.dismissed = True
+        self._dismissed[line] = None
+        if not line.users:
+            self._end(line)
+
+    def _leave(self, line: Line) -> None:
+        """A request has ended."""
+        line.users -= 1
+        if line.dismissed and not line.users:
+            self._end(line)
+
+    def _end(self, line: Line) -> None:
+        closing = self._dismissed[line] = asyncio.get_running_loop().create_task(line.aclose())
+        closing.add_done_callback(lambda _: self._dismissed.pop(line, None))
+
+
+def _of_connections(endpoint: Endpoint) -> list[object]:
+    timeouts, limits = endpoint.timeouts, endpoint.limits
+    rest = [getattr(endpoint, name) for name in Endpoint.model_fields if name not in NOT_OF_CONNECTIONS]
+    return [timeouts.connect, timeouts.read, limits.connects_per_second, *rest]
+
+
+def open_transport(endpoint: Endpoint) -> Transport:
+    """The engine for an endpoint: the user's ``http_client`` if there is one, else aiohttp. Raises ``ConfigError``."""
+    return AiohttpTransport(endpoint) if endpoint.http_client is None else HttpxTransport(endpoint)
+
+
+def _read(line: Line, call: Call, reply: Reply) -> Answer | Failure:
+    """A reply that claims success: an answer, unless its body says otherwise."""
+    try:
+        value = call.codec.decode(reply.body, call)
+    except Malformed as error:
+        return failure_from_malformed(error, reply, line.name, call.model, _secrets(line, call))
+    except EmbeddedError as error:
+        return failure_from_embedded(error.body, reply, line.name, call.model, _secrets(line, call))
+    except Unfinished as error:
+        return failure_from_unfinished(error, reply, line.name, call.model, _secrets(line, call))
+    usage, limits = value.usage, ratelimits.read(reply.headers)
+    if usage is None:
+        return Answer(value, limits=limits)
+    return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits)
+
+
+def _concluded(line: Line, endpoint: Endpoint, call: Call, how: Reply | Exception) -> Answer | Failure:
+    """What a stream comes to that was none, or that broke."""
+    return _read(line, call, how) if isinstance(how, Reply) else _failure_of(how, line, endpoint, call)
+
+
+def _read_other(line: Line, call: Call, reply: Reply) -> Answer | Failure:
+    if 200 < reply.status < 300:
+        return _read(line, call, reply)
+    return failure_from_reply(reply, line.name, call.model, _secrets(line, call))
+
+
+def _failure_of(error: Exception, line: Line | None, endpoint: Endpoint, call: Call) -> Failure:
+    match error:
+        case TransportError() if line is not None:
+            return failure_from_transport(error, line.name, call.model, _secrets(line, call))
+        case BadRequest():
+            error.model = error.model or call.model
+            return Failure(FailureKind.UNSENDABLE, error)
+        case ClientClosed():
+            return Failure(FailureKind.UNSENDABLE, error)
+        case ConfigError():
+            return Failure(FailureKind.UNSUITABLE, error, misconfigured=True)
+    return _unexpected(error, endpoint, call)
+
+
+def _unexpected(error: Exception, endpoint: Endpoint, call: Call) -> Failure:
+    """The end of an attempt that hit something nobody thought of, such as an exception of the user's own ``http_client``."""
+    secrets = secrets_of(endpoint).and_headers(call.headers)
+    said = shorten(secrets, str(error), 300)
+    message = f"endpoint {endpoint.name!r}, model {call.model!r}: unexpected {type(error).__name__}: {said}; nothing more is tried"
+    failure = RequestError(message, endpoint=endpoint.name, model=call.model)
+    if secrets.hide(repr(error)) == repr(error):
+        failure.__cause__ = error
+    return Failure(FailureKind.UNSENDABLE, failure)
+
+
+def _secrets(line: Line, call: Call) -> Secrets:
+    return line.secrets.and_headers(call.headers)

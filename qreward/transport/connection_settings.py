@@ -1,0 +1,92 @@
+"""What the settings of an endpoint come to on the wire: headers, proxy, TLS. Read once an endpoint, not once a request."""
+
+from __future__ import annotations
+
+import ssl
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from qreward.errors import BadRequest, ConfigError
+from qreward.settings.base import check_header
+from qreward.settings.policies import Endpoint
+
+_FRAMING = frozenset({"content-length", "transfer-encoding", "connection"})
+
+
+def request_headers(endpoint: Endpoint) -> dict[str, str]:
+    """The headers of each request to the endpoint; its own ``headers`` win. Raises ``ConfigError``."""
+    headers = {
+        "Content-Type": "application/json",
+        "Accept": "application/json",
+        "Accept-Encoding": "identity",  # unpacking costs more than a loopback or data-centre line saves
+        "User-Agent": "qreward",
+    }
+    if endpoint.api_key is not None:
+        headers["Authorization"] = f"Bearer {endpoint.api_key.get_secret_value()}"
+    own = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
+    if bad := _framing(own):
+        raise ConfigError(f"endpoint {endpoint.name!r}: the header {bad!r} is set by the HTTP backend; remove it from headers")
+    given = {name.lower() for name in own}
+    return {name: value for name, value in headers.items() if name.lower() not in given} | own
+
+
+def check_call_headers(headers: Mapping[str, str], model: str) -> None:
+    """Raise ``BadRequest`` if the extra headers of a call cannot be sent; values are never shown."""
+    if bad := _framing(headers):
+        raise BadRequest(f"the header {bad!r} is set by the HTTP backend; remove it from extra_headers", model=model)
+    for name, value in headers.items():
+        try:
+            check_header(name, value)
+        except ValueError as error:
+            raise BadRequest(f"extra_headers: {error}", model=model) from None
+
+
+def configured_proxy(endpoint: Endpoint) -> str:
+    """The proxy as it is written: the endpoint's own, else the environment's; ``""`` is none."""
+    if endpoint.proxy is not None:
+        return endpoint.proxy.get_secret_value()
+    parts = urlsplit(endpoint.base_url)
+    if urllib.request.proxy_bypass(parts.netloc):
+        return ""
+    proxies = urllib.request.getproxies()
+    return proxies.get(parts.scheme) or proxies.get("all") or ""
+
+
+def proxy_of(endpoint: Endpoint) -> str | None:
+    """URL of the proxy to use, or None. Raises ``ConfigError`` for one that cannot be used."""
+    proxy = configured_proxy(endpoint)
+    if not proxy:
+        return None
+    if "://" not in proxy:
+        proxy = f"http://{proxy}"
+    try:
+        parts = urlsplit(proxy)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        advice = "set proxy='http://host:port' ('' for none); for SOCKS give an http_client of your own"
+        raise ConfigError(f"endpoint {endpoint.name!r}: its proxy is not an http:// or https:// URL; {advice}")
+    return proxy
+
+
+def tls_of(endpoint: Endpoint) -> ssl.SSLContext | bool:
+    """True to verify by the system's CAs, False not to verify, or a context for the CA bundle. Raises ``ConfigError``."""
+    if isinstance(endpoint.verify, bool):
+        return endpoint.verify
+    bundle = Path(endpoint.verify)
+    try:
+        context = ssl.create_default_context(cafile=None if bundle.is_dir() else bundle, capath=bundle if bundle.is_dir() else None)
+    except OSError as error:  # ssl.SSLError is one
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(
+            f"endpoint {endpoint.name!r}: verify names a CA bundle that cannot be read ({reason}): {endpoint.verify}"
+        ) from None
+    context.set_alpn_protocols(("http/1.1",))
+    return context
+
+
+def _framing(headers: Mapping[str, str]) -> str | None:
+    return next((name for name in headers if isinstance(name, str) and name.lower() in _FRAMING), None)

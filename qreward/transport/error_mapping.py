@@ -1,0 +1,346 @@
+"""From what went wrong on the wire to a ``Failure``: what may be done about it, and an error that says what to change.
+
+Knows HTTP statuses and servers' dialects; knows nothing of sockets, nor of what the scheduler makes of a kind.
+
+What a server says is wrong, out of the many shapes in which servers say it. Decides nothing.
+
+Shapes read: OpenAI and vLLM ``{"error": {"message", "type", "code"}}``, ``{"error": "text"}``, TEI ``{"error", "error_type"}`` and
+``{"message", "code", "type"}``, SGLang ``{"object": "error", "message", "code"}``, FastAPI ``{"detail": ...}``, lists of one of these,
+plain text and HTML.
+
+What servers' codes, types and phrases mean, as the HTTP status they ought to have sent. Data, and its lookup.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from qreward.codecs import json as jsonio
+from qreward.codecs import rate_limit_headers as hints
+from qreward.codecs import rate_limit_headers as ratelimits
+from qreward.codecs.base import Malformed, Reply, TransportError, Unfinished
+from qreward.codecs.finish_reason import GIVEN_UP
+from qreward.errors import (
+    AuthenticationFailed,
+    BadRequest,
+    ConnectionFailed,
+    InvalidResponse,
+    RateLimited,
+    RequestError,
+    RequestTimeout,
+    ServerError,
+)
+from qreward.scheduler.outcome import Failure, FailureKind
+from qreward.transport.redaction import Secrets
+
+_MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>")
+_LOOKED_AT = 8192  # characters; what is shown is far shorter
+
+
+class Complaint(msgspec.Struct, frozen=True):
+    """A server's own words.
+
+    Attributes:
+        text: what it says to people, on one line.
+        names: what it says to programs (code, type, status), most telling first, in lower case with ``_``.
+    """
+
+    text: str
+    names: tuple[str, ...] = ()
+
+
+def read_complaint(body: bytes) -> Complaint:
+    """The complaint of an error answer."""
+    try:
+        return complaint_of(jsonio.read_leniently(body))
+    except Malformed:
+        return Complaint(one_line(_MARKUP.sub(" ", body[:_LOOKED_AT].decode("utf-8", "replace"))))
+
+
+def complaint_of(document: Any) -> Complaint:
+    """The complaint in a JSON document, or in the ``error`` member of one."""
+    if isinstance(document, list):
+        return complaint_of(document[0]) if document else Complaint("")
+    if not isinstance(document, dict):
+        return Complaint("" if document is None else one_line(str(document)))
+    inner = document.get("error")
+    if isinstance(inner, dict | list) and inner:
+        within = complaint_of(inner)
+        return Complaint(within.text or _text(document), within.names + _names(document))
+    return Complaint(_text(document), _names(document))
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks and control characters, so that it cannot forge a line of a log."""
+    text = text[:_LOOKED_AT]
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else " " for char in text)
+    return " ".join(text.split())
+
+
+def _text(document: dict[str, Any]) -> str:
+    for member in ("message", "error", "detail", "msg", "error_message", "title"):
+        if said := _said(document.get(member)):
+            return one_line(said)
+    return ""
+
+
+def _said(value: Any) -> str:
+    """A text, or FastAPI's list of ``{"loc", "msg", "input"}``, of which the input is the user's and is left out."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return _text(value)
+    if isinstance(value, list):
+        return "; ".join(filter(None, map(_said_of_place, value[:3])))
+    return ""
+
+
+def _said_of_place(item: Any) -> str:
+    if not isinstance(item, dict):
+        return _said(item) if not isinstance(item, list) else ""
+    place = item.get("loc")
+    where = ".".join(map(str, place)) if isinstance(place, list) else ""
+    said = _text(item)
+    return f"{where}: {said}" if where and said else said
+
+
+def _names(document: dict[str, Any]) -> tuple[str, ...]:
+    values = (document.get(member) for member in ("code", "type", "error_type", "status"))
+    return tuple(re.sub(r"[\s.-]+", "_", str(value).strip().lower()) for value in values if isinstance(value, str | int) and value != "")
+
+
+QUOTA = frozenset({
+    "insufficient_quota",
+    "billing_hard_limit_reached",
+    "billing_hard_limit",
+    "billing_not_active",
+    "insufficient_balance",
+    "insufficient_credits",
+    "insufficient_funds",
+    "payment_required",
+    "402",
+})  # fmt: skip
+"""Names that say the account is used up."""
+
+INVALID_SCORES = "invalid_scores"
+"""What our own reward server calls a scorer that did not return one reward for each completion."""
+
+_NAMES = {
+    400: (
+        "invalid_request_error", "badrequesterror", "bad_request", "bad_request_error", "invalid_argument", "invalid_value", "validation",
+        "content_filter", "content_policy_violation", "context_length_exceeded", "exceed_context_size_error", "string_above_max_length",
+        "unprocessableentityerror", "tokenizer", "empty",
+    ),
+    401: ("invalid_api_key", "incorrect_api_key", "authentication_error", "authenticationerror", "unauthorized", "unauthenticated"),
+    403: ("permission_error", "permission_denied", "permissiondeniederror", "forbidden"),
+    404: ("model_not_found", "not_found_error", "notfounderror", "not_found", "deploymentnotfound"),
+    429: (
+        "rate_limit_exceeded", "rate_limit_error", "rate_limited", "ratelimiterror", "rate_limit", "too_many_requests", "toomanyrequests",
+        "resource_exhausted", "throttled", "throttling", "throttlingexception", "tokens", "requests",
+    ),
+    500: ("server_error", "internal_error", "internal_server_error", "internalservererror", "api_error", "internal", "backend"),
+    503: (
+        "overloaded", "overloaded_error", "server_overloaded", "engine_overloaded", "service_unavailable", "service_unavailable_error",
+        "serviceunavailableerror", "unavailable", "queueoverflowerror", "queue_full", "slow_down", "server_busy", "unhealthy",
+    ),
+    504: ("timeout", "timeout_error", "request_timeout", "gateway_timeout", "deadline_exceeded"),
+}  # fmt: skip
+_STATUS_OF = {name: status for status, names in _NAMES.items() for name in names} | dict.fromkeys(QUOTA, 402)
+
+_SAYS_OVERLOAD = re.compile(
+    r"(?i)\boverloaded\b|too many requests|rate.?limit(?:s|ed)?\b.{0,20}\b(?:exceeded|reached|hit)|rate.?limited\b"
+    r"|queue is full|server (?:is )?(?:too |currently )?busy|\bat (?:full )?capacity\b"
+)
+_SAYS_TOO_LONG = re.compile(
+    r"(?i)maximum context length|longer than the (?:maximum model|model's context|maximum context) length|max_model_len"
+    r"|exceeds? the (?:model's |maximum |available )?(?:maximum )?(?:context|model length|number of tokens)"
+    r"|must have less than \d+ tokens|(?:prompt|input) is too long|input token count .{0,40}exceeds"
+)
+_TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "context_window_exceeded"})
+
+
+def status_of(complaint: Complaint) -> int | None:
+    """The HTTP status that the words stand for: by the first name that is known, else by a phrase; None if they do not tell.
+
+    Example:
+        >>> status_of(Complaint("slow down", ("rate_limit_exceeded",)))
+        429
+    """
+    for name in complaint.names:
+        if name in _STATUS_OF:
+            status = _STATUS_OF[name]
+            # "invalid_request_error" beside a phrase of overload: servers reuse the type for everything
+            return 503 if status == 400 and _SAYS_OVERLOAD.search(complaint.text) else status
+        if name.isdecimal() and 400 <= int(name) < 600:
+            return int(name) if int(name) != 400 or not _SAYS_OVERLOAD.search(complaint.text) else 503
+    if _SAYS_OVERLOAD.search(complaint.text):
+        return 503
+    return 400 if is_too_long(complaint) else None
+
+
+def is_too_long(complaint: Complaint) -> bool:
+    """Whether the input does not fit into the model's context, as OpenAI, vLLM, SGLang, TEI, llama.cpp and Gemini put it."""
+    return not _TOO_LONG.isdisjoint(complaint.names) or _SAYS_TOO_LONG.search(complaint.text) is not None
+
+
+_OVERLOADED, _TRANSIENT, _REFUSED = FailureKind.OVERLOADED, FailureKind.TRANSIENT, FailureKind.REFUSED
+_SHOWN = 300  # characters of a server's own words
+_SHOWN_BODY = 200  # characters of a body that is no answer
+
+
+class Verdict(NamedTuple):
+    """What a status means, and what the user may change."""
+
+    kind: FailureKind
+    error: type[RequestError]
+    advice: str = ""
+    misconfigured: bool = False
+
+
+def _wrong_setup(error: type[RequestError], advice: str) -> Verdict:
+    return Verdict(FailureKind.UNSUITABLE, error, advice, misconfigured=True)
+
+
+_OVERLOAD = Verdict(_OVERLOADED, RateLimited)
+_QUOTA = Verdict(FailureKind.QUOTA, RateLimited, "the account is used up: add credit, or take the endpoint out")
+_INVALID_SCORES = Verdict(_TRANSIENT, InvalidResponse, "the scorer of endpoint {endpoint!r} must return one reward for each completion")
+_FAILURES_TOO_LONG = Verdict(FailureKind.UNSUITABLE, BadRequest, "shorten the input, or route it to a model with a longer context")
+_PASSING = Verdict(_TRANSIENT, ServerError)
+_WRONG = Verdict(_REFUSED, BadRequest)
+_KEY = _wrong_setup(AuthenticationFailed, "check api_key of endpoint {endpoint!r}")
+_PLACE = _wrong_setup(BadRequest, "check base_url of endpoint {endpoint!r}, and that it serves {model!r} (model_names maps names)")
+_ELSEWHERE = _wrong_setup(InvalidResponse, "set base_url of endpoint {endpoint!r} to the final address")
+
+_VERDICTS = {
+    402: _QUOTA,
+    401: _KEY,
+    403: _KEY,
+    404: _PLACE,
+    405: _PLACE,
+    407: _wrong_setup(AuthenticationFailed, "check user and password in proxy of endpoint {endpoint!r}"),
+    408: _PASSING,
+    409: _PASSING,
+    410: _PLACE,
+    413: Verdict(_REFUSED, BadRequest, "send a smaller request"),
+    424: _PASSING,
+    425: _PASSING,
+    429: _OVERLOAD,
+    499: _PASSING,
+    501: _wrong_setup(ServerError, "the server of endpoint {endpoint!r} does not offer this; check its kind and base_url"),
+    503: _OVERLOAD,
+    529: _OVERLOAD,
+}
+
+
+def failure_from_reply(reply: Reply, endpoint: str, model: str, secrets: Secrets, now: float | None = None) -> Failure:
+    """The failure that an HTTP answer other than 2xx stands for.
+
+    Args:
+        endpoint: its name.
+        model: what the caller asked for.
+        secrets: what the message must not show.
+        now: wall clock (``time.time()``), against which dates in headers are read.
+    """
+    if 300 <= reply.status < 400:
+        return _failure(_ELSEWHERE, reply, f"it points to {_target(reply)}", endpoint, model, secrets, now)
+    complaint = read_complaint(reply.body)
+    return _failure(_verdict(reply.status, complaint), reply, complaint.text, endpoint, model, secrets, now)
+
+
+def failure_from_embedded(error: object, reply: Reply, endpoint: str, model: str, secrets: Secrets, now: float | None = None) -> Failure:
+    """The failure in a body that carries an ``error`` although its status is 200."""
+    complaint = complaint_of(error)
+    words = f"an error in the body: {complaint.text or 'without a message'}"
+    return _failure(_verdict(reply.status, complaint), reply, words, endpoint, model, secrets, now)
+
+
+def failure_from_malformed(error: Malformed, reply: Reply, endpoint: str, model: str, secrets: Secrets) -> Failure:
+    """The failure that a body stands for which is not an answer; its beginning is shown."""
+    beginning = shorten(secrets, reply.body[:_LOOKED_AT].decode("utf-8", "replace"), _SHOWN_BODY)
+    words = f"{error}" + (f"; it begins: {beginning}" if beginning else "")
+    message = f"endpoint {endpoint!r} answered {reply.status} for model {model!r}: {words}"
+    return Failure(_TRANSIENT, _error(InvalidResponse, message, reply, endpoint, model, secrets), limits=ratelimits.read(reply.headers))
+
+
+def failure_from_unfinished(error: Unfinished, reply: Reply, endpoint: str, model: str, secrets: Secrets) -> Failure:
+    """The failure that an answer stands for which is not whole: tried again if the server gave it up, else the end of the request."""
+    kind = _TRANSIENT if error.ending in GIVEN_UP else _REFUSED
+    words = shorten(secrets, str(error), _SHOWN)
+    message = f"endpoint {endpoint!r} answered {reply.status} for model {model!r} with an answer that is not whole: {words}"
+    return Failure(kind, _error(InvalidResponse, message, reply, endpoint, model, secrets), limits=ratelimits.read(reply.headers))
+
+
+def failure_from_transport(error: TransportError, endpoint: str, model: str, secrets: Secrets) -> Failure:
+    """The failure of an attempt that got no complete answer."""
+    kind, cls = _of_transport(error)
+    message = f"endpoint {endpoint!r}, model {model!r}: {shorten(secrets, str(error), _SHOWN)}"
+    return Failure(kind, cls(message, endpoint=endpoint, model=model))
+
+
+def shorten(secrets: Secrets, text: str, most: int) -> str:
+    """The text on one line, without secrets (before and after cleaning: neither may bring one out), cut to ``most`` characters."""
+    clean = secrets.hide(one_line(secrets.hide(text)))
+    return clean if len(clean) <= most else clean[: most - 3] + "..."
+
+
+def _verdict(status: int, complaint: Complaint) -> Verdict:
+    """By the status, unless the body knows better: in a 200 or 400 its own code counts, a 500 may be an overload."""
+    spoken = status_of(complaint)
+    if status in (200, 400) or (status == 500 and spoken in (429, 503, 529)):
+        status = spoken or status
+    if QUOTA.intersection(complaint.names) and status < 500:
+        return _QUOTA
+    if INVALID_SCORES in complaint.names:
+        return _INVALID_SCORES
+    if status in (400, 413, 422) and is_too_long(complaint):
+        return _FAILURES_TOO_LONG
+    if (known := _VERDICTS.get(status)) is not None:
+        return known
+    return _WRONG if 400 <= status < 500 else _PASSING
+
+
+def _failure(verdict: Verdict, reply: Reply, words: str, endpoint: str, model: str, secrets: Secrets, now: float | None) -> Failure:
+    message = f"endpoint {endpoint!r} answered {reply.status} for model {model!r}"
+    if words:
+        message += f": {shorten(secrets, words, _SHOWN)}"
+    if verdict.advice:
+        message += f"; {verdict.advice.format(endpoint=endpoint, model=model)}"
+    return Failure(
+        verdict.kind,
+        _error(verdict.error, message, reply, endpoint, model, secrets),
+        retry_after=hints.retry_after(reply.headers, time.time() if now is None else now),
+        should_retry=hints.should_retry(reply.headers),
+        misconfigured=verdict.misconfigured,
+        limits=ratelimits.read(reply.headers, now),
+    )
+
+
+def _error(cls: type[RequestError], message: str, reply: Reply, endpoint: str, model: str, secrets: Secrets) -> RequestError:
+    request_id = reply.headers.get("x-request-id")
+    shown = shorten(secrets, request_id, _SHOWN_BODY) if request_id else None
+    return cls(message, endpoint=endpoint, model=model, status_code=reply.status, request_id=shown)
+
+
+def _of_transport(error: TransportError) -> tuple[FailureKind, type[RequestError]]:
+    if error.local:
+        return FailureKind.LOCAL, ConnectionFailed
+    if not error.sent:
+        return FailureKind.UNREACHABLE, ConnectionFailed
+    if error.timeout:
+        return FailureKind.TIMEOUT, RequestTimeout
+    return _TRANSIENT, InvalidResponse if error.malformed else ConnectionFailed
+
+
+def _target(reply: Reply) -> str:
+    """Where a redirect leads, by host only: a path or query may hold a token."""
+    try:
+        host = urlsplit(reply.headers.get("location") or "").hostname
+    except ValueError:
+        host = None
+    return f"host {host!r}" if host else "another path of the same host"

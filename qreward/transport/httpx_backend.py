@@ -1,0 +1,182 @@
+"""The seam for a user's own HTTP client: ``httpx`` or ``httpx2``, a client or a transport. The only file that knows either.
+
+Neither package is imported here: whoever hands us one of their objects has imported it. What the default engine gets right and these
+clients do not: an answer that nobody asked for is given to the next request, and above some hundred connections each request gets dear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from types import ModuleType
+from typing import Any
+
+from qreward.codecs.base import Reply, TransportError
+from qreward.errors import ConfigError
+from qreward.settings.policies import Endpoint
+from qreward.transport import connection_settings as address
+from qreward.transport import transport_errors as troubles
+from qreward.transport.transport_errors import read_whole
+
+_PACKAGES = ("httpx", "httpx2")
+
+
+class HttpxTransport:
+    """An endpoint reached through ``endpoint.http_client``, which stays its owner's: it is never closed here.
+
+    Raises ``ConfigError`` if that is neither an ``AsyncClient`` nor an ``AsyncBaseTransport``.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._package, self._client = _client_of(endpoint)
+        self._headers = address.request_headers(endpoint)
+        self._base_url = endpoint.base_url
+        self._cap = endpoint.max_response_bytes
+        self._timeout = self._package.Timeout(None, connect=endpoint.timeouts.connect, read=endpoint.timeouts.read)
+        self._closed = False
+
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
+        """POST once. Raises ``TransportError``; on cancellation the connection is closed."""
+        return await read_whole(await self._begin("POST", path, body, headers), self._cap)
+
+    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
+        """GET, with the endpoint's headers. Raises ``TransportError``; on cancellation the connection is closed."""
+        return await read_whole(await self._begin("GET", path, None, headers), self._cap)
+
+    async def stream(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> HttpxStream:
+        """As ``post``, but returns as soon as status and headers are there."""
+        return await self._begin("POST", path, body, headers)
+
+    async def _begin(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> HttpxStream:
+        if self._closed:
+            raise troubles.closed()
+        package = self._package
+        try:
+            return HttpxStream(package, await self._send(method, path, body, headers))
+        except package.HTTPStatusError as error:  # a hook of the user's that calls raise_for_status
+            return HttpxStream(package, error.response, _given(_body_if_read(package, error.response)))
+        except _expected(package) as error:
+            failure = translate(package, error)
+        raise failure  # out here, so that httpx's error, which holds our headers, is not its context
+
+    async def aclose(self) -> None:
+        """Take no more requests. The user's client stays open."""
+        self._closed = True
+
+    async def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> Any:
+        merged = self._package.Headers(self._headers)
+        merged.update(headers or {})
+        request = self._client.build_request(method, self._base_url + path, content=body, headers=merged, timeout=self._timeout)
+        return await self._client.send(request, stream=True, follow_redirects=False)
+
+
+class HttpxStream:
+    """An answer whose body is still to come, or, where a hook has closed it, ``pieces`` that were read before."""
+
+    __slots__ = ("_package", "_pieces", "_response", "headers", "status")
+
+    def __init__(self, package: Any, response: Any, pieces: AsyncGenerator[bytes, None] | None = None) -> None:
+        self._package = package
+        self._response = response
+        self._pieces: AsyncGenerator[bytes, None] = response.aiter_bytes() if pieces is None else pieces
+        self.status: int = response.status_code
+        self.headers: Mapping[str, str] = response.headers
+
+    async def read(self) -> bytes:
+        """What has come since the last time; ``b""`` at the end. Raises ``TransportError``."""
+        try:
+            return await anext(self._pieces, b"")
+        except _expected(self._package) as error:
+            failure = translate(self._package, error)
+        except BaseException:
+            await self.aclose()
+            raise
+        await self.aclose()
+        raise failure
+
+    async def drain(self, seconds: float) -> None:
+        """Read on to the end of the body for so many seconds at most, so that the connection may be used again."""
+        try:
+            async with asyncio.timeout(seconds):
+                while await self.read():
+                    pass
+        except (TransportError, TimeoutError):
+            pass
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Leave; the connection is closed unless the body is at its end."""
+        expected = _expected(self._package)
+        with contextlib.suppress(*expected):  # RuntimeError: another task is reading; it gets an error, as the connection goes
+            await self._pieces.aclose()
+        with contextlib.suppress(*expected):
+            await self._response.aclose()
+
+
+def translate(package: Any, error: Exception) -> TransportError:
+    """As the default engine does; the text of httpx is only used to tell a broken connection from broken HTTP."""
+    if _is_local(error):
+        return troubles.no_room(type(error).__name__)
+    if isinstance(error, RuntimeError) and not isinstance(error, package.StreamError):
+        return TransportError(f"http_client cannot be used: {error}", sent="closed" not in str(error) or "loop" in str(error))
+    return _of_line(package, error)
+
+
+def _of_line(package: Any, error: Exception) -> TransportError:
+    what = type(error).__name__
+    if isinstance(error, package.ConnectTimeout | package.PoolTimeout):
+        return troubles.no_connection_in_time()
+    if isinstance(error, package.ConnectError | package.ProxyError | package.UnsupportedProtocol | package.InvalidURL):
+        return troubles.no_connection(what, "check base_url, and TLS and proxy of http_client")
+    if isinstance(error, package.TimeoutException):
+        return troubles.silence()
+    if isinstance(error, package.DecodingError) or _is_broken_http(package, error):
+        return troubles.not_http(what)
+    return troubles.broken(what)
+
+
+def _expected(package: Any) -> tuple[type[Exception], ...]:
+    return (package.HTTPError, package.InvalidURL, package.StreamError, OSError, RuntimeError)
+
+
+async def _given(body: bytes) -> AsyncGenerator[bytes, None]:
+    yield body
+
+
+def _client_of(endpoint: Endpoint) -> tuple[ModuleType, Any]:
+    given = endpoint.http_client
+    for name in _PACKAGES:
+        package: Any = sys.modules.get(name)
+        if package is None:
+            continue
+        if isinstance(given, package.AsyncClient):
+            return package, given
+        if isinstance(given, package.AsyncBaseTransport):
+            return package, package.AsyncClient(transport=given, trust_env=False)
+    kinds = "an httpx.AsyncClient or httpx.AsyncBaseTransport (httpx2's will do)"
+    hint = "; a synchronous client cannot be used" if type(given).__name__ == "Client" else ""
+    raise ConfigError(f"endpoint {endpoint.name!r}: http_client must be {kinds}, not a {type(given).__name__}{hint}")
+
+
+def _is_local(error: BaseException | None) -> bool:
+    """Whether the operating system's refusal is somewhere under httpx's wrapping."""
+    while error is not None:
+        if troubles.is_local(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _is_broken_http(package: Any, error: Exception) -> bool:
+    text = str(error).lower()
+    return isinstance(error, package.RemoteProtocolError) and "disconnected" not in text and "peer closed" not in text
+
+
+def _body_if_read(package: Any, response: Any) -> bytes:
+    try:
+        return bytes(response.content)
+    except package.ResponseNotRead:
+        return b""

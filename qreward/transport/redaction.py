@@ -1,0 +1,88 @@
+"""Keeping keys out of words: everything that goes into an error passes through ``Secrets.hide``.
+
+Knows the settings of an endpoint that are secret, and nothing of what the words are about.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import quote, unquote, urlsplit
+
+from qreward.settings.policies import Endpoint
+from qreward.transport import connection_settings as address
+
+_LOOKS_SECRET = re.compile(r"(?i:\bbearer\s+)[\w.~+/=:-]{6,}|\bsk-[\w*-]{4,}|(?<=//)[^/\s@]+(?=@)")
+_SHORT = 8  # a shorter secret is hidden only where it stands alone: a key "a" must not blank every a
+
+
+class Secrets:
+    """What must not be shown.
+
+    Args:
+        values: keys, header values, passwords, proxy URLs.
+
+    Example:
+        >>> Secrets(["correct-horse"]).hide("no such key: correct-horse, nor Bearer abcdefgh")
+        'no such key: ***, nor ***'
+    """
+
+    __slots__ = ("_pattern", "_values")
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        self._values = frozenset(value for value in values if value)
+        spellings = {spelling for value in self._values for spelling in _spellings(value)}
+        longest_first = sorted(spellings, key=lambda spelling: (-len(spelling), spelling))
+        self._pattern = re.compile("|".join([*map(_matcher, longest_first), _LOOKS_SECRET.pattern]))
+
+    def hide(self, text: str) -> str:
+        """The text with ``***`` in place of each secret, and of whatever looks like one."""
+        return self._pattern.sub("***", text)
+
+    def and_headers(self, headers: Mapping[str, str] | None) -> Secrets:
+        """These secrets and the values of a call's own headers."""
+        return Secrets([*self._values, *_parts(headers.values())]) if headers else self
+
+    def __repr__(self) -> str:
+        return f"<Secrets {len(self._values)}>"
+
+
+def secrets_of(endpoint: Endpoint) -> Secrets:
+    """The secrets among an endpoint's settings."""
+    return Secrets([*_parts(_plain_values(endpoint)), *_credentials(address.configured_proxy(endpoint))])
+
+
+def _credentials(proxy: str) -> list[str]:
+    """The parts of a proxy URL that must not be shown."""
+    try:
+        parts = urlsplit(proxy)
+    except ValueError:
+        return [proxy]
+    if parts.password is None and parts.username is None:
+        return []
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    pair = f"{user}:{password}"
+    return [proxy, parts.netloc.rpartition("@")[0], pair, password or user, base64.b64encode(pair.encode()).decode()]
+
+
+def _plain_values(endpoint: Endpoint) -> list[str]:
+    key = [] if endpoint.api_key is None else [endpoint.api_key.get_secret_value()]
+    return key + [value.get_secret_value() for value in endpoint.headers.values()]
+
+
+def _parts(values: Iterable[object]) -> list[str]:
+    """Each value, and what follows its scheme: a server may quote ``abc`` of ``Token abc``."""
+    texts = [str(value) for value in values]
+    return texts + [rest.strip() for text in texts if (rest := text.partition(" ")[2])]
+
+
+def _spellings(secret: str) -> set[str]:
+    return {secret, json.dumps(secret)[1:-1], quote(secret), quote(secret, safe=""), html.escape(secret), repr(secret)[1:-1]}
+
+
+def _matcher(spelling: str) -> str:
+    literal = re.escape(spelling)
+    return literal if len(spelling) >= _SHORT else rf"(?<![A-Za-z0-9]){literal}(?![A-Za-z0-9])"

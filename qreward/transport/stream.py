@@ -1,0 +1,254 @@
+"""One streamed attempt: asked for, read chunk by chunk, and how it ended, in the core's words.
+
+Knows transports, events, chunks and failures; knows nothing of queues, of time limits, or of who reads on. How it is driven::
+
+    opened = await wire.stream(endpoint, call)        # a Failure, or a ChatStream once the server has answered 2xx
+    async with opened as stream:                      # leaving early closes the connection at once: the server sees it
+        while (chunks := await stream.read()) is not None:
+            ...                                       # a list of ChatChunk; [] is a sign of life (a keep-alive comment)
+        outcome = stream.outcome                      # Answer (its value is the whole completion) or Failure
+
+Nothing but ``CancelledError`` is raised. ``aclose`` may be called at any time, also while another task is in ``read``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+from qreward.codecs import rate_limit_headers as ratelimits
+from qreward.codecs.base import Call, EmbeddedError, Malformed, Reply, TransportError, Unfinished
+from qreward.codecs.chat_stream import Assembly, ChatChunk, read_chunk, whole_chunk
+from qreward.codecs.sse import Event, EventTooLong, Parser
+from qreward.observers import with_carried
+from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled, Failure
+from qreward.transport import connection_settings as address
+from qreward.transport import transport_errors as troubles
+from qreward.transport.base import ByteStream
+from qreward.transport.error_mapping import failure_from_embedded, failure_from_malformed, failure_from_reply, failure_from_unfinished
+from qreward.transport.redaction import Secrets
+
+if TYPE_CHECKING:
+    from qreward.codecs.chat import ChatCodec
+    from qreward.transport.backend import Line
+
+DRAIN = 0.1
+"""Seconds to wait for the end of a body after ``[DONE]``, so that its connection is used again; as long as the openai SDK waits."""
+
+Conclude = Callable[[Reply | Exception], Answer | Failure]
+"""What a complete answer, or an exception, comes to."""
+
+_OPTIONS = "stream_options"
+_REFUSALS = (400, 422)
+_DONE = b"[DONE]"
+_NO_STREAM = (b"{", b"[", b"<")  # JSON or a page of HTML; no line of an event begins so
+_BLANKS = b" \t\r\n\xef\xbb\xbf"  # and a byte order mark
+_LOOKED_AT = 8192  # bytes of the beginning: to tell what kind of answer this is, and to show if it is none
+
+
+class ChatStream:
+    """An open stream of one chat completion. One task reads; it may be closed from anywhere.
+
+    Attributes:
+        headers: of the answer, case-insensitive.
+        limits: what the server says of its rate limits, if it does. True when the stream opens, old when it ends: so they are
+            here and not in the ``Answer``.
+        outcome: None while it is under way; then ``Answer``, ``Failure``, or ``Cancelled`` if it was left early.
+        on_close: called once, when it has been closed.
+    """
+
+    __slots__ = (
+        "_assembly", "_beginning", "_body", "_call", "_conclude", "_done", "_known", "_line", "_parser", "_whole", "headers", "limits",
+        "on_close", "outcome",
+    )  # fmt: skip
+
+    def __init__(self, body: ByteStream, line: Line, call: Call, conclude: Conclude) -> None:
+        self.headers: Mapping[str, str] = body.headers
+        self.limits = ratelimits.read(body.headers)
+        self.outcome: Answer | Failure | Cancelled | None = None
+        self.on_close: Callable[[], object] | None = None
+        self._body = body
+        self._line = line
+        self._call = call
+        self._conclude = conclude
+        self._parser = Parser()
+        self._assembly = Assembly(call.model)
+        self._known = False  # whether this is a stream
+        self._beginning = b""
+        self._whole: bytearray | None = None  # an answer that is none
+        self._done = False
+
+    async def read(self) -> list[ChatChunk] | None:
+        """The chunks that have come since the last time, waiting for at least one byte; None once there is an outcome."""
+        if self.outcome is not None:
+            return None
+        chunks: list[ChatChunk] = []
+        try:
+            data = await self._body.read()
+            chunks = self._take(data) if data else self._end()
+        except Exception as error:
+            self._settle(self._broken(error))
+        except BaseException:
+            self._settle(CANCELLED)
+            raise
+        return chunks if chunks or self.outcome is None else None
+
+    async def aclose(self) -> None:
+        """Leave. The connection is closed at once; after ``[DONE]`` the end of the body is waited for, ``DRAIN`` seconds at most."""
+        self._settle(CANCELLED)
+        done, self._done = self._done, False
+        try:
+            if done:
+                await self._body.drain(DRAIN)
+            else:
+                await self._body.aclose()
+        finally:
+            on_close, self.on_close = self.on_close, None
+            if on_close is not None:
+                on_close()
+
+    async def __aenter__(self) -> ChatStream:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    def _settle(self, outcome: Answer | Failure | Cancelled) -> None:
+        if self.outcome is None:
+            self.outcome = outcome
+
+    def _take(self, data: bytes) -> list[ChatChunk]:
+        """The chunks that are complete with these bytes."""
+        if not self._known:
+            data = self._beginning + data
+            if not self._look_at(data):
+                return []
+        if self._whole is None:
+            return self._chunks(self._parser.feed(data))
+        self._whole += data
+        cap = self._line.endpoint.max_response_bytes
+        if len(self._whole) > cap:
+            raise troubles.too_long(cap)
+        return []
+
+    def _look_at(self, beginning: bytes) -> bool:
+        """Whether it can be told what kind of answer this is."""
+        self._beginning = beginning[:_LOOKED_AT]
+        first = beginning.lstrip(_BLANKS)[:1]
+        self._known = bool(first) or len(beginning) >= _LOOKED_AT
+        if first in _NO_STREAM:
+            self._whole = bytearray()
+        return self._known
+
+    def _chunks(self, events: Iterator[Event]) -> list[ChatChunk]:
+        """The chunks in these events, up to the one that decides how the stream ends."""
+        chunks, said = [], self._beginning
+        assembly, model, cap = self._assembly, self._call.model, self._line.endpoint.max_response_bytes
+        try:
+            for event in events:
+                said = event.data
+                if said.startswith(_DONE):
+                    self._done = True
+                    self._settle(self._ended(well=True))
+                    break
+                chunk = read_chunk(event, model)
+                if chunk is not None:
+                    assembly.add(chunk)
+                    if assembly.size > cap:
+                        self._settle(self._conclude(troubles.too_long(cap)))
+                        break
+                    chunks.append(chunk)
+        except EmbeddedError as error:
+            self._settle(failure_from_embedded(error.body, *self._about(said)))
+        except (Malformed, EventTooLong, RecursionError) as error:
+            self._settle(self._malformed(str(error), said))
+        return chunks
+
+    def _end(self) -> list[ChatChunk]:
+        """What is left at the end of the body."""
+        if self._whole is not None:
+            reply = Reply(self._body.status, self.headers, bytes(self._whole))
+            outcome = self._conclude(reply)
+            self._settle(outcome)
+            return [whole_chunk(reply.body, self._call.model)] if isinstance(outcome, Answer) else []
+        chunks = self._chunks(self._parser.finish())
+        if self.outcome is None:
+            self._settle(self._ended(well=False))
+        return chunks
+
+    def _ended(self, *, well: bool) -> Answer | Failure:
+        """How a stream ended that has nothing more to say; ``well`` if the server said so."""
+        assembly = self._assembly
+        if assembly.empty:
+            return self._malformed("the stream has no chunk with a choice", self._beginning)
+        if not well and not self._finished():
+            return self._conclude(TransportError("the stream ended before the answer did (no finish_reason)"))
+        try:
+            for ending in assembly.endings():
+                cast("ChatCodec", self._call.codec).check_ending(ending)
+        except Unfinished as error:
+            return failure_from_unfinished(error, *self._about(b""))
+        usage = assembly.usage
+        return Answer(assembly) if usage is None else Answer(assembly, usage.prompt_tokens, usage.completion_tokens)
+
+    def _broken(self, error: Exception) -> Answer | Failure:
+        """How a stream ended that broke: an answer that was complete stays one."""
+        return self._ended(well=True) if isinstance(error, TransportError) and self._finished() else self._conclude(error)
+
+    def _finished(self) -> bool:
+        asked = self._call.params.get("n")
+        return self._assembly.finished(asked if isinstance(asked, int) else 1)
+
+    def _malformed(self, words: str, said: bytes) -> Failure:
+        return failure_from_malformed(Malformed(words), *self._about(said))
+
+    def _about(self, said: bytes) -> tuple[Reply, str, str, Secrets]:
+        call, line = self._call, self._line
+        return Reply(self._body.status, self.headers, said), line.name, call.model, line.secrets.and_headers(call.headers)
+
+
+async def open_stream(line: Line, call: Call, conclude: Conclude) -> ChatStream | Failure:
+    """Ask for a stream. Raises ``BadRequest`` for what cannot be sent, and ``TransportError``.
+
+    The usage is asked for unless the caller set ``stream_options``; a server that refuses those is asked once more without,
+    and never with them again.
+    """
+    if call.headers is not None:
+        address.check_call_headers(call.headers, call.model)
+    ours = _OPTIONS not in call.params and line.takes_stream_options
+    body = await _ask(line, call, {_OPTIONS: {"include_usage": True}} if ours else {})
+    refused = body.status in _REFUSALS
+    if ours and refused:
+        reply = await _read_whole(body, line)
+        if _OPTIONS.encode() not in reply.body:
+            return _refused(line, call, reply)
+        body = await _ask(line, call, {})
+    if not 200 <= body.status < 300:
+        return _refused(line, call, await _read_whole(body, line))
+    if ours and refused:
+        line.takes_stream_options = False  # only now is it known that they were the reason
+    return ChatStream(body, line, call, conclude)
+
+
+async def _ask(line: Line, call: Call, options: Mapping[str, object]) -> ByteStream:
+    codec, model = call.codec, call.model
+    asked = Call(codec, model, call.inputs, {**call.params, "stream": True, **options}, None)
+    return await line.transport.stream(codec.path, codec.encode(asked, line.renamed.get(model, model)), with_carried(call.headers))
+
+
+def _refused(line: Line, call: Call, reply: Reply) -> Failure:
+    return failure_from_reply(reply, line.name, call.model, line.secrets.and_headers(call.headers))
+
+
+async def _read_whole(body: ByteStream, line: Line) -> Reply:
+    """The rest of an answer that is no stream."""
+    cap, content = line.endpoint.max_response_bytes, bytearray()
+    try:
+        while piece := await body.read():
+            content += piece
+            if len(content) > cap:
+                raise troubles.too_long(cap)
+    finally:
+        await body.aclose()
+    return Reply(body.status, body.headers, bytes(content))

@@ -23,7 +23,7 @@ from qreward.scheduler.endpoint_state import Source, make_source
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.request import Attempt, BatchFeed, Task
 from qreward.scheduler.scheduler import CANCEL, MORE, SEND, Scheduler
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
@@ -62,7 +62,7 @@ class Scene:
         for source in self.sources:
             self.scheduler.join(self.now, source, self.pool)
         self.scheduler.resize(self.sources)
-        self.feed = Feed(self.pool, 5, None, self.now)
+        self.feed = BatchFeed(self.pool, 5, None, self.now)
         self.scheduler.open(self.now, self.feed)
         self.carry_out()
 

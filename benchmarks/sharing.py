@@ -15,18 +15,18 @@ from pathlib import Path
 
 from qreward.quota.file_ledger import LocalCarrier
 from qreward.quota.ledger import Ledger
-from qreward.quota.messages import RENEW, Ask, Need
+from qreward.quota.messages import RENEW, Demand, RenewRequest
 
 MEMBERS = (1, 8, 64)
 
 
-def asked(number: int) -> Ask:
+def asked(number: int) -> RenewRequest:
     """All three limits, and much to do."""
     used = float(number)
-    return Ask(
-        Need(6000, want=20, hold=70, rate=inf, spent=used),
-        Need(6e6, want=2e4, hold=1e5, rate=inf, least=900.0, spent=900 * used),
-        Need(64, hold=8, rate=64),
+    return RenewRequest(
+        Demand(6000, want=20, hold=70, rate=inf, spent=used),
+        Demand(6e6, want=2e4, hold=1e5, rate=inf, least=900.0, spent=900 * used),
+        Demand(64, hold=8, rate=64),
     )
 
 

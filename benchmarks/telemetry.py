@@ -33,10 +33,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import NoOpTracerProvider
 
 from qreward import Endpoint, QRewardClient
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.observers import with_carried
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.request import Attempt, Terms
+from qreward.scheduler.request import Attempt, RequestOptions
 from qreward.telemetry import Telemetry
 
 MODEL = "judge-7b"
@@ -64,7 +64,7 @@ class Nowhere(SpanExporter):
 class QuietWire:
     """Suspends once and answers; the answer is decoded as one that came over HTTP."""
 
-    async def send(self, _endpoint: Endpoint, call: Call) -> Answer:
+    async def send(self, _endpoint: Endpoint, call: WireRequest) -> Answer:
         with_carried(call.headers)
         await asyncio.sleep(0)
         value = call.codec.decode(BODY, call)
@@ -124,7 +124,7 @@ async def drive(client: QRewardClient, calls: int) -> None:
     await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
 
 
-def _call(number: int) -> Call:
+def _call(number: int) -> WireRequest:
     from qreward.codecs.chat import CHAT
     from qreward.options import preparer
 
@@ -169,7 +169,7 @@ class NoSink:
 def alone(telemetry: Telemetry | None, calls: int) -> float:
     """CPU time in which a watcher hears of a call and its one attempt, in microseconds."""
     client = QRewardClient([ENDPOINT], telemetry=telemetry)
-    watch, pool, clock, terms = client._engine.watch, client._fleet.pool(MODEL), client._engine.clock, Terms(5)
+    watch, pool, clock, terms = client._engine.watch, client._fleet.pool(MODEL), client._engine.clock, RequestOptions(5)
     call, source = _call(0), pool.sources[0]
     value = call.codec.decode(BODY, call)
     answer = Answer(value, 350, 120)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from qreward import options as arguments
 from qreward.chat_namespace import OpenAIFace
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.engine import background as forks
-from qreward.engine.batch import Bulk
+from qreward.engine.batch import BatchWaiter
 from qreward.engine.fleet import LiveFleet
 from qreward.engine.instrumentation import watch_for
 from qreward.engine.probing import ProbingEngine
@@ -28,15 +28,15 @@ from qreward.quota.renewal import Sharing
 from qreward.quota.transports import Carriers
 from qreward.results import BatchResult, FleetStats, Result
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Terms
+from qreward.scheduler.request import RequestOptions
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scoring.endpoint_limits import KnownLists
-from qreward.scoring.merger import Collector
+from qreward.scoring.merger import RequestMerger
 from qreward.scoring.methods import RewardCalls, TextCalls
 from qreward.settings.client import ClientConfig, config_from_env, load_config
 from qreward.settings.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
 from qreward.streaming.methods import StreamCalls
-from qreward.transport.backend import Wire as HttpWire
+from qreward.transport.backend import HttpBackend as HttpWire
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -130,7 +130,7 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         rng = Random()  # noqa: S311 - jitter, not secrets
         scheduler = Scheduler(config.retry, rng, arguments.tokens_of, config.hedge, config.max_queued)
         self._engine: ProbingEngine = ProbingEngine(scheduler, wire_factory, clock=clock, watch=watch_for(watcher, observers, clock))
-        self._collectors: dict[Hashable, Collector] = {}
+        self._collectors: dict[Hashable, RequestMerger] = {}
         self._fleet: LiveFleet = LiveFleet(self._engine, config.endpoints, config.routes)
         self._lists = KnownLists()
         self._engine.watch_over(self._fleet.sources, self._lists.look)
@@ -339,7 +339,7 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
 
     # between the two
 
-    async def _one(self, call: Call, model: str, terms: Terms) -> Any:
+    async def _one(self, call: WireRequest, model: str, terms: RequestOptions) -> Any:
         shell = self._engine.shell()
         sink = Single(shell)
         return (await sink.result(terms.task(call, self._fleet.pool(model), sink, 0))).value
@@ -347,16 +347,16 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
     async def _many(
         self,
         items: Iterable[Any] | AsyncIterable[Any],
-        prepare: Callable[[Any], Call],
+        prepare: Callable[[Any], WireRequest],
         model: str,
-        terms: Terms,
+        terms: RequestOptions,
         deadline: float | None,
         on_result: OnResult,
         progress: OnProgress,
         keep: bool,
     ) -> BatchResult[Any]:
         pool = self._fleet.pool(model)
-        bulk = Bulk(
+        bulk = BatchWaiter(
             self._engine.shell(),
             pool,
             items,
@@ -379,6 +379,6 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
     def _state(self) -> State:
         return state_of(self._engine, self._fleet.sources(), self._config.max_queued)
 
-    def _terms(self, timeout: float | None, priority: int | str, hedge: bool, tenant: str | None) -> Terms:
+    def _terms(self, timeout: float | None, priority: int | str, hedge: bool, tenant: str | None) -> RequestOptions:
         seconds = self._config.timeout if timeout is DEFAULT else arguments.seconds("timeout", timeout)
         return arguments.terms(seconds, priority, hedge, tenant)

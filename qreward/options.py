@@ -9,12 +9,12 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Call, Codec
+from qreward.codecs.base import Codec, WireRequest
 from qreward.engine.snapshots import load_of
 from qreward.errors import ConfigError
 from qreward.progress import Progress, start_progress
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Terms
+from qreward.scheduler.request import RequestOptions
 from qreward.settings.policies import Endpoint, priority_level
 from qreward.spelling import TYPO, closest
 from qreward.transport import connection_settings as address
@@ -49,7 +49,7 @@ def preparer(
     params: Mapping[str, Any],
     headers: Mapping[str, str] | None,
     body: Mapping[str, Any] | None,
-) -> Callable[[Any], Call]:
+) -> Callable[[Any], WireRequest]:
     """What makes one item into a call. All that the items of a batch share is checked here, once."""
     if not isinstance(model, str) or not model:
         raise ConfigError(f"model must be the name of a model, not {model!r}")
@@ -71,7 +71,7 @@ def preparer(
     if headers is not None:
         address.check_call_headers(headers, model)
     validate = codec.validate
-    return lambda inputs: Call(codec, model, validate(inputs), merged, headers)
+    return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers)
 
 
 def check_params(params: Mapping[str, Any]) -> None:
@@ -157,13 +157,13 @@ def count(name: str, value: int) -> int:
     return value
 
 
-def terms(timeout: float | None, priority: int | str, hedge: bool, tenant: str | None) -> Terms:
+def terms(timeout: float | None, priority: int | str, hedge: bool, tenant: str | None) -> RequestOptions:
     """How the requests of one call are to be treated."""
     if not isinstance(hedge, bool):
         raise ConfigError(f"hedge must be True or False here, not {hedge!r}; how requests are hedged is set by the client's Hedge(...)")
     if tenant is not None and (not isinstance(tenant, str) or not tenant):
         raise ConfigError(f"tenant must be a name, or None, not {tenant!r}")
-    return Terms(level(priority), timeout, hedge, tenant)
+    return RequestOptions(level(priority), timeout, hedge, tenant)
 
 
 def level(priority: int | str) -> int:
@@ -192,6 +192,6 @@ def reporting(
     return {"progress": meter, "prices": told}
 
 
-def tokens_of(call: Call) -> tuple[float, float]:
+def tokens_of(call: WireRequest) -> tuple[float, float]:
     """Rough (prompt, most output) tokens of a call."""
     return call.codec.estimate_tokens(call)

@@ -28,7 +28,7 @@ from qreward.settings.policies import Endpoint, Hedge, LoadBalanceStrategy, Prio
 from qreward.streaming.handles import OnStreamError
 from qreward.streaming.methods import OnInterrupt
 from qreward.streaming.sync import SyncBatchStream, SyncStream
-from qreward.transport.backend import Wire as HttpWire
+from qreward.transport.backend import HttpBackend as HttpWire
 
 if TYPE_CHECKING:
     from openai.types import CompletionChoice, CreateEmbeddingResponse, Moderation

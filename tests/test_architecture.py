@@ -186,7 +186,9 @@ def impurities(module: Module) -> Iterator[str]:
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "random" and node.attr != "Random":
             yield f"line {node.lineno}: pure code may not use random.{node.attr}"
         if isinstance(node, ast.ImportFrom) and node.module == "random":
-            yield from (f"line {node.lineno}: pure code may not import random.{alias.name}" for alias in node.names if alias.name != "Random")
+            yield from (
+                f"line {node.lineno}: pure code may not import random.{alias.name}" for alias in node.names if alias.name != "Random"
+            )
 
 
 CLOCKS = {"clock", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns", "now", "utcnow"}

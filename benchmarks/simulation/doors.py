@@ -10,7 +10,7 @@ from math import ceil, floor, inf
 from random import Random
 from typing import Literal, Protocol
 
-from qreward.scheduler.outcome import Allowance
+from qreward.scheduler.outcome import RateLimit
 from simulation.steps import Steps
 
 Hint = Literal["exact", "second"] | float | None
@@ -182,10 +182,10 @@ class Bucket:
             self._refill(now)
             self._charge(job.tokens)
 
-    def says(self, now: float) -> Allowance:
+    def says(self, now: float) -> RateLimit:
         """What an answer tells of it now."""
         self._refill(now)
-        return Allowance(self._rate.amount, max(0.0, floor(self._level)), (self._burst - self._level) / self._speed)
+        return RateLimit(self._rate.amount, max(0.0, floor(self._level)), (self._burst - self._level) / self._speed)
 
     def _charge(self, cost: float) -> None:
         self._level -= cost
@@ -212,10 +212,10 @@ class Calendar:
     def hint(self, now: float, _job: Job) -> float | None:
         return self._rate.hinted(self._ends(now))
 
-    def says(self, now: float) -> Allowance:
+    def says(self, now: float) -> RateLimit:
         """What an answer tells of it now."""
         self._turn(now)
-        return Allowance(self._rate.amount, floor(self._left), self._ends(now))
+        return RateLimit(self._rate.amount, floor(self._left), self._ends(now))
 
     def _ends(self, now: float) -> float:
         return (int(now / self._rate.period) + 1) * self._rate.period - now

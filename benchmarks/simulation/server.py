@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from qreward.errors import ConnectionFailed, InvalidResponse, RateLimited, ServerError
-from qreward.scheduler.outcome import Advertised, Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome, RateLimitInfo
 from qreward.scheduler.request import Attempt
 from simulation.agenda import Agenda
 from simulation.doors import Away, Cap, Door, Job, Stray
@@ -42,7 +42,7 @@ class Server:
         self._doors, self.rates = doors(spec, rng), [rate.door() for rate in spec.rates]
         self._doors += self.rates
         self._told = {rate.unit: door for rate, door in zip(spec.rates, self.rates, strict=True) if rate.told}
-        self._said: dict[Attempt, Advertised] = {}  # to those that were let in, by what was true then
+        self._said: dict[Attempt, RateLimitInfo] = {}  # to those that were let in, by what was true then
         self._charged = [door for rate, door in zip(spec.rates, self.rates, strict=True) if rate.used]
         self._engine = make_engine(agenda, spec.law, self._done)
         self._prefill = spec.prefill
@@ -111,9 +111,9 @@ class Server:
             door.settle(self._agenda.now, job)
         self._report(attempt, outcome)
 
-    def _says(self) -> Advertised | None:
+    def _says(self) -> RateLimitInfo | None:
         now = self._agenda.now
-        return Advertised(**{unit: door.says(now) for unit, door in self._told.items()}) if self._told else None
+        return RateLimitInfo(**{unit: door.says(now) for unit, door in self._told.items()}) if self._told else None
 
     def _die(self, _: None) -> None:
         for attempt in list(self.held):
@@ -123,7 +123,7 @@ class Server:
         self._report(*said)
 
 
-def refusal(hint: float | None, limits: Advertised | None) -> Failure:
+def refusal(hint: float | None, limits: RateLimitInfo | None) -> Failure:
     """No room; come back after ``hint`` seconds, if that is said."""
     return Failure(FailureKind.OVERLOADED, NO_ROOM, retry_after=hint, limits=limits)
 

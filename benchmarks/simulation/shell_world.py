@@ -15,7 +15,7 @@ from qreward.engine.single import Single
 from qreward.errors import QRewardError
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Failure, Outcome
-from qreward.scheduler.request import Task, Terms
+from qreward.scheduler.request import RequestOptions, Task
 from qreward.settings.policies import Endpoint, Limits, Priority
 from qreward.testing.virtual_time import run_in_virtual_time
 from simulation.doors import Job
@@ -102,7 +102,7 @@ class ShellWorld(Stage):
             nonlocal told
             told += 1
 
-        pool, terms = self._fleet.pool(MODEL), Terms(Priority.NORMAL)
+        pool, terms = self._fleet.pool(MODEL), RequestOptions(Priority.NORMAL)
         what: dict[str, Any] = {"terms": terms, "deadline": None, "on_result": count, "progress": None, "prices": {}, "keep": False}
         sink = Bulk(self._engine.shell(), pool, jobs, _as_it_is, **what)
         sink.ledger = jobs
@@ -112,7 +112,7 @@ class ShellWorld(Stage):
 
     async def _call(self, job: Job, ledger: Ledger, level: Priority) -> None:
         sink = Single(self._engine.shell())
-        task = Terms(level).task(job, self._fleet.pool(MODEL), sink, 0)
+        task = RequestOptions(level).task(job, self._fleet.pool(MODEL), sink, 0)
         result = await sink.result(task)
         ledger.finished(self._engine.clock(), task, result.error or Answer(None), result.latency)
 
@@ -132,7 +132,7 @@ class ShellWorld(Stage):
             raise RuntimeError(f"left behind: {slots} slots, {held} requests at servers, {queued} tasks in the queue")
 
 
-class Bulk(bulk.Bulk):
+class Bulk(bulk.BatchWaiter):
     """The engine's, whose tasks are also entered in a ledger."""
 
     ledger: Ledger

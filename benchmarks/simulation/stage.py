@@ -8,7 +8,7 @@ from random import Random
 
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Outcome
-from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.request import Attempt, BatchFeed, Task
 from qreward.scheduler.scheduler import SEND, Command, Scheduler
 from qreward.settings.policies import Hedge, Retry
 from simulation.agenda import Agenda
@@ -103,7 +103,7 @@ class Watched(Scheduler):
         super().submit(now, task)
         self._inspect(self.out[before:])
 
-    def refill(self, now: float, feed: Feed) -> None:
+    def refill(self, now: float, feed: BatchFeed) -> None:
         before = len(self.out)
         super().refill(now, feed)
         self._inspect(self.out[before:])

@@ -12,7 +12,7 @@ from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Outcome
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.request import Attempt, BatchFeed, Task
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND
 from qreward.settings.policies import LoadBalanceStrategy, Priority, Retry
 from simulation.doors import Job
@@ -30,7 +30,7 @@ class Bulk(Ledger):
     def __init__(self, jobs: Iterable[Job], pool: Pool, now: float, size: int | None = None) -> None:
         super().__init__()
         self.read = 0
-        self.feed = Feed(pool, Priority.NORMAL, self, now)
+        self.feed = BatchFeed(pool, Priority.NORMAL, self, now)
         self.feed.left = size
         self._jobs: Iterator[Job] = iter(jobs)
 

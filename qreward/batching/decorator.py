@@ -21,12 +21,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from functools import wraps
 from typing import Any, NamedTuple, Unpack, overload
 
-from qreward.batching.in_flight import Kind, Work, kind_of
+from qreward.batching.in_flight import BatchFunction, Kind, kind_of
 from qreward.batching.queue import BatchQueue, change, close_desks, stats_of
 from qreward.batching.settings import Options, Settings, checked
 from qreward.batching.stats import QueueStats, StartTimes
 from qreward.batching.typing import A, B, BatchDecorator, Batched, BatchedMethod, C, One, R, Results, S, Stream, Yields
-from qreward.batching.worker import Desk
+from qreward.batching.worker import LoopWorker
 
 RECEIVERS = ("self", "cls")
 """Names of a first parameter that is no list."""
@@ -185,7 +185,7 @@ class Registry:
         self._binder: Binder | None = None  # made by the first call: until then a pickled function may be incomplete
         self._queues: dict[int, tuple[weakref.ref[Any], BatchQueue[Any, Any]]] = {}
         self._lock = threading.Lock()
-        self.work = Work(self._function, settings, call=self._call, first_of=self._first_of)
+        self.work = BatchFunction(self._function, settings, call=self._call, first_of=self._first_of)
         self._shared = BatchQueue.of(self.work)
 
     # calls
@@ -227,7 +227,7 @@ class Registry:
         self.work.close()
         await close_desks(self.desks(), drain)
 
-    def desks(self) -> list[Desk]:
+    def desks(self) -> list[LoopWorker]:
         """Those of all queues."""
         queues = [self._shared, *(queue for _, queue in list(self._queues.values()))]
         return [desk for queue in queues for desk in queue.desks()]

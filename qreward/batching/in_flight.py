@@ -31,14 +31,14 @@ from typing import Any
 
 from qreward.batching.backlog import OVER, Item
 from qreward.batching.settings import Settings
-from qreward.batching.stats import Tally
+from qreward.batching.stats import Counters
 from qreward.engine.threads import SHARED
 from qreward.errors import ConfigError, InvalidResponse, QueueFull, RequestError
 
 _ENDINGS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
-class Call(Item):
+class PendingItem(Item):
     """An item whose caller waits for one result.
 
     Attributes:
@@ -49,7 +49,7 @@ class Call(Item):
 
     __slots__ = ("context", "future", "run")
     future: asyncio.Future[Any]
-    run: Run
+    run: InFlightBatch
     context: Context
 
     def fail(self, error: BaseException) -> None:
@@ -101,7 +101,7 @@ def kind_of(function: Any) -> Kind:
     return Kind.THREADED
 
 
-class Work:
+class BatchFunction:
     """A batch function and its settings.
 
     Args:
@@ -133,7 +133,7 @@ class Work:
         self._first_of = first_of
         self.name: str = getattr(function, "__qualname__", None) or type(function).__qualname__
         self.context: Context = copy_context()
-        self.tally = Tally()
+        self.tally = Counters()
         self._closed = False
         self._settle()
         self._warn()
@@ -263,7 +263,7 @@ def _bare_copy(error: BaseException) -> BaseException:
 
 
 _CONTEXTS: ContextVar[tuple[Context, ...]] = ContextVar("qreward_batch_contexts", default=())
-_RUN: ContextVar[Run | None] = ContextVar("qreward_batch_run", default=None)
+_RUN: ContextVar[InFlightBatch | None] = ContextVar("qreward_batch_run", default=None)
 
 
 def batch_contexts() -> tuple[Context, ...]:
@@ -275,7 +275,7 @@ def batch_contexts() -> tuple[Context, ...]:
     return _CONTEXTS.get()
 
 
-class Run:
+class InFlightBatch:
     """A batch.
 
     Args:
@@ -296,7 +296,7 @@ class Run:
     __slots__ = ("alive", "calls", "error", "failed", "full", "limit", "sent_at", "started", "task", "unstoppable", "work")
     task: asyncio.Task[None]
 
-    def __init__(self, work: Work, calls: list[Any], limit: float, full: bool, sent_at: float) -> None:
+    def __init__(self, work: BatchFunction, calls: list[Any], limit: float, full: bool, sent_at: float) -> None:
         self.work = work
         self.calls = calls
         self.limit = limit

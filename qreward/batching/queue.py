@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from qreward.batching.in_flight import Call, Kind, Work
+from qreward.batching.in_flight import BatchFunction, Kind, PendingItem
 from qreward.batching.policy import Forming
 from qreward.batching.settings import Options, Settings, budget, checked
 from qreward.batching.stats import QueueStats
 from qreward.batching.streaming import CallerStream
 from qreward.batching.typing import Results, Yields
-from qreward.batching.worker import Desk
+from qreward.batching.worker import LoopWorker
 from qreward.errors import ConfigError
 from qreward.settings.policies import Priority, priority_level
 
@@ -62,19 +62,19 @@ class BatchQueue(Generic[T, R]):
         **settings: Unpack[Options],
     ) -> None:
         self._function = function
-        self._begin(Work(function, checked(settings)))
+        self._begin(BatchFunction(function, checked(settings)))
 
     @classmethod
-    def of(cls, work: Work) -> BatchQueue[Any, Any]:
+    def of(cls, work: BatchFunction) -> BatchQueue[Any, Any]:
         """A queue of work that it shares with others."""
         queue: BatchQueue[Any, Any] = cls.__new__(cls)
         queue._begin(work)
         return queue
 
-    def _begin(self, work: Work) -> None:
+    def _begin(self, work: BatchFunction) -> None:
         self._work = work
-        self._desks: dict[asyncio.AbstractEventLoop, Desk] = {}
-        self._latest: Desk | None = None
+        self._desks: dict[asyncio.AbstractEventLoop, LoopWorker] = {}
+        self._latest: LoopWorker | None = None
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -135,16 +135,16 @@ class BatchQueue(Generic[T, R]):
             raise TypeError(f"{self._work.name} is an async generator; read stream(item)")
         desk = self._here()
         calls = desk.enter_many(list(items), _level(priority), None if timeout is None else budget(timeout))
-        futures = [call.future for call in calls if isinstance(call, Call)]
+        futures = [call.future for call in calls if isinstance(call, PendingItem)]
         try:
             if futures:
                 await asyncio.wait(futures)
         except BaseException:
             for call in calls:
-                if isinstance(call, Call):
+                if isinstance(call, PendingItem):
                     desk.left(call)
             raise
-        return [(call.future.exception() or call.future.result()) if isinstance(call, Call) else call for call in calls]
+        return [(call.future.exception() or call.future.result()) if isinstance(call, PendingItem) else call for call in calls]
 
     def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
         """The stream for one item, if the function is an async generator. It is submitted at once; for the rest see ``submit``.
@@ -223,34 +223,34 @@ class BatchQueue(Generic[T, R]):
         """
         change(self._work, settings, self.desks())
 
-    def desks(self) -> list[Desk]:
+    def desks(self) -> list[LoopWorker]:
         """One for each event loop that used the queue and is not closed."""
         return [desk for desk in list(self._desks.values()) if not _dead(desk)]
 
-    def _here(self) -> Desk:
+    def _here(self) -> LoopWorker:
         loop = asyncio.get_running_loop()
         desk = self._latest
         return desk if desk is not None and desk.loop is loop else self._look_up(loop)
 
-    def _look_up(self, loop: asyncio.AbstractEventLoop) -> Desk:
+    def _look_up(self, loop: asyncio.AbstractEventLoop) -> LoopWorker:
         with self._lock:
             desk = self._desks.get(loop)
             if desk is None:
                 for gone in [known for known, its in self._desks.items() if _dead(its)]:
                     del self._desks[gone]
-                desk = self._desks[loop] = Desk(self._work, loop)
+                desk = self._desks[loop] = LoopWorker(self._work, loop)
             self._latest = desk
             return desk
 
 
-def stats_of(work: Work, desks: list[Desk]) -> QueueStats:
+def stats_of(work: BatchFunction, desks: list[LoopWorker]) -> QueueStats:
     """The numbers of several desks as one."""
     limit = max((desk.forming.limit(work.settings) for desk in desks), default=Forming().limit(work.settings))
     waiting, in_flight = sum(desk.backlog.waiting for desk in desks), sum(len(desk.runs) for desk in desks)
     return work.tally.snapshot(waiting, in_flight, limit)
 
 
-def change(work: Work, settings: Any, desks: list[Desk]) -> None:
+def change(work: BatchFunction, settings: Any, desks: list[LoopWorker]) -> None:
     """Change the settings of work, and let its desks look again."""
     if "clock" in settings:
         raise ConfigError("clock cannot be changed; make a new queue")
@@ -259,13 +259,13 @@ def change(work: Work, settings: Any, desks: list[Desk]) -> None:
         desk.post(desk.wake)
 
 
-async def close_desks(desks: list[Desk], drain: bool) -> None:
+async def close_desks(desks: list[LoopWorker], drain: bool) -> None:
     """Close them, each in its own loop; one whose loop does not run has nothing under way."""
     here = asyncio.get_running_loop()
     await asyncio.gather(*(desk.close(drain) if desk.loop is here else _close_elsewhere(desk, drain) for desk in desks))
 
 
-async def _close_elsewhere(desk: Desk, drain: bool) -> None:
+async def _close_elsewhere(desk: LoopWorker, drain: bool) -> None:
     closed: Future[None] = Future()
 
     def begin() -> None:
@@ -279,7 +279,7 @@ async def _close_elsewhere(desk: Desk, drain: bool) -> None:
     waiting.cancel()
 
 
-def _dead(desk: Desk) -> bool:
+def _dead(desk: LoopWorker) -> bool:
     """Its loop is closed, or belongs to the process from which this one was forked."""
     return desk.loop.is_closed() or desk.pid != os.getpid()
 

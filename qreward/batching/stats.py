@@ -82,14 +82,14 @@ class StartTimes:
 COUNTED = ("batches", "items", "failed", "rejected", "expired", "cancelled")
 
 
-class Tally:
+class Counters:
     """Counters by the names of :class:`QueueStats`. A forked child begins with none."""
 
     __slots__ = ("__weakref__", "_counts", "_lock", "_runs", "_waits")
 
     def __init__(self) -> None:
         self._begin()
-        forks.watch(self, Tally._begin)
+        forks.watch(self, Counters._begin)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()

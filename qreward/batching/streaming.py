@@ -13,11 +13,11 @@ from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qreward.batching.backlog import OVER, TAKEN
-from qreward.batching.in_flight import Call, Run, results_of
+from qreward.batching.in_flight import InFlightBatch, PendingItem, results_of
 from qreward.errors import RequestTimeout
 
 if TYPE_CHECKING:
-    from qreward.batching.worker import Desk
+    from qreward.batching.worker import LoopWorker
 
 R = TypeVar("R")
 AHEAD = 16
@@ -27,7 +27,7 @@ KEPT = 1024
 _ENDS = (StopIteration, StopAsyncIteration)
 
 
-class Reader(Call):
+class Reader(PendingItem):
     """An item whose caller waits for a stream. Its ``future`` carries nothing; it is cancelled at the end."""
 
     __slots__ = ("_error", "_waiter", "buffer")
@@ -81,7 +81,7 @@ class Reader(Call):
             self._waiter.set_result(None)
 
 
-class StreamRun(Run):
+class StreamRun(InFlightBatch):
     """A batch whose function is an async generator."""
 
     __slots__ = ("_room", "_since")
@@ -197,7 +197,7 @@ class CallerStream(AsyncGenerator[R, None]):
 
     __slots__ = ("__weakref__", "_desk", "_reader")
 
-    def __init__(self, desk: Desk, reader: Reader) -> None:
+    def __init__(self, desk: LoopWorker, reader: Reader) -> None:
         self._desk = desk
         self._reader = reader
 

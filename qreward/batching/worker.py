@@ -15,7 +15,7 @@ from math import inf
 from typing import Any
 
 from qreward.batching.backlog import OVER, TAKEN, WAITING
-from qreward.batching.in_flight import Call, Kind, Run, Work, contexts_of, too_large
+from qreward.batching.in_flight import BatchFunction, InFlightBatch, Kind, PendingItem, contexts_of, too_large
 from qreward.batching.policy import Forming, says_too_large
 from qreward.batching.settings import BatchRecord
 from qreward.batching.streaming import Reader, StreamRun
@@ -24,17 +24,17 @@ from qreward.errors import ClientClosed, QueueFull, RequestTimeout
 _log = logging.getLogger("qreward")
 
 
-class Desk:
+class LoopWorker:
     """Everything of a queue that belongs to one event loop, and is touched from that loop only."""
 
-    def __init__(self, work: Work, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, work: BatchFunction, loop: asyncio.AbstractEventLoop) -> None:
         self.work = work
         self.loop = loop
         self.pid = os.getpid()
         self.clock = work.settings.clock or loop.time
         self.forming = Forming()
         self.backlog = self.forming.backlog
-        self.runs: set[Run] = set()
+        self.runs: set[InFlightBatch] = set()
         self._context = work.context.copy()  # of its own: two loops cannot be in one context at once
         self._terms = work.settings
         self._woken = False
@@ -54,7 +54,7 @@ class Desk:
             Exception: of ``batch_size_fn`` or ``batch_key_fn``, for this item alone.
         """
         if self.work.plain:
-            call: Any = Call(value, self.clock(), shape, 1, level)
+            call: Any = PendingItem(value, self.clock(), shape, 1, level)
         else:
             self._admit(1)
             call = self._made(value, shape, level)
@@ -97,7 +97,7 @@ class Desk:
         work, settings = self.work, self.work.settings
         key = shape if settings.batch_key_fn is None else work.key_of(value, shape)
         cost = 1 if settings.batch_size_fn is None else work.size_of(value)
-        kind = Reader if work.kind is Kind.STREAMED else Call
+        kind = Reader if work.kind is Kind.STREAMED else PendingItem
         call = kind(value, self.clock(), key, cost, level)
         if settings.carry_contexts:
             call.context = copy_context()
@@ -201,7 +201,7 @@ class Desk:
 
     def _start(self, calls: list[Any], now: float) -> None:
         limit = self.forming.limit(self._terms)
-        kind = StreamRun if self.work.kind is Kind.STREAMED else Run
+        kind = StreamRun if self.work.kind is Kind.STREAMED else InFlightBatch
         run = kind(self.work, calls, limit, self.backlog.waiting > 0, now)
         self.runs.add(run)
         self.forming.sent(now)
@@ -210,7 +210,7 @@ class Desk:
         run.task = self.loop.create_task(run.carry_out(), context=self._context.copy())
         run.task.add_done_callback(lambda task: self._ended(run, task), context=self._context)
 
-    def _ended(self, run: Run, task: asyncio.Task[None]) -> None:
+    def _ended(self, run: InFlightBatch, task: asyncio.Task[None]) -> None:
         """A slot is free. The callers that were answered have run before this, so what they submitted since is in the next batch."""
         if run not in self.runs:
             return
@@ -237,14 +237,14 @@ class Desk:
         del run.task
         self._pump()
 
-    def _adapt(self, run: Run, seconds: float) -> None:
+    def _adapt(self, run: InFlightBatch, seconds: float) -> None:
         size = sum(call.cost for call in run.calls)
         if run.error is not None and says_too_large(run.error):
             self.forming.cap.failed(size)
         elif run.error is None and (run.full or size >= run.limit):
             self.forming.cap.done(run.limit, size, seconds)
 
-    def _tell(self, run: Run, seconds: float) -> None:
+    def _tell(self, run: InFlightBatch, seconds: float) -> None:
         calls = run.calls
         record = BatchRecord(
             name=self.work.name,

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from qreward.codecs.base import Call, Reply, TransportError
+from qreward.codecs.base import Reply, TransportError, WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.rewards.registry import SCORE
 from qreward.codecs.rewards.server_info import PROBES, Load
@@ -32,7 +32,7 @@ from qreward.scheduler.routing import is_glob, matches
 from qreward.settings.client import ClientConfig, without_effect
 from qreward.settings.policies import Endpoint
 from qreward.spelling import closest
-from qreward.transport.backend import Line, Wire
+from qreward.transport.backend import EndpointConnection, HttpBackend
 from qreward.transport.base import Transport
 from qreward.transport.connection_settings import proxy_of
 from qreward.transport.probes import MODELS, told
@@ -147,7 +147,7 @@ class Examined(msgspec.Struct):
 async def examine(endpoint: Endpoint, seconds: float) -> Examined:
     """Look at everything, in ``seconds`` at most; what has not come by then is left out. Raises nothing but cancellation."""
     try:
-        line = Line(endpoint)
+        line = EndpointConnection(endpoint)
     except ConfigError as error:
         return Examined(trouble=str(error))
     found = Examined()
@@ -167,7 +167,7 @@ async def examine(endpoint: Endpoint, seconds: float) -> Examined:
     return found
 
 
-async def _ask_all(line: Line, found: Examined, answers: dict[str, Reply]) -> None:
+async def _ask_all(line: EndpointConnection, found: Examined, answers: dict[str, Reply]) -> None:
     """One question alone, so that a dead server is asked once, and then all others at once."""
     beside = PROBES[line.endpoint.kind] or ("/health",)
     first = beside[0]
@@ -177,7 +177,7 @@ async def _ask_all(line: Line, found: Examined, answers: dict[str, Reply]) -> No
         await asyncio.gather(*(_ask(line, path, found, answers) for path in (*lists, *BESIDE) if path != first))
 
 
-async def _ask(line: Line, path: str, found: Examined, answers: dict[str, Reply]) -> None:
+async def _ask(line: EndpointConnection, path: str, found: Examined, answers: dict[str, Reply]) -> None:
     transport: Transport = line.transport if path == API_MODELS else line.beside()
     began = perf_counter()
     try:
@@ -238,8 +238,8 @@ async def _handshake(endpoint: Endpoint) -> Tls | None:
 async def call(endpoint: Endpoint, model: str, seconds: float) -> str | None:
     """Send one tiny request; None if it was answered, else why not, without secrets."""
     scores = endpoint.reward is not None or endpoint.kind in SCORES
-    asked = Call(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None) if scores else _chat(model)
-    wire = Wire()
+    asked = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None) if scores else _chat(model)
+    wire = HttpBackend()
     try:
         async with asyncio.timeout(seconds):
             outcome = await wire.send(endpoint, asked)
@@ -252,8 +252,8 @@ async def call(endpoint: Endpoint, model: str, seconds: float) -> str | None:
         await wire.aclose()
 
 
-def _chat(model: str) -> Call:
-    return Call(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)
+def _chat(model: str) -> WireRequest:
+    return WireRequest(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)
 
 
 SOON = 14

@@ -9,7 +9,7 @@ from qreward.codecs import finish_reason as endings
 from qreward.results import Answered
 
 
-class Call:
+class WireRequest:
     """One logical request, before it is known which endpoint takes it.
 
     Attributes:
@@ -36,17 +36,17 @@ class Codec(Protocol):
     path: str
     """Path under the endpoint's base URL, such as ``/chat/completions``."""
 
-    def encode(self, call: Call, model: str) -> bytes:
+    def encode(self, call: WireRequest, model: str) -> bytes:
         """The JSON body, ``model`` being the server's name for it. Raises ``BadRequest`` for what JSON cannot hold."""
 
-    def decode(self, body: bytes, call: Call) -> Answered:
+    def decode(self, body: bytes, call: WireRequest) -> Answered:
         """The answer to a call. Raises ``Malformed`` if this is none, ``EmbeddedError`` if it is an error in disguise, ``Unfinished`` if
         it ended in a way that the codec does not take."""
 
     def validate(self, inputs: Any) -> Any:
         """The inputs, ready to be sent. Raises ``BadRequest`` for a wrong shape, saying where and what to change."""
 
-    def estimate_tokens(self, call: Call) -> tuple[float, float]:
+    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Rough (prompt, most output) tokens of a call, to reserve before it is sent."""
 
 

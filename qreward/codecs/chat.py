@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Call, EmbeddedError, Malformed, Unfinished
+from qreward.codecs.base import EmbeddedError, Malformed, Unfinished, WireRequest
 from qreward.codecs.finish_reason import CUT, ending_of, is_whole
 from qreward.errors import BadRequest
 from qreward.results import Usage
@@ -80,11 +80,11 @@ class ChatCodec:
 
     path = "/chat/completions"
 
-    def encode(self, call: Call, model: str) -> bytes:
+    def encode(self, call: WireRequest, model: str) -> bytes:
         """The JSON body. Raises ``BadRequest`` for what JSON cannot hold."""
         return jsonio.write(model, "messages", call.inputs, call.params, all_text=_all_text(call.inputs))
 
-    def decode(self, body: bytes, call: Call) -> ChatAnswer:
+    def decode(self, body: bytes, call: WireRequest) -> ChatAnswer:
         """The answer. Raises ``Malformed``, ``EmbeddedError`` or ``Unfinished``."""
         try:
             seen = _DECODER.decode(body)
@@ -118,7 +118,7 @@ class ChatCodec:
         """Whether an answer that is not whole is given to the caller nevertheless, who then sees how it ended."""
         return ending == CUT
 
-    def estimate_tokens(self, call: Call) -> tuple[float, float]:
+    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Prompt by its characters, output by ``max_tokens`` (0 if the caller set none)."""
         chars = sum(_length(message.get("content")) for message in call.inputs)
         most = call.params.get("max_completion_tokens") or call.params.get("max_tokens")

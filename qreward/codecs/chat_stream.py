@@ -283,7 +283,7 @@ class _Choice:
         return {"index": index, "message": message, "finish_reason": self.ending, "logprobs": None, **_finished(logprobs), **self.more}
 
 
-class Assembly:
+class StreamAccumulator:
     """The answer that a stream has given so far, and at its end the whole (an ``Answered`` of ``qreward.results``).
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Call, EmbeddedError, Malformed
+from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN
 from qreward.errors import BadRequest, InvalidResponse
 from qreward.results import Usage
@@ -58,11 +58,11 @@ class EmbeddingsCodec:
 
     path = "/embeddings"
 
-    def encode(self, call: Call, model: str) -> bytes:
+    def encode(self, call: WireRequest, model: str) -> bytes:
         """The JSON body. Raises ``BadRequest`` for what JSON cannot hold."""
         return jsonio.write(model, "input", call.inputs, call.params, all_text=_kinds(call.inputs) in _ORDINARY)
 
-    def decode(self, body: bytes, call: Call) -> EmbeddingsAnswer:
+    def decode(self, body: bytes, call: WireRequest) -> EmbeddingsAnswer:
         """The answer. Raises ``Malformed`` or ``EmbeddedError``."""
         try:
             seen = _DECODER.decode(body)
@@ -77,7 +77,7 @@ class EmbeddingsCodec:
             raise Malformed(f"the answer has {len(seen.data)} vectors for {asked} input{'s'[: asked != 1]}")
         return EmbeddingsAnswer(body, call.model, seen.usage)
 
-    def estimate_tokens(self, call: Call) -> tuple[float, float]:
+    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Tokens count themselves, texts by their characters; there is no output."""
         inputs = call.inputs
         if isinstance(inputs, str):

@@ -25,7 +25,7 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import NamedTuple
 
-from qreward.scheduler.outcome import Advertised, Allowance
+from qreward.scheduler.outcome import RateLimit, RateLimitInfo
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|s|m|h|d)")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
@@ -144,7 +144,7 @@ TOKENS = (
 _PROBES = (*(names.remaining for names in (*REQUESTS, *TOKENS)), "ratelimit")
 
 
-def read(headers: Headers, now: float | None = None) -> Advertised | None:
+def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
     """The limits that are told, or None.
 
     Args:
@@ -165,7 +165,7 @@ def read(headers: Headers, now: float | None = None) -> Advertised | None:
     tokens = _first(TOKENS, headers, clock)
     if requests is None and "ratelimit" in headers:
         requests = _of_draft(headers)
-    return Advertised(requests, tokens) if requests is not None or tokens is not None else None
+    return RateLimitInfo(requests, tokens) if requests is not None or tokens is not None else None
 
 
 def _clock(headers: Headers, now: float | None) -> float:
@@ -182,7 +182,7 @@ def _date(text: str) -> float | None:
     return timestamp(text)
 
 
-def _first(known: tuple[Names, ...], headers: Headers, clock: float) -> Allowance | None:
+def _first(known: tuple[Names, ...], headers: Headers, clock: float) -> RateLimit | None:
     for names in known:
         remaining = headers.get(names.remaining)
         if remaining is not None:
@@ -190,7 +190,7 @@ def _first(known: tuple[Names, ...], headers: Headers, clock: float) -> Allowanc
     return None
 
 
-def _allowance(names: Names, remaining: str, headers: Headers, clock: float) -> Allowance | None:
+def _allowance(names: Names, remaining: str, headers: Headers, clock: float) -> RateLimit | None:
     limit, window = headers.get(names.limit), names.window
     if limit is not None and not limit.isdigit():  # "100, 100;w=60"
         window = window or _window(limit)
@@ -200,11 +200,11 @@ def _allowance(names: Names, remaining: str, headers: Headers, clock: float) -> 
     return _checked(number(remaining), number(limit), wait(headers.get(names.reset), clock), window)
 
 
-def _checked(remaining: float | None, limit: float | None, reset: float | None, window: float | None) -> Allowance | None:
+def _checked(remaining: float | None, limit: float | None, reset: float | None, window: float | None) -> RateLimit | None:
     """Nothing, if it does not say how much is left, or says that nothing is ever allowed."""
     if remaining is None or remaining > MOST or limit == 0 or (limit is not None and limit > MOST):
         return None
-    return Allowance(limit, remaining, reset, window)
+    return RateLimit(limit, remaining, reset, window)
 
 
 def _window(policy: str) -> float | None:
@@ -212,7 +212,7 @@ def _window(policy: str) -> float | None:
     return number(dict(_PARAMETER.findall(policy.lower())).get("w")) or None
 
 
-def _of_draft(headers: Headers) -> Allowance | None:
+def _of_draft(headers: Headers) -> RateLimit | None:
     """``ratelimit`` with ``ratelimit-policy``: the policy that has least left, as far as it counts requests."""
     policies = dict(_items(headers.get("ratelimit-policy") or ""))
     found = []

@@ -13,14 +13,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from qreward.engine.background import tell
-from qreward.engine.driver import Shell
+from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import Tallies, result_of
 from qreward.errors import BadRequest, BatchInterrupted, ClientClosed, DeadlineExceeded, QRewardError
 from qreward.results import BatchResult, BatchStats, Result
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, Feed, Task, Terms
+from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task
 
 READ_AHEAD = 32
 MOST_AT_ONCE = 256
@@ -41,7 +41,7 @@ class Meter(Protocol):
     def close(self) -> None: ...
 
 
-class Bulk:
+class BatchWaiter:
     """The sink of a batch.
 
     Args:
@@ -61,12 +61,12 @@ class Bulk:
 
     def __init__(
         self,
-        shell: Shell,
+        shell: LoopDriver,
         pool: Pool,
         items: Iterable[Any] | AsyncIterable[Any],
         prepare: Prepare,
         *,
-        terms: Terms,
+        terms: RequestOptions,
         deadline: float | None,
         on_result: Callable[[Result[Any]], object] | None,
         progress: Meter | None,
@@ -101,7 +101,7 @@ class Bulk:
         """
         shell, clock = self.shell, self.shell.engine.clock
         began = clock()
-        self._feed = Feed(self._pool, self._terms.level, self, began, self._terms.tenant, self._terms.timeout)
+        self._feed = BatchFeed(self._pool, self._terms.level, self, began, self._terms.tenant, self._terms.timeout)
         self._feed.left = self._size
         expiry = shell.loop.call_later(self._deadline, self._expire) if self._deadline is not None else None
         if isinstance(self._items, AsyncIterator):
@@ -213,7 +213,7 @@ class Bulk:
 
     # reading
 
-    def read(self, feed: Feed) -> bool:
+    def read(self, feed: BatchFeed) -> bool:
         if isinstance(self._items, AsyncIterator):
             self._wanted.set()
             return False
@@ -222,7 +222,7 @@ class Bulk:
         self.shell.loop.call_soon(self._read_on, feed)  # as the items fail, there is no end of them at once
         return False
 
-    def _read_now(self, feed: Feed) -> bool:
+    def _read_now(self, feed: BatchFeed) -> bool:
         """Read some; False if it goes on by itself, or with the consumer."""
         assert isinstance(self._items, Iterator)
         looked_at = 0
@@ -239,7 +239,7 @@ class Bulk:
             return False
         return True
 
-    def _read_one(self, feed: Feed, items: Iterator[Any]) -> None:
+    def _read_one(self, feed: BatchFeed, items: Iterator[Any]) -> None:
         try:
             item = next(items)
         except StopIteration:
@@ -247,11 +247,11 @@ class Bulk:
         else:
             self._add(feed, item)
 
-    def _room(self, feed: Feed) -> int:
+    def _room(self, feed: BatchFeed) -> int:
         """Items that may be read now."""
         return READ_AHEAD - len(feed.buffer)
 
-    def _read_on(self, feed: Feed) -> None:
+    def _read_on(self, feed: BatchFeed) -> None:
         if not feed.ended and self._read_now(feed):
             self.shell.refill(feed)
 
@@ -292,7 +292,7 @@ class Bulk:
                 self._wanted.clear()
                 await self._wanted.wait()
 
-    def _add(self, feed: Feed, item: Any) -> None:
+    def _add(self, feed: BatchFeed, item: Any) -> None:
         index = self._next_index()
         if feed.failing is not None and self._is_trying(feed):
             self._settle(Result(index, None, feed.failing(), None, 0.0, 0.0))
@@ -306,11 +306,11 @@ class Bulk:
         self._live[task] = None
         feed.buffer.append(task)
 
-    def _is_trying(self, feed: Feed) -> bool:
+    def _is_trying(self, feed: BatchFeed) -> bool:
         """Whether an item waits by which it will be seen that an endpoint is alive again."""
         return bool(feed.buffer)
 
-    def _end_trying(self, feed: Feed) -> None:
+    def _end_trying(self, feed: BatchFeed) -> None:
         """The input has ended: such an item fails as well."""
         if feed.failing is not None:
             self.shell.refill(feed)

@@ -1,4 +1,4 @@
-"""One ``Engine`` a client, one ``Shell`` an event loop.
+"""One ``Engine`` a client, one ``LoopDriver`` an event loop.
 
 The scheduler's state is the client's, so limits hold over all loops and threads; it is touched only under the engine's
 lock, and never while the caller's code runs. Connections belong to a shell, for they belong to a loop.
@@ -18,19 +18,19 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from qreward.engine.background import leave_to_itself, tell
-from qreward.engine.instrumentation import LOG, Watch, within
-from qreward.engine.protocols import Home, Inputs, Neighbour, Sink, Wire
+from qreward.engine.instrumentation import LOG, Instrumentation, within
+from qreward.engine.protocols import CommandRunner, SchedulerProtocol, Waiter, WakeListener, Wire
 from qreward.engine.snapshots import unexpected
 from qreward.errors import ClientClosed, QRewardError
-from qreward.scheduler.outcome import CANCELLED, Advertised, Outcome
-from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.outcome import CANCELLED, Outcome, RateLimitInfo
+from qreward.scheduler.request import Attempt, BatchFeed, Task
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
 
 TURNS = 64
 """Attempts that one task makes before the event loop certainly gets its turn."""
 
 
-S = TypeVar("S", bound=Inputs)
+S = TypeVar("S", bound=SchedulerProtocol)
 
 
 class Engine(Generic[S]):
@@ -44,29 +44,34 @@ class Engine(Generic[S]):
     """
 
     def __init__(
-        self, scheduler: S, wire_factory: Callable[[], Wire], *, clock: Callable[[], float] = monotonic, watch: Watch | None = None
+        self,
+        scheduler: S,
+        wire_factory: Callable[[], Wire],
+        *,
+        clock: Callable[[], float] = monotonic,
+        watch: Instrumentation | None = None,
     ) -> None:
         self.clock = clock
         self.watch = watch
         self.lock = threading.Lock()
         self.scheduler = scheduler
-        self.neighbours: list[Neighbour] = []
+        self.neighbours: list[WakeListener] = []
         self.closed = False
         self._wire_factory = wire_factory
-        self._shells: dict[asyncio.AbstractEventLoop, Shell] = {}
+        self._shells: dict[asyncio.AbstractEventLoop, LoopDriver] = {}
 
-    def shell(self) -> Shell:
+    def shell(self) -> LoopDriver:
         """The shell of the running loop."""
         shell = self._shells.get(asyncio.get_running_loop())
         return shell if shell is not None and not self.closed else self._open_shell()
 
-    def _open_shell(self) -> Shell:
+    def _open_shell(self) -> LoopDriver:
         loop = asyncio.get_running_loop()
         with self.lock:
             if self.closed:
                 raise ClientClosed("the client is closed; make a new one")
             gone = [self._shells.pop(other) for other in list(self._shells) if other.is_closed()]
-            shell = self._shells[loop] = Shell(self, loop, self._wire_factory())
+            shell = self._shells[loop] = LoopDriver(self, loop, self._wire_factory())
         for other in gone:
             other.bury()
             leave_to_itself(loop, other.wire.aclose())
@@ -102,7 +107,7 @@ class Engine(Generic[S]):
             else:
                 LOG.warning("endpoint %r is back in service after %.1f s", source, seconds)
 
-    def shells(self) -> list[Shell]:
+    def shells(self) -> list[LoopDriver]:
         """Those of all loops that use it."""
         return list(self._shells.values())
 
@@ -137,13 +142,13 @@ class Engine(Generic[S]):
         if shell is not None:
             await shell.aclose()
 
-    def forget(self, shell: Shell) -> None:
+    def forget(self, shell: LoopDriver) -> None:
         """A shell has ended, and its timer with it, which may have been set for others."""
         self._shells.pop(shell.loop, None)
         self._wake_all()
 
 
-class Shell:
+class LoopDriver:
     """The engine in one event loop."""
 
     def __init__(self, engine: Engine[Any], loop: asyncio.AbstractEventLoop, wire: Wire) -> None:
@@ -151,7 +156,7 @@ class Shell:
         self.watch = engine.watch
         self.loop = loop
         self.wire = wire
-        self.sinks: dict[Sink, None] = {}
+        self.sinks: dict[Waiter, None] = {}
         self._attempts: dict[Attempt, None] = {}
         self._runners: dict[asyncio.Task[None], Attempt | None] = {}  # and what each has not begun yet
         self._idle = asyncio.Event()  # set when the last attempt ends, while we are closing
@@ -169,10 +174,10 @@ class Shell:
             self.watch.began(task)
         self._locked(self.engine.scheduler.submit, task)
 
-    def open(self, feed: Feed) -> None:
+    def open(self, feed: BatchFeed) -> None:
         self._locked(self.engine.scheduler.open, feed)
 
-    def refill(self, feed: Feed) -> None:
+    def refill(self, feed: BatchFeed) -> None:
         self._locked(self.engine.scheduler.refill, feed)
 
     def withdraw(self, tasks: list[Task], error: QRewardError | None = None) -> None:
@@ -188,10 +193,10 @@ class Shell:
             self.watch.first(attempt)
         return attempt.committed
 
-    def opened(self, attempt: Attempt, limits: Advertised) -> None:
+    def opened(self, attempt: Attempt, limits: RateLimitInfo) -> None:
         self._locked(self.engine.scheduler.opened, attempt, limits)
 
-    def close_feed(self, feed: Feed) -> list[Task]:
+    def close_feed(self, feed: BatchFeed) -> list[Task]:
         with self.engine.lock:
             read_ahead: list[Task] = self.engine.scheduler.close_feed(feed)
         return read_ahead
@@ -215,7 +220,7 @@ class Shell:
             engine.log_health()
         return out
 
-    def run(self, out: list[Command], mine: Sink | None = None) -> Attempt | None:
+    def run(self, out: list[Command], mine: Waiter | None = None) -> Attempt | None:
         """Run commands; the first attempt of the bulk ``mine`` is not started but returned."""
         kept: Attempt | None = None
         for command in out:
@@ -264,7 +269,7 @@ class Shell:
         self.run([command])
         self._rearm()  # whoever posted it has a timer for what follows, but may be gone before that
 
-    async def carry_out(self, attempt: Attempt, me: asyncio.Task[Any], mine: Sink | None = None) -> Attempt | None:
+    async def carry_out(self, attempt: Attempt, me: asyncio.Task[Any], mine: Waiter | None = None) -> Attempt | None:
         """Try once, in the task ``me``, and tell the scheduler; the next attempt of the bulk ``mine`` is returned, if there is one."""
         if attempt.why is not None:  # stopped before it began
             return self.ended(attempt, CANCELLED, mine)
@@ -287,7 +292,7 @@ class Shell:
             outcome = unexpected(attempt, error)
         return self.ended(attempt, outcome, mine)
 
-    def spawn(self, attempt: Attempt, context: Context, mine: Sink | None = None) -> None:
+    def spawn(self, attempt: Attempt, context: Context, mine: Waiter | None = None) -> None:
         """Carry out an attempt in a task of its own, which goes on with the next ones of the bulk ``mine``."""
         runner = self.loop.create_task(self._run_in_turn(attempt, mine), context=context)
         self._runners[runner] = attempt
@@ -299,7 +304,7 @@ class Shell:
             self.ended(attempt, CANCELLED)
         tell(runner)
 
-    async def _run_in_turn(self, first: Attempt, mine: Sink | None) -> None:
+    async def _run_in_turn(self, first: Attempt, mine: Waiter | None) -> None:
         me = asyncio.current_task()
         assert me is not None
         self._runners[me] = None
@@ -315,7 +320,7 @@ class Shell:
                     self.ended(attempt, CANCELLED)
                     raise
 
-    def ended(self, attempt: Attempt, outcome: Outcome, mine: Sink | None = None) -> Attempt | None:
+    def ended(self, attempt: Attempt, outcome: Outcome, mine: Waiter | None = None) -> Attempt | None:
         """Tell the scheduler how an attempt ended, and do what follows."""
         attempt.handle = None
         self._attempts.pop(attempt, None)
@@ -406,9 +411,9 @@ class Shell:
         self.engine.forget(self)
 
 
-def home_of(command: Command) -> Home:
+def home_of(command: Command) -> CommandRunner:
     """Whom a command is for."""
     subject = command[1]
-    sink: Sink = subject.task.sink if isinstance(subject, Attempt) else subject.sink
-    home: Home = sink.shell
+    sink: Waiter = subject.task.sink if isinstance(subject, Attempt) else subject.sink
+    home: CommandRunner = sink.shell
     return home

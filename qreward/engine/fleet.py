@@ -20,15 +20,15 @@ from random import Random
 from typing import Any, cast
 from weakref import ref
 
-from qreward.engine.driver import Engine, Shell
+from qreward.engine.driver import Engine, LoopDriver
 from qreward.errors import ConfigError, NoEndpoint
 from qreward.scheduler.endpoint_state import Source, make_source
-from qreward.scheduler.failure_policy import Aftermath
-from qreward.scheduler.hedging import Duplicates
-from qreward.scheduler.limits.adaptive import AdaptiveWindow
-from qreward.scheduler.limits.headers import Meter
-from qreward.scheduler.limits.rate import Pace
-from qreward.scheduler.limits.window import FixedWindow, Window
+from qreward.scheduler.failure_policy import FailurePolicy
+from qreward.scheduler.hedging import HedgingPolicy
+from qreward.scheduler.limits.adaptive import AdaptiveLimit
+from qreward.scheduler.limits.headers import HeaderRateLimit
+from qreward.scheduler.limits.rate import Gcra
+from qreward.scheduler.limits.window import FixedLimit, Window
 from qreward.scheduler.load_balancing import Balancer, make_balancer
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.routing import Routes
@@ -172,7 +172,7 @@ class Fleet:
             else:
                 shell.later(partial(self._keep_at, shell))
 
-    def _keep_at(self, shell: Shell) -> None:
+    def _keep_at(self, shell: LoopDriver) -> None:
         """In the shell's loop: endpoints are looked up here, because several changes may arrive in another order."""
         keep: Callable[[list[object]], object] | None = getattr(shell.wire, "keep", None)
         if keep is not None:
@@ -363,9 +363,9 @@ def _kinds(limits: Limits) -> tuple[bool, ...]:
 
 def _resized(window: Window, most: int | None, rng: Random) -> Window:
     """The window under another operator's limit. Anew if nothing but the old one held it: of what is beyond nothing was learned."""
-    if not isinstance(window, AdaptiveWindow):
-        return FixedWindow(most)
-    fresh = AdaptiveWindow(rng, most)
+    if not isinstance(window, AdaptiveLimit):
+        return FixedLimit(most)
+    fresh = AdaptiveLimit(rng, most)
     if window.limit >= HELD * window.most and fresh.limit > window.limit:
         fresh.changes = window.changes
         return fresh
@@ -374,19 +374,19 @@ def _resized(window: Window, most: int | None, rng: Random) -> Window:
     return window
 
 
-def _paced(limit: Pace | Meter | None, per_minute: float | None) -> Pace | Meter | None:
+def _paced(limit: Gcra | HeaderRateLimit | None, per_minute: float | None) -> Gcra | HeaderRateLimit | None:
     """The same limit at another rate, what it owes included."""
-    if isinstance(limit, Meter):
+    if isinstance(limit, HeaderRateLimit):
         limit.pace = _pace(limit.pace, per_minute)
         return limit
     return _pace(limit, per_minute)
 
 
-def _pace(pace: Pace | None, per_minute: float | None) -> Pace | None:
+def _pace(pace: Gcra | None, per_minute: float | None) -> Gcra | None:
     if per_minute is None:
         return None
     if pace is None:
-        return Pace(per_minute / 60)
+        return Gcra(per_minute / 60)
     pace.rate = per_minute / 60
     return pace
 
@@ -395,10 +395,10 @@ def retune(scheduler: Scheduler, before: ClientConfig, after: ClientConfig) -> b
     """Give a scheduler other policies; a budget whose policy changes begins anew. True if it is to look again at what is under way."""
     scheduler._most_waiting = after.max_queued
     if before.retry != after.retry:
-        scheduler._aftermath = Aftermath(after.retry, scheduler.rng)
+        scheduler._aftermath = FailurePolicy(after.retry, scheduler.rng)
     if before.hedge == after.hedge and before.retry.attempts == after.retry.attempts:
         return False
-    scheduler._duplicates = Duplicates(after.hedge, after.retry.attempts)
+    scheduler._duplicates = HedgingPolicy(after.hedge, after.retry.attempts)
     return True
 
 

@@ -20,34 +20,36 @@ from qreward.engine.driver import Engine, home_of
 from qreward.engine.single import Single
 from qreward.engine.threads import BlockingTime
 from qreward.errors import QueueFull
-from qreward.scheduler.functions.call import Call, Raised
+from qreward.scheduler.functions.call import Call, CallFailure
 from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled
-from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.request import Attempt, BatchFeed, Task
 from qreward.scheduler.scheduler import FINISH, SEND, Command
 
-Judge = Callable[[Exception], Raised]
+ErrorClassifier = Callable[[Exception], CallFailure]
 """Says what an exception of the function means."""
 
 
-class Awaited(Single):
+class AsyncCall(Single):
     """The sink of one call.
 
     Args:
         body: begins a try of the function.
-        judge: see :data:`Judge`.
+        judge: see :data:`ErrorClassifier`.
         tell: is shown the call when something was decided.
     """
 
     __slots__ = ("_body", "_judge", "_tell", "outcome")
 
-    def __init__(self, shell: Any, body: Callable[[], Awaitable[Any]], judge: Judge, tell: Callable[[Call], None] | None = None) -> None:
+    def __init__(
+        self, shell: Any, body: Callable[[], Awaitable[Any]], judge: ErrorClassifier, tell: Callable[[Call], None] | None = None
+    ) -> None:
         super().__init__(shell)
         self._body = body
         self._judge = judge
         self._tell = tell
 
-    async def carry(self, _attempt: Attempt) -> Answer | Raised:  # type: ignore[override]
+    async def carry(self, _attempt: Attempt) -> Answer | CallFailure:  # type: ignore[override]
         """Try once. Only cancellation gets out, which is for the shell to sort out."""
         try:
             return Answer(await self._body())
@@ -56,7 +58,7 @@ class Awaited(Single):
         except Exception as error:
             return self._judge(error)
         except BaseException as error:  # an exit or an interrupt in the caller's own code
-            return Raised(error, again=False)
+            return CallFailure(error, again=False)
 
     def start(self, attempt: Attempt) -> None:
         super().start(attempt)
@@ -70,15 +72,15 @@ class Awaited(Single):
             self._tell(task)  # type: ignore[arg-type]
 
 
-class Desk:
+class ThreadDriver:
     """Where blocking callers stand: what a shell is to a loop."""
 
     def __init__(self, engine: Engine[CallScheduler], time: BlockingTime) -> None:
         self.time = time
         self._engine = engine
         self.scheduler = engine.scheduler
-        self._waiting: dict[Blocked, None] = {}
-        self._leader: Blocked | None = None
+        self._waiting: dict[BlockingCall, None] = {}
+        self._leader: BlockingCall | None = None
         self._until: float | None = None
         engine.neighbours.append(self)
 
@@ -119,7 +121,7 @@ class Desk:
         if leader is not None:
             leader.wake()
 
-    def wait(self, caller: Blocked) -> None:
+    def wait(self, caller: BlockingCall) -> None:
         """Wait until the caller is woken or, if it leads, something is due, which is then done."""
         engine = self._engine
         with engine.lock:
@@ -151,7 +153,7 @@ class Desk:
             heir.wake()
 
 
-class Blocked:
+class BlockingCall:
     """The sink of one call.
 
     Args:
@@ -163,7 +165,13 @@ class Blocked:
     __slots__ = ("__weakref__", "_body", "_context", "_inline", "_judge", "_mine", "_outcome", "_tell", "lock", "shell", "woken")
 
     def __init__(
-        self, desk: Desk, body: Callable[[], Any], judge: Judge, *, inline: bool, tell: Callable[[Call], None] | None = None
+        self,
+        desk: ThreadDriver,
+        body: Callable[[], Any],
+        judge: ErrorClassifier,
+        *,
+        inline: bool,
+        tell: Callable[[Call], None] | None = None,
     ) -> None:
         self.shell = desk
         self._body = body
@@ -211,7 +219,7 @@ class Blocked:
             error = QueueFull(
                 "all worker threads are busy, perhaps with calls that hang; set max_concurrency, or a time limit inside the function"
             )
-            self._ended(attempt, Raised(error, again=False))
+            self._ended(attempt, CallFailure(error, again=False))
 
     def finish(self, task: Task, outcome: Any, *_: Any) -> None:
         self._outcome = outcome
@@ -231,7 +239,7 @@ class Blocked:
         try:
             outcome = context.run(self._run, attempt)
         except BaseException as error:  # an exit: the caller's, not the worker's
-            outcome = Raised(error, again=False)
+            outcome = CallFailure(error, again=False)
         return partial(self._ended, attempt, outcome)
 
     def _try(self, attempt: Attempt) -> None:
@@ -243,7 +251,7 @@ class Blocked:
             raise
         self._ended(attempt, outcome)
 
-    def _run(self, attempt: Attempt) -> Answer | Raised | Cancelled:
+    def _run(self, attempt: Attempt) -> Answer | CallFailure | Cancelled:
         if attempt.why is not None:
             return CANCELLED
         try:
@@ -251,10 +259,10 @@ class Blocked:
         except Exception as error:
             return self._judge(error)
 
-    def _ended(self, attempt: Attempt, outcome: Answer | Raised | Cancelled) -> None:
+    def _ended(self, attempt: Attempt, outcome: Answer | CallFailure | Cancelled) -> None:
         self.shell.do(self.shell.scheduler.event, attempt, outcome)
 
-    def read(self, feed: Feed) -> bool:
+    def read(self, feed: BatchFeed) -> bool:
         raise AssertionError(f"a call has no feed: {feed}")
 
     def close(self) -> None:

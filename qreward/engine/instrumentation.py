@@ -35,7 +35,7 @@ from qreward.observers import (
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, Outcome
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, Task, Why
+from qreward.scheduler.request import Attempt, CancelReason, Task
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class Watcher(Protocol):
     def done(self, task: Task, end: End, source: Source | None, now: float, /) -> None: ...
 
 
-class Watch:
+class Instrumentation:
     """Tells watchers, each call and each attempt once.
 
     Args:
@@ -211,7 +211,7 @@ def outcome_of(attempt: Attempt, outcome: Outcome) -> AttemptOutcome:
     if attempt.won:
         return "won"
     if isinstance(outcome, Cancelled):
-        return "failed" if attempt.why is Why.OVERDUE else "cancelled"
+        return "failed" if attempt.why is CancelReason.OVERDUE else "cancelled"
     return "discarded" if isinstance(outcome, Answer) else "failed"
 
 
@@ -247,7 +247,7 @@ def queued(task: Task, now: float) -> float:
     return (now if task.sent_at is None else task.sent_at) - task.born
 
 
-class Herald:
+class ObserverNotifier:
     """The watcher that tells observers.
 
     Args:
@@ -341,8 +341,8 @@ def _has(observer: object, name: str) -> bool:
     return getattr(type(observer), name, None) is not getattr(Observer, name) and callable(getattr(observer, name, None))
 
 
-def watch_for(watcher: Watcher | None, observers: Iterable[object], clock: Callable[[], float]) -> Watch | None:
+def watch_for(watcher: Watcher | None, observers: Iterable[object], clock: Callable[[], float]) -> Instrumentation | None:
     """What tells a watcher and observers; None if there is nobody to tell."""
     told = list(observers)
-    watchers: list[Watcher] = [*([] if watcher is None else [watcher]), *([Herald(told)] if told else [])]
-    return Watch(watchers, clock) if watchers else None
+    watchers: list[Watcher] = [*([] if watcher is None else [watcher]), *([ObserverNotifier(told)] if told else [])]
+    return Instrumentation(watchers, clock) if watchers else None

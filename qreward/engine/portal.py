@@ -68,9 +68,9 @@ class Portal:
             raise
         return work.result()
 
-    def iterate(self, source: AsyncIterable[T], ahead: int = 64) -> Stream[T]:
-        """A blocking iterator over an asynchronous iterable; see :class:`Stream`."""
-        return Stream(self, source, ahead)
+    def iterate(self, source: AsyncIterable[T], ahead: int = 64) -> BlockingIterator[T]:
+        """A blocking iterator over an asynchronous iterable; see :class:`BlockingIterator`."""
+        return BlockingIterator(self, source, ahead)
 
     def give_up(self, work: _Work[Any], error: BaseException) -> None:
         """Stop the work of a caller who was interrupted by ``error``. A second interrupt only ends the wait."""
@@ -233,7 +233,7 @@ class _Work(Generic[T]):
             del task  # the error's traceback holds this frame, the task the error: let reference counting free them
 
 
-class Stream(Iterator[T]):
+class BlockingIterator(Iterator[T]):
     """The items of an asynchronous iterable, one after the other, in blocking code.
 
     The whole ``async for`` runs in one task of the portal's loop, begun with the first item asked for, in a copy of the
@@ -290,7 +290,7 @@ class Stream(Iterator[T]):
         with contextlib.suppress(asyncio.CancelledError, ClientClosed):
             self._work.result()
 
-    def __enter__(self) -> Stream[T]:
+    def __enter__(self) -> BlockingIterator[T]:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -14,11 +14,11 @@ from functools import partial
 from math import inf
 from typing import Any, cast
 
-from qreward.engine.driver import Engine, Shell
+from qreward.engine.driver import Engine, LoopDriver
 from qreward.engine.instrumentation import LOG
 from qreward.scheduler.endpoint_state import Source
-from qreward.scheduler.outcome import Look
-from qreward.scheduler.probe_state import Change, Sight
+from qreward.scheduler.outcome import ProbeResult
+from qreward.scheduler.probe_state import ProbeEffect, ProbeState
 from qreward.scheduler.scheduler import Scheduler
 from qreward.settings.policies import Endpoint
 
@@ -29,7 +29,7 @@ GIVEN_UP = 2 * LONGEST_LOOK
 EARLY, LATE = 0.1, 0.5
 """Shares of the interval by which a look may come early, to go with others, and late enough for another shell to take over."""
 
-_Ask = Callable[[Endpoint], Awaitable[Look]]
+_Ask = Callable[[Endpoint], Awaitable[ProbeResult]]
 
 
 class _Turn:
@@ -38,13 +38,13 @@ class _Turn:
     __slots__ = ("busy_until", "by", "next_at", "sight", "trouble")
 
     def __init__(self, now: float) -> None:
-        self.sight = Sight()
+        self.sight = ProbeState()
         self.next_at = now
         self.busy_until = -inf
-        self.by: Round | None = None
+        self.by: ProbeLoop | None = None
         self.trouble: str | None = None
 
-    def due(self, by: Round, interval: float) -> float:
+    def due(self, by: ProbeLoop, interval: float) -> float:
         return self.next_at if self.by in (None, by) else self.next_at + LATE * interval
 
 
@@ -57,11 +57,11 @@ class ProbingEngine(Engine[Scheduler]):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._sources: Callable[[], Iterable[Source]] = tuple
-        self._hear: Callable[[Source, Look], object] | None = None
+        self._hear: Callable[[Source, ProbeResult], object] | None = None
         self._turns: dict[Source, _Turn] = {}
-        self._rounds: dict[Shell, Round] = {}
+        self._rounds: dict[LoopDriver, ProbeLoop] = {}
 
-    def watch_over(self, sources: Callable[[], Iterable[Source]], hear: Callable[[Source, Look], object] | None = None) -> None:
+    def watch_over(self, sources: Callable[[], Iterable[Source]], hear: Callable[[Source, ProbeResult], object] | None = None) -> None:
         """Look at these, which are asked for each time. Their handles are endpoints. ``hear`` is called under the lock after each look."""
         self._sources, self._hear = sources, hear
 
@@ -70,7 +70,7 @@ class ProbingEngine(Engine[Scheduler]):
         for shell, each in list(self._rounds.items()):
             shell.later(each.go)
 
-    def claim(self, by: Round) -> tuple[list[Source], float]:
+    def claim(self, by: ProbeLoop) -> tuple[list[Source], float]:
         """Whom a round is to look at now, and when it is to ask again (inf: when it is told to)."""
         with self.lock:
             now, claimed, wake, turns = self.clock(), [], inf, {}
@@ -90,7 +90,7 @@ class ProbingEngine(Engine[Scheduler]):
             self._turns = turns
             return claimed, wake
 
-    def seen(self, source: Source, look: Look) -> None:
+    def seen(self, source: Source, look: ProbeResult) -> None:
         """Somebody has looked."""
         turn = self._turns.get(source)
         if look.trouble is not None and turn is not None and turn.trouble != look.trouble:
@@ -99,24 +99,24 @@ class ProbingEngine(Engine[Scheduler]):
         if not self.closed:
             self.act(partial(self._take, source=source, look=look))
 
-    def forget(self, shell: Shell) -> None:
+    def forget(self, shell: LoopDriver) -> None:
         """A shell has ended, and its round with it."""
         ended = self._rounds.pop(shell, None)
         if ended is not None:
             ended.stop()
         super().forget(shell)
 
-    def _open_shell(self) -> Shell:
+    def _open_shell(self) -> LoopDriver:
         shell = super()._open_shell()
         for other in [other for other in list(self._rounds) if other.loop.is_closed()]:
             self._rounds.pop(other, None)
         ask: _Ask | None = getattr(shell.wire, "look", None)
         if ask is not None:
-            self._rounds[shell] = begun = Round(self, shell, ask)
+            self._rounds[shell] = begun = ProbeLoop(self, shell, ask)
             begun.go()
         return shell
 
-    def _take(self, now: float, source: Source, look: Look) -> None:
+    def _take(self, now: float, source: Source, look: ProbeResult) -> None:
         interval, turn = cast("Endpoint", source.handle).probe, self._turns.get(source)
         if interval is None or turn is None or source.removed:
             return
@@ -124,16 +124,16 @@ class ProbingEngine(Engine[Scheduler]):
         if self._hear is not None:
             self._hear(source, look)
         change = turn.sight.take(now, source, look, interval)
-        if change is Change.LOST:
+        if change is ProbeEffect.LOST:
             self.scheduler.lost(now, source)
-        if change is not Change.NONE:  # also who is lost is to be woken in time
+        if change is not ProbeEffect.NONE:  # also who is lost is to be woken in time
             self.scheduler.changed(now, source)
 
 
-class Round:
+class ProbeLoop:
     """The looks that one shell takes."""
 
-    def __init__(self, engine: ProbingEngine, shell: Shell, ask: _Ask) -> None:
+    def __init__(self, engine: ProbingEngine, shell: LoopDriver, ask: _Ask) -> None:
         self._engine = engine
         self._shell = shell
         self._ask = ask
@@ -171,7 +171,7 @@ class Round:
             async with asyncio.timeout(LONGEST_LOOK):
                 look = await self._ask(cast("Endpoint", source.handle))
         except TimeoutError:
-            look = Look()
+            look = ProbeResult()
         except Exception as error:  # whatever goes wrong with it, a look is no reason for anything to fail
-            look = Look(trouble=f"the look raised {type(error).__name__}")
+            look = ProbeResult(trouble=f"the look raised {type(error).__name__}")
         self._engine.seen(source, look)

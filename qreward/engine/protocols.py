@@ -10,11 +10,11 @@ from qreward.errors import QRewardError
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.outcome import Answer, Failure
-from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.request import Attempt, BatchFeed, Task
 from qreward.scheduler.scheduler import Command
 
 if TYPE_CHECKING:
-    from qreward.engine.driver import Shell
+    from qreward.engine.driver import LoopDriver
     from qreward.scheduler.outcome import Outcome
 
 
@@ -31,7 +31,7 @@ class Wire(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Sink(Protocol):
+class Waiter(Protocol):
     """Who waits for tasks: a single caller, or a bulk.
 
     Attributes:
@@ -40,19 +40,19 @@ class Sink(Protocol):
         carry: its own way to try once, or None for ``Wire.send``. Raises nothing but ``CancelledError``.
     """
 
-    shell: Shell
+    shell: LoopDriver
     context: Context
 
     @property
     def carry(self) -> Callable[[Attempt], Awaitable[Outcome]] | None: ...
 
     def start(self, attempt: Attempt) -> None:
-        """See that ``Shell.carry_out`` is run for an attempt, in a task whose context is the caller's or a copy of it."""
+        """See that ``LoopDriver.carry_out`` is run for an attempt, in a task whose context is the caller's or a copy of it."""
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
 
-    def read(self, feed: Feed) -> bool:
-        """Put more input into the feed's buffer; False if that will be done later, with ``Shell.refill``."""
+    def read(self, feed: BatchFeed) -> bool:
+        """Put more input into the feed's buffer; False if that will be done later, with ``LoopDriver.refill``."""
 
     def close(self) -> None:
         """The client is closed: end with ``ClientClosed`` what is not done."""
@@ -61,7 +61,7 @@ class Sink(Protocol):
         """The loop is gone: tell nobody, return the tasks that are not done."""
 
 
-class Home(Protocol):
+class CommandRunner(Protocol):
     """Where a sink's commands are run."""
 
     def run(self, out: list[Command]) -> object: ...
@@ -70,14 +70,14 @@ class Home(Protocol):
         """Run a command, from any thread."""
 
 
-class Neighbour(Protocol):
+class WakeListener(Protocol):
     """Whoever uses an engine besides its shells."""
 
     def wake_soon(self) -> None:
         """The scheduler was changed from elsewhere: look at the time again."""
 
 
-class Inputs(Protocol):
+class SchedulerProtocol(Protocol):
     """What the engine tells any scheduler. What follows is in ``out`` and ``health_changes``, to be taken after each input."""
 
     out: list[Command]

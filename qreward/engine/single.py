@@ -6,13 +6,13 @@ import asyncio
 from contextvars import copy_context
 from typing import Any
 
-from qreward.engine.driver import Shell
+from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import result_of
 from qreward.errors import ClientClosed, QRewardError
 from qreward.results import Result
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import CANCELLED, Answer
-from qreward.scheduler.request import Attempt, Feed, State, Task
+from qreward.scheduler.request import Attempt, BatchFeed, Task, TaskState
 
 
 class Single:
@@ -21,7 +21,7 @@ class Single:
     carry = None
     __slots__ = ("_mine", "_next", "_result", "_task", "_waiter", "context", "shell")
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: LoopDriver) -> None:
         self.shell = shell
         self._result: Result[Any] | None = None
         self._next: Attempt | None = None
@@ -56,7 +56,7 @@ class Single:
 
     def _leave(self) -> None:
         shell, task = self.shell, self._task
-        if task.state is not State.DONE:
+        if task.state is not TaskState.DONE:
             shell.withdraw([task])
         if self._next is not None:
             shell.ended(self._next, CANCELLED)
@@ -75,7 +75,7 @@ class Single:
         self._result = result_of(task, outcome, source, seconds)
         self._wake()
 
-    def read(self, feed: Feed) -> bool:
+    def read(self, feed: BatchFeed) -> bool:
         raise AssertionError(f"a single call has no feed: {feed}")
 
     def close(self) -> None:

@@ -11,9 +11,9 @@ import asyncio
 from math import inf
 from typing import Any, Protocol
 
-from qreward.engine.driver import Shell
+from qreward.engine.driver import LoopDriver
 from qreward.errors import RequestTimeout
-from qreward.scheduler.outcome import CANCELLED, Advertised, Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
 from qreward.scheduler.request import Attempt, Task
 
 LESSON = 64
@@ -33,7 +33,7 @@ class Chunk(Protocol):
 class Opened(Protocol):
     """What ``Wire.stream`` gives, if not a ``Failure``: see ``qreward.transport.stream``."""
 
-    limits: Advertised | None
+    limits: RateLimitInfo | None
     outcome: Outcome | None
 
     async def read(self) -> list[Any] | None: ...
@@ -43,7 +43,7 @@ class Opened(Protocol):
 class Receiver(Protocol):
     """Where the pieces go: a sink of the shell."""
 
-    shell: Shell
+    shell: LoopDriver
 
     def begin(self, task: Task) -> None:
         """The first piece of an attempt is about to come; what another attempt gave before is void."""
@@ -58,7 +58,7 @@ class Receiver(Protocol):
         """The attempt has ended, and its connection is closed."""
 
 
-class Watch:
+class InactivityTimer:
     """One timer for all the waits of a task, which is cancelled when one takes too long.
 
     The timer is not set anew for each token: when it goes off too early, it looks when it is due now.
@@ -102,7 +102,7 @@ class Watch:
             self._set(self._due)
 
 
-class Flow:
+class StreamAttempt:
     """Carries out one attempt, once."""
 
     __slots__ = ("_attempt", "_gaps", "_last", "_limit", "_receiver", "_watch")
@@ -119,7 +119,7 @@ class Flow:
         me = asyncio.current_task()
         assert me is not None
         before = me.cancelling()
-        self._watch = Watch(self._receiver.shell.loop, me)
+        self._watch = InactivityTimer(self._receiver.shell.loop, me)
         try:
             opened = await self._ask()
             return opened if isinstance(opened, Failure) else await self._read(opened)

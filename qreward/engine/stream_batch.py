@@ -1,6 +1,6 @@
 """The sink of a batch of streams, whose pieces come through one place in the order in which they arrive.
 
-A ``Bulk`` in all else: its input is read as it is needed, its items are sent as endpoints have room. Bounded: when the consumer is slow,
+A ``BatchWaiter`` in all else: its input is read as it is needed, its items are sent as endpoints have room. Bounded: when the consumer is slow,
 no stream is read on, and no input.
 """
 
@@ -11,29 +11,29 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-from qreward.engine.batch import Bulk
-from qreward.engine.driver import Shell
+from qreward.engine.batch import BatchWaiter
+from qreward.engine.driver import LoopDriver
 from qreward.engine.stream_sink import Carrier, StreamRestarted, closed, interrupted
 from qreward.errors import QRewardError, RequestError
 from qreward.results import BatchResult, Result
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.request import Feed, Task
+from qreward.scheduler.request import BatchFeed, Task
 
 AHEAD = 256
 """Events of all streams that wait for their consumer before reading pauses."""
 
 
-class Merge(Carrier, Bulk):
-    """See :class:`Bulk`.
+class BatchStreamSink(Carrier, BatchWaiter):
+    """See :class:`BatchWaiter`.
 
     Args:
         most: streams under way at once, 0 for as many as the endpoints take.
     """
 
-    def __init__(self, shell: Shell, *args: Any, most: int, **kwargs: Any) -> None:
+    def __init__(self, shell: LoopDriver, *args: Any, most: int, **kwargs: Any) -> None:
         Carrier.__init__(self, shell)
-        Bulk.__init__(self, shell, *args, on_result=None, **kwargs)
+        BatchWaiter.__init__(self, shell, *args, on_result=None, **kwargs)
         self._most = most
         self._said: dict[Task, list[str]] = {}
         self._hushed = False
@@ -42,7 +42,7 @@ class Merge(Carrier, Bulk):
 
     # the consumer's side
 
-    def launch(self) -> Merge:
+    def launch(self) -> BatchStreamSink:
         """Begin to read and to send, in a task of its own. Before anything else."""
         self._run = self.shell.loop.create_task(self.run())
         self._run.add_done_callback(self._ran)
@@ -126,17 +126,17 @@ class Merge(Carrier, Bulk):
 
     # reading
 
-    def read(self, feed: Feed) -> bool:
+    def read(self, feed: BatchFeed) -> bool:
         return self._may_read(feed) and super().read(feed)
 
-    def _read_now(self, feed: Feed) -> bool:
+    def _read_now(self, feed: BatchFeed) -> bool:
         return self._may_read(feed) and super()._read_now(feed)
 
-    def _may_read(self, feed: Feed) -> bool:
+    def _may_read(self, feed: BatchFeed) -> bool:
         self._starved = self._starved or self._room(feed) <= 0
         return self._room(feed) > 0
 
-    def _room(self, feed: Feed) -> int:
+    def _room(self, feed: BatchFeed) -> int:
         if len(self._events) >= AHEAD:
             return 0
         room = super()._room(feed)

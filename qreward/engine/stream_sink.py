@@ -16,14 +16,14 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, cast
 
-from qreward.engine.driver import Shell
+from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import result_of
-from qreward.engine.stream_attempt import Flow, Receiver
+from qreward.engine.stream_attempt import Receiver, StreamAttempt
 from qreward.errors import ClientClosed, QRewardError, RequestError, StreamInterrupted
 from qreward.results import Result
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Outcome
-from qreward.scheduler.request import Attempt, Feed, State, Task
+from qreward.scheduler.request import Attempt, BatchFeed, Task, TaskState
 
 
 class Signal:
@@ -81,7 +81,7 @@ class Carrier:
 
     __slots__ = ("_busy", "_events", "_there", "shell")
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: LoopDriver) -> None:
         self.shell = shell
         self._events: deque[Any] = deque()  # have come, and were not taken
         self._there = Signal(shell.loop)
@@ -133,7 +133,7 @@ class Carrier:
 
     def carry(self, attempt: Attempt) -> Coroutine[Any, Any, Outcome]:
         self._busy += 1
-        return Flow(attempt, cast("Receiver", self)).run()  # as all that extend it are
+        return StreamAttempt(attempt, cast("Receiver", self)).run()  # as all that extend it are
 
     # the flow's side
 
@@ -170,7 +170,7 @@ class Outlet(Carrier):
 
     __slots__ = ("_hushed", "_pieces", "_taken", "_task", "begun", "context", "left", "result")
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: LoopDriver) -> None:
         super().__init__(shell)
         self.begun = self.left = False
         self.result: Result[Any] | None = None
@@ -224,7 +224,7 @@ class Outlet(Carrier):
             return
         self.left = True
         self._events.clear()
-        if self._task is not None and self._task.state is not State.DONE:
+        if self._task is not None and self._task.state is not TaskState.DONE:
             self.shell.withdraw([self._task])
         self._forget()
 
@@ -242,7 +242,7 @@ class Outlet(Carrier):
         self.result = result_of(task, outcome, source, seconds)
         self._forget()
 
-    def read(self, feed: Feed) -> bool:
+    def read(self, feed: BatchFeed) -> bool:
         raise AssertionError(f"a single stream has no feed: {feed}")
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainValidator, PrivateAtt
 from qreward.engine import background as forks
 from qreward.errors import ConfigError
 from qreward.functions.overload import overload_of
-from qreward.scheduler.functions.call import Adapting, Breaking, CallTerms, Hedging, Pause, Raised, Rate
+from qreward.scheduler.functions.call import Adapting, Breaking, CallFailure, CallOptions, Hedging, Pause, Rate
 from qreward.settings import files as reading
 from qreward.settings.base import Count, Many, Number, Policy, Seconds, SomeSeconds, with_faults
 from qreward.settings.policies import Level, Priority
@@ -452,7 +452,7 @@ class Settings:
             return self._predicate(error) is not False
         return isinstance(error, self._exceptions)
 
-    def judge(self, error: Exception) -> Raised:
+    def judge(self, error: Exception) -> CallFailure:
         """What an exception of the function means."""
         overload = overload_of(error)
         wait = None if overload is None else overload.retry_after
@@ -465,16 +465,16 @@ class Settings:
                 again, wait = True, float(again)
         if overload is not None and overload.should_retry is False:  # the server's own word goes first
             again = False
-        return Raised(error, again=bool(again), wait=wait, overloaded=overload is not None, covered=covered)
+        return CallFailure(error, again=bool(again), wait=wait, overloaded=overload is not None, covered=covered)
 
-    def judge_hastily(self, error: Exception) -> Raised:
+    def judge_hastily(self, error: Exception) -> CallFailure:
         """The same with nothing to wait for."""
         raised = self.judge(error)
         raised.wait = None if raised.wait is None else 0.0
         return raised
 
 
-def _terms(config: ScheduleConfig) -> CallTerms:
+def _terms(config: ScheduleConfig) -> CallOptions:
     hedging = breaking = adapting = None
     if config.hedged_request_time is not None:
         quantile = config.hedged_request_quantile
@@ -486,7 +486,7 @@ def _terms(config: ScheduleConfig) -> CallTerms:
         adapting = Adapting(
             config.adaptive_limit_min, config.adaptive_limit_max, config.adaptive_error_threshold, config.adaptive_latency_threshold
         )
-    return CallTerms(
+    return CallOptions(
         level=int(config.priority),
         timeout=config.timeout,
         retries=config.retry_times,

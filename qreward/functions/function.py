@@ -19,7 +19,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from qreward.engine import background as forks
 from qreward.engine.driver import Engine
-from qreward.engine.function_calls import Awaited, Blocked, Desk
+from qreward.engine.function_calls import AsyncCall, BlockingCall, ThreadDriver
 from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
 from qreward.functions.clock import CLOCK, Switch
 from qreward.functions.config import ScheduleConfig, Settings
@@ -32,7 +32,7 @@ from qreward.scheduler.outcome import Answer
 log = logging.getLogger("qreward.schedule")
 
 
-class Member:
+class ScheduledFunction:
     """A function, its configuration, and its place in a pool.
 
     Args:
@@ -72,7 +72,7 @@ class Member:
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an async function."""
         settings, hasty = self.settings, Switch.off
-        sink = Awaited(
+        sink = AsyncCall(
             self.pool.engine.shell(),
             partial(self.body, *args, **kwargs),
             settings.judge_hastily if hasty else settings.judge,
@@ -93,7 +93,7 @@ class Member:
     def call_blocking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function that blocks."""
         settings, hasty = self.settings, Switch.off
-        sink = Blocked(
+        sink = BlockingCall(
             self.pool.desk,
             partial(self.body, *args, **kwargs),
             settings.judge_hastily if hasty else settings.judge,
@@ -204,11 +204,11 @@ class Member:
         self.pool.engine.act(partial(_reset, self))
 
 
-def _reset(member: Member, now: float) -> None:
+def _reset(member: ScheduledFunction, now: float) -> None:
     member.pool.engine.scheduler.reset(now, member.function)
 
 
-def _check_agreement(member: Member, pool: Pool) -> None:
+def _check_agreement(member: ScheduledFunction, pool: Pool) -> None:
     mine = member.config.max_concurrency
     for other in pool.members:
         theirs = other.config.max_concurrency
@@ -227,7 +227,7 @@ class Pool:
     """
 
     def __init__(self) -> None:
-        self.members: WeakSet[Member] = WeakSet()
+        self.members: WeakSet[ScheduledFunction] = WeakSet()
         self._begin()
         forks.watch(self, Pool._begin_again)
 
@@ -235,7 +235,7 @@ class Pool:
         rng = Random()  # noqa: S311 - jitter, not secrets
         self.engine = Engine(CallScheduler(rng), NoWire, clock=CLOCK.now)
         _ENGINES.add(self.engine)
-        self.desk = Desk(self.engine, CLOCK)
+        self.desk = ThreadDriver(self.engine, CLOCK)
 
     def _begin_again(self) -> object:
         inherited = self.engine, self.desk
@@ -380,7 +380,7 @@ def _decorate(function: Any, /, *, config: ScheduleConfig) -> Any:
     if isinstance(function, staticmethod | classmethod):
         return type(function)(_decorate(function.__func__, config=config))
     _check(function)
-    member = Member(function, config, pool_named(config.pool))
+    member = ScheduledFunction(function, config, pool_named(config.pool))
     wrapper: Any
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - its kind
 

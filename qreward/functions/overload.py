@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from qreward.codecs import rate_limit_headers as hints
 from qreward.errors import RateLimited
 from qreward.transport import error_mapping as meanings
-from qreward.transport.error_mapping import Complaint, complaint_of, read_complaint
+from qreward.transport.error_mapping import ErrorBody, complaint_of, read_complaint
 
 LINKS = 8
 """Exceptions of a chain that are looked at. Libraries make chains of up to four; cycles end here."""
@@ -160,7 +160,7 @@ def _said_by_http(error: Exception, response: Any, status: int | None) -> Overlo
     if status == _USED_UP or ((status is None or status < 500) and not meanings.QUOTA.isdisjoint(names)):
         raise _NoCure
     if names and (status is None or status in _ELSEWHERE):
-        status = meanings.status_of(Complaint("", names))
+        status = meanings.status_of(ErrorBody("", names))
     if status not in _OVERLOADED:
         return None
     headers = _headers(error, response)

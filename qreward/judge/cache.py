@@ -25,7 +25,7 @@ from time import monotonic, sleep
 from typing import NamedTuple
 
 from qreward.engine import background as forks
-from qreward.judge.reply import Heard
+from qreward.judge.reply import ModelReply
 
 MOST = 1_000_000
 """Answers that are kept; beyond it the oldest go. At a kilobyte each that is a gigabyte."""
@@ -58,7 +58,7 @@ class Sighting(NamedTuple):
 
     model: str
     endpoint: str
-    heard: Heard
+    heard: ModelReply
     key: bytes | None = None
 
 
@@ -104,7 +104,7 @@ class Cache:
         self._store = _Store(self._path, self._most)
         return inherited
 
-    async def look(self, asked: Sequence[tuple[bytes, str]]) -> list[Heard | None]:
+    async def look(self, asked: Sequence[tuple[bytes, str]]) -> list[ModelReply | None]:
         """What is kept under each of these keys, each with its model; None where there is nothing."""
         if not asked:
             return []
@@ -172,9 +172,9 @@ class _Store:
         self.busy = threading.Lock()
         _STORES.add(self)
 
-    def read(self, asked: Sequence[tuple[bytes, str]]) -> dict[bytes, Heard]:
+    def read(self, asked: Sequence[tuple[bytes, str]]) -> dict[bytes, ModelReply]:
         """What there is under these keys, by the weights that answer now."""
-        found: dict[bytes, Heard] = {}
+        found: dict[bytes, ModelReply] = {}
         models = dict(asked)
         with self.busy:
             try:
@@ -187,7 +187,7 @@ class _Store:
                     rows = file.execute(f"SELECT key, fingerprint, text FROM answers WHERE key IN ({marks}) ORDER BY number", some)  # noqa: S608
                     for key, fingerprint, text in rows:
                         if fingerprint in current[models[bytes(key)]]:
-                            found.setdefault(bytes(key), Heard(bytes(text).decode("utf-8", "surrogatepass"), fingerprint=fingerprint))
+                            found.setdefault(bytes(key), ModelReply(bytes(text).decode("utf-8", "surrogatepass"), fingerprint=fingerprint))
             except (sqlite3.Error, OSError, ValueError) as error:
                 self._trouble(error)
         return found

@@ -7,15 +7,15 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from qreward.judge.cache import Cache
-from qreward.judge.item_state import Ask
-from qreward.judge.reply import Heard
+from qreward.judge.item_state import JudgeRequest
+from qreward.judge.reply import ModelReply
 from qreward.judge.requests import Extra
 from qreward.judge.types import Vote
 
 CHUNK = 64
 """Items that are looked up together."""
 
-Make = Callable[[Any], Sequence[Ask]]
+Make = Callable[[Any], Sequence[JudgeRequest]]
 
 
 class Known(NamedTuple):
@@ -25,18 +25,18 @@ class Known(NamedTuple):
         extra: the item's fields that are not judged; None if there are none.
     """
 
-    asks: Sequence[Ask] | Exception
+    asks: Sequence[JudgeRequest] | Exception
     votes: Sequence[Vote | None]
     extra: Mapping[str, Any] | None
 
 
-async def recall(cache: Cache, asks: Sequence[Ask]) -> list[Vote | None]:
+async def recall(cache: Cache, asks: Sequence[JudgeRequest]) -> list[Vote | None]:
     """The votes that are kept for these questions."""
     found = await cache.look([(ask.key, ask.juror.cached_as) for ask in asks])
     return [_vote(ask, heard) for ask, heard in zip(asks, found, strict=True)]
 
 
-def _vote(ask: Ask, heard: Heard | None) -> Vote | None:
+def _vote(ask: JudgeRequest, heard: ModelReply | None) -> Vote | None:
     if heard is None:
         return None
     try:

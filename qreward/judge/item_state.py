@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qreward.errors import QRewardError
 from qreward.judge.aggregation import Decide, Heard
 from qreward.judge.prompts import Messages
-from qreward.judge.sampling import Ballot, Juror, added
+from qreward.judge.sampling import JudgeModel, SampleRequest, added
 from qreward.results import AttemptRecord, Usage
 
 if TYPE_CHECKING:
-    from qreward.judge.singleflight import Bench, Flight
+    from qreward.judge.singleflight import Dispatcher, InflightRequest
 
 
-class Ask(NamedTuple):
+class JudgeRequest(NamedTuple):
     """One question to one juror.
 
     Attributes:
@@ -26,18 +26,18 @@ class Ask(NamedTuple):
         key: equal for what would be answered alike: all that is sent, and the form of the verdict.
     """
 
-    juror: Juror
+    juror: JudgeModel
     messages: Messages
     sample: int
     swapped: bool
     key: bytes
 
-    def ballot(self) -> Ballot:
+    def ballot(self) -> SampleRequest:
         """Begin it."""
-        return Ballot(self.juror, self.messages, self.sample, swapped=self.swapped)
+        return SampleRequest(self.juror, self.messages, self.sample, swapped=self.swapped)
 
 
-class Poll:
+class PendingItem:
     """An item and its votes.
 
     Args:
@@ -63,9 +63,9 @@ class Poll:
 
     def __init__(
         self,
-        asks: Sequence[Ask],
+        asks: Sequence[JudgeRequest],
         decide: Decide,
-        owner: Bench,
+        owner: Dispatcher,
         index: int,
         born: float,
         until: float,
@@ -74,7 +74,7 @@ class Poll:
         self.extra = extra
         self.asks, self.decide, self.owner, self.index = asks, decide, owner, index
         self.known: list[Heard] = [None] * len(asks)
-        self.flights: dict[int, Flight] = {}
+        self.flights: dict[int, InflightRequest] = {}
         self.done = self.sent = False
         self.usage: Usage | None = None
         self.trail: tuple[AttemptRecord, ...] = ()
@@ -112,7 +112,7 @@ class Poll:
         for flight in flights:
             flight.leave(self)
 
-    def charge(self, ballot: Ballot) -> None:
+    def charge(self, ballot: SampleRequest) -> None:
         """What was sent for it counts as its own."""
         self.sent = True
         self.usage = added(self.usage, ballot.usage)
@@ -120,7 +120,7 @@ class Poll:
         self.endpoint = ballot.endpoint or self.endpoint
 
 
-Outcome = Callable[[Poll, Any], Any]
+Outcome = Callable[[PendingItem, Any], Any]
 """Makes what the user gets of a poll and what it was decided to be."""
 
 

@@ -15,25 +15,25 @@ from pydantic import BaseModel
 from qreward import options as arguments
 from qreward.client import QRewardClient
 from qreward.engine import background as forks
-from qreward.engine.driver import Shell
+from qreward.engine.driver import LoopDriver
 from qreward.errors import ConfigError
 from qreward.judge import config as given
 from qreward.judge.cache import Cache
 from qreward.judge.cache_lookup import recall, recalled
 from qreward.judge.config import JudgeConfig, ResponseFormat, Settle
-from qreward.judge.item_state import Ask, Outcome, Poll
+from qreward.judge.item_state import JudgeRequest, Outcome, PendingItem
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict
 from qreward.judge.prompts import Builder
 from qreward.judge.requests import Extra, Questions, extra_of, fields_of, pair_extra_of, pair_fields_of
-from qreward.judge.runner import Desk, JudgeBulk
-from qreward.judge.sampling import Juror
-from qreward.judge.singleflight import Flight, Keep
+from qreward.judge.runner import JudgeBulk, SingleRunner
+from qreward.judge.sampling import JudgeModel
+from qreward.judge.singleflight import InflightRequest, Keep
 from qreward.judge.types import Comparison, Item, Pair, Verdict
-from qreward.judge.verdict_parser import VerdictForm, verdict_named
+from qreward.judge.verdict_parser import VerdictParser, verdict_named
 from qreward.options import DEFAULT
 from qreward.results import BatchResult, Result
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Terms
+from qreward.scheduler.request import RequestOptions
 from qreward.settings.policies import Priority
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Judge:
             raise ConfigError(f"client must be a QRewardClient, not a {type(client).__name__}; for SyncQRewardClient use SyncJudge")
         given.check_params(params)
         self._client, self._hedge = client, arguments.terms(None, Priority.NORMAL, params.get("hedge", True), None).hedge
-        form = VerdictForm(verdict, scale=scale, range=range, score=score)
+        form = VerdictParser(verdict, scale=scale, range=range, score=score)
         self._config = JudgeConfig(
             model=given.models(model),
             system=system,
@@ -132,12 +132,12 @@ class Judge:
 
     @cached_property
     def _pairs(self) -> Questions:
-        return Questions(self._given["pair_prompt"], VerdictForm(PreferenceVerdict), self._config, pairs=True)
+        return Questions(self._given["pair_prompt"], VerdictParser(PreferenceVerdict), self._config, pairs=True)
 
     def _begin_again(self) -> object:
         """What belongs to this process."""
         inherited = self.__dict__.get("_tables")
-        self._tables: weakref.WeakKeyDictionary[Shell, dict[Hashable, Flight]] = weakref.WeakKeyDictionary()
+        self._tables: weakref.WeakKeyDictionary[LoopDriver, dict[Hashable, InflightRequest]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         return inherited
 
@@ -311,7 +311,7 @@ class Judge:
         asks = questions.asks(fields)
         known = () if self._cache is None else await recall(self._cache, asks)
         shell = self._client._engine.shell()
-        desk = Desk(shell, self._table(shell), terms, pools, self._keep, born)
+        desk = SingleRunner(shell, self._table(shell), terms, pools, self._keep, born)
         return outcome(*await desk.outcome(asks, questions.decide, known))
 
     async def _many(
@@ -333,7 +333,7 @@ class Judge:
         listed, terms, pools = arguments.items("items", items), self._terms(timeout, priority, tenant), self._pools(questions)
         shell, client = self._client._engine.shell(), self._client
 
-        def make(item: object) -> Sequence[Ask]:
+        def make(item: object) -> Sequence[JudgeRequest]:
             return questions.asks(read(item), extra=True)
 
         bulk = JudgeBulk(
@@ -360,13 +360,13 @@ class Judge:
     def _keep(self) -> Keep | None:
         return None if self._cache is None else self._cache.keep
 
-    def _pools(self, questions: Questions) -> dict[Juror, Pool]:
+    def _pools(self, questions: Questions) -> dict[JudgeModel, Pool]:
         return {juror: self._client._fleet.pool(juror.model) for juror in questions.jurors}
 
-    def _terms(self, timeout: float | None, priority: int | str, tenant: str | None) -> Terms:
+    def _terms(self, timeout: float | None, priority: int | str, tenant: str | None) -> RequestOptions:
         return self._client._terms(timeout, priority, self._hedge, tenant)
 
-    def _table(self, shell: Shell) -> dict[Hashable, Flight]:
+    def _table(self, shell: LoopDriver) -> dict[Hashable, InflightRequest]:
         table = self._tables.get(shell)
         if table is None:
             with self._lock:
@@ -379,9 +379,9 @@ def _again(client: QRewardClient, config: JudgeConfig, others: Mapping[str, Any]
     return Judge(client, **{**settings, **others}, **config.params)
 
 
-def _verdict(poll: Poll, decided: tuple[float, Any]) -> Verdict:
+def _verdict(poll: PendingItem, decided: tuple[float, Any]) -> Verdict:
     return Verdict(decided[0], decided[1], None, poll.usage, not poll.sent)
 
 
-def _comparison(poll: Poll, decided: Comparison) -> Comparison:
+def _comparison(poll: PendingItem, decided: Comparison) -> Comparison:
     return Comparison(decided.preference, decided.score, decided.votes, poll.usage, not poll.sent)

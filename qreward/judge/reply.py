@@ -12,7 +12,7 @@ from qreward.codecs.chat import ChatAnswer, joined
 from qreward.codecs.finish_reason import is_whole
 
 
-class Heard(NamedTuple):
+class ModelReply(NamedTuple):
     """One answer.
 
     Attributes:
@@ -68,7 +68,7 @@ def fingerprint_of(model: object, system_fingerprint: object, metadata: object) 
     return repr(tuple([said if type(said) is str else None for said in (model, system_fingerprint, version)]))
 
 
-def hear(answer: ChatAnswer) -> Heard:
+def hear(answer: ChatAnswer) -> ModelReply:
     """Read what stands around the words of an answer; servers that put odd things there are read as far as can be."""
     text = answer.text()
     try:
@@ -78,10 +78,10 @@ def hear(answer: ChatAnswer) -> Heard:
         return _oddly(text, answer)
     message = choice.message or _Message()
     thought, refusal = message.reasoning_content or message.reasoning or "", message.refusal or ""
-    return Heard(text, thought, refusal, answer.finish_reason, fingerprint_of(rest.model, rest.system_fingerprint, rest.metadata))
+    return ModelReply(text, thought, refusal, answer.finish_reason, fingerprint_of(rest.model, rest.system_fingerprint, rest.metadata))
 
 
-def _oddly(text: str, answer: ChatAnswer) -> Heard:
+def _oddly(text: str, answer: ChatAnswer) -> ModelReply:
     document: dict[str, Any] = {}
     try:
         document = jsonio.read_object(answer.body)
@@ -92,4 +92,4 @@ def _oddly(text: str, answer: ChatAnswer) -> Heard:
         message = {}
     fingerprint = fingerprint_of(*(document.get(name) for name in ("model", "system_fingerprint", "metadata")))
     refusal, reasoning = message.get("refusal"), message.get("reasoning_content") or message.get("reasoning")
-    return Heard(text, joined(reasoning), joined(refusal), answer.finish_reason, fingerprint)
+    return ModelReply(text, joined(reasoning), joined(refusal), answer.finish_reason, fingerprint)

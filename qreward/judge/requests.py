@@ -14,10 +14,10 @@ from qreward.errors import ConfigError
 from qreward.judge import prompts
 from qreward.judge.aggregation import BetterOf, Decide, ScoreOf
 from qreward.judge.config import JudgeConfig
-from qreward.judge.item_state import Ask
+from qreward.judge.item_state import JudgeRequest
 from qreward.judge.prompts import Messages, Prompt
-from qreward.judge.sampling import Juror, noted
-from qreward.judge.verdict_parser import VerdictForm
+from qreward.judge.sampling import JudgeModel, noted
+from qreward.judge.verdict_parser import VerdictParser
 
 ANSWER_FORM = "answer_form"
 """The field of a template where the judge is told how to answer."""
@@ -98,7 +98,7 @@ class Questions:
         decide: makes an outcome of the votes.
     """
 
-    def __init__(self, prompt: object, form: VerdictForm, config: JudgeConfig, *, pairs: bool = False) -> None:
+    def __init__(self, prompt: object, form: VerdictParser, config: JudgeConfig, *, pairs: bool = False) -> None:
         self._pairs, self._form, self._samples = pairs, form, config.samples
         names = _PAIR_NAMES if pairs else _POINT_NAMES
         own = prompts.pair if pairs else prompts.point
@@ -113,7 +113,7 @@ class Questions:
         self.decide: Decide = BetterOf(config.settle) if pairs else ScoreOf(config.settle)
         self._identities = {juror: _identity(juror, form, config) for juror in self.jurors}
 
-    def asks(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[Ask]:
+    def asks(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeRequest]:
         """The questions about an item. Raises ``ConfigError``, and ``BadRequest`` for messages that cannot be sent.
 
         Args:
@@ -124,7 +124,7 @@ class Questions:
             orders.append((self._messages({**fields, "first": fields["second"], "second": fields["first"]}, extra), True))
         keyed = [(messages, swapped, _digest(messages)) for messages, swapped in orders]
         return [
-            Ask(juror, messages, sample, swapped, _key(self._identities[juror], sample, digest))
+            JudgeRequest(juror, messages, sample, swapped, _key(self._identities[juror], sample, digest))
             for juror in self.jurors
             for sample in range(self._samples)
             for messages, swapped, digest in keyed
@@ -137,17 +137,17 @@ class Questions:
         return noted(validated, form) if self._tells_form else validated
 
 
-def jurors(config: JudgeConfig, form: VerdictForm) -> tuple[Juror, ...]:
+def jurors(config: JudgeConfig, form: VerdictParser) -> tuple[JudgeModel, ...]:
     """The models of a judge. Raises ``ConfigError`` for params that are none of a judge's."""
     for name, instead in _NOT_HERE.items():
         if name in config.params:
             raise ConfigError(f"{name} cannot be set as a parameter of a judge's requests: {instead}")
     if len(set(config.model)) < len(config.model):
         raise ConfigError("model lists a model twice; to ask a model several times, set samples")
-    return tuple(Juror(model, form, config) for model in config.model)
+    return tuple(JudgeModel(model, form, config) for model in config.model)
 
 
-def _identity(juror: Juror, form: VerdictForm, config: JudgeConfig) -> bytes:
+def _identity(juror: JudgeModel, form: VerdictParser, config: JudgeConfig) -> bytes:
     """What all requests to a juror share and their answers depend on. Headers are none of it: they may hold a key."""
     shared = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
     return _encoded([juror.cached_as, config.response_format, shared, form.schema, form.scale])

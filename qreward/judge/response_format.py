@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import ChatCodec
 from qreward.codecs.finish_reason import GIVEN_UP
 from qreward.errors import BadRequest, QRewardError
@@ -69,7 +69,7 @@ def complains(error: QRewardError, model: str) -> bool:
 class JudgeCodec(ChatCodec):
     """``ChatCodec`` for calls whose params were checked when the judge was made, a whole JSON schema among them."""
 
-    def encode(self, call: Call, model: str) -> bytes:
+    def encode(self, call: WireRequest, model: str) -> bytes:
         """The JSON body. Raises ``BadRequest`` for what JSON cannot hold."""
         if all(_is_text(message) for message in call.inputs):
             try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from qreward import options as arguments
 from qreward.client import QRewardClient
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.registry import SCORE
 from qreward.errors import ConfigError
@@ -18,7 +18,7 @@ from qreward.judge.types import Item, Verdict, Vote
 from qreward.judge.verdict_parser import bounds
 from qreward.options import DEFAULT
 from qreward.results import BatchResult, Result, Usage
-from qreward.scoring.formats import Asking, asking
+from qreward.scoring.formats import MergeSpec, asking
 from qreward.settings.policies import Priority
 
 if TYPE_CHECKING:
@@ -123,19 +123,19 @@ class RewardModelScorer:
         )
         return BatchResult([told(result) for result in batch], batch.stats)
 
-    def _asking(self, extras: dict[int, Mapping[str, Any]] | None) -> Asking:
+    def _asking(self, extras: dict[int, Mapping[str, Any]] | None) -> MergeSpec:
         """As the client asks, but an item of ours that is wrong fails alone. Notes under ``extras`` what else items have, by index."""
         params = {name: value for name, value in self._params.items() if name not in ("extra_headers", "extra_body", "hedge")}
         asked = asking(SCORE, self._model, params, self._params.get("extra_headers"), self._params.get("extra_body"))
         indexes = count()
 
-        def call(item: object) -> Call:
+        def call(item: object) -> WireRequest:
             index, extra = next(indexes), extra_of(item)  # each item is read once, in order
             if extra is not None and extras is not None:
                 extras[index] = extra
             return asked.call(_item(item))
 
-        return Asking(asked.listing, asked.blank, call, asked._key)
+        return MergeSpec(asked.listing, asked.blank, call, asked._key)
 
     async def aclose(self) -> None:
         """Close the client, if it is owned."""

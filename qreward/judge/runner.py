@@ -1,4 +1,4 @@
-"""Many items, judged for one caller. A ``Bulk`` in all but this: an item may be several requests, of several models, and some twice.
+"""Many items, judged for one caller. A ``BatchWaiter`` in all but this: an item may be several requests, of several models, and some twice.
 
 One item, judged for one caller who waits for it.
 """
@@ -11,23 +11,23 @@ from contextvars import copy_context
 from math import inf
 from typing import Any
 
-from qreward.engine.batch import READ_AHEAD, Bulk
-from qreward.engine.driver import Shell
+from qreward.engine.batch import READ_AHEAD, BatchWaiter
+from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import Tallies, result_of
 from qreward.errors import BadRequest, ClientClosed, QRewardError
 from qreward.judge.aggregation import Decide
 from qreward.judge.cache_lookup import Known, made
-from qreward.judge.item_state import Ask, Outcome, Poll, error_of
+from qreward.judge.item_state import JudgeRequest, Outcome, PendingItem, error_of
 from qreward.judge.requests import Extra
-from qreward.judge.sampling import Juror
-from qreward.judge.singleflight import Asked, Bench, Flight, Keep, late
+from qreward.judge.sampling import JudgeModel
+from qreward.judge.singleflight import Asked, Dispatcher, InflightRequest, Keep, late
 from qreward.judge.types import Vote
 from qreward.results import Result, Usage, with_trail
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.outcome import Outcome as Sent
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, Feed, State, Task, Terms
+from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task, TaskState
 
 MOST_AHEAD = 4096
 """Requests of the slowest of several models that are read ahead, so that the quicker ones have something to do."""
@@ -68,8 +68,8 @@ class _Tallies(Tallies):
             self._of(attempt.source.name).cancelled += 1
 
 
-class JudgeBulk(Bench, Bulk):
-    """See :class:`Bulk`.
+class JudgeBulk(Dispatcher, BatchWaiter):
+    """See :class:`BatchWaiter`.
 
     Args:
         asks: what is asked about an item.
@@ -82,54 +82,54 @@ class JudgeBulk(Bench, Bulk):
 
     def __init__(
         self,
-        shell: Shell,
+        shell: LoopDriver,
         items: Iterable[Any] | AsyncIterable[Any],
         *,
-        asks: Callable[[Any], Sequence[Ask]],
+        asks: Callable[[Any], Sequence[JudgeRequest]],
         extra: Extra,
         decide: Decide,
         outcome: Outcome,
-        table: dict[Hashable, Flight],
-        pools: dict[Juror, Pool],
+        table: dict[Hashable, InflightRequest],
+        pools: dict[JudgeModel, Pool],
         keep_answer: Keep | None,
-        terms: Terms,
+        terms: RequestOptions,
         per_item: int,
         size: int | None,
         **kwargs: Any,
     ) -> None:
-        Bulk.__init__(self, shell, next(iter(pools.values())), items, asks, terms=terms, **kwargs)
+        BatchWaiter.__init__(self, shell, next(iter(pools.values())), items, asks, terms=terms, **kwargs)
         self._sit(shell, table, terms, pools, keep_answer)
         self.carry = self._carry if per_item > 1 else None
         self._decide, self._outcome, self._extra = decide, outcome, extra
         self._tallies: _Tallies = _Tallies()
         self._size, self._per_item = size, per_item
-        self._polls: dict[Poll, None] = {}
-        self._others: dict[Pool, Feed] = {}  # of models that are not served by the first one's endpoints
+        self._polls: dict[PendingItem, None] = {}
+        self._others: dict[Pool, BatchFeed] = {}  # of models that are not served by the first one's endpoints
         self._adding = False
 
     # reading
 
-    def _read_now(self, feed: Feed) -> bool:
+    def _read_now(self, feed: BatchFeed) -> bool:
         if self._feed.ended or self._room(feed) > 0:  # else another model has too much before it: what there is must do
             super()._read_now(self._feed)
             self._refill(but=feed)
             return bool(feed.buffer) or feed.failing is not None
         return bool(feed.buffer)
 
-    def _room(self, feed: Feed) -> int:  # noqa: ARG002 - reading goes on for the sake of the feed that has least
+    def _room(self, feed: BatchFeed) -> int:  # noqa: ARG002 - reading goes on for the sake of the feed that has least
         waiting = [len(each.buffer) for each in self._feeds()]
         return READ_AHEAD - min(waiting) if max(waiting) < MOST_AHEAD else 0
 
-    def _feeds(self) -> list[Feed]:
+    def _feeds(self) -> list[BatchFeed]:
         return [self._feed, *self._others.values()]
 
-    def _feed_of(self, pool: Pool) -> Feed:
+    def _feed_of(self, pool: Pool) -> BatchFeed:
         if pool is self._pool:
             return self._feed
         feed = self._others.get(pool)
         if feed is None:
             terms = self._terms
-            feed = self._others[pool] = Feed(pool, terms.level, self, self.shell.engine.clock(), terms.tenant, terms.timeout)
+            feed = self._others[pool] = BatchFeed(pool, terms.level, self, self.shell.engine.clock(), terms.tenant, terms.timeout)
             feed.left = self._requests_left(pool)
             self.shell._locked(self.shell.engine.scheduler.attend, feed)
         return feed
@@ -138,12 +138,12 @@ class JudgeBulk(Bench, Bulk):
         """At most, as some may be shared."""
         return None if self._size is None else self._size * self._per_item * list(self._pools.values()).count(pool) // len(self._pools)
 
-    def _refill(self, but: Feed | None = None) -> None:
+    def _refill(self, but: BatchFeed | None = None) -> None:
         for feed in self._feeds():
             if feed is not but and feed.buffer and not feed.lined:
                 self.shell.refill(feed)
 
-    def _add(self, feed: Feed, item: Any) -> None:
+    def _add(self, feed: BatchFeed, item: Any) -> None:
         if not self._read:
             self._feed.left = self._requests_left(self._pool)
         index = self._next_index()
@@ -151,7 +151,7 @@ class JudgeBulk(Bench, Bulk):
         if isinstance(known.asks, Exception):
             self._settle(Result(index, None, _as_ours(known.asks, index), None, 0.0, 0.0, extra=known.extra))
             return
-        poll = Poll(known.asks, self._decide, self, index, self.shell.engine.clock(), inf, known.extra)
+        poll = PendingItem(known.asks, self._decide, self, index, self.shell.engine.clock(), inf, known.extra)
         self._polls[poll] = None
         self._adding = True
         self.begin(poll, known.votes)
@@ -159,7 +159,7 @@ class JudgeBulk(Bench, Bulk):
         if isinstance(self._items, AsyncIterator):
             self._refill(but=feed)
 
-    def send(self, flight: Flight, *, again: bool) -> None:
+    def send(self, flight: InflightRequest, *, again: bool) -> None:
         feed = self._feed_of(self._pools[flight.ask.juror])
         if feed.failing is not None and feed.buffer:
             self.finish(self.request(flight, self._terms.timeout), feed.failing(), None, 0.0)
@@ -177,7 +177,7 @@ class JudgeBulk(Bench, Bulk):
         feed.buffer.appendleft(self.request(flight, timeout))
         self.shell.refill(feed)
 
-    def _flight_overdue(self, flight: Flight) -> None:
+    def _flight_overdue(self, flight: InflightRequest) -> None:
         """One that was asked again, and may not have got its turn."""
         flight.timer = None
         self.release(flight)
@@ -205,13 +205,13 @@ class JudgeBulk(Bench, Bulk):
                 poll.born, poll.begun = task.born, task.sent_at
         super().finish(task, outcome, source, seconds)
 
-    def release(self, flight: Flight) -> None:
+    def release(self, flight: InflightRequest) -> None:
         task = flight.task
         if task is not None:
             self._tallies.add_cancelled(attempt for attempt in (task.attempt, task.copy) if attempt is not None)
         super().release(flight)
 
-    def decided(self, poll: Poll, decided: Any) -> None:
+    def decided(self, poll: PendingItem, decided: Any) -> None:
         self._polls.pop(poll, None)
         begun = poll.begun
         queued = 0.0 if begun is None else begun - poll.born
@@ -246,7 +246,7 @@ class JudgeBulk(Bench, Bulk):
     def abandon(self) -> list[Task]:
         for feed in self._feeds():
             self.shell.close_feed(feed)
-        begun = [task for task in self.requests if task.state is not State.NEW]
+        begun = [task for task in self.requests if task.state is not TaskState.NEW]
         self.requests.clear()
         return begun
 
@@ -254,7 +254,7 @@ class JudgeBulk(Bench, Bulk):
         self._feed.ended = True
         for poll in list(self._polls):
             tasks = [flight.task for flight in poll.flights.values()]
-            if poll.begun is None and all(task is None or task.state is State.NEW for task in tasks):
+            if poll.begun is None and all(task is None or task.state is TaskState.NEW for task in tasks):
                 del self._polls[poll]
                 poll.leave()
 
@@ -275,22 +275,28 @@ def _as_ours(error: Exception, index: int) -> QRewardError:
     return wrapped
 
 
-class Desk(Bench):
+class SingleRunner(Dispatcher):
     """A bench for one poll."""
 
     def __init__(
-        self, shell: Shell, table: dict[Hashable, Flight], terms: Terms, pools: dict[Juror, Pool], keep: Keep | None, born: float
+        self,
+        shell: LoopDriver,
+        table: dict[Hashable, InflightRequest],
+        terms: RequestOptions,
+        pools: dict[JudgeModel, Pool],
+        keep: Keep | None,
+        born: float,
     ) -> None:
         self._sit(shell, table, terms, pools, keep)
         self.context = copy_context()
         self._born = born
-        self._poll: Poll | None = None
+        self._poll: PendingItem | None = None
 
-    async def outcome(self, asks: Sequence[Ask], decide: Decide, known: Sequence[Vote | None]) -> tuple[Poll, Any]:
+    async def outcome(self, asks: Sequence[JudgeRequest], decide: Decide, known: Sequence[Vote | None]) -> tuple[PendingItem, Any]:
         """The poll, and what was decided; raises the error if it is one. If the caller is cancelled, so is what only it waits for."""
         shell = self.shell
         until = inf if self._terms.timeout is None else self._born + self._terms.timeout
-        poll = self._poll = Poll(asks, decide, self, 0, self._born, until)
+        poll = self._poll = PendingItem(asks, decide, self, 0, self._born, until)
         self._waiter = shell.loop.create_future()
         shell.sinks[self] = None
         try:
@@ -314,11 +320,11 @@ class Desk(Bench):
             poll.leave()
         self.shell.sinks.pop(self, None)
 
-    def decided(self, poll: Poll, decided: Any) -> None:  # noqa: ARG002 - there is one
+    def decided(self, poll: PendingItem, decided: Any) -> None:  # noqa: ARG002 - there is one
         if not self._waiter.done():
             self._waiter.set_result(decided)
 
-    def send(self, flight: Flight, *, again: bool) -> None:  # noqa: ARG002 - a single call always goes at once
+    def send(self, flight: InflightRequest, *, again: bool) -> None:  # noqa: ARG002 - a single call always goes at once
         poll = self._poll
         timeout = self._terms.timeout
         if poll is not None and timeout is not None:
@@ -333,7 +339,7 @@ class Desk(Bench):
     def start(self, attempt: Attempt) -> None:
         self.shell.spawn(attempt, self.context.copy())
 
-    def read(self, feed: Feed) -> bool:
+    def read(self, feed: BatchFeed) -> bool:
         raise AssertionError(f"a single call has no feed: {feed}")
 
     def close(self) -> None:

@@ -9,17 +9,17 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import ChatAnswer
 from qreward.codecs.finish_reason import CUT
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import Unreadable
 from qreward.judge.prompts import Messages
-from qreward.judge.reply import Heard, hear
+from qreward.judge.reply import ModelReply, hear
 from qreward.judge.response_format import JUDGE, Formats
 from qreward.judge.types import Vote
-from qreward.judge.verdict_parser import UserFault, VerdictForm
+from qreward.judge.verdict_parser import ScoreFunctionError, VerdictParser
 from qreward.options import preparer
 from qreward.results import AttemptRecord, Usage, with_trail
 from qreward.scheduler.endpoint_state import Source
@@ -33,7 +33,7 @@ SENT_BACK = 4000
 """Characters of an unreadable answer that are sent back with the question what it means: its end, where a verdict stands."""
 
 
-class Juror:
+class JudgeModel:
     """One model of a judge.
 
     Args:
@@ -46,7 +46,7 @@ class Juror:
         cached_as: what the model is called in the cache.
     """
 
-    def __init__(self, model: str, form: VerdictForm, config: JudgeConfig) -> None:
+    def __init__(self, model: str, form: VerdictParser, config: JudgeConfig) -> None:
         self.model, self.form, self.reasks = model, form, config.reasks
         self.cached_as = json.dumps([config.cache_namespace, model])
         self.formats = Formats(config.response_format, form.schema, form.model.__name__)
@@ -54,13 +54,13 @@ class Juror:
         self._params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "extra_body", "hedge")}
         seed = self._params.get("seed")
         self._seed = seed if isinstance(seed, int) else None
-        self._prepare: dict[tuple[ResponseFormat, int], Callable[[Any], Call]] = {}
+        self._prepare: dict[tuple[ResponseFormat, int], Callable[[Any], WireRequest]] = {}
         try:
             self.prepare(self.formats.current, 0)
         except BadRequest as error:
             raise ConfigError(str(error)) from None
 
-    def prepare(self, form: ResponseFormat, sample: int) -> Callable[[Any], Call]:
+    def prepare(self, form: ResponseFormat, sample: int) -> Callable[[Any], WireRequest]:
         """What makes messages into a call. Raises ``ConfigError`` or ``BadRequest`` for params that cannot be sent."""
         key = form, sample if self._seed is not None else 0
         found = self._prepare.get(key)
@@ -72,7 +72,7 @@ class Juror:
         return found
 
 
-class Ballot:
+class SampleRequest:
     """One juror, asked once about one item, until there is a vote or no hope of one.
 
     Args:
@@ -94,9 +94,9 @@ class Ballot:
         "usage",
     )  # fmt: skip
 
-    def __init__(self, juror: Juror, messages: Messages, sample: int = 0, *, swapped: bool = False) -> None:
+    def __init__(self, juror: JudgeModel, messages: Messages, sample: int = 0, *, swapped: bool = False) -> None:
         self._juror, self._messages, self._sample, self._swapped = juror, messages, sample, swapped
-        self.heard: Heard | None = None
+        self.heard: ModelReply | None = None
         self.error: QRewardError | None = None
         self._reasks = juror.reasks
         self._form = juror.formats.current
@@ -106,7 +106,7 @@ class Ballot:
         self.trail: tuple[AttemptRecord, ...] = ()
         self.endpoint: str | None = None
 
-    def call(self) -> Call:
+    def call(self) -> WireRequest:
         """The request as it is to be sent now."""
         self._form = self._juror.formats.current
         return self._juror.prepare(self._form, self._sample)(self._messages)
@@ -133,19 +133,19 @@ class Ballot:
             return self.vote(heard)
         except Unreadable as error:
             return self._unread(heard, error.why, answer.usage, seconds)
-        except UserFault as error:
+        except ScoreFunctionError as error:
             return self._users(str(error), error.__cause__)
         except (KeyboardInterrupt, SystemExit):  # they end the loop
             raise
         except BaseException as error:  # the user's own model
             return self._users(f"reading as {self._juror.form.model.__name__} raised {type(error).__name__}: {error}", error)
 
-    def vote(self, heard: Heard) -> Vote:
+    def vote(self, heard: ModelReply) -> Vote:
         """The vote that an answer is. Raises ``Unreadable``, and what the user's own functions raise."""
         score, verdict = self._juror.form.read(heard)
         return Vote(1 - score if self._swapped else score, verdict, heard.text, self._juror.model, self._swapped)
 
-    def _unread(self, heard: Heard, why: str, usage: Usage | None, seconds: float) -> QRewardError | None:
+    def _unread(self, heard: ModelReply, why: str, usage: Usage | None, seconds: float) -> QRewardError | None:
         tokens = "" if usage is None or usage.total_tokens is None else f" ({usage.total_tokens} tokens)"
         self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, why + tokens),)
         hopeless = heard.ending == CUT and self._cut
@@ -169,7 +169,7 @@ class Ballot:
         error.__cause__ = cause
         return error
 
-    def _failed(self, why: str, heard: Heard) -> InvalidResponse:
+    def _failed(self, why: str, heard: ModelReply) -> InvalidResponse:
         model, times = self._juror.model, "" if self._answers == 1 else f" in {self._answers} answers"
         error = InvalidResponse(
             f"no verdict could be read from model {model!r}{times}: {why}{_beginning(heard)}", endpoint=self.endpoint, model=model
@@ -178,14 +178,14 @@ class Ballot:
         return error
 
 
-def _beginning(heard: Heard) -> str:
+def _beginning(heard: ModelReply) -> str:
     text = one_line(heard.refusal or heard.text)
     if not text:
         return "; the answer is empty"
     return f"; the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}"
 
 
-def asked_again(messages: Messages, heard: Heard, why: str, instruction: str) -> Messages:
+def asked_again(messages: Messages, heard: ModelReply, why: str, instruction: str) -> Messages:
     """The conversation, gone on with what could not be read and why.
 
     So the model can mend the form of what it found, which it does more surely, also at temperature 0, than a fresh sample comes out

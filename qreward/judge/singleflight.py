@@ -10,17 +10,17 @@ from copy import copy
 from math import inf
 from typing import Any
 
-from qreward.engine.driver import Shell
+from qreward.engine.driver import LoopDriver
 from qreward.errors import QRewardError, RequestTimeout
 from qreward.judge.aggregation import Heard
 from qreward.judge.cache import Sighting
-from qreward.judge.item_state import Ask, Poll
-from qreward.judge.sampling import Juror
+from qreward.judge.item_state import JudgeRequest, PendingItem
+from qreward.judge.sampling import JudgeModel
 from qreward.judge.types import Vote
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, State, Task, Terms
+from qreward.scheduler.request import Attempt, RequestOptions, Task, TaskState
 
 Keep = Callable[[Sighting], object]
 """Is given each answer of a model, whether it could be read or not."""
@@ -31,7 +31,7 @@ class Asked(Task):
 
     __slots__ = ("flight",)
 
-    def __init__(self, flight: Flight, pool: Pool, terms: Terms, timeout: float | None, sink: Bench) -> None:
+    def __init__(self, flight: InflightRequest, pool: Pool, terms: RequestOptions, timeout: float | None, sink: Dispatcher) -> None:
         super().__init__(flight.ballot.call(), pool, terms.level, timeout, sink, 0, terms.tenant)
         self.hedge = terms.hedge
         self.flight = flight
@@ -46,7 +46,7 @@ class Asked(Task):
         return True
 
 
-class Flight:
+class InflightRequest:
     """A ballot under way.
 
     Attributes:
@@ -60,11 +60,11 @@ class Flight:
 
     __slots__ = ("ask", "ballot", "borrowed", "key", "leader", "seats", "table", "task", "timer", "until")
 
-    def __init__(self, key: Hashable, ask: Ask, leader: Bench) -> None:
+    def __init__(self, key: Hashable, ask: JudgeRequest, leader: Dispatcher) -> None:
         self.key, self.ask, self.leader = key, ask, leader
         self.table = leader.table
         self.ballot = ask.ballot()
-        self.seats: list[tuple[Poll, int]] = []
+        self.seats: list[tuple[PendingItem, int]] = []
         self.task: Asked | None = None
         self.borrowed = False
         self.until = inf
@@ -79,7 +79,7 @@ class Flight:
                 poll.charge(self.ballot)
             poll.tell(place, _apart(heard) if number else heard)
 
-    def leave(self, poll: Poll) -> None:
+    def leave(self, poll: PendingItem) -> None:
         """A poll does not need it any more."""
         paid = bool(self.seats) and self.seats[0][0] is poll
         self.seats = [seat for seat in self.seats if seat[0] is not poll]
@@ -104,7 +104,7 @@ class Flight:
             self.timer = None
 
 
-class Bench:
+class Dispatcher:
     """The sink of flights: what a single call and a batch have in common.
 
     Args:
@@ -117,24 +117,31 @@ class Bench:
 
     carry: Callable[[Attempt], Awaitable[Outcome]] | None = None
 
-    def _sit(self, shell: Shell, table: dict[Hashable, Flight], terms: Terms, pools: dict[Juror, Pool], keep: Keep | None) -> None:
+    def _sit(
+        self,
+        shell: LoopDriver,
+        table: dict[Hashable, InflightRequest],
+        terms: RequestOptions,
+        pools: dict[JudgeModel, Pool],
+        keep: Keep | None,
+    ) -> None:
         self.shell, self.table = shell, table
         self._terms, self._pools, self._keep_answer = terms, pools, keep
         self.requests: dict[Task, None] = {}
 
     # what a kind of bench does in its own way
 
-    def send(self, flight: Flight, *, again: bool) -> None:
+    def send(self, flight: InflightRequest, *, again: bool) -> None:
         """Send the flight's next request; ``again`` if it is not its first."""
         raise NotImplementedError
 
-    def decided(self, poll: Poll, decided: Any) -> None:
+    def decided(self, poll: PendingItem, decided: Any) -> None:
         """A poll has its outcome."""
         raise NotImplementedError
 
     # polls
 
-    def begin(self, poll: Poll, known: Sequence[Vote | None] = ()) -> None:
+    def begin(self, poll: PendingItem, known: Sequence[Vote | None] = ()) -> None:
         """Ask what is not known yet: what another has under way is shared.
 
         Args:
@@ -153,7 +160,7 @@ class Bench:
             key = (ask.key, ask.swapped, terms.level, terms.tenant, terms.hedge)
             flight = self.table.get(key)
             if flight is None:
-                flight = self.table[key] = Flight(key, ask, self)
+                flight = self.table[key] = InflightRequest(key, ask, self)
                 fresh.append(flight)
             elif flight.leader is not self:
                 self.watch_over(poll)
@@ -163,7 +170,7 @@ class Bench:
             if flight.seats:  # an earlier one may have ended at once, and the poll with it
                 self.send(flight, again=False)
 
-    def watch_over(self, poll: Poll) -> None:
+    def watch_over(self, poll: PendingItem) -> None:
         """See that a poll ends in time although a request that it waits for does not."""
         if poll.timer is not None or self._terms.timeout is None:
             return
@@ -172,19 +179,19 @@ class Bench:
             poll.until = now + self._terms.timeout
         poll.timer = self.shell.loop.call_later(max(0.0, poll.until - now), self._overdue, poll)
 
-    def _overdue(self, poll: Poll) -> None:
+    def _overdue(self, poll: PendingItem) -> None:
         poll.timer = None
         poll.end(late(self._terms.timeout, poll.asks[0].juror.model))
 
     # flights
 
-    def request(self, flight: Flight, timeout: float | None) -> Asked:
+    def request(self, flight: InflightRequest, timeout: float | None) -> Asked:
         """A new request of a flight; any earlier one is nobody's from now on."""
         task = flight.task = Asked(flight, self._pools[flight.ask.juror], self._terms, timeout, self)
         self.requests[task] = None
         return task
 
-    def release(self, flight: Flight) -> None:
+    def release(self, flight: InflightRequest) -> None:
         """Nobody waits for a flight that this bench leads."""
         task, flight.task = flight.task, None
         if task is not None and task in self.requests:
@@ -192,7 +199,7 @@ class Bench:
             if self._is_begun(task):  # else it loads nothing when its turn comes
                 self.shell.withdraw([task])
 
-    def take_over(self, flight: Flight) -> None:
+    def take_over(self, flight: InflightRequest) -> None:
         """Lead a flight that another gave up: its request goes on, unless it was not sent yet."""
         before, task = flight.leader, flight.task
         flight.leader = self
@@ -212,7 +219,7 @@ class Bench:
     def _is_begun(self, task: Task) -> bool:
         """Not only read ahead."""
         with self.shell.engine.lock:
-            return task.state is not State.NEW
+            return task.state is not TaskState.NEW
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         """See ``Sink``."""
@@ -237,14 +244,14 @@ class Bench:
         else:
             flight.end(heard)
 
-    def _again(self, flight: Flight) -> None:
+    def _again(self, flight: InflightRequest) -> None:
         if self.shell.engine.clock() < flight.until:
             self.send(flight, again=True)
         else:
             assert flight.ballot.error is not None
             flight.end(flight.ballot.error)
 
-    def timed_out(self, flight: Flight, error: QRewardError) -> None:
+    def timed_out(self, flight: InflightRequest, error: QRewardError) -> None:
         """The time of our own items is over: what others wait for goes on in theirs."""
         if flight.borrowed:  # it was another's time
             flight.borrowed = False

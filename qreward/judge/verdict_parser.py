@@ -19,7 +19,7 @@ from qreward.codecs.finish_reason import described
 from qreward.errors import ConfigError
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
 from qreward.judge.parsing.schema import Shape
-from qreward.judge.reply import Heard
+from qreward.judge.reply import ModelReply
 from qreward.server.import_string import load_object
 from qreward.spelling import did_you_mean
 
@@ -34,7 +34,7 @@ USUAL = (0.0, 10.0)
 NAMED: Mapping[str, type[BaseModel]] = {"score": ScoreVerdict, "yes_no": YesNoVerdict}
 
 
-class VerdictForm:
+class VerdictParser:
     """What an answer must be, and what it is worth.
 
     Args:
@@ -78,7 +78,7 @@ class VerdictForm:
         """JSON schema of an answer."""
         return schema_of(self.model, self.scale)
 
-    def read(self, heard: Heard) -> tuple[float, BaseModel]:
+    def read(self, heard: ModelReply) -> tuple[float, BaseModel]:
         """The reward and the verdict that an answer says.
 
         Raises:
@@ -103,7 +103,7 @@ class VerdictForm:
         except (Unreadable, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # whatever it raises, the item must end
-            raise UserFault(f"{called} raised {type(error).__name__}: {error}") from error
+            raise ScoreFunctionError(f"{called} raised {type(error).__name__}: {error}") from error
         return None if worth is None else _number(worth, called)
 
     def _mapped(self, said: float, low: float, high: float) -> float:
@@ -111,25 +111,25 @@ class VerdictForm:
         if self._range is None:
             return said
         if not low <= said <= high:
-            raise UserFault(
+            raise ScoreFunctionError(
                 f"{self.model.__name__} gives the score {said:g}, which is outside {low:g} to {high:g}; correct it, or pass score="
             )
         first, last = self._range
         return first + (last - first) * ((said - low) / (high - low))
 
 
-class UserFault(Exception):
+class ScoreFunctionError(Exception):
     """The user's own code, which makes a number of a verdict, failed: no fault of the model, and asking again does not help."""
 
 
 def _number(value: Any, of: str) -> float:
-    """What the user's own code gave. Raises ``UserFault`` if that is no finite number."""
+    """What the user's own code gave. Raises ``ScoreFunctionError`` if that is no finite number."""
     try:
         number = nan if isinstance(value, str | bytes) else float(value)
     except Exception as error:
-        raise UserFault(f"{of} returned {_shown(value)}, which is not a number") from error
+        raise ScoreFunctionError(f"{of} returned {_shown(value)}, which is not a number") from error
     if not isfinite(number):
-        raise UserFault(f"{of} returned {_shown(value)}, which is not a finite number")
+        raise ScoreFunctionError(f"{of} returned {_shown(value)}, which is not a finite number")
     return number
 
 
@@ -163,7 +163,7 @@ def _worth_of(
         try:
             said = getattr(verdict, name)
         except Exception as error:
-            raise UserFault(f"{name!r} of {model.__name__} raised {type(error).__name__}: {error}") from error
+            raise ScoreFunctionError(f"{name!r} of {model.__name__} raised {type(error).__name__}: {error}") from error
         said = said.value if isinstance(said, Enum) else said
         if said is None:
             return None

@@ -30,7 +30,7 @@ from zlib import crc32
 import msgspec
 
 from qreward.quota.ledger import Ledger
-from qreward.quota.messages import Ask, Share
+from qreward.quota.messages import RenewReply, RenewRequest
 from qreward.settings.policies import Endpoint
 
 VARIABLE = "QREWARD_SHARE_DIR"
@@ -273,12 +273,12 @@ class LocalCarrier:
         self._books: dict[str, Book] = {}
         self._finalizer = weakref.finalize(self, _close_all, self._books)
 
-    def renew(self, key: str, member: str, ask: Ask) -> Share:
+    def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
         """Raises ``OSError`` if the ledger cannot be had; ``Unsafe`` if others could have put it there."""
         with self._book(key).opened(member) as (now, ledger):
             return ledger.renew(now, member, ask)
 
-    def leave(self, key: str, member: str, ask: Ask) -> None:
+    def leave(self, key: str, member: str, ask: RenewRequest) -> None:
         """The member goes. Raises as ``renew`` does; its process' end will tell then."""
         book = self._book(key)
         try:

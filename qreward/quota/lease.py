@@ -1,7 +1,7 @@
 """A member's side: what it may send on the share that it was told, and for how long.
 
-In the place of a source's pace on requests and tokens there is a ``Ration``, around its window a ``Capped``; both ask the source's
-``Tenure``. Nothing may be sent before the first share, nor after the lease of the last one has run out, whoever slept meanwhile.
+In the place of a source's pace on requests and tokens there is a ``LeasedQuota``, around its window a ``CappedLimit``; both ask the source's
+``Lease``. Nothing may be sent before the first share, nor after the lease of the last one has run out, whoever slept meanwhile.
 
 Where shares cannot be renewed (nobody answers, or the ledger is young) the member is *on its own*: it keeps to the share that it held last,
 by a pace of its own, which is one request a minute slower, so that many such paces together never put one more into a minute.
@@ -16,10 +16,10 @@ from collections.abc import Callable
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING
 
-from qreward.quota.messages import LEASE, LINGER, MINUTE, RENEW, Ask, Need, Part, Share
-from qreward.scheduler.limits.rate import Pace
+from qreward.quota.messages import LEASE, LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
+from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.limits.window import Changes, Window
-from qreward.scheduler.request import Feed
+from qreward.scheduler.request import BatchFeed
 
 if TYPE_CHECKING:
     from qreward.scheduler.endpoint_state import Source
@@ -38,7 +38,7 @@ FIRST_TOKENS = 256.0
 """Tokens of a request of which nothing is known."""
 
 
-class Tenure:
+class Lease:
     """What one process may do at one key.
 
     Attributes:
@@ -61,11 +61,11 @@ class Tenure:
         self.until = -inf
         self.members = 0
         self.news = "waiting for a first share"
-        self.requests = Ration(self, whole=True)
-        self.tokens = Ration(self, whole=False) if limits.tpm else None
+        self.requests = LeasedQuota(self, whole=True)
+        self.tokens = LeasedQuota(self, whole=False) if limits.tpm else None
         self.limited = limits.rpm is not None
         self.permits = 0.0 if limits.max_concurrency else inf
-        self.window = Capped(window, self)
+        self.window = CappedLimit(window, self)
 
     def may_send(self, now: float) -> bool:
         """Its lease holds, and allows anything in flight at all."""
@@ -92,7 +92,7 @@ class Tenure:
             ration.left = 0.0
         return True
 
-    def take_over(self, now: float, asked_at: float, share: Share) -> None:
+    def take_over(self, now: float, asked_at: float, share: RenewReply) -> None:
         """Keep to a share from now on, which was asked for then."""
         if share.young and not self.own and not self._holds_any():  # it has nothing to go on with
             self.until, self.members, self.news = -inf, share.members, "the ledger has just begun"
@@ -106,7 +106,7 @@ class Tenure:
             if ration is not None and part is not None:
                 ration.given(now, part)
 
-    def go_alone(self, now: float, ask: Ask, why: str) -> None:
+    def go_alone(self, now: float, ask: RenewRequest, why: str) -> None:
         """Nobody answers: go on with the last share for another lease, within which this must be said again."""
         for ration, need in ((self.requests, ask.requests), (self.tokens, ask.tokens)):
             if ration is not None and need is not None and not ration.share:
@@ -146,24 +146,24 @@ class Tenure:
     def _holds_any(self) -> bool:
         return any(ration.share for ration in self._rations()) or 0 < self.permits < inf
 
-    def _rations(self) -> list[Ration]:
+    def _rations(self) -> list[LeasedQuota]:
         return [ration for ration in (self.requests if self.limited else None, self.tokens) if ration is not None]
 
 
-class Ration(Pace):
+class LeasedQuota(Gcra):
     """What a member may use of a limit a minute, in the place of a pace.
 
     Attributes:
         share: a minute; what it is paced by while it is on its own.
         limit: of all members together.
         left: given and not used.
-        spent, returned: as in ``Need``.
+        spent, returned: as in ``Demand``.
         largest, mean: cost of a request: of the larger ones, and of all.
     """
 
     __slots__ = ("_spread", "_tenure", "_whole", "largest", "left", "limit", "mean", "returned", "share", "spent")
 
-    def __init__(self, tenure: Tenure, *, whole: bool) -> None:
+    def __init__(self, tenure: Lease, *, whole: bool) -> None:
         super().__init__(0.0)
         self._tenure = tenure
         self._whole = whole
@@ -213,7 +213,7 @@ class Ration(Pace):
             self.spent -= cost
             self.left += cost
 
-    def given(self, now: float, part: Part) -> None:
+    def given(self, now: float, part: Grant) -> None:
         """Take over a part."""
         self.share, self.limit, self.rate = part.hold, part.limit, max(part.hold, HAIR) / 60
         self.left += part.grant
@@ -227,20 +227,20 @@ class Ration(Pace):
         self.rate = self._own_rate()
         self._arrival = now + self.least / self.rate
 
-    def need(self, limit: float, *, lapsed: bool, want: float, rate: float) -> Need:
+    def need(self, limit: float, *, lapsed: bool, want: float, rate: float) -> Demand:
         """What it says of itself at a renewal. What is left and too little for a request it gives back."""
         hold = 0.0 if lapsed else self.share
         if self.left < self.least * (1 - HAIR):
             self.left = min(self.left, 0.0)
         least = self.least - min(self.left, 0.0)
-        return Need(limit, want, hold, rate, least, self.spent, self.returned, self.left)
+        return Demand(limit, want, hold, rate, least, self.spent, self.returned, self.left)
 
     def _own_rate(self) -> float:
         slower = SLOWER if self._whole else 0.0
         return max(self.share - slower, self.share / 2, HAIR) / 60
 
 
-class Capped:
+class CappedLimit:
     """A window within a member's share of what may be in flight. What it learns it learns as ever.
 
     Attributes:
@@ -250,7 +250,7 @@ class Capped:
 
     __slots__ = ("_tenure", "inner", "peak")
 
-    def __init__(self, inner: Window, tenure: Tenure) -> None:
+    def __init__(self, inner: Window, tenure: Lease) -> None:
         self.inner = inner
         self.peak = 0
         self._tenure = tenure
@@ -294,7 +294,7 @@ def _short(amount: float) -> str:
 
 def inner_of(window: Window) -> Window:
     """The window itself, whatever share of it there is."""
-    return window.inner if isinstance(window, Capped) else window
+    return window.inner if isinstance(window, CappedLimit) else window
 
 
 def _nobody() -> None:
@@ -309,14 +309,14 @@ IDLE = 2.0
 """Seconds without work after which a source wants nothing."""
 
 
-class Demand:
+class DemandTracker:
     """What one source needs, from one renewal to the next.
 
     Attributes:
         hungry: at the last look, work waited that its share held up.
     """
 
-    def __init__(self, source: Source, tenure: Tenure) -> None:
+    def __init__(self, source: Source, tenure: Lease) -> None:
         self._source = source
         self._tenure = tenure
         self._sent = source.tally.sent
@@ -337,9 +337,9 @@ class Demand:
         if source.removed or health.down or source.gate.opens_at > now + RENEW or source.inflight >= health.allowed:
             return 0
         count = sum(len(pool.queue) for pool in source.pools)
-        return inf if count >= Feed.LOW else count
+        return inf if count >= BatchFeed.LOW else count
 
-    def ask(self, now: float, limits: Limits) -> Ask:
+    def ask(self, now: float, limits: Limits) -> RenewRequest:
         """What it is to say now."""
         source, tenure = self._source, self._tenure
         seconds, self._at = min(MINUTE, max(now - self._at, RENEW / 2)), now
@@ -353,7 +353,7 @@ class Demand:
         want += 1 if waiting or used else 0
         rate = inf if waiting else (AHEAD * used / seconds * MINUTE + 1 if used else 0.0)
         lapsed = tenure.lapse(now)
-        ask = Ask()
+        ask = RenewRequest()
         if limits.rpm is not None:
             ask.requests = tenure.requests.need(limits.rpm, lapsed=lapsed, want=want, rate=rate)
         if limits.tpm is not None and tenure.tokens is not None:
@@ -364,9 +364,9 @@ class Demand:
         self.hungry = waiting > 0
         return ask
 
-    def _permits(self, limit: int, waiting: float, peak: int, *, hold: float) -> Need:
+    def _permits(self, limit: int, waiting: float, peak: int, *, hold: float) -> Demand:
         source, inner = self._source, self._tenure.window.inner
         could = source.inflight + waiting if waiting else peak + 1 + peak // 5 if peak else 0
         slow = source.latency.slow
         lasts = LINGER if slow is None else min(LINGER, SLOW * slow)
-        return Need(limit, hold=hold, rate=min(inner.limit, could), using=source.inflight, lasts=lasts)
+        return Demand(limit, hold=hold, rate=min(inner.limit, could), using=source.inflight, lasts=lasts)

@@ -31,7 +31,7 @@ from math import floor, inf
 
 import msgspec
 
-from qreward.quota.messages import FRESH, LEASE, MARGIN, MINUTE, PERIOD, RENEW, STEP, Ask, Need, Part, Share
+from qreward.quota.messages import FRESH, LEASE, MARGIN, MINUTE, PERIOD, RENEW, STEP, Demand, Grant, RenewReply, RenewRequest
 
 
 def level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
@@ -134,7 +134,7 @@ class Minute(msgspec.Struct, array_like=True):
         if account is not None:
             self._use(now, account.out)
 
-    def report(self, now: float, member: str, need: Need) -> Account:
+    def report(self, now: float, member: str, need: Demand) -> Account:
         """Take in what a member used, has left, and wants."""
         account = self.accounts.get(member)
         if account is None:
@@ -255,7 +255,7 @@ class Pot(msgspec.Struct, array_like=True):
         """What all together may believe to hold."""
         return sum(holder.holds(now) for holder in self.holders.values())
 
-    def renew(self, now: float, member: str, need: Need, *, young: bool) -> float:
+    def renew(self, now: float, member: str, need: Demand, *, young: bool) -> float:
         """Tell a member its share."""
         holder = self.holders.get(member)
         if holder is None:
@@ -303,7 +303,7 @@ BACKWARDS = 1.0
 """Seconds by which clocks of members may differ; a clock further back is another one, as after a restart of the machine."""
 
 
-class Seat(msgspec.Struct, array_like=True):
+class Member(msgspec.Struct, array_like=True):
     """A member: when it was last heard of, and the limits that it names."""
 
     at: float
@@ -330,31 +330,31 @@ class Ledger(msgspec.Struct, array_like=True):
 
     begun: float = -inf
     now: float = -inf
-    seats: dict[str, Seat] = {}
+    seats: dict[str, Member] = {}
     requests: Minute = msgspec.field(default_factory=lambda: Minute(whole=True))
     tokens: Minute = msgspec.field(default_factory=lambda: Minute(whole=False))
     permits: Pot = msgspec.field(default_factory=lambda: Pot(whole=True))
     request_shares: Pot = msgspec.field(default_factory=lambda: Pot(whole=False))
     token_shares: Pot = msgspec.field(default_factory=lambda: Pot(whole=False))
 
-    def renew(self, now: float, member: str, ask: Ask) -> Share:
+    def renew(self, now: float, member: str, ask: RenewRequest) -> RenewReply:
         """A member says where it stands, and is told its share. Its renewals must come in their order; a late one may be lost."""
         now = self.now = max(self.now, now)
         limits = [inf if need is None else need.limit for need in (ask.requests, ask.tokens, ask.permits)]
-        self.seats[member] = Seat(now, *limits)
+        self.seats[member] = Member(now, *limits)
         self._advance(now)
         young = now < self.begun + LEASE
-        share = Share(len(self.seats), young)
+        share = RenewReply(len(self.seats), young)
         if ask.requests is not None:
             share.requests = self._rate(now, member, ask.requests, self.requests, self.request_shares, young=young)
         if ask.tokens is not None:
             share.tokens = self._rate(now, member, ask.tokens, self.tokens, self.token_shares, young=young)
         if ask.permits is not None:
             held = self.permits.renew(now, member, ask.permits, young=young)
-            share.permits = Part(self.permits.total, held)
+            share.permits = Grant(self.permits.total, held)
         return share
 
-    def leave(self, now: float, member: str, ask: Ask) -> None:
+    def leave(self, now: float, member: str, ask: RenewRequest) -> None:
         """A member is going, in good order: it has told what it used, and gives back the rest."""
         now = self.now = max(self.now, now)
         for need, minute in ((ask.requests, self.requests), (ask.tokens, self.tokens)):
@@ -401,7 +401,7 @@ class Ledger(msgspec.Struct, array_like=True):
         self.request_shares.total, self.token_shares.total = (minute.limit * MINUTE / PERIOD for minute in (self.requests, self.tokens))
 
     @staticmethod
-    def _rate(now: float, member: str, need: Need, minute: Minute, shares: Pot, *, young: bool) -> Part:
+    def _rate(now: float, member: str, need: Demand, minute: Minute, shares: Pot, *, young: bool) -> Grant:
         hold = shares.renew(now, member, need, young=young)
         minute.report(now, member, need)
-        return Part(minute.limit, hold, 0.0 if young else minute.grant(now, member))
+        return Grant(minute.limit, hold, 0.0 if young else minute.grant(now, member))

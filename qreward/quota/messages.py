@@ -23,7 +23,7 @@ PERIOD = MINUTE + MARGIN + STEP + RENEW
 """Seconds over which a limit a minute is handed out: a request counts until the minute after its report is over."""
 
 
-class Need(msgspec.Struct, array_like=True):
+class Demand(msgspec.Struct, array_like=True):
     """One limit, as a member sees it. Amounts are requests or tokens, and the limit a minute; or requests in flight at once.
 
     Attributes:
@@ -50,15 +50,15 @@ class Need(msgspec.Struct, array_like=True):
     lasts: float = LINGER
 
 
-class Ask(msgspec.Struct, array_like=True):
+class RenewRequest(msgspec.Struct, array_like=True):
     """What a member says at a renewal: a need for each limit that it has."""
 
-    requests: Need | None = None
-    tokens: Need | None = None
-    permits: Need | None = None
+    requests: Demand | None = None
+    tokens: Demand | None = None
+    permits: Demand | None = None
 
 
-class Part(msgspec.Struct, array_like=True):
+class Grant(msgspec.Struct, array_like=True):
     """A member's part of one limit.
 
     Attributes:
@@ -72,7 +72,7 @@ class Part(msgspec.Struct, array_like=True):
     grant: float = 0.0
 
 
-class Share(msgspec.Struct, array_like=True):
+class RenewReply(msgspec.Struct, array_like=True):
     """What a member is told.
 
     Attributes:
@@ -84,6 +84,6 @@ class Share(msgspec.Struct, array_like=True):
     members: int
     young: bool = False
     lease: float = LEASE
-    requests: Part | None = None
-    tokens: Part | None = None
-    permits: Part | None = None
+    requests: Grant | None = None
+    tokens: Grant | None = None
+    permits: Grant | None = None

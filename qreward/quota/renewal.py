@@ -18,8 +18,8 @@ from uuid import uuid4
 
 from qreward.engine.driver import Engine
 from qreward.engine.instrumentation import LOG
-from qreward.quota.lease import Demand, Tenure
-from qreward.quota.messages import RENEW, Ask, Share
+from qreward.quota.lease import DemandTracker, Lease
+from qreward.quota.messages import RENEW, RenewReply, RenewRequest
 from qreward.scheduler.endpoint_state import Source
 from qreward.settings.policies import Endpoint, Limits
 
@@ -33,13 +33,13 @@ FAREWELL = 3.0
 """Seconds that a client that is closed waits for its shares to be given back."""
 
 
-class Carrier(Protocol):
+class LedgerTransport(Protocol):
     """Brings a member's words to the ledger of a key, and back. Of one member they come one after the other, in one thread."""
 
-    def renew(self, key: str, member: str, ask: Ask) -> Share:
+    def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
         """Raises anything if there is no answer; it may take some seconds."""
 
-    def leave(self, key: str, member: str, ask: Ask) -> None:
+    def leave(self, key: str, member: str, ask: RenewRequest) -> None:
         """The member goes, and says what it used."""
 
     def close(self) -> None:
@@ -50,10 +50,10 @@ class Membership(NamedTuple):
     """Where a source's limits are shared: the ledger's key, and who brings words there."""
 
     key: str
-    carrier: Carrier
+    carrier: LedgerTransport
 
 
-class Desk:
+class LeaseRenewer:
     """One shared source: its renewals, and what comes of them. In the sharing's thread only.
 
     Attributes:
@@ -61,14 +61,14 @@ class Desk:
         next_at: when it is to be renewed next.
     """
 
-    def __init__(self, source: Source, tenure: Tenure, membership: Membership, engine: Engine[Any]) -> None:
+    def __init__(self, source: Source, tenure: Lease, membership: Membership, engine: Engine[Any]) -> None:
         self.source = source
         self.joined = False
         self.next_at = 0.0
         self._tenure = tenure
         self._key, self._carrier = membership
         self._engine = engine
-        self._demand = Demand(source, tenure)
+        self._demand = DemandTracker(source, tenure)
         self._member = uuid4().hex[:16]
         self._renewed_at = 0.0
         self._failures = 0
@@ -109,7 +109,7 @@ class Desk:
             self._answered(asked_at, ask, share)
         self._renewed_at = engine.clock()
 
-    def _answered(self, asked_at: float, ask: Ask, share: Share) -> None:
+    def _answered(self, asked_at: float, ask: RenewRequest, share: RenewReply) -> None:
         if self._failures > 1:
             LOG.warning("endpoint %r: sharing of its limits works again; %d processes share them", self.source.name, share.members)
         gives_up = share.permits is not None and ask.permits is not None and share.permits.hold < ask.permits.hold
@@ -118,7 +118,7 @@ class Desk:
         self._compare(ask, share)
         self._act(partial(self._tenure.take_over, asked_at=asked_at, share=share))
 
-    def _failed(self, ask: Ask, error: Exception) -> None:
+    def _failed(self, ask: RenewRequest, error: Exception) -> None:
         self._failures, self.joined = self._failures + 1, False
         now = self._engine.clock()
         self.next_at = now + (RETRY if self._failures > 1 else AGAIN)
@@ -129,7 +129,7 @@ class Desk:
             LOG.warning("endpoint %r: its limits are not shared at present: %s; it uses its last share", self.source.name, why)
         self._act(partial(self._tenure.go_alone, ask=ask, why=why))
 
-    def _compare(self, ask: Ask, share: Share) -> None:
+    def _compare(self, ask: RenewRequest, share: RenewReply) -> None:
         """Say once if another process names a smaller limit."""
         if self._warned:
             return
@@ -174,7 +174,7 @@ class Desk:
             LOG.debug("endpoint %r: its share was not given back: %s", self.source.name, type(error).__name__)
 
 
-class Bell:
+class WakeEvent:
     """Wakes the thread; may be rung from anywhere, under any lock."""
 
     def __init__(self) -> None:
@@ -204,14 +204,14 @@ class Sharing:
         engine: Engine[Any],
         sources: Callable[[], Iterable[Source]],
         membership: Callable[[Endpoint], Membership],
-        carriers: Callable[[], Iterable[Carrier]] = tuple,
+        carriers: Callable[[], Iterable[LedgerTransport]] = tuple,
     ) -> None:
         self._engine = engine
         self._sources = sources
         self._membership = membership
         self._carriers = carriers
-        self._desks: dict[Source, Desk] = {}
-        self._bell = Bell()
+        self._desks: dict[Source, LeaseRenewer] = {}
+        self._bell = WakeEvent()
         self._beginning = threading.Lock()
         self._thread: threading.Thread | None = None
         self.look_around()
@@ -221,7 +221,7 @@ class Sharing:
         for source in self._sources():
             tenure = source.share
             if tenure is not None and source not in self._desks:
-                self._desks[source] = Desk(source, tenure, self._membership(cast("Endpoint", source.handle)), self._engine)
+                self._desks[source] = LeaseRenewer(source, tenure, self._membership(cast("Endpoint", source.handle)), self._engine)
                 self._engine.act(partial(self._attach, tenure=tenure, desk=self._desks[source]))
         if self._desks and self._engine.shells():
             self._call()
@@ -248,7 +248,7 @@ class Sharing:
         if thread is not None:
             await asyncio.to_thread(thread.join, FAREWELL)
 
-    def _attach(self, _now: float, tenure: Tenure, desk: Desk) -> None:
+    def _attach(self, _now: float, tenure: Lease, desk: LeaseRenewer) -> None:
         tenure.call = _caller(weakref.ref(self))
         desk._stand_by()
 
@@ -284,7 +284,7 @@ def _caller(sharing: weakref.ref[Sharing]) -> Callable[[], None]:
     return call
 
 
-def _keep(sharing: weakref.ref[Sharing], bell: Bell) -> None:
+def _keep(sharing: weakref.ref[Sharing], bell: WakeEvent) -> None:
     """What the thread does, as long as somebody holds the sharing."""
     while not bell.over and (found := sharing()) is not None:
         try:

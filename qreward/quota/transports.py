@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 
 from qreward.quota.file_ledger import key_of
-from qreward.quota.renewal import Carrier, Membership
+from qreward.quota.renewal import LedgerTransport, Membership
 from qreward.settings.policies import Endpoint
 
 
@@ -17,7 +17,7 @@ class Carriers:
     """The carriers of one client, each made when it is first needed."""
 
     def __init__(self) -> None:
-        self._made: dict[str, Carrier] = {}
+        self._made: dict[str, LedgerTransport] = {}
         self._making = threading.Lock()
 
     def __call__(self, endpoint: Endpoint) -> Membership:
@@ -29,11 +29,11 @@ class Carriers:
                 carrier = self._made[kind] = make_carrier(kind)
         return Membership(key_of(endpoint), carrier)
 
-    def __iter__(self) -> Iterator[Carrier]:
+    def __iter__(self) -> Iterator[LedgerTransport]:
         return iter(list(self._made.values()))
 
 
-def make_carrier(kind: str) -> Carrier:
+def make_carrier(kind: str) -> LedgerTransport:
     """The carrier of a kind. Ray is not imported before it is used."""
     if kind == "ray":
         from qreward.integrations.ray.limit_actor import RayCarrier  # noqa: PLC0415 - an extra

@@ -11,16 +11,16 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from qreward.quota.lease import Tenure
+from qreward.quota.lease import Lease
 from qreward.scheduler.health import IN_A_ROW, Health
-from qreward.scheduler.limits.adaptive import AdaptiveWindow
-from qreward.scheduler.limits.cooldown import Gate
-from qreward.scheduler.limits.headers import DOUBT, Meter
-from qreward.scheduler.limits.rate import LearnedPace, Pace
-from qreward.scheduler.limits.window import FixedWindow, Window
-from qreward.scheduler.outcome import Advertised, Answer
-from qreward.scheduler.stats.latency import Latency, Tempo
-from qreward.scheduler.stats.stalls import Silence
+from qreward.scheduler.limits.adaptive import AdaptiveLimit
+from qreward.scheduler.limits.cooldown import Cooldown
+from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
+from qreward.scheduler.limits.rate import Gcra, LearnedRate
+from qreward.scheduler.limits.window import FixedLimit, Window
+from qreward.scheduler.outcome import Answer, RateLimitInfo
+from qreward.scheduler.stats.latency import Latency, StreamTiming
+from qreward.scheduler.stats.stalls import StallDetector
 from qreward.settings.policies import Limits
 
 if TYPE_CHECKING:
@@ -87,25 +87,25 @@ class Source:
         weight: float = 1.0,
         attempt_timeout: float | None = None,
         window: Window | None = None,
-        learned: LearnedPace | None = None,
+        learned: LearnedRate | None = None,
     ) -> None:
         limits = limits or Limits()
         self.name = name
         self.weight = weight
         self.attempt_timeout = attempt_timeout
-        self.window: Window = window or FixedWindow(limits.max_concurrency)
+        self.window: Window = window or FixedLimit(limits.max_concurrency)
         self.learned = learned
-        self.requests: Pace | Meter | None = Pace(limits.rpm / 60) if limits.rpm else None
-        self.tokens: Pace | Meter | None = Pace(limits.tpm / 60) if limits.tpm else None
+        self.requests: Gcra | HeaderRateLimit | None = Gcra(limits.rpm / 60) if limits.rpm else None
+        self.tokens: Gcra | HeaderRateLimit | None = Gcra(limits.tpm / 60) if limits.tpm else None
         self.metered = False
         self.reserved = limits.tpm_counts == "reserved"
-        self.share: Tenure | None = None
-        self.gate = Gate(rng)
+        self.share: Lease | None = None
+        self.gate = Cooldown(rng)
         self.health = Health(rng, self._health_changed)
         self.down_since: float | None = None
         self.latency = Latency()
-        self.silence = Silence()
-        self.tempo: Tempo | None = None
+        self.silence = StallDetector()
+        self.tempo: StreamTiming | None = None
         self.attempts: dict[Attempt, None] = {}
         self.inflight = self.singles = 0
         self.answered_at = self.proven = -inf
@@ -155,7 +155,7 @@ class Source:
     def began(self, now: float, sent_at: float) -> None:
         """The first token of a stream came."""
         if self.tempo is None:
-            self.tempo = Tempo()
+            self.tempo = StreamTiming()
         self.tempo.began(now - sent_at)
         self.unanswered = 0
         if self.silence.since != inf:
@@ -183,7 +183,9 @@ class Source:
         if answer.limits is not None or self.metered:
             self.advertised(now, sent_at, answer.limits, used=(answer.prompt_tokens or 0) + (answer.output_tokens or 0))
 
-    def advertised(self, now: float, sent_at: float, limits: Advertised | None, used: int | None = None, hint: float | None = None) -> None:
+    def advertised(
+        self, now: float, sent_at: float, limits: RateLimitInfo | None, used: int | None = None, hint: float | None = None
+    ) -> None:
         """A request ended, or its answer began; ``limits`` is what was said of rate limits, if anything was.
 
         Args:
@@ -195,16 +197,16 @@ class Source:
         served = used is not None
         requests, tokens = (None, None) if limits is None else (limits.requests, limits.tokens)
         if requests is not None:
-            if not isinstance(self.requests, Meter):
-                self.requests, self.metered = Meter(self.requests), True
+            if not isinstance(self.requests, HeaderRateLimit):
+                self.requests, self.metered = HeaderRateLimit(self.requests), True
             self.requests.told(now, sent_at, requests, answered=served, others=self.inflight, hint=hint)
-        elif isinstance(self.requests, Meter):
+        elif isinstance(self.requests, HeaderRateLimit):
             self.requests.untold(now, sent_at, answered=served, hint=hint)
         if tokens is not None:
-            if not isinstance(self.tokens, Meter):
-                self.tokens, self.metered = Meter(self.tokens, doubt=DOUBT), True
+            if not isinstance(self.tokens, HeaderRateLimit):
+                self.tokens, self.metered = HeaderRateLimit(self.tokens, doubt=DOUBT), True
             self.tokens.told(now, sent_at, tokens, answered=served, others=self.inflight * (used or 0), hint=hint)
-        elif isinstance(self.tokens, Meter):
+        elif isinstance(self.tokens, HeaderRateLimit):
             self.tokens.untold(now, sent_at, answered=served, hint=hint)
 
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
@@ -244,7 +246,9 @@ class Source:
         if not self.health.in_service or self.removed or self.gate.opens_at >= soon:
             return False
         requests, tokens = self.requests, self.tokens
-        used_up = (isinstance(requests, Meter) and requests.ready_at > soon) or (isinstance(tokens, Meter) and tokens.ready_at > soon)
+        used_up = (isinstance(requests, HeaderRateLimit) and requests.ready_at > soon) or (
+            isinstance(tokens, HeaderRateLimit) and tokens.ready_at > soon
+        )
         return not used_up
 
     def rate(self) -> float:
@@ -280,16 +284,16 @@ class Source:
 
 def make_source(name: str, rng: Random, limits: Limits, *, weight: float = 1.0, attempt_timeout: float | None = None) -> Source:
     """A source that finds out what it can take within ``limits``, or its share of them, unless they say that it should not."""
-    window = AdaptiveWindow(rng, limits.max_concurrency) if limits.adaptive else None
-    learned = LearnedPace() if limits.adaptive else None
+    window = AdaptiveLimit(rng, limits.max_concurrency) if limits.adaptive else None
+    learned = LearnedRate() if limits.adaptive else None
     source = Source(name, rng, limits, weight=weight, attempt_timeout=attempt_timeout, window=window, learned=learned)
     if limits.shared != "none":
-        share = source.share = Tenure(limits, source.window)
+        share = source.share = Lease(limits, source.window)
         source.requests, source.tokens, source.window = share.requests, share.tokens, share.window
     return source
 
 
-class Standing(NamedTuple):
+class Availability(NamedTuple):
     """What keeps a source from being asked.
 
     Attributes:
@@ -301,22 +305,22 @@ class Standing(NamedTuple):
     seconds: float
 
 
-def standing(now: float, source: Source) -> Standing:
+def standing(now: float, source: Source) -> Availability:
     """Why a source may not be asked now, the longest obstacle first."""
     health = source.health
     if source.removed:
-        return Standing("removed", inf)
+        return Availability("removed", inf)
     if health.down:
-        return Standing("marked unhealthy", inf)
+        return Availability("marked unhealthy", inf)
     waits = [(at - now, reason) for at, reason in _times(source) if at > now]
     if waits:
         seconds, reason = max(waits)
-        return Standing(reason, seconds)
+        return Availability(reason, seconds)
     if source.inflight >= health.allowed:
-        return Standing(f"coming back: {health.allowed:g} at a time", inf)
+        return Availability(f"coming back: {health.allowed:g} at a time", inf)
     if source.inflight >= source.window.limit:
-        return Standing("window full", inf)
-    return Standing("ready", 0.0)
+        return Availability("window full", inf)
+    return Availability("ready", 0.0)
 
 
 def _times(source: Source) -> list[tuple[float, str]]:
@@ -332,7 +336,7 @@ def _times(source: Source) -> list[tuple[float, str]]:
     return times
 
 
-def _limit(pace: Pace | Meter, unit: str) -> str:
+def _limit(pace: Gcra | HeaderRateLimit, unit: str) -> str:
     if pace.ready_at == inf:
         return "waiting for its share"
     return f"no {unit} left, as it says itself" if pace.rate == inf else f"limit of {pace.rate:.3g} {unit}/s"

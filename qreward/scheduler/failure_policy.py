@@ -1,7 +1,7 @@
 """What follows when an attempt gave no answer: for its source, and for its task.
 
 Overload concerns the gate and the window, never health or the task's attempts. A failure counts against the source's
-health, unless the task itself is the likely cause (``Aftermath._is_to_blame``): a sick source is found by the tasks that
+health, unless the task itself is the likely cause (``FailurePolicy._is_to_blame``): a sick source is found by the tasks that
 come to it first. The task goes to another source at once if one is worth waiting for; otherwise it waits and may return to
 the same one.
 
@@ -22,11 +22,11 @@ from qreward.errors import ClientClosed, QRewardError, RequestTimeout
 from qreward.results import AttemptRecord
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome
-from qreward.scheduler.request import Attempt, State, Task, Why
+from qreward.scheduler.request import Attempt, CancelReason, Task, TaskState
 from qreward.settings.policies import Retry
 
 
-class Rule(NamedTuple):
+class FailureRule(NamedTuple):
     """What one kind of failure means.
 
     Attributes:
@@ -42,21 +42,21 @@ class Rule(NamedTuple):
     unwell: bool = False
 
 
-RULES: dict[FailureKind, Rule] = {
-    FailureKind.OVERLOADED: Rule(again=True),
-    FailureKind.QUOTA: Rule(again=True, elsewhere=True),
-    FailureKind.TRANSIENT: Rule(again=True, charged=True, unwell=True),
-    FailureKind.UNREACHABLE: Rule(again=True, charged=True, unwell=True),
-    FailureKind.TIMEOUT: Rule(again=True, charged=True, unwell=True),
-    FailureKind.UNSUITABLE: Rule(again=True, elsewhere=True),
-    FailureKind.REFUSED: Rule(again=False),
-    FailureKind.UNSENDABLE: Rule(again=False),
-    FailureKind.LOCAL: Rule(again=True, charged=True),
+RULES: dict[FailureKind, FailureRule] = {
+    FailureKind.OVERLOADED: FailureRule(again=True),
+    FailureKind.QUOTA: FailureRule(again=True, elsewhere=True),
+    FailureKind.TRANSIENT: FailureRule(again=True, charged=True, unwell=True),
+    FailureKind.UNREACHABLE: FailureRule(again=True, charged=True, unwell=True),
+    FailureKind.TIMEOUT: FailureRule(again=True, charged=True, unwell=True),
+    FailureKind.UNSUITABLE: FailureRule(again=True, elsewhere=True),
+    FailureKind.REFUSED: FailureRule(again=False),
+    FailureKind.UNSENDABLE: FailureRule(again=False),
+    FailureKind.LOCAL: FailureRule(again=True, charged=True),
 }
-_TOLD_NO = Rule(again=False)
+_TOLD_NO = FailureRule(again=False)
 
 
-def rule_for(failure: Failure) -> Rule:
+def rule_for(failure: Failure) -> FailureRule:
     """The rule of a failure; the endpoint's own word (``x-should-retry``) goes first."""
     if failure.should_retry is None:
         return RULES[failure.kind]
@@ -65,7 +65,7 @@ def rule_for(failure: Failure) -> Rule:
     return RULES[FailureKind.TRANSIENT] if failure.kind is FailureKind.REFUSED else RULES[failure.kind]
 
 
-class Pauses(Protocol):
+class BackoffParams(Protocol):
     """Waits that double from ``base`` to ``cap``, in seconds."""
 
     @property
@@ -75,7 +75,7 @@ class Pauses(Protocol):
     def cap(self) -> float: ...
 
 
-def backoff(policy: Pauses, tries: int, rng: Random) -> float:
+def backoff(policy: BackoffParams, tries: int, rng: Random) -> float:
     """Seconds to wait before try number ``tries`` + 1 at the same source: full jitter."""
     return rng.uniform(0.0, min(policy.cap, policy.base * 2.0 ** min(tries - 1, 60)))
 
@@ -141,7 +141,7 @@ MOST_TRAIL = 100
 """Failed attempts that a task remembers: an outage may be waited out for long. Beyond them a failed connection is charged as well."""
 
 
-class Verdict(NamedTuple):
+class RetryDecision(NamedTuple):
     """What follows.
 
     Attributes:
@@ -157,7 +157,7 @@ class Verdict(NamedTuple):
     final: bool = False
 
 
-class Aftermath:
+class FailurePolicy:
     """Decides, and keeps the retry budget."""
 
     def __init__(self, retry: Retry, rng: Random) -> None:
@@ -165,24 +165,24 @@ class Aftermath:
         self._rng = rng
         self.budget = Budget(retry)
 
-    def of(self, now: float, attempt: Attempt, outcome: Failure | Cancelled) -> Verdict:
+    def of(self, now: float, attempt: Attempt, outcome: Failure | Cancelled) -> RetryDecision:
         """Decide what follows, and tell the source."""
         source, task = attempt.source, attempt.task
         if isinstance(outcome, Cancelled):
-            if attempt.why is not Why.OVERDUE:
+            if attempt.why is not CancelReason.OVERDUE:
                 return self._stopped(now, attempt)
             outcome = attempt.failure = _overdue(now, attempt)
         rule = rule_for(outcome)
         lost = self._blame(now, attempt, outcome, rule)
         if not task.holds(attempt):  # nobody waits for it any more: it only tells of its source
-            return Verdict(lost)
+            return RetryDecision(lost)
         self._note(now, attempt, outcome)
         if attempt.committed and not task.restarts:  # what was given out cannot be taken back
-            return Verdict(lost, error=outcome.error, final=True)
+            return RetryDecision(lost, error=outcome.error, final=True)
         wait, error = self._decide(now, task, source, outcome, rule)
-        return Verdict(lost, wait, error, final=not rule.again)
+        return RetryDecision(lost, wait, error, final=not rule.again)
 
-    def _stopped(self, now: float, attempt: Attempt) -> Verdict:
+    def _stopped(self, now: float, attempt: Attempt) -> RetryDecision:
         source = attempt.source
         source.tally.cancelled += 1
         source.window.ended()
@@ -193,13 +193,13 @@ class Aftermath:
         error = None if attempt.why else ClientClosed("the event loop was shut down before the request was done")
         slow = source.latency.slow
         task = attempt.task
-        hopeless = attempt.why is Why.ABANDONED and (task.tries or task.suspected)  # it has failed elsewhere, too
+        hopeless = attempt.why is CancelReason.ABANDONED and (task.tries or task.suspected)  # it has failed elsewhere, too
         if attempt.why is None or attempt.committed or slow is None or hopeless or now - attempt.sent_at < 4 * slow:
-            return Verdict(error=error)
+            return RetryDecision(error=error)
         # given up by its caller, but so late that it speaks against the source: short timeouts must not hide a hang
-        return Verdict(source.health.failed(now, attempt.sent_at, attempt.task.number, last=source.is_last()), error=error)
+        return RetryDecision(source.health.failed(now, attempt.sent_at, attempt.task.number, last=source.is_last()), error=error)
 
-    def _blame(self, now: float, attempt: Attempt, failure: Failure, rule: Rule) -> bool:
+    def _blame(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule) -> bool:
         source, task = attempt.source, attempt.task
         if is_sign_of_life(failure):
             source.unanswered = 0
@@ -245,10 +245,10 @@ class Aftermath:
     def _note(self, now: float, attempt: Attempt, failure: Failure) -> None:
         error = failure.error
         status = getattr(error, "status_code", None)
-        remember(attempt, failure.kind.name.lower(), now, status, str(error))
+        record_attempt(attempt, failure.kind.name.lower(), now, status, str(error))
         attempt.task.last_error = error
 
-    def _decide(self, now: float, task: Task, source: Source, failure: Failure, rule: Rule) -> tuple[float, QRewardError | None]:
+    def _decide(self, now: float, task: Task, source: Source, failure: Failure, rule: FailureRule) -> tuple[float, QRewardError | None]:
         if not rule.again:
             return 0.0, failure.error
         if rule.elsewhere:
@@ -268,7 +268,7 @@ class Aftermath:
             return 0.0, failure.error
         return self._wait(now, task, source), None
 
-    def _is_charged(self, task: Task, source: Source, failure: Failure, rule: Rule) -> bool:
+    def _is_charged(self, task: Task, source: Source, failure: Failure, rule: FailureRule) -> bool:
         """Whether a failure counts as one of the task's attempts: not at a source that is known to be out of service, up to a bound."""
         if not rule.unwell or source.health.in_service:
             return True
@@ -286,7 +286,7 @@ class Aftermath:
 
     @staticmethod
     def _avoid(task: Task, sources: tuple[Source, ...]) -> None:
-        if task.state is not State.QUEUED:  # where it waits for a second attempt, it waits under what it avoids
+        if task.state is not TaskState.QUEUED:  # where it waits for a second attempt, it waits under what it avoids
             task.excluded = sources
 
 
@@ -295,7 +295,7 @@ def is_sign_of_life(outcome: Outcome) -> bool:
     return isinstance(outcome, Answer) or (isinstance(outcome, Failure) and outcome.kind in ALIVE)
 
 
-def remember(attempt: Attempt, outcome: str, now: float, status: int | None = None, detail: str = "") -> None:
+def record_attempt(attempt: Attempt, outcome: str, now: float, status: int | None = None, detail: str = "") -> None:
     """Put an attempt into its task's trail."""
     task = attempt.task
     if task.trail is None:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
-from qreward.scheduler.request import Attempt, State, Task
+from qreward.scheduler.request import Attempt, Task, TaskState
 from qreward.scheduler.stats.stalls import LEAST_SECONDS
 from qreward.settings.policies import Hedge
 
@@ -48,7 +48,7 @@ HEALTHY = 0.7
 """Share of a pool's sources that must be in service for hedges and tail copies (cf. gRPC A6, hedging throttling)."""
 
 
-class Found:
+class Inspection:
     """What a look at a source's attempts has found.
 
     Attributes:
@@ -77,7 +77,7 @@ class Found:
             self.next_at = min(self.next_at, attempt.sent_at + limit)
 
 
-class Duplicates:
+class HedgingPolicy:
     """Decides; the scheduler carries out.
 
     Args:
@@ -124,9 +124,9 @@ class Duplicates:
         hedged = min(self.hedged_after(source), self.hedged_after(source, streamed=True))
         return max(LOOK_LEAST, min(LOOK_MOST, source.attempt_limit(0), hung, hedged, LEAST_SECONDS))
 
-    def inspect(self, now: float, source: Source) -> Found:
+    def inspect(self, now: float, source: Source) -> Inspection:
         """Look at all attempts that are old enough to be worth it; they are oldest first."""
-        found = Found()
+        found = Inspection()
         hedged_after = [self.hedged_after(source, streamed=streamed) if source.singles else inf for streamed in (False, True)]
         hung_after = {pool: self.hung_after(source, pool) for pool in source.pools}
         least = min(*hedged_after, source.attempt_limit(0), *hung_after.values())
@@ -140,7 +140,7 @@ class Duplicates:
                 found.sort(attempt, now, ((found.overdue, _limit(now, attempt)), *self._softer(attempt, found, hung, hedge)))
         return found
 
-    def _softer(self, attempt: Attempt, found: Found, hung: float, hedge: float) -> tuple[tuple[list[Attempt], float], ...]:
+    def _softer(self, attempt: Attempt, found: Inspection, hung: float, hedge: float) -> tuple[tuple[list[Attempt], float], ...]:
         """The limits before the last one."""
         if attempt is attempt.task.copy:
             return ((found.again, 2 * hung),)
@@ -183,7 +183,7 @@ class Duplicates:
         task = attempt.task
         if self.policy is None or not task.hedge or attempt.committed or task.tries + 1 >= self._tries:
             return False
-        return task.attempt is attempt and task.copy is None and task.state is State.SENT and attempt.why is None
+        return task.attempt is attempt and task.copy is None and task.state is TaskState.SENT and attempt.why is None
 
     @staticmethod
     def others(task: Task) -> tuple[Source, ...]:
@@ -201,7 +201,7 @@ class Duplicates:
         """Tail copies that pay, one at a time: the room is looked at anew after each."""
         if self.policy is None or not self.policy.tail or not self.is_well(pool):
             return
-        room = Room(now, pool)
+        room = CopyTargets(now, pool)
         for _, length, attempt in sorted(self._lasting(now, pool), key=lambda entry: -entry[0]):
             target = room.quickest(self.others(attempt.task))
             if target is None:
@@ -250,7 +250,7 @@ def _pace(source: Source, pool: Pool) -> float:
     return lengths.pace(source.latency) or UNKNOWN * max((lengths.pace(other.latency) for other in pool.sources), default=0.0)
 
 
-class Room:
+class CopyTargets:
     """Which sources of a pool copies may go to, quickest first. Made anew for each look."""
 
     def __init__(self, now: float, pool: Pool) -> None:

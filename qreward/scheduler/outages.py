@@ -14,8 +14,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from qreward.scheduler.request import Attempt, Feed
-from qreward.scheduler.timer_wheel import Wheel
+from qreward.scheduler.request import Attempt, BatchFeed
+from qreward.scheduler.timer_wheel import TimerWheel
 
 if TYPE_CHECKING:
     from qreward.scheduler.endpoint_state import Source
@@ -34,18 +34,18 @@ class Outages:
 
     __slots__ = ("_down", "_wheel")
 
-    def __init__(self, wheel: Wheel) -> None:
+    def __init__(self, wheel: TimerWheel) -> None:
         self._wheel = wheel
         self._down: dict[Pool, None] = {}
 
-    def enter(self, now: float, feed: Feed) -> None:
+    def enter(self, now: float, feed: BatchFeed) -> None:
         """A batch begins to wait for a pool, which may be down already."""
         feed.opened_at = now
         feed.pool.feeds[feed] = None
         self.check(now, feed.pool)
         self._set_due(feed)
 
-    def leave(self, feed: Feed) -> None:
+    def leave(self, feed: BatchFeed) -> None:
         """A batch waits no more."""
         pool = feed.pool
         pool.feeds.pop(feed, None)
@@ -77,7 +77,7 @@ class Outages:
                 if pool.down_since < inf:
                     self._end(pool)
 
-    def postpone(self, now: float, feed: Feed) -> bool:
+    def postpone(self, now: float, feed: BatchFeed) -> bool:
         """A feed is due. True if it is put off, once, because of a request under way that may yet be answered."""
         assert feed.timeout is not None
         attempts = [(source, each) for source in feed.pool.sources for each in source.attempts if each.why is None]
@@ -95,7 +95,7 @@ class Outages:
             feed.failing, feed.postponed = None, False
             self._wheel.remove(feed)
 
-    def _set_due(self, feed: Feed) -> None:
+    def _set_due(self, feed: BatchFeed) -> None:
         ends_at = _ends_at(feed)
         if ends_at < inf and feed.failing is None:
             self._wheel.move(feed, ends_at)
@@ -116,7 +116,7 @@ def deadline(now: float, source: Source, pool: Pool, timeout: float, since: floa
     return min(now + timeout, max(pool.down_since + timeout, since + timeout, now + _usual(source, timeout)))
 
 
-def _ends_at(feed: Feed) -> float:
+def _ends_at(feed: BatchFeed) -> float:
     """When the items of a feed fail that wait by then; inf while its pool is not down."""
     return inf if feed.timeout is None else max(feed.pool.down_since, feed.opened_at) + feed.timeout
 

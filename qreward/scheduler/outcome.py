@@ -34,7 +34,7 @@ class FailureKind(IntEnum):
     """Our own machine is at fault (no file descriptor left). Tried again; says nothing of the endpoint."""
 
 
-class Allowance:
+class RateLimit:
     """What a server says of one of its rate limits. All numbers are finite and not negative; None is not said.
 
     Attributes:
@@ -55,23 +55,23 @@ class Allowance:
         self.window = window
 
     def __repr__(self) -> str:
-        return f"Allowance(limit={self.limit}, remaining={self.remaining}, reset={self.reset}, window={self.window})"
+        return f"RateLimit(limit={self.limit}, remaining={self.remaining}, reset={self.reset}, window={self.window})"
 
 
-class Advertised:
+class RateLimitInfo:
     """What an answer says of the rate limits it was served under: of requests, of tokens, or of both."""
 
     __slots__ = ("requests", "tokens")
 
-    def __init__(self, requests: Allowance | None = None, tokens: Allowance | None = None) -> None:
+    def __init__(self, requests: RateLimit | None = None, tokens: RateLimit | None = None) -> None:
         self.requests = requests
         self.tokens = tokens
 
     def __repr__(self) -> str:
-        return f"Advertised(requests={self.requests}, tokens={self.tokens})"
+        return f"RateLimitInfo(requests={self.requests}, tokens={self.tokens})"
 
 
-class Look:
+class ProbeResult:
     """What a server says of itself when it is asked from outside; None is not said.
 
     Attributes:
@@ -102,7 +102,7 @@ class Look:
 
     def __repr__(self) -> str:
         members = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("ready", "running", "waiting", "most", "items", "trouble"))
-        return f"Look({members})"
+        return f"ProbeResult({members})"
 
 
 class Answer:
@@ -117,7 +117,7 @@ class Answer:
     __slots__ = ("limits", "output_tokens", "prompt_tokens", "value")
 
     def __init__(
-        self, value: Any, prompt_tokens: int | None = None, output_tokens: int | None = None, limits: Advertised | None = None
+        self, value: Any, prompt_tokens: int | None = None, output_tokens: int | None = None, limits: RateLimitInfo | None = None
     ) -> None:
         self.value = value
         self.prompt_tokens = prompt_tokens
@@ -147,7 +147,7 @@ class Failure:
         retry_after: float | None = None,
         should_retry: bool | None = None,
         misconfigured: bool = False,
-        limits: Advertised | None = None,
+        limits: RateLimitInfo | None = None,
     ) -> None:
         self.kind = kind
         self.error = error

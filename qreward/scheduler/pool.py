@@ -9,9 +9,9 @@ from math import ceil, inf
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.load_balancing import Balancer
 from qreward.scheduler.queueing.queue import Queue
-from qreward.scheduler.request import Feed
-from qreward.scheduler.stats.output_lengths import Lengths
-from qreward.scheduler.tail_guard import Endgame
+from qreward.scheduler.request import BatchFeed
+from qreward.scheduler.stats.output_lengths import OutputLengths
+from qreward.scheduler.tail_guard import TailGuard
 
 ONLINE = 30.0
 """Seconds after a single call in which another is expected."""
@@ -51,11 +51,11 @@ class Pool:
         self._found = 0  # where among them one was last found that is worth waiting for
         self.balancer = balancer
         self.queue = Queue()
-        self.lengths = Lengths()
-        self.endgame = Endgame()
+        self.lengths = OutputLengths()
+        self.endgame = TailGuard()
         self.bulks = 0
         self.online_until = -inf
-        self.feeds: dict[Feed, None] = {}
+        self.feeds: dict[BatchFeed, None] = {}
         self.down_since = inf
         self._alive: Source | None = None  # the source that was found alive last
         self.due = -1

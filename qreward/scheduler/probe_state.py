@@ -23,8 +23,8 @@ from math import inf
 from qreward.quota.lease import inner_of
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.health import LONGEST_OPEN
-from qreward.scheduler.limits.adaptive import AdaptiveWindow
-from qreward.scheduler.outcome import Look
+from qreward.scheduler.limits.adaptive import AdaptiveLimit
+from qreward.scheduler.outcome import ProbeResult
 
 LONGEST_AWAY = 30.0
 """Seconds for which a source is not asked on its own word alone; then a request shows whether that is true."""
@@ -34,7 +34,7 @@ CROWD = 0.1
 """Waiting elements, as a share of those that are worked on, from which there is a queue: a few always wait for the next step."""
 
 
-class Change(IntEnum):
+class ProbeEffect(IntEnum):
     """What follows for the source."""
 
     NONE = 0
@@ -44,7 +44,7 @@ class Change(IntEnum):
     """It may take work sooner."""
 
 
-class Sight:
+class ProbeState:
     """The looks at one source so far.
 
     Example:
@@ -70,7 +70,7 @@ class Sight:
         self._held_until = -inf  # not asked, by L2
         self._unready_at = -inf  # when it last did not say "ready"
 
-    def take(self, now: float, source: Source, look: Look, interval: float) -> Change:
+    def take(self, now: float, source: Source, look: ProbeResult, interval: float) -> ProbeEffect:
         """One more look, ``interval`` seconds before the next: its source is changed; what follows for its tasks is returned."""
         tally, holds = source.tally, max(LEAST_VALID, VALID * interval)
         answered, self._answers = tally.ok > self._answers, tally.ok
@@ -89,40 +89,40 @@ class Sight:
             self._unready_at = now
         if was_full and self._full is False:
             better |= source.gate.ease(now)
-        return Change.BETTER if better else Change.NONE
+        return ProbeEffect.BETTER if better else ProbeEffect.NONE
 
     def _is_back(self, now: float, source: Source) -> bool:
         health, window = source.health, inner_of(source.window)
-        if self._held_until > self._away_since and isinstance(window, AdaptiveWindow):
+        if self._held_until > self._away_since and isinstance(window, AdaptiveLimit):
             window.returned(now, source.inflight)
         of_another_kind = health.open_until > max(self._held_until, now + 1.5 * LONGEST_OPEN)  # an account that is used up
         tried = not of_another_kind and health.try_now(now, self._unready_at)
         return source.gate.ease(now) or tried
 
-    def _is_away(self, now: float, source: Source, seconds: float, *, answered: bool) -> Change:
+    def _is_away(self, now: float, source: Source, seconds: float, *, answered: bool) -> ProbeEffect:
         health, self._unready_at = source.health, now
         self._away_since = min(self._away_since, now)
         if source.proven > self._away_since:
             self._believed = False
         patient = now - max(self._away_since, self._asked_at) <= LONGEST_AWAY
         if answered or health.down or not (self._believed and patient):
-            return Change.NONE
+            return ProbeEffect.NONE
         self._held_until = now + seconds
         if not health.in_service:
             health.open_until = max(health.open_until, self._held_until)
-            return Change.NONE
+            return ProbeEffect.NONE
         promising = source.worth_waiting_for(now)
         source.gate.hold(now, seconds)
-        return Change.LOST if promising else Change.NONE
+        return ProbeEffect.LOST if promising else ProbeEffect.NONE
 
-    def _see_crowd(self, now: float, source: Source, look: Look, seconds: float) -> None:
+    def _see_crowd(self, now: float, source: Source, look: ProbeResult, seconds: float) -> None:
         was, self._crowded = self._crowded, (look.waiting or 0.0) >= max(1.0, CROWD * (look.running or 0.0))
         window = inner_of(source.window)
-        if isinstance(window, AdaptiveWindow):
+        if isinstance(window, AdaptiveLimit):
             window.crowded_until = now + seconds if was and self._crowded else -inf
 
 
-def _is_full(look: Look) -> bool | None:
+def _is_full(look: ProbeResult) -> bool | None:
     if look.waiting is None and (look.running is None or look.most is None):
         return None
     return bool(look.waiting) or (look.running is not None and look.most is not None and look.running >= look.most)

@@ -1,4 +1,4 @@
-"""One logical request (``Task``), one try of it (``Attempt``), and a bulk of tasks that are read as they are needed (``Feed``).
+"""One logical request (``Task``), one try of it (``Attempt``), and a bulk of tasks that are read as they are needed (``BatchFeed``).
 
 Plain records; the scheduler alone changes what is marked as its own, the shell may keep things in ``handle``.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qreward.scheduler.pool import Pool
 
 
-class State(IntEnum):
+class TaskState(IntEnum):
     """Where a task is: it waits for a slot, it waits for a time, it is under way, or it is over."""
 
     NEW = 0
@@ -29,7 +29,7 @@ class State(IntEnum):
     DONE = 4
 
 
-class Why(IntEnum):
+class CancelReason(IntEnum):
     """Why the scheduler stops an attempt: its time limit passed, nobody wants it any more, or another answered first."""
 
     OVERDUE = 1
@@ -37,7 +37,7 @@ class Why(IntEnum):
     BEATEN = 3
 
 
-class Terms(NamedTuple):
+class RequestOptions(NamedTuple):
     """How the tasks of one call are to be treated.
 
     Attributes:
@@ -109,10 +109,10 @@ class Task:
         self.sink = sink
         self.index = index
         self.tenant = tenant
-        self.feed: Feed | None = None
+        self.feed: BatchFeed | None = None
         self.charge = 0.0
         self.lined = False
-        self.state = State.NEW
+        self.state = TaskState.NEW
         self.number = 0  # unique among the live tasks of a scheduler
         self.born = 0.0
         self.sent_at: float | None = None
@@ -182,7 +182,7 @@ class Attempt:
         self.source = source
         self.sent_at = now
         self.overdue = task.overdue
-        self.why: Why | None = None
+        self.why: CancelReason | None = None
         self.ended = self.committed = self.hedge = self.won = False
         self.number = 1
         self.span: Any = None
@@ -196,7 +196,7 @@ class Attempt:
         return self.held if self.holds_since is None else self.held + now - self.holds_since
 
 
-class Feed:
+class BatchFeed:
     """A bulk of tasks of one priority. The scheduler takes from ``buffer``, and asks the shell for more when it runs low.
 
     Nothing in the buffer is bound to a source or has begun its timeout: it is input that was read ahead.

@@ -37,17 +37,17 @@ from typing import Any, Final
 from qreward.errors import CircuitOpen, NoEndpoint, QRewardError, QueueFull, RequestTimeout
 from qreward.results import has_failed
 from qreward.scheduler.endpoint_state import Source
-from qreward.scheduler.failure_policy import Aftermath, Verdict, is_sign_of_life, remember
+from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt
 from qreward.scheduler.health import HealthChange
-from qreward.scheduler.hedging import Duplicates, Room
-from qreward.scheduler.limits.tokens import Tokens
+from qreward.scheduler.hedging import CopyTargets, HedgingPolicy
+from qreward.scheduler.limits.tokens import TokenEstimator
 from qreward.scheduler.load_balancing import Balancer
 from qreward.scheduler.outages import Outages, deadline
-from qreward.scheduler.outcome import Advertised, Answer, Cancelled, Failure, Outcome
+from qreward.scheduler.outcome import Answer, Cancelled, Failure, Outcome, RateLimitInfo
 from qreward.scheduler.pool import ONLINE, Pool
-from qreward.scheduler.request import Attempt, Feed, State, Task, Why
+from qreward.scheduler.request import Attempt, BatchFeed, CancelReason, Task, TaskState
 from qreward.scheduler.stats.stalls import LEAST_INFLIGHT
-from qreward.scheduler.timer_wheel import PER_SECOND, Timed, Wheel
+from qreward.scheduler.timer_wheel import PER_SECOND, Timed, TimerWheel
 from qreward.settings.policies import Hedge, Retry
 
 MOST_NAMED = 3
@@ -64,7 +64,7 @@ def timed_out(task: Task) -> RequestTimeout:
     return error
 
 
-def down(feed: Feed) -> Callable[[], RequestTimeout]:
+def down(feed: BatchFeed) -> Callable[[], RequestTimeout]:
     """Makes the errors of items that wait for a pool of which no source was alive for as long as their timeout."""
     pool = feed.pool
     names = ", ".join(repr(source.name) for source in pool.sources[:MOST_NAMED])
@@ -157,10 +157,10 @@ class Dispatch:
         self.rng = rng
         self.out: list[Command] = []
         self.health_changes: list[HealthChange] = []
-        self.wheel = Wheel()
-        self.tokens = Tokens(estimate)
-        self._aftermath = Aftermath(retry, rng)
-        self._duplicates = Duplicates(hedge, retry.attempts)
+        self.wheel = TimerWheel()
+        self.tokens = TokenEstimator(estimate)
+        self._aftermath = FailurePolicy(retry, rng)
+        self._duplicates = HedgingPolicy(hedge, retry.attempts)
         self.outages = Outages(self.wheel)
         self._estimate = estimate
         self._most_waiting = most_waiting
@@ -207,7 +207,7 @@ class Dispatch:
     def _line_up(self, task: Task) -> None:
         pool = task.pool
         error = hopeless(pool) or unfit(task)
-        if error is None and self._most_waiting is not None and task.state is State.NEW and pool.queue.waiting >= self._most_waiting:
+        if error is None and self._most_waiting is not None and task.state is TaskState.NEW and pool.queue.waiting >= self._most_waiting:
             error = full(pool, self._most_waiting)
         if error is None:
             pool.queue.put(task)
@@ -274,7 +274,7 @@ class Dispatch:
             return None
         return min(waiting, key=lambda pool: pool.queue.key(source, bulk=pool.gives_bulk_to(now, source)))
 
-    def _begin(self, now: float, task: Task, feed: Feed, source: Source) -> None:
+    def _begin(self, now: float, task: Task, feed: BatchFeed, source: Source) -> None:
         """A source takes a task from a bulk: its time begins, unless it began before (see ``outages``)."""
         task.pool.bulks += 1
         if feed.left is not None:
@@ -283,7 +283,7 @@ class Dispatch:
         if task.pool.down_since < inf and task.timeout is not None:
             task.deadline = deadline(now, source, task.pool, task.timeout, feed.opened_at)
             self.wheel.move(task, task.deadline)
-        if len(feed.buffer) < Feed.LOW:
+        if len(feed.buffer) < BatchFeed.LOW:
             self._ask(feed)
 
     def _cost(self, task: Task) -> float:
@@ -306,7 +306,7 @@ class Dispatch:
             self._end(task)  # what it was to carry has gone with another: as if it were withdrawn
             return
         attempt = Attempt(task, source, now)
-        task.state = State.SENT
+        task.state = TaskState.SENT
         task.sends = attempt.number = task.sends + 1
         if task.attempt is not None:
             task.copy = attempt
@@ -350,7 +350,7 @@ class Dispatch:
             task.deadline = now + task.timeout
             self.wheel.add(task, task.deadline)
 
-    def _ask(self, feed: Feed) -> None:
+    def _ask(self, feed: BatchFeed) -> None:
         if not feed.asked and not feed.ended:
             feed.asked = True
             self.out.append((MORE, feed))
@@ -360,7 +360,7 @@ class Dispatch:
         self.out.append((FINISH, task, error, None, 0.0))
 
     def _end(self, task: Task, tokens: float | None = None) -> None:
-        task.state = State.DONE
+        task.state = TaskState.DONE
         self.wheel.remove(task)
         if task.lined:
             task.pool.queue.ended(task)
@@ -375,7 +375,7 @@ class Dispatch:
         task.attempt = task.copy = None
         for attempt in attempts:
             if attempt is not None and not attempt.ended and attempt.why is None:
-                attempt.why = Why.ABANDONED
+                attempt.why = CancelReason.ABANDONED
                 self.out.append((CANCEL, attempt))
 
     # who is left
@@ -393,7 +393,7 @@ class Dispatch:
             return
         for task in pool.queue.reclaim(usable):
             if task.attempt is not None:  # it waited for a copy, of which there is no hope now
-                task.state = State.SENT
+                task.state = TaskState.SENT
             else:
                 task.excluded = task.unfit
                 self._place(now, task)
@@ -406,16 +406,16 @@ class Dispatch:
         tasks = pool.queue.empty()
         for task in tasks:
             if task.attempt is not None:  # it waited for a copy; the first attempt is still under way
-                task.state = State.SENT
+                task.state = TaskState.SENT
                 continue
-            if task.state is State.NEW:
+            if task.state is TaskState.NEW:
                 self._start(now, task)
             self._finish(task, error)
         for feed in pool.feeds:
             if feed.failing is None:
                 self._give_up(now, feed, partial(type(error), str(error)))
 
-    def _give_up(self, now: float, feed: Feed, failing: Callable[[], QRewardError]) -> None:
+    def _give_up(self, now: float, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
         """No source is alive for the items of a feed: what waits and what is read fails until one is."""
         feed.failing = failing
         self.wheel.remove(feed)
@@ -423,7 +423,7 @@ class Dispatch:
         feed.asked = True
         self.out.append((MORE, feed))
 
-    def _fail_waiting(self, now: float, feed: Feed, failing: Callable[[], QRewardError]) -> None:
+    def _fail_waiting(self, now: float, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
         """What waits in a feed fails, except for one item while there are more to come: by that it is seen when a source is alive again."""
         while len(feed.buffer) > (not feed.ended):
             task = feed.buffer.pop()
@@ -447,9 +447,9 @@ class Vigil(Dispatch):
         found = self._duplicates.inspect(now, source)
         for attempt in (*found.overdue, *(self._duplicates.behind(now, copy) for copy in found.again)):
             if attempt.why is None:
-                attempt.why = Why.OVERDUE
+                attempt.why = CancelReason.OVERDUE
                 self.out.append((CANCEL, attempt))
-        rooms: dict[Pool, Room] = {}
+        rooms: dict[Pool, CopyTargets] = {}
         for attempt in found.hung:
             self._suspect(now, attempt, rooms)
         for attempt in found.late:
@@ -470,13 +470,13 @@ class Vigil(Dispatch):
         self._went_down(now, source, f"none of {source.inflight} requests in flight was answered for {now - source.silence.since:.1f} s")
         source.silence.since = inf
         source.health.stall(now)
-        rooms: dict[Pool, Room] = {}
+        rooms: dict[Pool, CopyTargets] = {}
         for attempt in list(source.attempts):
             if self._duplicates.may_be_copied(attempt):
                 self._copy(now, attempt.task, rooms)
         self.lost(now, source)
 
-    def _suspect(self, now: float, attempt: Attempt, rooms: dict[Pool, Room]) -> None:
+    def _suspect(self, now: float, attempt: Attempt, rooms: dict[Pool, CopyTargets]) -> None:
         task = attempt.task
         if task.pool.awaits(now, self._duplicates.others(task)) and self._duplicates.withdraw_for(now, attempt):
             task.suspected += 1
@@ -495,7 +495,7 @@ class Vigil(Dispatch):
             self._send(now, task, source)
         self._offer(now, source)
 
-    def _copy(self, now: float, task: Task, rooms: dict[Pool, Room]) -> None:
+    def _copy(self, now: float, task: Task, rooms: dict[Pool, CopyTargets]) -> None:
         """Send a task to a second source, or let it wait for one ahead of what was never sent.
 
         ``rooms`` holds those made at this look: one sorts all the sources of its pool.
@@ -503,7 +503,7 @@ class Vigil(Dispatch):
         avoided = self._duplicates.others(task)
         room = rooms.get(task.pool)
         if room is None:
-            room = rooms[task.pool] = Room(now, task.pool)
+            room = rooms[task.pool] = CopyTargets(now, task.pool)
         avoided = (*avoided, *room.too_slow(avoided))
         source = self._ready(now, task.pool, avoided)
         if source is None:
@@ -541,16 +541,16 @@ class Scheduler(Vigil):
         self._start(now, task)
         self._place(now, task)
 
-    def open(self, now: float, feed: Feed) -> None:
+    def open(self, now: float, feed: BatchFeed) -> None:
         """Take in a bulk; its input is asked for by ``MORE``."""
         self.attend(now, feed)
         self._ask(feed)
 
-    def attend(self, now: float, feed: Feed) -> None:
+    def attend(self, now: float, feed: BatchFeed) -> None:
         """From now on the items of a feed fail when no source of its pool is alive for long: see ``outages``. ``close_feed`` ends it."""
         self.outages.enter(now, feed)
 
-    def refill(self, now: float, feed: Feed) -> None:
+    def refill(self, now: float, feed: BatchFeed) -> None:
         """The shell has put tasks into a feed's buffer, or marked it as ended."""
         feed.asked = False
         if feed.failing is not None:
@@ -562,7 +562,7 @@ class Scheduler(Vigil):
         if feed.failing is not None:
             self._ask(feed)
 
-    def close_feed(self, feed: Feed) -> list[Task]:
+    def close_feed(self, feed: BatchFeed) -> list[Task]:
         """End a bulk; what was read ahead is returned, and was never started."""
         feed.ended = True
         self.outages.leave(feed)
@@ -574,7 +574,7 @@ class Scheduler(Vigil):
     def withdraw(self, _now: float, tasks: Iterable[Task]) -> None:
         """The caller does not want them any more: no FINISH follows, and what is under way is stopped."""
         for task in tasks:
-            if task.state is not State.DONE:
+            if task.state is not TaskState.DONE:
                 self._end(task)
 
     # inputs: what became of it
@@ -621,13 +621,13 @@ class Scheduler(Vigil):
         if task.copy is not None:
             self._beat(now, task, attempt)
             task.attempt, task.copy = attempt, None
-        elif task.state is State.QUEUED:  # for a copy
-            task.state = State.SENT
+        elif task.state is TaskState.QUEUED:  # for a copy
+            task.state = TaskState.SENT
             task.pool.queue.take_back(task)
         attempt.source.began(now, attempt.sent_at)
         self.outages.end(attempt.source, attempt.sent_at)
 
-    def opened(self, now: float, attempt: Attempt, limits: Advertised) -> None:
+    def opened(self, now: float, attempt: Attempt, limits: RateLimitInfo) -> None:
         """An answer that comes in pieces told of rate limits at its head."""
         attempt.source.advertised(now, attempt.sent_at, limits, used=0)
         self._fill(now, attempt.source)
@@ -639,7 +639,7 @@ class Scheduler(Vigil):
         self._stalled = stalled
         for item in self.wheel.pop_due(now):
             if isinstance(item, Task):
-                if item.state is not State.DONE:  # another that was due has ended it
+                if item.state is not TaskState.DONE:  # another that was due has ended it
                     self._task_due(now, item)
             elif isinstance(item, Source):
                 if stalled:
@@ -656,7 +656,7 @@ class Scheduler(Vigil):
     def _look_at(self, now: float, item: Timed) -> None:
         if isinstance(item, Pool):
             self._look_at_idle(now, item)
-        elif isinstance(item, Feed) and not self.outages.postpone(now, item):
+        elif isinstance(item, BatchFeed) and not self.outages.postpone(now, item):
             self._give_up(now, item, down(item))
 
     def next_wake(self) -> float | None:
@@ -724,20 +724,20 @@ class Scheduler(Vigil):
         """One of two attempts has answered: the other is not needed any more."""
         loser = task.other(winner)
         assert loser is not None
-        remember(loser, "cancelled", now, detail=f"endpoint {winner.source.name!r} answered first")
+        record_attempt(loser, "cancelled", now, detail=f"endpoint {winner.source.name!r} answered first")
         if loser.why is None:
-            loser.why = Why.BEATEN
+            loser.why = CancelReason.BEATEN
             self.out.append((CANCEL, loser))
 
-    def _go_on(self, now: float, task: Task, verdict: Verdict) -> None:
+    def _go_on(self, now: float, task: Task, verdict: RetryDecision) -> None:
         if task.attempt is not None and not verdict.final:  # another attempt is under way: it decides
             return
         if verdict.error is not None:
             self._finish(task, verdict.error)
-        elif task.state is State.QUEUED:  # it waits for a second attempt, which is now its only one
+        elif task.state is TaskState.QUEUED:  # it waits for a second attempt, which is now its only one
             return
         elif verdict.wait > 0:
-            task.state = State.WAITING
+            task.state = TaskState.WAITING
             self.wheel.move(task, min(now + verdict.wait, task.deadline))
         else:
             self._place(now, task)

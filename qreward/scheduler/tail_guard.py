@@ -25,7 +25,7 @@ LONGEST = 5.0
 """Most seconds between two looks."""
 
 
-class Endgame:
+class TailGuard:
     """Which sources are too slow for what is left of a pool's bulks."""
 
     __slots__ = ("_limit", "_look_at")

@@ -19,7 +19,7 @@ class Timed(Protocol):
     due: int
 
 
-class Wheel:
+class TimerWheel:
     """Items by the time they are due; adding and removing cost the same at any size."""
 
     __slots__ = ("_buckets", "_heap", "_known")

@@ -1,4 +1,4 @@
-"""A batch whose items are merged. A ``Bulk`` in all but this: what it reads goes to collectors, one for each shape of item."""
+"""A batch whose items are merged. A ``BatchWaiter`` in all but this: what it reads goes to collectors, one for each shape of item."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from math import inf
 from typing import Any, cast
 
 from qreward.batching.backlog import WAITING
-from qreward.engine.batch import Bulk
-from qreward.engine.driver import Shell
+from qreward.engine.batch import BatchWaiter
+from qreward.engine.driver import LoopDriver
 from qreward.errors import QRewardError
 from qreward.results import BatchResult
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Feed, Task, Terms
-from qreward.scoring.formats import Asking
-from qreward.scoring.items import Member
-from qreward.scoring.merger import AHEAD, Collector
+from qreward.scheduler.request import BatchFeed, RequestOptions, Task
+from qreward.scoring.formats import MergeSpec
+from qreward.scoring.items import MergedItem
+from qreward.scoring.merger import AHEAD, RequestMerger
 
 
-class ItemTerms(Terms):
+class ItemTerms(RequestOptions):
     """Terms of items that are merged."""
 
     __slots__ = ()
 
-    def task(self, payload: Any, pool: Pool, sink: Any, index: int) -> Member:
-        return Member(payload, pool, self, sink, index)
+    def task(self, payload: Any, pool: Pool, sink: Any, index: int) -> MergedItem:
+        return MergedItem(payload, pool, self, sink, index)
 
 
-class MergedBulk(Bulk):
-    """See :class:`Bulk`. Its feed is never given to the scheduler: what is read ahead is in the collectors.
+class MergedBulk(BatchWaiter):
+    """See :class:`BatchWaiter`. Its feed is never given to the scheduler: what is read ahead is in the collectors.
 
     Args:
         asking: what is asked of each item.
@@ -38,11 +38,17 @@ class MergedBulk(Bulk):
     """
 
     def __init__(
-        self, shell: Shell, *args: Any, terms: Terms, asking: Asking, find: Callable[[Hashable], Collector], **kwargs: Any
+        self,
+        shell: LoopDriver,
+        *args: Any,
+        terms: RequestOptions,
+        asking: MergeSpec,
+        find: Callable[[Hashable], RequestMerger],
+        **kwargs: Any,
     ) -> None:
         super().__init__(shell, *args, terms=ItemTerms(*terms), **kwargs)
         self._asking, self._find = asking, find
-        self._collectors: dict[Hashable, Collector] = {}
+        self._collectors: dict[Hashable, RequestMerger] = {}
 
     async def run(self) -> BatchResult[Any]:
         try:
@@ -78,31 +84,31 @@ class MergedBulk(Bulk):
 
     # reading
 
-    def read(self, feed: Feed) -> bool:
+    def read(self, feed: BatchFeed) -> bool:
         self._end_trying(feed)
         return super().read(feed)
 
-    def _read_now(self, feed: Feed) -> bool:
+    def _read_now(self, feed: BatchFeed) -> bool:
         super()._read_now(feed)
         self._hand_over(feed)
         if feed.ended:
             self._end_trying(feed)
         return True
 
-    def _room(self, feed: Feed) -> int:
+    def _room(self, feed: BatchFeed) -> int:
         waiting = sum(collector.waiting for collector in self._collectors.values())
         return AHEAD - waiting - len(feed.buffer)
 
-    def _add(self, feed: Feed, item: Any) -> None:
+    def _add(self, feed: BatchFeed, item: Any) -> None:
         super()._add(feed, item)
         if isinstance(self._items, AsyncIterator):
             self._hand_over(feed)
 
-    def _hand_over(self, feed: Feed) -> None:
+    def _hand_over(self, feed: BatchFeed) -> None:
         """What was read goes where it waits."""
-        fresh: dict[Hashable, list[Member]] = {}
+        fresh: dict[Hashable, list[MergedItem]] = {}
         for task in feed.buffer:
-            fresh.setdefault(self._asking.key(task.payload), []).append(cast("Member", task))
+            fresh.setdefault(self._asking.key(task.payload), []).append(cast("MergedItem", task))
         feed.buffer.clear()
         for key, members in fresh.items():
             collector = self._collectors.get(key)
@@ -120,10 +126,10 @@ class MergedBulk(Bulk):
             del self._live[task]
         self._drop(unsent)
 
-    def _is_trying(self, feed: Feed) -> bool:
+    def _is_trying(self, feed: BatchFeed) -> bool:
         return bool(feed.buffer or self._waiting())
 
-    def _end_trying(self, feed: Feed) -> None:
+    def _end_trying(self, feed: BatchFeed) -> None:
         """While no endpoint is alive, what waits in the collectors fails, except for one item while there are more to come."""
         if feed.failing is not None:
             for collector, members in self._by_collector(self._waiting()[not feed.ended :]):
@@ -134,10 +140,10 @@ class MergedBulk(Bulk):
             collector.drop(members)
 
     def _waiting(self) -> list[Task]:
-        return [task for task in self._live if cast("Member", task).place is WAITING]
+        return [task for task in self._live if cast("MergedItem", task).place is WAITING]
 
-    def _by_collector(self, tasks: Iterable[Task]) -> list[tuple[Collector, list[Member]]]:
-        groups: dict[Hashable, list[Member]] = {}
+    def _by_collector(self, tasks: Iterable[Task]) -> list[tuple[RequestMerger, list[MergedItem]]]:
+        groups: dict[Hashable, list[MergedItem]] = {}
         for task in tasks:
-            groups.setdefault(self._asking.key(task.payload), []).append(cast("Member", task))
+            groups.setdefault(self._asking.key(task.payload), []).append(cast("MergedItem", task))
         return [(self._collectors[key], members) for key, members in groups.items() if key in self._collectors]

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 
 from qreward.codecs.rewards.base import ALONE, MergeLimits
 from qreward.scheduler.endpoint_state import Source
-from qreward.scheduler.outcome import Look
+from qreward.scheduler.outcome import ProbeResult
 
 LONE_REJECTS = 2
 """Lists that a source turns away one after another, while it has nothing else of ours, before shorter ones are tried there."""
@@ -111,7 +111,7 @@ class KnownLists:
                 known.told(self._told[source])
         return known
 
-    def look(self, source: Source, look: Look) -> None:
+    def look(self, source: Source, look: ProbeResult) -> None:
         """A server was looked at."""
         if look.items is None:
             return

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS, EmbeddingsAnswer
 from qreward.codecs.rewards.answers import Choices, ItemAnswer, Moderated, share
 from qreward.codecs.rewards.base import ALONE, TEXT, TOKENS, MergeLimits, Operation, shape_of, tokens_in
@@ -79,7 +79,7 @@ def _document(whole: _Document, rows: list[_Document], usage: Usage | None) -> b
     return msgspec.json.encode({**whole, "data": data, **told})
 
 
-class Listing(Protocol):
+class MergeFormat(Protocol):
     """One kind of list.
 
     Attributes:
@@ -89,19 +89,19 @@ class Listing(Protocol):
     @property
     def spreads(self) -> bool: ...
 
-    def shape(self, call: Call) -> Hashable:
+    def shape(self, call: WireRequest) -> Hashable:
         """Calls of different shapes share no request."""
 
-    def limits(self, endpoint: Endpoint, call: Call) -> MergeLimits:
+    def limits(self, endpoint: Endpoint, call: WireRequest) -> MergeLimits:
         """How much a request to an endpoint may hold of items such as this call's."""
 
-    def fitting(self, limits: MergeLimits, calls: Sequence[Call]) -> int:
+    def fitting(self, limits: MergeLimits, calls: Sequence[WireRequest]) -> int:
         """How many of the calls, from the first on, go into one request; at least 1."""
 
-    def merged(self, calls: Sequence[Call]) -> Call:
+    def merged(self, calls: Sequence[WireRequest]) -> WireRequest:
         """One call that asks for all."""
 
-    def shares(self, answer: Any, calls: Sequence[Call]) -> Sequence[Answered | InvalidResponse]:
+    def shares(self, answer: Any, calls: Sequence[WireRequest]) -> Sequence[Answered | InvalidResponse]:
         """What each call gets."""
 
 
@@ -117,26 +117,30 @@ class Items:
         self._built = built
         self.spreads = spreads
 
-    def shape(self, call: Call) -> Hashable:
+    def shape(self, call: WireRequest) -> Hashable:
         return shape_of(call.inputs[0])
 
-    def limits(self, endpoint: Endpoint, call: Call) -> MergeLimits:
+    def limits(self, endpoint: Endpoint, call: WireRequest) -> MergeLimits:
         try:
             codec = codec_of(endpoint.kind, self._operation, settings_of(endpoint))
             return codec.limits if codec.mergeable(call.inputs[0]) else ALONE
         except (ConfigError, BadRequest):  # this endpoint does not take it, and will say so
             return ALONE
 
-    def fitting(self, limits: MergeLimits, calls: Sequence[Call]) -> int:
+    def fitting(self, limits: MergeLimits, calls: Sequence[WireRequest]) -> int:
         if limits.tokens is None and limits.bytes is None:
             return len(calls) if limits.items is None else min(len(calls), limits.items)
         return limits.fitting(call.inputs[0] for call in calls)
 
-    def merged(self, calls: Sequence[Call]) -> Call:
+    def merged(self, calls: Sequence[WireRequest]) -> WireRequest:
         first = calls[0]
-        return first if len(calls) == 1 else Call(first.codec, first.model, [call.inputs[0] for call in calls], first.params, first.headers)
+        return (
+            first
+            if len(calls) == 1
+            else WireRequest(first.codec, first.model, [call.inputs[0] for call in calls], first.params, first.headers)
+        )
 
-    def shares(self, answer: Any, calls: Sequence[Call]) -> Sequence[Answered | InvalidResponse]:  # noqa: ARG002 - as all have it
+    def shares(self, answer: Any, calls: Sequence[WireRequest]) -> Sequence[Answered | InvalidResponse]:  # noqa: ARG002 - as all have it
         found: Sequence[ItemAnswer | InvalidResponse] = answer.shares()
         built = self._built
         if built is None:
@@ -152,40 +156,40 @@ class Embeddings:
 
     spreads = True
 
-    def shape(self, call: Call) -> Hashable:
+    def shape(self, call: WireRequest) -> Hashable:
         return TEXT if isinstance(inputs_of(call)[0], str) else TOKENS
 
-    def limits(self, endpoint: Endpoint, call: Call) -> MergeLimits:  # noqa: ARG002 - all shapes are taken
+    def limits(self, endpoint: Endpoint, call: WireRequest) -> MergeLimits:  # noqa: ARG002 - all shapes are taken
         try:
             return codec_of(endpoint.kind, EMBED, settings_of(endpoint)).limits
         except ConfigError:
             return ALONE
 
-    def fitting(self, limits: MergeLimits, calls: Sequence[Call]) -> int:
+    def fitting(self, limits: MergeLimits, calls: Sequence[WireRequest]) -> int:
         inputs = [inputs_of(call) for call in calls]
         held = limits.fitting(chain.from_iterable(inputs))
         return max(1, sum(end <= held for end in accumulate(map(len, inputs))))
 
-    def merged(self, calls: Sequence[Call]) -> Call:
+    def merged(self, calls: Sequence[WireRequest]) -> WireRequest:
         first = calls[0]
         if len(calls) == 1:
             return first
-        return Call(first.codec, first.model, list(chain.from_iterable(map(inputs_of, calls))), first.params, first.headers)
+        return WireRequest(first.codec, first.model, list(chain.from_iterable(map(inputs_of, calls))), first.params, first.headers)
 
-    def shares(self, answer: Any, calls: Sequence[Call]) -> Sequence[Answered | InvalidResponse]:
+    def shares(self, answer: Any, calls: Sequence[WireRequest]) -> Sequence[Answered | InvalidResponse]:
         if len(calls) == 1:
             return [answer]
         inputs = [inputs_of(call) for call in calls]
         return parts_of(answer, [len(each) for each in inputs], [sum(map(tokens_in, each)) for each in inputs])
 
 
-def inputs_of(call: Call) -> list[Any]:
+def inputs_of(call: WireRequest) -> list[Any]:
     """The inputs of a call for embeddings; a text, or the tokens of one, are one."""
     inputs = call.inputs
     return [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else list(inputs)
 
 
-class Asking:
+class MergeSpec:
     """What is asked of each item of a call or a batch.
 
     Args:
@@ -197,13 +201,13 @@ class Asking:
 
     __slots__ = ("_key", "blank", "call", "listing")
 
-    def __init__(self, listing: Listing, blank: Call, call: Callable[[Any], Call], key: Hashable) -> None:
+    def __init__(self, listing: MergeFormat, blank: WireRequest, call: Callable[[Any], WireRequest], key: Hashable) -> None:
         self.listing = listing
         self.blank = blank
         self.call = call
         self._key = key
 
-    def calls(self, name: str, items: Iterable[Any]) -> list[Call]:
+    def calls(self, name: str, items: Iterable[Any]) -> list[WireRequest]:
         """Several items of one argument. Raises ``BadRequest`` saying which is wrong."""
         calls = []
         for index, item in enumerate(items):
@@ -213,7 +217,7 @@ class Asking:
                 raise BadRequest(f"{name}[{index}]: {error}") from None
         return calls
 
-    def key(self, call: Call) -> Hashable:
+    def key(self, call: WireRequest) -> Hashable:
         """Calls of equal keys may share a request."""
         return self._key, self.listing.shape(call)
 
@@ -240,23 +244,25 @@ def asking(
     params: Mapping[str, Any],
     headers: Mapping[str, str] | None,
     body: Mapping[str, Any] | None,
-) -> Asking:
+) -> MergeSpec:
     """What is asked by an operation of the wire. Raises ``ConfigError`` or ``BadRequest`` for what the items share."""
     checked = preparer(_NoItems(), model, params, headers, body)(None)  # type: ignore[arg-type]
     operation.check(checked.params)
-    blank = Call(operation, model, [], checked.params, checked.headers)
+    blank = WireRequest(operation, model, [], checked.params, checked.headers)
     item = operation.item
 
-    def call(raw: Any) -> Call:
-        return Call(operation, model, [item(raw)], blank.params, blank.headers)
+    def call(raw: Any) -> WireRequest:
+        return WireRequest(operation, model, [item(raw)], blank.params, blank.headers)
 
-    return Asking(_LISTS[operation], blank, call, operation.merge_key(blank))
+    return MergeSpec(_LISTS[operation], blank, call, operation.merge_key(blank))
 
 
-def asking_embeddings(model: str, params: Mapping[str, Any], headers: Mapping[str, str] | None, body: Mapping[str, Any] | None) -> Asking:
+def asking_embeddings(
+    model: str, params: Mapping[str, Any], headers: Mapping[str, str] | None, body: Mapping[str, Any] | None
+) -> MergeSpec:
     """The same for embeddings, whose items are whole calls."""
     call = preparer(EMBEDDINGS, model, params, headers, body)
     checked = preparer(_NoItems(), model, params, headers, body)(None)  # type: ignore[arg-type]
-    blank = Call(EMBEDDINGS, model, [], checked.params, checked.headers)
-    key = EMBED.merge_key(Call(EMBED, model, [], checked.params, checked.headers))
-    return Asking(_EMBEDDINGS, blank, call, key)
+    blank = WireRequest(EMBEDDINGS, model, [], checked.params, checked.headers)
+    key = EMBED.merge_key(WireRequest(EMBED, model, [], checked.params, checked.headers))
+    return MergeSpec(_EMBEDDINGS, blank, call, key)

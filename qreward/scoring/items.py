@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from qreward.batching.backlog import OVER, TAKEN, Place
-from qreward.engine.driver import Shell
+from qreward.engine.driver import LoopDriver
 from qreward.engine.instrumentation import TOLD
 from qreward.engine.snapshots import result_of
 from qreward.errors import QRewardError
@@ -19,13 +19,13 @@ from qreward.results import AttemptRecord, Result
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, Feed, State, Task, Terms
+from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task, TaskState
 
 if TYPE_CHECKING:
-    from qreward.scoring.merger import Collector
+    from qreward.scoring.merger import RequestMerger
 
 
-class Member(Task):
+class MergedItem(Task):
     """An item. What its caller is told of is this task; what is sent is the carrier's.
 
     To the backlog it is an item of one key and of cost 1, whose deadline is none of its business.
@@ -43,13 +43,13 @@ class Member(Task):
     key = None
     cost = 1
 
-    def __init__(self, payload: Any, pool: Pool, terms: Terms, sink: Any, index: int) -> None:
+    def __init__(self, payload: Any, pool: Pool, terms: RequestOptions, sink: Any, index: int) -> None:
         super().__init__(payload, pool, terms.level, terms.timeout, sink, index, terms.tenant)
         self.hedge = terms.hedge
         self.place: Place = OVER
         self.until = inf
-        self.lane: Lane
-        self.carrier: Carrier | None = None
+        self.lane: PriorityLane
+        self.carrier: MergedRequest | None = None
         self.since = 0, 0
 
     @property
@@ -57,14 +57,14 @@ class Member(Task):
         """When it came, as the backlog calls it."""
         return self.born
 
-    def board(self, carrier: Carrier, now: float) -> None:
+    def board(self, carrier: MergedRequest, now: float) -> None:
         """A carrier that is about to be sent takes it."""
         if self.sent_at is None:
             self.sent_at = now
         self.change_to(carrier)
-        self.place, self.state = TAKEN, State.SENT
+        self.place, self.state = TAKEN, TaskState.SENT
 
-    def change_to(self, carrier: Carrier) -> None:
+    def change_to(self, carrier: MergedRequest) -> None:
         """Another carries it from now on."""
         self.alight()
         self.carrier = carrier
@@ -89,7 +89,7 @@ class Member(Task):
         self.trail = [*(self.trail or ()), record]
         self.last_error = error
 
-    def with_last_error(self) -> Member:
+    def with_last_error(self) -> MergedItem:
         """The same, knowing what its carrier went through last."""
         if self.carrier is not None and self.carrier.last_error is not None:
             self.last_error = self.carrier.last_error
@@ -98,20 +98,20 @@ class Member(Task):
     def end(self) -> None:
         """It has its answer or its error, or nobody wants it."""
         self.alight()
-        self.place, self.state = OVER, State.DONE
+        self.place, self.state = OVER, TaskState.DONE
 
 
-class Caller:
+class ItemWaiter:
     """The sink of the items of one call, of which there are few."""
 
     carry = None
     __slots__ = ("_left", "_results", "_waiter", "context", "shell")
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: LoopDriver) -> None:
         self.shell = shell
         self.context = copy_context()
 
-    async def results(self, collector: Collector, members: list[Member]) -> list[Result[Any]]:
+    async def results(self, collector: RequestMerger, members: list[MergedItem]) -> list[Result[Any]]:
         """Send the items and wait for all. Raises the first error; if the caller is cancelled, what is not done is dropped."""
         self._results: list[Any] = [None] * len(members)
         self._left = len(members)
@@ -144,7 +144,7 @@ class Caller:
     def start(self, attempt: Attempt) -> None:
         raise AssertionError(f"an item is not sent by itself: {attempt}")
 
-    def read(self, feed: Feed) -> bool:
+    def read(self, feed: BatchFeed) -> bool:
         raise AssertionError(f"a few items have no feed: {feed}")
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class Caller:
         return []
 
 
-class Lane:
+class PriorityLane:
     """The waiting items of one priority: single ones, or those of bulks.
 
     Attributes:
@@ -165,15 +165,15 @@ class Lane:
 
     __slots__ = ("carrier", "feed", "level", "tenant", "waiting")
 
-    def __init__(self, level: int, tenant: str | None, feed: Feed | None) -> None:
+    def __init__(self, level: int, tenant: str | None, feed: BatchFeed | None) -> None:
         self.level = level
         self.tenant = tenant
         self.feed = feed
         self.waiting = 0
-        self.carrier: Carrier | None = None
+        self.carrier: MergedRequest | None = None
 
 
-class Cut:
+class Split:
     """A list that failed, and was sent again in parts. If all are taken and it was refused, it was no item's fault: it was too long.
 
     Attributes:
@@ -197,7 +197,7 @@ class Cut:
         return not self._open and self.source is not None
 
 
-class Carrier(Task):
+class MergedRequest(Task):
     """One request of several items.
 
     Attributes:
@@ -211,22 +211,22 @@ class Carrier(Task):
     """
 
     __slots__ = ("alive", "closed", "cut", "lane", "members", "refused_by")
-    sink: Collector
+    sink: RequestMerger
 
-    def __init__(self, payload: Any, pool: Pool, lane: Lane, sink: Collector, members: list[Member] | None = None) -> None:
+    def __init__(self, payload: Any, pool: Pool, lane: PriorityLane, sink: RequestMerger, members: list[MergedItem] | None = None) -> None:
         super().__init__(payload, pool, lane.level, None, sink, 0, lane.tenant)
         self.lane = lane
-        self.members: list[Member] = members or []
+        self.members: list[MergedItem] = members or []
         self.alive = len(self.members)
         self.closed = members is not None
-        self.cut: Cut | None = None
+        self.cut: Split | None = None
         self.refused_by: Source | None = None
 
     def load(self, now: float, source: Source) -> bool:
         """Fill it, as it is about to be sent."""
         return self.sink.fill(now, self, source)
 
-    def left(self) -> list[Member]:
+    def left(self) -> list[MergedItem]:
         """What it carries that is still wanted."""
         return [member for member in self.members if member.place is not OVER]
 
@@ -239,7 +239,7 @@ class Carrier(Task):
         self.alive -= 1
         return not self.alive
 
-    def take_in(self, members: list[Member], payload: Any) -> None:
+    def take_in(self, members: list[MergedItem], payload: Any) -> None:
         """It is to be sent with these. One item alone is told of as the call that it is; several are told to be carried."""
         self.members, self.alive, self.payload, self.items = members, len(members), payload, tuple(members)
         if not self.serial and len(members) == 1 and members[0].serial > 0:

@@ -19,11 +19,11 @@ from qreward.codecs.rewards.base import MergeLimits
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outages import deadline
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Feed, State
+from qreward.scheduler.request import BatchFeed, TaskState
 from qreward.scoring import sizing as spread
 from qreward.scoring.endpoint_limits import Known, KnownLists
-from qreward.scoring.formats import Listing
-from qreward.scoring.items import Carrier, Lane, Member
+from qreward.scoring.formats import MergeFormat
+from qreward.scoring.items import MergedItem, MergedRequest, PriorityLane
 
 SWEEP = 64
 """Entries before the first look for those of which nothing is left."""
@@ -35,11 +35,11 @@ class Deadlines:
     __slots__ = ("_entries", "_most", "_numbers")
 
     def __init__(self) -> None:
-        self._entries: list[tuple[float, int, list[Member]]] = []
+        self._entries: list[tuple[float, int, list[MergedItem]]] = []
         self._numbers = count()
         self._most = SWEEP
 
-    def add(self, members: list[Member], until: float) -> None:
+    def add(self, members: list[MergedItem], until: float) -> None:
         """Items that have the same time."""
         heappush(self._entries, (until, next(self._numbers), members))
         if len(self._entries) > self._most:
@@ -53,15 +53,15 @@ class Deadlines:
             heappop(self._entries)
         return self._entries[0][0] if self._entries else None
 
-    def due(self, now: float) -> list[Member]:
+    def due(self, now: float) -> list[MergedItem]:
         """Those whose time has passed, each once."""
-        late: list[Member] = []
+        late: list[MergedItem] = []
         while self._entries and self._entries[0][0] <= now:
             late += [member for member in heappop(self._entries)[2] if member.place is not OVER]
         return late
 
 
-def _lives(members: list[Member]) -> bool:
+def _lives(members: list[MergedItem]) -> bool:
     return any(member.place is not OVER for member in members)
 
 
@@ -71,7 +71,7 @@ BY_CHANCE = 6
 """Count up to which such a list is tried again whole; beyond it, up to twice as much, it is cut in two at once."""
 
 
-class Stock:
+class MergeQueue:
     """The waiting items of one collector.
 
     Args:
@@ -88,13 +88,13 @@ class Stock:
         broken: how many lists have failed at a server of late; parts of others do not count.
     """
 
-    def __init__(self, pool: Pool, listing: Listing, lists: KnownLists) -> None:
+    def __init__(self, pool: Pool, listing: MergeFormat, lists: KnownLists) -> None:
         self._pool, self._listing, self._lists = pool, listing, lists
         self._backlog: Any = Backlog()  # of members, which are its items in all but name
-        self._services: dict[Source, spread.Service] = {}
+        self._services: dict[Source, spread.ServiceTimeModel] = {}
         self._limits: dict[Source, Known] = {}  # of these items' shape
-        self.lanes: dict[tuple[int, bool], Lane] = {}
-        self.loaded: dict[Carrier, None] = {}
+        self.lanes: dict[tuple[int, bool], PriorityLane] = {}
+        self.loaded: dict[MergedRequest, None] = {}
         self.deadlines = Deadlines()
         self.unread = 0.0
         self.sent_at = -inf
@@ -125,16 +125,16 @@ class Stock:
         lanes = [lane for lane in self.lanes.values() if lane.feed is None]
         return sum(lane.waiting for lane in lanes), sum(lane.carrier is not None for lane in lanes)
 
-    def unsent(self) -> list[Carrier]:
+    def unsent(self) -> list[MergedRequest]:
         """The carriers that wait for items that wait."""
         return [lane.carrier for lane in self.lanes.values() if lane.carrier is not None]
 
-    def unload(self) -> list[Carrier]:
+    def unload(self) -> list[MergedRequest]:
         """Forget all carriers that carry something, and return them."""
         loaded, self.loaded = list(self.loaded), {}
         return loaded
 
-    def returned(self, carrier: Carrier) -> None:
+    def returned(self, carrier: MergedRequest) -> None:
         """A carrier has come to its end."""
         if carrier.lane.carrier is carrier:
             carrier.lane.carrier = None
@@ -142,29 +142,29 @@ class Stock:
 
     # what comes and goes otherwise
 
-    def put(self, now: float, members: Sequence[Member], sink: Any, *, bulk: bool) -> None:
+    def put(self, now: float, members: Sequence[MergedItem], sink: Any, *, bulk: bool) -> None:
         """Add items at the end. The time of single ones begins; that of a bulk's begins when they are taken."""
         for member in members:
             member.born = now
-            member.state = State.QUEUED
+            member.state = TaskState.QUEUED
             member.lane = self._lane(now, member, sink, bulk)
             member.lane.waiting += 1
             self._backlog.put(member)
         if not bulk:
             self._begin(now, members)
 
-    def _lane(self, now: float, member: Member, sink: Any, bulk: bool) -> Lane:
+    def _lane(self, now: float, member: MergedItem, sink: Any, bulk: bool) -> PriorityLane:
         place = (member.level, bulk)
         lane = self.lanes.get(place)
         if lane is None:
-            feed = Feed(self._pool, member.level, sink, now, member.tenant) if bulk else None
-            lane = self.lanes[place] = Lane(member.level, member.tenant, feed)
+            feed = BatchFeed(self._pool, member.level, sink, now, member.tenant) if bulk else None
+            lane = self.lanes[place] = PriorityLane(member.level, member.tenant, feed)
             self.lanes = dict(sorted(self.lanes.items()))
         return lane
 
-    def _begin(self, now: float, members: Sequence[Member], source: Source | None = None) -> None:
+    def _begin(self, now: float, members: Sequence[MergedItem], source: Source | None = None) -> None:
         """The time of items begins, as a source takes them if one is given."""
-        times: dict[float, list[Member]] = {}
+        times: dict[float, list[MergedItem]] = {}
         for member in members:
             if member.timeout is not None:
                 if source is None:
@@ -175,24 +175,24 @@ class Stock:
         for until, each in times.items():
             self.deadlines.add(each, until)
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: MergedItem) -> None:
         """Take out an item that waits."""
         self._backlog.remove(member)
         member.lane.waiting -= 1
 
-    def remove_all(self) -> list[Member]:
+    def remove_all(self) -> list[MergedItem]:
         """Take out all that wait."""
-        waiting: list[Member] = sorted(self._backlog.items(), key=lambda member: member.number)
+        waiting: list[MergedItem] = sorted(self._backlog.items(), key=lambda member: member.number)
         for member in waiting:
             self.remove(member)
         return waiting
 
-    def took(self, carrier: Carrier, source: Source, seconds: float) -> None:
+    def took(self, carrier: MergedRequest, source: Source, seconds: float) -> None:
         """A list was answered."""
         items = len(carrier.members)
         service = self._services.get(source)
         if service is None:
-            service = self._services[source] = spread.Service()
+            service = self._services[source] = spread.ServiceTimeModel()
         service.add(items, seconds)
         known = self._limits.get(source)
         if known is not None:
@@ -209,7 +209,7 @@ class Stock:
         if known is not None:
             known.turned_away(items)
 
-    def broke(self, carrier: Carrier) -> bool:
+    def broke(self, carrier: MergedRequest) -> bool:
         """A list failed at a server, which is there. Whether that looks like something in it: it is part of one, or too many did."""
         if carrier.closed:
             return True
@@ -219,7 +219,7 @@ class Stock:
 
     # the filling
 
-    def fill(self, now: float, carrier: Carrier, source: Source) -> bool:
+    def fill(self, now: float, carrier: MergedRequest, source: Source) -> bool:
         """A source takes a carrier: the last moment to say what is in it. False if nothing waits any more.
 
         One that was turned away, and not to blame, takes what has come meanwhile as well. One that holds more than this source takes
@@ -242,8 +242,8 @@ class Stock:
         self.sent_at = now
         return True
 
-    def _take(self, now: float, carrier: Carrier, source: Source, before: list[Member], limits: MergeLimits) -> list[Member]:
-        taken: list[Member] = self._backlog.take(now, self._most(now, source, len(before), limits) - len(before))
+    def _take(self, now: float, carrier: MergedRequest, source: Source, before: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
+        taken: list[MergedItem] = self._backlog.take(now, self._most(now, source, len(before), limits) - len(before))
         for member in taken:
             member.lane.waiting -= 1
         taken = [member for member in taken if member.until > now]  # the timer tells the others, at once
@@ -262,22 +262,22 @@ class Stock:
         most = ALL if limits.items is None else limits.items
         if not self._listing.spreads:
             return max(most, before)
-        service = self._services.get(source) or spread.Service()
+        service = self._services.get(source) or spread.ServiceTimeModel()
         wanted = spread.length(now, self._pool, self._backlog.waiting + before + self.unread, service)
         return max(before, min(most, wanted))
 
-    def _cut(self, members: list[Member], limits: MergeLimits) -> list[Member]:
+    def _cut(self, members: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
         """As many as go into one request; the others return to the head of what waits."""
         fits = self._listing.fitting(limits, [member.payload for member in members])
         if fits < len(members):
             for member in members[fits:]:
                 member.alight()
-                member.state = State.QUEUED
+                member.state = TaskState.QUEUED
                 member.lane.waiting += 1
             self._backlog.put_back(members[fits:])
         return members[:fits]
 
-    def _limits_at(self, source: Source, members: Sequence[Member]) -> MergeLimits:
+    def _limits_at(self, source: Source, members: Sequence[MergedItem]) -> MergeLimits:
         """How much a request to a source may hold, of the one shape that is here."""
         known = self._limits.get(source)
         if known is not None:
@@ -290,7 +290,7 @@ class Stock:
         known = self._limits[source] = self._lists.at(source, usual, spread.MOST if self._listing.spreads else None)
         return known.limits
 
-    def _fits_anywhere(self, members: list[Member], limits: MergeLimits) -> bool:
+    def _fits_anywhere(self, members: list[MergedItem], limits: MergeLimits) -> bool:
         """Whether a copy may go to any source: what is under way cannot be made shorter."""
         others = {self._limits_at(source, members) for source in self._pool.sources} - {limits}
         calls = [member.payload for member in members]

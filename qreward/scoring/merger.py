@@ -14,21 +14,21 @@ from typing import Protocol
 
 from qreward.batching.backlog import OVER, WAITING, halves
 from qreward.batching.in_flight import own_error
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.base import may_be_one_items_fault, splits
-from qreward.engine.driver import Shell
+from qreward.engine.driver import LoopDriver
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestError
 from qreward.results import AttemptRecord
 from qreward.scheduler import scheduler as endings
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, Feed, State, Task
+from qreward.scheduler.request import Attempt, BatchFeed, Task, TaskState
 from qreward.scoring import sizing as spread
 from qreward.scoring.endpoint_limits import KnownLists
-from qreward.scoring.formats import Listing
-from qreward.scoring.items import Carrier, Cut, Member
-from qreward.scoring.merge_queue import Stock
+from qreward.scoring.formats import MergeFormat
+from qreward.scoring.items import MergedItem, MergedRequest, Split
+from qreward.scoring.merge_queue import MergeQueue
 
 AHEAD = 4 * spread.MOST
 """Items that bulks read ahead, and below half of which they read on."""
@@ -44,7 +44,7 @@ class Reader(Protocol):
         """Items that are still to come; inf if nobody knows."""
 
 
-class Collector:
+class RequestMerger:
     """The sink of carriers.
 
     Args:
@@ -59,11 +59,11 @@ class Collector:
 
     def __init__(
         self,
-        shell: Shell,
+        shell: LoopDriver,
         pool: Pool,
-        listing: Listing,
+        listing: MergeFormat,
         lists: KnownLists,
-        blank: Call,
+        blank: WireRequest,
         *,
         attempts: int,
         most_waiting: int | None,
@@ -73,7 +73,7 @@ class Collector:
         self.context = Context()
         self._pool, self._listing, self._blank = pool, listing, blank
         self._attempts, self._most_waiting, self._idle = attempts, most_waiting, idle
-        self._stock = Stock(pool, listing, lists)
+        self._stock = MergeQueue(pool, listing, lists)
         self.fill = self._stock.fill
         self._readers: dict[Reader, None] = {}
         self._timer: TimerHandle | None = None
@@ -84,7 +84,7 @@ class Collector:
 
     # what comes
 
-    def put(self, members: Sequence[Member], *, bulk: bool = False) -> None:
+    def put(self, members: Sequence[MergedItem], *, bulk: bool = False) -> None:
         """Add items. They go when the loop has had its turn, for then those that come together are seen together.
 
         Raises ``QueueFull`` for single ones.
@@ -158,14 +158,14 @@ class Collector:
             if paused and lane.feed is None:
                 continue
             while lane.waiting and lane.carrier is None:
-                lane.carrier = Carrier(self._blank, self._pool, lane, self)
+                lane.carrier = MergedRequest(self._blank, self._pool, lane, self)
                 self._hand_in(now, lane.carrier)
 
-    def _hand_in(self, now: float, carrier: Carrier) -> None:
+    def _hand_in(self, now: float, carrier: MergedRequest) -> None:
         """Give a carrier to the scheduler; one that was sent before goes ahead of what was not."""
         scheduler, feed = self.shell.engine.scheduler, carrier.lane.feed
         if feed is None:
-            carrier.state = State.WAITING  # not NEW: it is items, and not carriers, that may be too many
+            carrier.state = TaskState.WAITING  # not NEW: it is items, and not carriers, that may be too many
             scheduler.submit(now, carrier)
             return
         if carrier.members:
@@ -186,7 +186,7 @@ class Collector:
         """Try once. What failed and may be the fault of one item is not tried again as a whole."""
         self._go_on()
         carrier = attempt.task
-        assert isinstance(carrier, Carrier)
+        assert isinstance(carrier, MergedRequest)
         count = len(carrier.members)
         outcome: Outcome = await self.shell.wire.send(attempt.source.handle, carrier.payload)
         if not isinstance(outcome, Failure):
@@ -206,11 +206,11 @@ class Collector:
                 return Failure(FailureKind.LOCAL, outcome.error, limits=outcome.limits)
         return outcome
 
-    def read(self, feed: Feed) -> bool:  # noqa: ARG002 - its carriers come with the items
+    def read(self, feed: BatchFeed) -> bool:  # noqa: ARG002 - its carriers come with the items
         return False
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        assert isinstance(task, Carrier)
+        assert isinstance(task, MergedRequest)
         with self.shell.engine.lock:
             self._stock.returned(task)
             if isinstance(outcome, Answer):
@@ -246,10 +246,10 @@ class Collector:
 
     # what became of a list
 
-    def _share(self, carrier: Carrier, answer: Answer, source: Source, seconds: float) -> None:
+    def _share(self, carrier: MergedRequest, answer: Answer, source: Source, seconds: float) -> None:
         members = carrier.members
         shares = self._listing.shares(answer.value, [member.payload for member in members])
-        again: list[Member] = []
+        again: list[MergedItem] = []
         for member, share in zip(members, shares, strict=True):
             if member.place is OVER:
                 continue
@@ -261,63 +261,63 @@ class Collector:
             else:
                 self._settle(member, share, source, seconds)
         for member in again:  # alone: then its answer is what any request would get
-            self._send_again([member], 1, Cut(None, 1, True))
+            self._send_again([member], 1, Split(None, 1, True))
 
-    def _split(self, carrier: Carrier) -> None:
+    def _split(self, carrier: MergedRequest) -> None:
         """Halves, until the bad item is alone. Those of a list that failed again and again have fewer tries: it may be all of them."""
         members, source = carrier.left(), carrier.refused_by
         tries = max(0, self._attempts - 2) if carrier.tries >= self._attempts else 0
         parts = halves(members) if len(members) > 1 else [members]
-        cut = Cut(source if len(parts) > 1 else None, len(parts[0]), carrier.is_suspect())
+        cut = Split(source if len(parts) > 1 else None, len(parts[0]), carrier.is_suspect())
         for part in parts:
             if part:
                 self._send_again(list(part), tries, cut)
 
-    def _send_again(self, members: list[Member], tries: int, cut: Cut) -> None:
-        carrier = Carrier(self._blank, self._pool, members[0].lane, self, members)
+    def _send_again(self, members: list[MergedItem], tries: int, cut: Split) -> None:
+        carrier = MergedRequest(self._blank, self._pool, members[0].lane, self, members)
         carrier.tries, carrier.cut = tries, cut
         for member in members:
             member.change_to(carrier)
         carrier.last_error, carrier.sent_at = members[0].last_error, members[0].sent_at
         self.shell._locked(self._hand_back, carrier)
 
-    def _hand_back(self, now: float, carrier: Carrier) -> None:
+    def _hand_back(self, now: float, carrier: MergedRequest) -> None:
         self._stock.loaded[carrier] = None
         self._hand_in(now, carrier)
 
-    def _fail(self, members: Sequence[Member], error: QRewardError) -> None:
+    def _fail(self, members: Sequence[MergedItem], error: QRewardError) -> None:
         for member in members:
             own = error if len(members) == 1 else own_error(error)
             assert isinstance(own, QRewardError)
             self._settle(member, own, None, 0.0)
 
-    def _settle(self, member: Member, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+    def _settle(self, member: MergedItem, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         member.end()
         self._live -= 1
         self._tell(member, outcome, source, seconds)
 
-    def _tell(self, member: Member, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+    def _tell(self, member: MergedItem, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         if self.shell.watch is not None:
             self.shell.watch.done(member, outcome, source)
         member.sink.finish(member, outcome, source, seconds)
 
     # ending early
 
-    def drop(self, members: Iterable[Member]) -> None:
+    def drop(self, members: Iterable[MergedItem]) -> None:
         """Nobody waits for them any more; those that are over are left as they are."""
         self._leave(members)
         if self.shell.watch is not None:
             self.shell.watch.withdrawn(members)
         self._rest_if_idle()
 
-    def end(self, members: Sequence[Member], errors: Sequence[QRewardError]) -> None:
+    def end(self, members: Sequence[MergedItem], errors: Sequence[QRewardError]) -> None:
         """Their time is over: they end with errors, wherever they are."""
         self._leave(members, errors[0] if errors else None)
         for member, error in zip(members, errors, strict=True):
             self._tell(member, error, None, 0.0)
         self._rest_if_idle()
 
-    def _leave(self, members: Iterable[Member], error: QRewardError | None = None) -> None:
+    def _leave(self, members: Iterable[MergedItem], error: QRewardError | None = None) -> None:
         """Take them out, wherever they are; a carrier that has lost all is withdrawn."""
         empty: list[Task] = []
         with self.shell.engine.lock:
@@ -337,7 +337,7 @@ class Collector:
         if not self.shell.loop.is_closed():
             self._go_on_soon()
 
-    def _remove_waiting(self) -> list[Member]:
+    def _remove_waiting(self) -> list[MergedItem]:
         with self.shell.engine.lock:
             return self._stock.remove_all()
 

@@ -9,22 +9,22 @@ from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from qreward import options as arguments
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
-from qreward.engine.driver import Engine, Shell
+from qreward.engine.driver import Engine, LoopDriver
 from qreward.engine.fleet import Fleet
 from qreward.errors import ConfigError
 from qreward.options import DEFAULT
 from qreward.results import BatchResult, Result
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Terms
+from qreward.scheduler.request import RequestOptions
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scoring.batch import MergedBulk
 from qreward.scoring.endpoint_limits import KnownLists
-from qreward.scoring.formats import Asking, asking, asking_embeddings
-from qreward.scoring.items import Caller, Member
-from qreward.scoring.merger import Collector
+from qreward.scoring.formats import MergeSpec, asking, asking_embeddings
+from qreward.scoring.items import ItemWaiter, MergedItem
+from qreward.scoring.merger import RequestMerger
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Priority
 
@@ -44,9 +44,9 @@ class RewardCalls:
     _config: ClientConfig
     _engine: Engine[Scheduler]
     _fleet: Fleet
-    _terms: Callable[..., Terms]
+    _terms: Callable[..., RequestOptions]
     _reporting: Callable[..., dict[str, Any]]
-    _collectors: dict[Hashable, Collector]
+    _collectors: dict[Hashable, RequestMerger]
     _lists: KnownLists
 
     async def score(
@@ -244,26 +244,26 @@ class RewardCalls:
 
     # between the two
 
-    async def _merged_one(self, asked: Asking, item: Any, model: str, terms: Terms) -> Any:
+    async def _merged_one(self, asked: MergeSpec, item: Any, model: str, terms: RequestOptions) -> Any:
         (result,) = await self._merged(asked, [asked.call(item)], model, terms)
         return result.value
 
-    async def _merged(self, asked: Asking, calls: list[Call], model: str, terms: Terms) -> list[Result[Any]]:
+    async def _merged(self, asked: MergeSpec, calls: list[WireRequest], model: str, terms: RequestOptions) -> list[Result[Any]]:
         """The results of a few items, which have one shape."""
         pool = self._fleet.pool(model)
         if not calls:
             return []
         shell = self._engine.shell()
-        caller = Caller(shell)
-        members = [Member(call, pool, terms, caller, index) for index, call in enumerate(calls)]
+        caller = ItemWaiter(shell)
+        members = [MergedItem(call, pool, terms, caller, index) for index, call in enumerate(calls)]
         return await caller.results(self._collector(shell, pool, asked, terms.tenant, asked.key(calls[0])), members)
 
     async def _merged_many(
         self,
-        asked: Asking,
+        asked: MergeSpec,
         items: Iterable[Any] | AsyncIterable[Any],
         model: str,
-        terms: Terms,
+        terms: RequestOptions,
         deadline: float | None,
         on_result: OnResult,
         progress: OnProgress,
@@ -285,13 +285,13 @@ class RewardCalls:
         )
         return await bulk.run()
 
-    def _collector(self, shell: Shell, pool: Pool, asked: Asking, tenant: str | None, key: Hashable) -> Collector:
+    def _collector(self, shell: LoopDriver, pool: Pool, asked: MergeSpec, tenant: str | None, key: Hashable) -> RequestMerger:
         """Where items wait that may share a request; made when the first comes, gone when the last has its answer."""
         collectors = self._collectors
         place = (shell, pool, tenant, key)
         found = collectors.get(place)
         if found is None:
-            found = collectors[place] = Collector(
+            found = collectors[place] = RequestMerger(
                 shell,
                 pool,
                 asked.listing,
@@ -307,7 +307,7 @@ class RewardCalls:
 class TextCalls:
     """The part of ``QRewardClient`` for texts that are no conversations."""
 
-    _terms: Callable[..., Terms]
+    _terms: Callable[..., RequestOptions]
     _merged_one: Callable[..., Any]
     _merged_many: Callable[..., Any]
 

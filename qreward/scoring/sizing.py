@@ -21,7 +21,7 @@ PORTION = 1.5
 Of 1, 1.5, 2 and 3, measured on servers of 20 ms + 1.5 ms an item, of a flat 100 ms, of equal and of unequal speed, it loses least."""
 
 
-class Service:
+class ServiceTimeModel:
     """Seconds of a list as a line over its length, ``a + b * n``: weighted least squares over about the last twenty lists.
 
     Example:
@@ -71,7 +71,7 @@ def _capacity(source: Source) -> int:
     return source.window.limit if rate == inf else min(source.window.limit, 1 + int(rate * source.latency.mean))
 
 
-def length(now: float, pool: Pool, waiting: float, service: Service) -> int:
+def length(now: float, pool: Pool, waiting: float, service: ServiceTimeModel) -> int:
     """Items that the next list should have at most, when so many wait or are still to be read (inf: nobody knows)."""
     if waiting == inf:
         return MOST

@@ -16,10 +16,10 @@ from qreward import __version__
 from qreward.errors import ConfigError
 from qreward.server import forms
 from qreward.server.config import ServerConfig
-from qreward.server.http_errors import Refusal
+from qreward.server.http_errors import HTTPError
 from qreward.server.metrics import CONTENT_TYPE
 from qreward.server.middleware import JSON, Gate, refused
-from qreward.server.request import Gone
+from qreward.server.request import ClientDisconnected
 from qreward.server.responses import write
 from qreward.server.service import Read, Service
 
@@ -56,8 +56,8 @@ def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any)
     app = FastAPI(title="qreward", version=__version__, docs_url=None, redoc_url=None, lifespan=_lifespan)
     app.state.qreward = service
     app.add_middleware(Gate, service=service, routes=frozenset((*SCORING, *LOOKING)))
-    app.add_exception_handler(Refusal, _refuse)
-    app.add_exception_handler(Gone, _left)
+    app.add_exception_handler(HTTPError, _refuse)
+    app.add_exception_handler(ClientDisconnected, _left)
     app.add_exception_handler(HTTPException, _no_such)
     app.add_exception_handler(Exception, _failed)
     for path, (read, bodies) in SCORING.items():
@@ -108,7 +108,7 @@ def _described(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
+    assert isinstance(error, HTTPError)
     request.app.state.qreward.rejections.add(error.kind)
     return refused(error)
 
@@ -121,9 +121,9 @@ async def _no_such(request: Request, error: Exception) -> Response:
     """An unknown path, or another method."""
     assert isinstance(error, HTTPException)
     kind = "method_not_allowed" if error.status_code == 405 else "not_found"
-    return refused(Refusal(error.status_code, kind, f"there is no route {request.method} {request.url.path}", dict(error.headers or {})))
+    return refused(HTTPError(error.status_code, kind, f"there is no route {request.method} {request.url.path}", dict(error.headers or {})))
 
 
 async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG001
     """What nobody thought of; the error goes on to the log."""
-    return refused(Refusal(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))
+    return refused(HTTPError(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))

@@ -17,7 +17,7 @@ from qreward.batching.reward_buffer.schemas import Query, check_mode, with_promp
 from qreward.codecs.json import REFUSED
 from qreward.errors import BadRequest
 from qreward.server.config import ServerConfig
-from qreward.server.http_errors import Refusal, invalid
+from qreward.server.http_errors import HTTPError, invalid
 
 T = TypeVar("T")
 _PLACE = re.compile(r"(?P<words>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
@@ -68,7 +68,7 @@ BODIES: tuple[type[msgspec.Struct], ...] = (OpenRlhfBody, BufferBody, ClassifyBo
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ScoreRequest:
     """What a body asks.
 
     Args:
@@ -82,8 +82,8 @@ class Asked:
     activation: bool = False
 
 
-def read_get_reward(body: bytes, config: ServerConfig) -> Asked:
-    """``/get_reward``, whose forms are told apart by ``metadata``. Raises ``Refusal``."""
+def read_get_reward(body: bytes, config: ServerConfig) -> ScoreRequest:
+    """``/get_reward``, whose forms are told apart by ``metadata``. Raises ``HTTPError``."""
     document = _decode(body, dict[str, Any])
     if "metadata" not in document:
         return _openrlhf(document, config)
@@ -92,20 +92,20 @@ def read_get_reward(body: bytes, config: ServerConfig) -> Asked:
     return _buffer(document, config)
 
 
-def read_classify(body: bytes, config: ServerConfig) -> Asked:
-    """``/classify``. Raises ``Refusal``."""
+def read_classify(body: bytes, config: ServerConfig) -> ScoreRequest:
+    """``/classify``. Raises ``HTTPError``."""
     asked = _decode(body, ClassifyBody)
     if (asked.input is None) == (asked.messages is None):
         raise invalid(["input"], "send input, a text or a list of texts, or messages, one conversation")
     activation = bool(asked.use_activation or asked.activation or asked.softmax)
     if asked.messages is not None:
-        return Asked("classify", _conversation(asked.messages, config), activation)
+        return ScoreRequest("classify", _conversation(asked.messages, config), activation)
     texts = _texts(asked.input, "input", config)
-    return Asked("classify", Query(texts, [{} for _ in texts]), activation)
+    return ScoreRequest("classify", Query(texts, [{} for _ in texts]), activation)
 
 
-def read_score(body: bytes, config: ServerConfig) -> Asked:
-    """``/score``. Raises ``Refusal``."""
+def read_score(body: bytes, config: ServerConfig) -> ScoreRequest:
+    """``/score``. Raises ``HTTPError``."""
     asked = _decode(body, ScoreBody)
     left_name, left = _either(asked, ("text_1", "queries", "data_1"))
     right_name, right = _either(asked, ("text_2", "documents", "data_2", "items"))
@@ -113,10 +113,12 @@ def read_score(body: bytes, config: ServerConfig) -> Asked:
     if len(prompts) == 1:
         prompts = prompts * len(responses)
     _same_length(responses, right_name, prompts, left_name)
-    return Asked("score", Query(responses, [{"prompt": prompt} for prompt in prompts]), bool(asked.use_activation or asked.activation))
+    return ScoreRequest(
+        "score", Query(responses, [{"prompt": prompt} for prompt in prompts]), bool(asked.use_activation or asked.activation)
+    )
 
 
-def _openrlhf(document: dict[str, Any], config: ServerConfig) -> Asked:
+def _openrlhf(document: dict[str, Any], config: ServerConfig) -> ScoreRequest:
     asked = _converted(document, OpenRlhfBody)
     queries = _texts(asked.query, "query", config)
     prompts = None if asked.prompts is None else _texts(asked.prompts, "prompts", config)
@@ -127,10 +129,10 @@ def _openrlhf(document: dict[str, Any], config: ServerConfig) -> Asked:
     metadata: list[dict[str, Any]] = with_prompts([{}] * len(queries), prompts)
     if labels is not None:
         metadata = [{**meta, "label": label} for meta, label in zip(metadata, labels, strict=True)]
-    return Asked("openrlhf", Query(queries, metadata, isinstance(asked.query, str)))
+    return ScoreRequest("openrlhf", Query(queries, metadata, isinstance(asked.query, str)))
 
 
-def _buffer(document: dict[str, Any], config: ServerConfig) -> Asked:
+def _buffer(document: dict[str, Any], config: ServerConfig) -> ScoreRequest:
     asked = _converted(document, BufferBody)
     queries = _texts(asked.query, "query", config)
     metadata = [asked.metadata] if isinstance(asked.metadata, dict) else asked.metadata
@@ -143,7 +145,7 @@ def _buffer(document: dict[str, Any], config: ServerConfig) -> Asked:
         check_mode(query, config.mode)
     except BadRequest as error:
         raise invalid(["query"], str(error)) from None
-    return Asked("buffer", query)
+    return ScoreRequest("buffer", query)
 
 
 def _conversation(messages: list[dict[str, Any]], config: ServerConfig) -> Query:
@@ -199,7 +201,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
         raise _misfit(error) from None
     except REFUSED as error:
         message = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise Refusal(400, "bad_json", f"the body is not JSON: {message}") from None
+        raise HTTPError(400, "bad_json", f"the body is not JSON: {message}") from None
 
 
 def _converted(document: dict[str, Any], kind: type[T]) -> T:
@@ -209,7 +211,7 @@ def _converted(document: dict[str, Any], kind: type[T]) -> T:
         raise _misfit(error) from None
 
 
-def _misfit(error: Exception) -> Refusal:
+def _misfit(error: Exception) -> HTTPError:
     """The place and the words of a message such as ``Expected `str`, got `int` - at `$.query[3]```."""
     match = _PLACE.fullmatch(str(error))
     assert match is not None  # it matches anything

@@ -10,7 +10,7 @@ LONGEST_WAIT = 60.0
 """Seconds; nobody is sent away for longer, for the pace may change."""
 
 
-class Refusal(Exception):
+class HTTPError(Exception):
     """A request that gets no rewards.
 
     Args:
@@ -33,26 +33,26 @@ class Refusal(Exception):
         return {"error": {"message": str(self), "type": self.kind, "code": self.status, **self.more}}
 
 
-def busy(kind: str, message: str, seconds: float) -> Refusal:
+def busy(kind: str, message: str, seconds: float) -> HTTPError:
     """429, with when to come again: ``Retry-After`` in whole seconds, ``retry-after-ms`` exactly."""
     seconds = min(max(seconds, 0.001), LONGEST_WAIT)
     headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
-    return Refusal(429, kind, f"{message}; retry in {seconds:.3g} s", headers)
+    return HTTPError(429, kind, f"{message}; retry in {seconds:.3g} s", headers)
 
 
-def draining() -> Refusal:
+def draining() -> HTTPError:
     """503: the server is about to end."""
-    return Refusal(
+    return HTTPError(
         503, "draining", "the server is shutting down and takes no new requests; send them to another server", {"connection": "close"}
     )
 
 
-def invalid(where: Sequence[str | int], message: str) -> Refusal:
+def invalid(where: Sequence[str | int], message: str) -> HTTPError:
     """422, with the place in the body: ``["query", 3]``."""
     place = ".".join(map(str, where))
-    return Refusal(422, "invalid_request", f"{place}: {message}" if place else message, where=list(where))
+    return HTTPError(422, "invalid_request", f"{place}: {message}" if place else message, where=list(where))
 
 
-def too_large(most: int) -> Refusal:
+def too_large(most: int) -> HTTPError:
     """413. The connection stays: what is still to come is read by the server and dropped, for who sends it to see the answer."""
-    return Refusal(413, "body_too_large", f"the request is longer than {most} bytes; send fewer completions at once")
+    return HTTPError(413, "body_too_large", f"the request is longer than {most} bytes; send fewer completions at once")

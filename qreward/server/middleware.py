@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from qreward.server.http_errors import Refusal, draining
+from qreward.server.http_errors import HTTPError, draining
 from qreward.server.request import check_caller
 from qreward.server.responses import write
 from qreward.server.service import Service
@@ -25,7 +25,7 @@ ALWAYS = (*OPEN, "/metrics")
 JSON = "application/json"
 
 
-def refused(refusal: Refusal) -> Response:
+def refused(refusal: HTTPError) -> Response:
     """A refusal as an answer."""
     return Response(write(refusal.document()), refusal.status, refusal.headers, JSON)
 
@@ -61,7 +61,7 @@ class Gate:
                 raise draining()
             if path not in OPEN:
                 check_caller(scope, self._service.config)
-        except Refusal as refusal:
+        except HTTPError as refusal:
             self._service.rejections.add(refusal.kind)
             await refused(refusal)(scope, receive, send)
             return

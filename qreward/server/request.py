@@ -9,21 +9,21 @@ from typing import Any
 
 from qreward.server.admission import Held
 from qreward.server.config import ServerConfig, is_loopback
-from qreward.server.http_errors import Refusal, too_large
+from qreward.server.http_errors import HTTPError, too_large
 
 Receive = Callable[[], Awaitable[Any]]
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The caller has closed the connection."""
 
 
 def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
-    """Raise ``Refusal`` unless the request has the token, or, where there is none, came to an address of this machine alone."""
+    """Raise ``HTTPError`` unless the request has the token, or, where there is none, came to an address of this machine alone."""
     if config.token is None:
         host = (scope.get("server") or ("",))[0]
         if _is_address(host) and not is_loopback(host):
-            raise Refusal(
+            raise HTTPError(
                 403, "forbidden", "a server without a token answers only requests from its own machine; set token in its configuration"
             )
         return
@@ -31,7 +31,7 @@ def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
     scheme, _, token = given.partition(b" ")
     right = hmac.compare_digest(token.strip(), config.token.get_secret_value().encode())
     if scheme.lower() != b"bearer" or not right:
-        raise Refusal(401, "unauthorized", "send the server's token as 'Authorization: Bearer ...'", {"www-authenticate": "Bearer"})
+        raise HTTPError(401, "unauthorized", "send the server's token as 'Authorization: Bearer ...'", {"www-authenticate": "Bearer"})
 
 
 def _is_address(host: str) -> bool:
@@ -48,7 +48,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], held: Held, co
     """
     most = config.max_body_bytes
     if headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refusal(415, "packed_body", "send the body as it is, without a content-encoding")
+        raise HTTPError(415, "packed_body", "send the body as it is, without a content-encoding")
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > most:
         raise too_large(most)
@@ -57,7 +57,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], held: Held, co
             return await _read(receive, held, most)
     except TimeoutError:
         message = f"the request did not come whole within {config.body_timeout:g} s"
-        raise Refusal(408, "body_timeout", message, {"connection": "close"}) from None
+        raise HTTPError(408, "body_timeout", message, {"connection": "close"}) from None
 
 
 async def _read(receive: Receive, held: Held, most: int) -> bytes:
@@ -65,7 +65,7 @@ async def _read(receive: Receive, held: Held, most: int) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Gone
+            raise ClientDisconnected
         part = message.get("body", b"")
         held.grow(len(part))
         if held.bytes > most:
@@ -76,13 +76,13 @@ async def _read(receive: Receive, held: Held, most: int) -> bytes:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
-    """The result of the work, which is cancelled if the caller leaves. Raises ``Gone`` then."""
+    """The result of the work, which is cancelled if the caller leaves. Raises ``ClientDisconnected`` then."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise Gone
+        raise ClientDisconnected
     finally:
         for each in (task, gone):
             each.cancel()

@@ -16,20 +16,20 @@ import msgspec
 
 from qreward.batching.reward_buffer.schemas import InvalidScores, Mode, Scored, answer_of, summary
 from qreward.errors import ClientClosed, RequestTimeout
-from qreward.server.forms import Asked
-from qreward.server.http_errors import Refusal, draining
+from qreward.server.forms import ScoreRequest
+from qreward.server.http_errors import HTTPError, draining
 from qreward.transport.error_mapping import INVALID_SCORES
 
 LABEL = "LABEL_0"
 """The only class, as vLLM calls it."""
 
 
-def answer(asked: Asked, scored: Sequence[Scored], model: str, mode: Mode) -> bytes:
-    """The body for the rewards of what was asked. Raises ``Refusal`` if the form cannot say that they are missing."""
+def answer(asked: ScoreRequest, scored: Sequence[Scored], model: str, mode: Mode) -> bytes:
+    """The body for the rewards of what was asked. Raises ``HTTPError`` if the form cannot say that they are missing."""
     if asked.form == "buffer":
         return write(answer_of(asked.query, [_tellable(one) for one in scored], mode))
     if any(isinstance(one.cause, InvalidScores) for one in scored):  # a client must not ask for parts of the list instead
-        raise Refusal(500, INVALID_SCORES, _summary(scored), errors=_errors(scored))
+        raise HTTPError(500, INVALID_SCORES, _summary(scored), errors=_errors(scored))
     if scored and all(one.reward is None for one in scored):
         raise nothing(scored)
     if asked.form == "openrlhf":
@@ -41,21 +41,21 @@ def answer(asked: Asked, scored: Sequence[Scored], model: str, mode: Mode) -> by
     return write({**named, "data": data})
 
 
-def nothing(scored: Sequence[Scored]) -> Refusal:
+def nothing(scored: Sequence[Scored]) -> HTTPError:
     """Why there is no reward at all: 504 if time was over, 503 if the server ends, 422 if it is the completions' own fault, else 500."""
     kinds = {type(one.cause) for one in scored}
     if kinds == {RequestTimeout}:
-        return Refusal(504, "timeout", _summary(scored), errors=_errors(scored))
+        return HTTPError(504, "timeout", _summary(scored), errors=_errors(scored))
     if kinds == {ClientClosed}:
         return draining()
     if all(one.own for one in scored):
-        return Refusal(422, "unscorable", _summary(scored), errors=_errors(scored))
-    return Refusal(500, "scorer_failed", _summary(scored), errors=_errors(scored))
+        return HTTPError(422, "unscorable", _summary(scored), errors=_errors(scored))
+    return HTTPError(500, "scorer_failed", _summary(scored), errors=_errors(scored))
 
 
 def _openrlhf(scored: Sequence[Scored]) -> dict[str, Any]:
     if any(one.reward is None for one in scored):
-        raise Refusal(424, "scorer_failed", _summary(scored), errors=_errors(scored))
+        raise HTTPError(424, "scorer_failed", _summary(scored), errors=_errors(scored))
     rewards = [one.reward for one in scored]
     logs = _logs(scored)
     return {"rewards": rewards, "scores": logs.get("score", rewards), "extra_logs": logs}

@@ -14,13 +14,13 @@ from qreward.batching.reward_buffer import RewardBuffer, Scored
 from qreward.errors import BadRequest, ClientClosed, QueueFull
 from qreward.server.admission import Admission
 from qreward.server.config import ServerConfig
-from qreward.server.forms import Asked
+from qreward.server.forms import ScoreRequest
 from qreward.server.http_errors import busy, draining, invalid
 from qreward.server.metrics import SECONDS, SIZES, Counter, Gauge, Histogram, exposition
 from qreward.server.request import read_body, unless_gone
 from qreward.server.responses import answer
 
-Read = Callable[[bytes, ServerConfig], Asked]
+Read = Callable[[bytes, ServerConfig], ScoreRequest]
 _LAST_WORDS = 1.0
 """Seconds in which what was broken off may say so to its callers."""
 
@@ -66,7 +66,7 @@ class Service:
             scored = await unless_gone(request.receive, self._score(asked))
             return answer(asked, scored, self.config.model, self.config.mode)
 
-    async def _score(self, asked: Asked) -> list[Scored]:
+    async def _score(self, asked: ScoreRequest) -> list[Scored]:
         query = asked.query
         try:
             scored = await self.buffer.score(query.completions, query.metadata)

@@ -14,7 +14,7 @@ _under_way: set[asyncio.Task[None]] = set()
 """Which a loop alone would not keep."""
 
 
-def leave(pieces: portal.Stream[Any], aclose: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def leave(pieces: portal.BlockingIterator[Any], aclose: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Leave; the connection is closed when this returns. In the portal's own thread, which must not wait for itself, that is only begun.
 
     Args:

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
-from qreward.engine.stream_batch import Merge
+from qreward.engine.stream_batch import BatchStreamSink
 from qreward.engine.stream_sink import Carrier, Outlet, StreamRestarted, closed
 from qreward.errors import ConfigError, QRewardError
 from qreward.results import BatchResult, Result
@@ -243,7 +243,7 @@ def _text_or_restart(item: Any) -> str | StreamRestarted | None:
 OnStreamError = Callable[[int, QRewardError], object] | None
 
 
-class BatchStream(Held[Merge]):
+class BatchStream(Held[BatchStreamSink]):
     """Chat completions that come token by token, all at once: what ``QRewardClient.batch_stream_chat_completion`` returns.
 
     ``async for index, token in stream`` gives the texts of all streams in the order in which they arrive; ``index`` is the place of
@@ -259,7 +259,7 @@ class BatchStream(Held[Merge]):
 
     __slots__ = ("_on_stream_error",)
 
-    def __init__(self, begin: Callable[[], Merge], on_stream_error: OnStreamError, *, restarts: bool) -> None:
+    def __init__(self, begin: Callable[[], BatchStreamSink], on_stream_error: OnStreamError, *, restarts: bool) -> None:
         super().__init__(begin, restarts=restarts)
         self._on_stream_error = on_stream_error
 

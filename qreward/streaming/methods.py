@@ -7,15 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from qreward import options as arguments
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.engine.driver import Engine
 from qreward.engine.fleet import Fleet
-from qreward.engine.stream_batch import Merge
+from qreward.engine.stream_batch import BatchStreamSink
 from qreward.engine.stream_sink import Outlet
 from qreward.errors import ConfigError
 from qreward.options import DEFAULT, preparer
-from qreward.scheduler.request import Terms
+from qreward.scheduler.request import RequestOptions
 from qreward.scheduler.scheduler import Scheduler
 from qreward.settings.policies import Priority
 from qreward.streaming.handles import BatchStream, OnStreamError, Stream
@@ -33,7 +33,7 @@ class StreamCalls:
 
     _engine: Engine[Scheduler]
     _fleet: Fleet
-    _terms: Callable[..., Terms]
+    _terms: Callable[..., RequestOptions]
     _reporting: Callable[..., dict[str, Any]]
 
     def stream_chat_completion(
@@ -134,7 +134,7 @@ class StreamCalls:
         begin = partial(_begin_batch, self, items, prepare, model, progress, settings)
         return BatchStream(begin, failed, restarts=restarts)
 
-    def _stream(self, call: Call, terms: Terms) -> Stream:
+    def _stream(self, call: WireRequest, terms: RequestOptions) -> Stream:
         """The stream of a call that was checked. Raises ``NoEndpoint``."""
         self._fleet.pool(call.model)
         return Stream(partial(_begin, self, call, terms._replace(streamed=True)), restarts=terms.restarts)
@@ -146,7 +146,7 @@ def _restarts(on_interrupt: object) -> bool:
     return on_interrupt == "restart"
 
 
-def _begin(client: StreamCalls, call: Call, terms: Terms) -> Outlet:
+def _begin(client: StreamCalls, call: WireRequest, terms: RequestOptions) -> Outlet:
     outlet = Outlet(client._engine.shell())
     outlet.submit(terms.task(call, client._fleet.pool(call.model), outlet, 0))
     return outlet
@@ -155,11 +155,11 @@ def _begin(client: StreamCalls, call: Call, terms: Terms) -> Outlet:
 def _begin_batch(
     client: StreamCalls,
     items: Iterable[Any] | AsyncIterable[Any],
-    prepare: Callable[[Any], Call],
+    prepare: Callable[[Any], WireRequest],
     model: str,
     progress: OnProgress,
     settings: dict[str, Any],
-) -> Merge:
+) -> BatchStreamSink:
     pool = client._fleet.pool(model)
     reporting = client._reporting(pool, model, items, progress)
-    return Merge(client._engine.shell(), pool, items, prepare, **reporting, **settings).launch()
+    return BatchStreamSink(client._engine.shell(), pool, items, prepare, **reporting, **settings).launch()

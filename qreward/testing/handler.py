@@ -17,7 +17,7 @@ from qreward.testing.admission import Slot
 from qreward.testing.endpoint import State
 from qreward.testing.lower_bound import Job, ListRequest, Problem, refuses
 from qreward.testing.responders import ChatRequest, Chunks, EmbeddingsRequest
-from qreward.testing.responses import JSON, Incoming, Mishap, Pace, deliver, forever, hint, reset, sleep_until, stream
+from qreward.testing.responses import JSON, FaultPlan, Incoming, Pace, deliver, forever, hint, reset, sleep_until, stream
 from qreward.testing.rewards.dialect import Dialect, Look, ReadJob, Told, Traffic
 from qreward.testing.rewards.kinds import DIALECTS
 
@@ -121,7 +121,7 @@ class Handler:
         await sleep_until(ready)
         if error is not None:
             await self._fail(request, error)
-        headers, mishap = self._headers() | self._dialect.headers(job), Mishap(fault, state.point(), state.spec.faults.trickle_gap)
+        headers, mishap = self._headers() | self._dialect.headers(job), FaultPlan(fault, state.point(), state.spec.faults.trickle_gap)
         if isinstance(asked, ListRequest):
             body = asked.made()
         elif isinstance(asked, EmbeddingsRequest):

@@ -33,7 +33,7 @@ class Incoming(web.BaseRequest):
     __hash__ = object.__hash__  # it is a mapping, which has none; here one request is equal to itself alone
 
 
-class Mishap(NamedTuple):
+class FaultPlan(NamedTuple):
     """What goes wrong with one answer.
 
     Attributes:
@@ -52,7 +52,7 @@ class Mishap(NamedTuple):
         return None if self.fault in ("slow_trickle", "noise") else self.fault
 
 
-async def deliver(request: Incoming, body: bytes, headers: dict[str, str], mishap: Mishap) -> web.StreamResponse:
+async def deliver(request: Incoming, body: bytes, headers: dict[str, str], mishap: FaultPlan) -> web.StreamResponse:
     """Answer with status 200, in the way of the fault."""
     fault, before = mishap.fault, int(len(body) * mishap.point)
     if fault in ("cut", "stall"):
@@ -158,7 +158,7 @@ class Pace(NamedTuple):
 
 
 async def stream(
-    request: Incoming, headers: dict[str, str], chunks: Chunks, pace: Pace, mishap: Mishap, finish: Callable[[str | None], None]
+    request: Incoming, headers: dict[str, str], chunks: Chunks, pace: Pace, mishap: FaultPlan, finish: Callable[[str | None], None]
 ) -> web.StreamResponse:
     """Send the events from the time of the first token on, those that are due together in one write.
 

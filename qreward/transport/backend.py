@@ -1,6 +1,6 @@
-"""The one thing the engine calls: ``Wire.send`` takes a call to an endpoint and says in the core's words how it ended.
+"""The one thing the engine calls: ``HttpBackend.send`` takes a call to an endpoint and says in the core's words how it ended.
 
-Knows codecs, transports and failures; knows nothing of queues, retries or limits. A ``Wire`` belongs to one event loop.
+Knows codecs, transports and failures; knows nothing of queues, retries or limits. A ``HttpBackend`` belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from functools import partial
 
 from qreward.codecs import rate_limit_headers as ratelimits
-from qreward.codecs.base import Call, EmbeddedError, Malformed, Reply, TransportError, Unfinished
+from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.base import Listing
 from qreward.codecs.rewards.registry import bound, embeddings_place, server_root
 from qreward.codecs.rewards.server_info import Load
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
 from qreward.observers import with_carried
-from qreward.scheduler.outcome import Answer, Failure, FailureKind, Look
+from qreward.scheduler.outcome import Answer, Failure, FailureKind, ProbeResult
 from qreward.settings.policies import Endpoint
 from qreward.transport import connection_settings as address
 from qreward.transport import probes
@@ -39,7 +39,7 @@ NOT_OF_CONNECTIONS = frozenset({"weight", "price", "models", "probe", "limits", 
 """Settings of an endpoint that its connections do not depend on, but for some of the limits and timeouts; see ``_of_connections``."""
 
 
-class Line:
+class EndpointConnection:
     """An endpoint with what is made of it once: its transport, the names of its models, its secrets.
 
     Attributes:
@@ -80,7 +80,7 @@ class Line:
             await self._beside.aclose()
 
 
-class Wire:
+class HttpBackend:
     """Sends calls to endpoints, from one event loop.
 
     Example:
@@ -90,12 +90,12 @@ class Wire:
     """
 
     def __init__(self) -> None:
-        self._lines: dict[int, Line] = {}
-        self._dismissed: dict[Line, asyncio.Task[None] | None] = {}  # and what closes them
+        self._lines: dict[int, EndpointConnection] = {}
+        self._dismissed: dict[EndpointConnection, asyncio.Task[None] | None] = {}  # and what closes them
         self._kept: dict[int, Endpoint] | None = None  # None: any endpoint
         self._closed = False
 
-    async def send(self, endpoint: Endpoint, call: Call) -> Answer | Failure:
+    async def send(self, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
         """One attempt. Raises nothing but ``CancelledError``; when cancelled, the connection is closed."""
         line = self._lines.get(id(endpoint))
         try:
@@ -122,7 +122,7 @@ class Wire:
             if line is not None:
                 self._leave(line)
 
-    async def stream(self, endpoint: Endpoint, call: Call) -> ChatStream | Failure:
+    async def stream(self, endpoint: Endpoint, call: WireRequest) -> ChatStream | Failure:
         """One streamed attempt: an open stream once the server has answered 2xx; see ``qreward.transport.stream`` for how it is driven.
 
         Raises nothing but ``CancelledError``; when cancelled, the connection is closed.
@@ -146,7 +146,7 @@ class Wire:
                 self._leave(line)
         return opened
 
-    async def look(self, endpoint: Endpoint) -> Look:
+    async def look(self, endpoint: Endpoint) -> ProbeResult:
         """What the server says of itself. Raises nothing but ``CancelledError``; a look that fails says nothing, or why it never will."""
         line = self._lines.get(id(endpoint))
         try:
@@ -155,11 +155,11 @@ class Wire:
             line.users += 1
             return await probes.look(line)
         except ClientClosed:
-            return Look()
+            return ProbeResult()
         except ConfigError as error:
-            return Look(trouble=str(error))
+            return ProbeResult(trouble=str(error))
         except Exception as error:
-            return Look(trouble=f"unexpected {type(error).__name__}: {shorten(secrets_of(endpoint), str(error), 300)}")
+            return ProbeResult(trouble=f"unexpected {type(error).__name__}: {shorten(secrets_of(endpoint), str(error), 300)}")
         finally:
             if line is not None:
                 self._leave(line)
@@ -189,10 +189,10 @@ class Wire:
             line.dismissed = False  # nothing is left to do for its last request
             await line.aclose()
 
-    def _open(self, endpoint: Endpoint) -> Line:
+    def _open(self, endpoint: Endpoint) -> EndpointConnection:
         if self._closed:
             raise ClientClosed("the client was closed before the request was sent; make a new one")
-        line = Line(endpoint)
+        line = EndpointConnection(endpoint)
         if self._kept is None or id(endpoint) in self._kept:
             self._lines[id(endpoint)] = line
         else:
@@ -200,19 +200,19 @@ class Wire:
             self._dismissed[line] = None
         return line
 
-    def _dismiss(self, line: Line) -> None:
+    def _dismiss(self, line: EndpointConnection) -> None:
         line.dismissed = True
         self._dismissed[line] = None
         if not line.users:
             self._end(line)
 
-    def _leave(self, line: Line) -> None:
+    def _leave(self, line: EndpointConnection) -> None:
         """A request has ended."""
         line.users -= 1
         if line.dismissed and not line.users:
             self._end(line)
 
-    def _end(self, line: Line) -> None:
+    def _end(self, line: EndpointConnection) -> None:
         closing = self._dismissed[line] = asyncio.get_running_loop().create_task(line.aclose())
         closing.add_done_callback(lambda _: self._dismissed.pop(line, None))
 
@@ -228,7 +228,7 @@ def open_transport(endpoint: Endpoint) -> Transport:
     return AiohttpTransport(endpoint) if endpoint.http_client is None else HttpxTransport(endpoint)
 
 
-def _read(line: Line, call: Call, reply: Reply) -> Answer | Failure:
+def _read(line: EndpointConnection, call: WireRequest, reply: Reply) -> Answer | Failure:
     """A reply that claims success: an answer, unless its body says otherwise."""
     try:
         value = call.codec.decode(reply.body, call)
@@ -244,18 +244,18 @@ def _read(line: Line, call: Call, reply: Reply) -> Answer | Failure:
     return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits)
 
 
-def _concluded(line: Line, endpoint: Endpoint, call: Call, how: Reply | Exception) -> Answer | Failure:
+def _concluded(line: EndpointConnection, endpoint: Endpoint, call: WireRequest, how: Reply | Exception) -> Answer | Failure:
     """What a stream comes to that was none, or that broke."""
     return _read(line, call, how) if isinstance(how, Reply) else _failure_of(how, line, endpoint, call)
 
 
-def _read_other(line: Line, call: Call, reply: Reply) -> Answer | Failure:
+def _read_other(line: EndpointConnection, call: WireRequest, reply: Reply) -> Answer | Failure:
     if 200 < reply.status < 300:
         return _read(line, call, reply)
     return failure_from_reply(reply, line.name, call.model, _secrets(line, call))
 
 
-def _failure_of(error: Exception, line: Line | None, endpoint: Endpoint, call: Call) -> Failure:
+def _failure_of(error: Exception, line: EndpointConnection | None, endpoint: Endpoint, call: WireRequest) -> Failure:
     match error:
         case TransportError() if line is not None:
             return failure_from_transport(error, line.name, call.model, _secrets(line, call))
@@ -269,7 +269,7 @@ def _failure_of(error: Exception, line: Line | None, endpoint: Endpoint, call: C
     return _unexpected(error, endpoint, call)
 
 
-def _unexpected(error: Exception, endpoint: Endpoint, call: Call) -> Failure:
+def _unexpected(error: Exception, endpoint: Endpoint, call: WireRequest) -> Failure:
     """The end of an attempt that hit something nobody thought of, such as an exception of the user's own ``http_client``."""
     secrets = secrets_of(endpoint).and_headers(call.headers)
     said = shorten(secrets, str(error), 300)
@@ -280,5 +280,5 @@ def _unexpected(error: Exception, endpoint: Endpoint, call: Call) -> Failure:
     return Failure(FailureKind.UNSENDABLE, failure)
 
 
-def _secrets(line: Line, call: Call) -> Secrets:
+def _secrets(line: EndpointConnection, call: WireRequest) -> Secrets:
     return line.secrets.and_headers(call.headers)

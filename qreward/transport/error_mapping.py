@@ -42,7 +42,7 @@ _MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>")
 _LOOKED_AT = 8192  # characters; what is shown is far shorter
 
 
-class Complaint(msgspec.Struct, frozen=True):
+class ErrorBody(msgspec.Struct, frozen=True):
     """A server's own words.
 
     Attributes:
@@ -54,25 +54,25 @@ class Complaint(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ()
 
 
-def read_complaint(body: bytes) -> Complaint:
+def read_complaint(body: bytes) -> ErrorBody:
     """The complaint of an error answer."""
     try:
         return complaint_of(jsonio.read_leniently(body))
     except Malformed:
-        return Complaint(one_line(_MARKUP.sub(" ", body[:_LOOKED_AT].decode("utf-8", "replace"))))
+        return ErrorBody(one_line(_MARKUP.sub(" ", body[:_LOOKED_AT].decode("utf-8", "replace"))))
 
 
-def complaint_of(document: Any) -> Complaint:
+def complaint_of(document: Any) -> ErrorBody:
     """The complaint in a JSON document, or in the ``error`` member of one."""
     if isinstance(document, list):
-        return complaint_of(document[0]) if document else Complaint("")
+        return complaint_of(document[0]) if document else ErrorBody("")
     if not isinstance(document, dict):
-        return Complaint("" if document is None else one_line(str(document)))
+        return ErrorBody("" if document is None else one_line(str(document)))
     inner = document.get("error")
     if isinstance(inner, dict | list) and inner:
         within = complaint_of(inner)
-        return Complaint(within.text or _text(document), within.names + _names(document))
-    return Complaint(_text(document), _names(document))
+        return ErrorBody(within.text or _text(document), within.names + _names(document))
+    return ErrorBody(_text(document), _names(document))
 
 
 def one_line(text: str) -> str:
@@ -165,7 +165,7 @@ _SAYS_TOO_LONG = re.compile(
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "context_window_exceeded"})
 
 
-def status_of(complaint: Complaint) -> int | None:
+def status_of(complaint: ErrorBody) -> int | None:
     """The HTTP status that the words stand for: by the first name that is known, else by a phrase; None if they do not tell.
 
     Example:
@@ -184,7 +184,7 @@ def status_of(complaint: Complaint) -> int | None:
     return 400 if is_too_long(complaint) else None
 
 
-def is_too_long(complaint: Complaint) -> bool:
+def is_too_long(complaint: ErrorBody) -> bool:
     """Whether the input does not fit into the model's context, as OpenAI, vLLM, SGLang, TEI, llama.cpp and Gemini put it."""
     return not _TOO_LONG.isdisjoint(complaint.names) or _SAYS_TOO_LONG.search(complaint.text) is not None
 
@@ -289,7 +289,7 @@ def shorten(secrets: Secrets, text: str, most: int) -> str:
     return clean if len(clean) <= most else clean[: most - 3] + "..."
 
 
-def _verdict(status: int, complaint: Complaint) -> Verdict:
+def _verdict(status: int, complaint: ErrorBody) -> Verdict:
     """By the status, unless the body knows better: in a 200 or 400 its own code counts, a 500 may be an overload."""
     spoken = status_of(complaint)
     if status in (200, 400) or (status == 500 and spoken in (429, 503, 529)):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from qreward.codecs.base import Reply, TransportError
 from qreward.codecs.rewards.server_info import Load, read_load
-from qreward.scheduler.outcome import Look
+from qreward.scheduler.outcome import ProbeResult
 
 if TYPE_CHECKING:
-    from qreward.transport.backend import Line
+    from qreward.transport.backend import EndpointConnection
 
 MODELS = "/v1/models"
 LOOKS: dict[str, tuple[str, ...]] = {
@@ -32,7 +32,7 @@ PASSING = frozenset({408, 425, 429})
 _TOLD = (b"vllm:num_requests_", b"vllm:kv_cache", b"vllm:gpu_cache", b"sglang:num_", b"sglang:token_usage", b"te_queue_size")
 
 
-async def look(line: Line) -> Look:
+async def look(line: EndpointConnection) -> ProbeResult:
     """How a server stands. Nobody there is not ready; silence, or a line that breaks, says nothing."""
     load, kind, statuses = Load(), line.endpoint.kind, {}
     for path in LOOKS[kind]:
@@ -41,7 +41,7 @@ async def look(line: Line) -> Look:
         except TransportError as error:
             line.info = None
             nobody = not (error.sent or error.timeout or error.local)
-            return Look(ready=False if nobody else None)
+            return ProbeResult(ready=False if nobody else None)
         load = load.joined(told(path, reply))
         statuses[path] = reply.status
         if load.ready is False:
@@ -50,7 +50,7 @@ async def look(line: Line) -> Look:
     else:
         await _ask_info(line)
     items = None if line.info is None else line.info.limits.list_items
-    return Look(load.ready, load.running, load.waiting, load.limits.concurrency, items, _trouble(kind, load, statuses))
+    return ProbeResult(load.ready, load.running, load.waiting, load.limits.concurrency, items, _trouble(kind, load, statuses))
 
 
 def _trouble(kind: str, load: Load, statuses: dict[str, int]) -> str | None:
@@ -63,7 +63,7 @@ def _trouble(kind: str, load: Load, statuses: dict[str, int]) -> str | None:
     return f"{answers}; check that it is a server of kind {kind!r}, its base_url and its api_key, or leave probe out"
 
 
-async def _ask_info(line: Line) -> None:
+async def _ask_info(line: EndpointConnection) -> None:
     path = INFO.get(line.endpoint.kind)
     if path is not None and line.info is None:
         try:
@@ -72,7 +72,7 @@ async def _ask_info(line: Line) -> None:
             line.info = None
 
 
-async def asked(line: Line, path: str) -> Reply:
+async def asked(line: EndpointConnection, path: str) -> Reply:
     """The answer to a GET, under the server's root; the list of models is the API's, wherever that is."""
     if path == MODELS and line.endpoint.kind == "openai":
         return await line.transport.get("/models")

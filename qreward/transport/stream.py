@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from qreward.codecs import rate_limit_headers as ratelimits
-from qreward.codecs.base import Call, EmbeddedError, Malformed, Reply, TransportError, Unfinished
-from qreward.codecs.chat_stream import Assembly, ChatChunk, read_chunk, whole_chunk
+from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
+from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
 from qreward.codecs.sse import Event, EventTooLong, Parser
 from qreward.observers import with_carried
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled, Failure
@@ -31,7 +31,7 @@ from qreward.transport.redaction import Secrets
 
 if TYPE_CHECKING:
     from qreward.codecs.chat import ChatCodec
-    from qreward.transport.backend import Line
+    from qreward.transport.backend import EndpointConnection
 
 DRAIN = 0.1
 """Seconds to wait for the end of a body after ``[DONE]``, so that its connection is used again; as long as the openai SDK waits."""
@@ -63,7 +63,7 @@ class ChatStream:
         "on_close", "outcome",
     )  # fmt: skip
 
-    def __init__(self, body: ByteStream, line: Line, call: Call, conclude: Conclude) -> None:
+    def __init__(self, body: ByteStream, line: EndpointConnection, call: WireRequest, conclude: Conclude) -> None:
         self.headers: Mapping[str, str] = body.headers
         self.limits = ratelimits.read(body.headers)
         self.outcome: Answer | Failure | Cancelled | None = None
@@ -73,7 +73,7 @@ class ChatStream:
         self._call = call
         self._conclude = conclude
         self._parser = Parser()
-        self._assembly = Assembly(call.model)
+        self._assembly = StreamAccumulator(call.model)
         self._known = False  # whether this is a stream
         self._beginning = b""
         self._whole: bytearray | None = None  # an answer that is none
@@ -208,7 +208,7 @@ class ChatStream:
         return Reply(self._body.status, self.headers, said), line.name, call.model, line.secrets.and_headers(call.headers)
 
 
-async def open_stream(line: Line, call: Call, conclude: Conclude) -> ChatStream | Failure:
+async def open_stream(line: EndpointConnection, call: WireRequest, conclude: Conclude) -> ChatStream | Failure:
     """Ask for a stream. Raises ``BadRequest`` for what cannot be sent, and ``TransportError``.
 
     The usage is asked for unless the caller set ``stream_options``; a server that refuses those is asked once more without,
@@ -231,17 +231,17 @@ async def open_stream(line: Line, call: Call, conclude: Conclude) -> ChatStream 
     return ChatStream(body, line, call, conclude)
 
 
-async def _ask(line: Line, call: Call, options: Mapping[str, object]) -> ByteStream:
+async def _ask(line: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
     codec, model = call.codec, call.model
-    asked = Call(codec, model, call.inputs, {**call.params, "stream": True, **options}, None)
+    asked = WireRequest(codec, model, call.inputs, {**call.params, "stream": True, **options}, None)
     return await line.transport.stream(codec.path, codec.encode(asked, line.renamed.get(model, model)), with_carried(call.headers))
 
 
-def _refused(line: Line, call: Call, reply: Reply) -> Failure:
+def _refused(line: EndpointConnection, call: WireRequest, reply: Reply) -> Failure:
     return failure_from_reply(reply, line.name, call.model, line.secrets.and_headers(call.headers))
 
 
-async def _read_whole(body: ByteStream, line: Line) -> Reply:
+async def _read_whole(body: ByteStream, line: EndpointConnection) -> Reply:
     """The rest of an answer that is no stream."""
     cap, content = line.endpoint.max_response_bytes, bytearray()
     try:

@@ -14,14 +14,14 @@ from aiohttp import web
 
 from qreward import Endpoint, Limits, QRewardClient, Timeouts
 from qreward.testing import FakeFleet, echo_of
-from qreward.transport.backend import Wire
+from qreward.transport.backend import HttpBackend
 
 MODEL = "judge-7b"
 FDS = Path("/proc/self/fd")
 needs_proc = pytest.mark.skipif(not FDS.exists(), reason="counts what is open in /proc")
 
 
-class CountingWire(Wire):
+class CountingWire(HttpBackend):
     """The real wire; counts how many requests are with each endpoint at once, on the client's side."""
 
     live: Counter[str]

@@ -16,8 +16,8 @@ from reload_tools import MODEL, Servers, ask, begin, config_of, endpoint, run, s
 
 from qreward import ConfigError, Hedge, Limits, NoEndpoint, QRewardClient, QueueFull, Retry, Route, SyncQRewardClient, Timeouts
 from qreward.errors import ServerError
-from qreward.scheduler.limits.adaptive import AdaptiveWindow
-from qreward.scheduler.limits.headers import Meter
+from qreward.scheduler.limits.adaptive import AdaptiveLimit
+from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.settings.client import ClientConfig
 
@@ -196,7 +196,7 @@ def test_a_rate_may_come_change_and_go() -> None:
 def test_what_a_server_told_of_its_rate_is_kept_beside_the_operators() -> None:
     client = QRewardClient([endpoint("a", limits=Limits())])
     source = source_of(client, "a")
-    source.requests = told = Meter()
+    source.requests = told = HeaderRateLimit()
     for rpm, rate in ((60, 1.0), (120, 2.0)):
         client.reload(config_of(endpoint("a", limits=Limits(rpm=rpm))))
         assert source.requests is told
@@ -228,13 +228,13 @@ def test_what_was_found_out_of_a_window_is_kept_under_another_limit(
     client = QRewardClient.from_config(adaptive(before))
     source = source_of(client, "a")
     window = source.window
-    assert isinstance(window, AdaptiveWindow)
+    assert isinstance(window, AdaptiveLimit)
     window.limit = seen
     client.reload(adaptive(after))
     assert source_of(client, "a") is source
     assert source.window.limit == limit
     assert (source.window is window) is kept
-    assert cast("AdaptiveWindow", source.window).most == (after or AdaptiveWindow(random.Random()).most)
+    assert cast("AdaptiveLimit", source.window).most == (after or AdaptiveLimit(random.Random()).most)
 
 
 OTHERS: list[dict[str, Any]] = [{"host": "moved"}, {"api_key": "sk-b"}, {"headers": {"X-Team": "b"}}, {"kind": "vllm"}, {"verify": False}]

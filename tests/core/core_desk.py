@@ -24,7 +24,7 @@ from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.request import Attempt, BatchFeed, Task
 from qreward.scheduler.scheduler import Scheduler
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
@@ -78,7 +78,7 @@ class Desk:
         self.watch = Watch(self.scheduler, thorough=thorough)
         self.sources: dict[str, Source] = {}
         self.pool = self.new_pool("first", strategy, weights)
-        self._input: dict[Feed, list[Task]] = {}
+        self._input: dict[BatchFeed, list[Task]] = {}
         self._refill = refill
         self._tasks = 0
         for name, cap in (caps or {}).items():
@@ -147,9 +147,11 @@ class Desk:
         self._after()
         return task
 
-    def feed(self, count: int, level: int = NORMAL, timeout: float | None = None, pool: Pool | None = None, *, told: bool = False) -> Feed:
+    def feed(
+        self, count: int, level: int = NORMAL, timeout: float | None = None, pool: Pool | None = None, *, told: bool = False
+    ) -> BatchFeed:
         """Open a bulk of so many tasks; ``told``: its size is known beforehand."""
-        feed = Feed(pool or self.pool, level, len(self._input), self.now, timeout=timeout)
+        feed = BatchFeed(pool or self.pool, level, len(self._input), self.now, timeout=timeout)
         feed.left = count if told else None
         self._input[feed] = [self.task(level, timeout, feed.pool) for _ in range(count)][::-1]
         self.watch.feeds[feed] = None
@@ -157,7 +159,7 @@ class Desk:
         self._after()
         return feed
 
-    def serve(self, feed: Feed, most: int = CHUNK) -> None:
+    def serve(self, feed: BatchFeed, most: int = CHUNK) -> None:
         """Answer a feed's MORE."""
         del self.watch.asked[feed]
         if feed.ended:
@@ -169,7 +171,7 @@ class Desk:
         self.scheduler.refill(self.now, feed)
         self._after()
 
-    def close_feed(self, feed: Feed) -> list[Task]:
+    def close_feed(self, feed: BatchFeed) -> list[Task]:
         self._input[feed].clear()
         rest = self.scheduler.close_feed(feed)
         self._after()

@@ -9,7 +9,7 @@ from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.queueing.queue import Queue
-from qreward.scheduler.request import Feed, Task
+from qreward.scheduler.request import BatchFeed, Task
 
 A, B, C = (Source(name, Random(0)) for name in "abc")
 POOL = Pool("p", [], ExpectedFinish())
@@ -34,15 +34,15 @@ def task(
     return made
 
 
-def feed(items: int | Iterable[float], level: int = 5, served: float = 0.0, tenant: str | None = None) -> Feed:
+def feed(items: int | Iterable[float], level: int = 5, served: float = 0.0, tenant: str | None = None) -> BatchFeed:
     """A bulk of so many items, or of items of these costs."""
-    made = Feed(POOL, level, None, served, tenant=tenant)
+    made = BatchFeed(POOL, level, None, served, tenant=tenant)
     costs = [1.0] * items if isinstance(items, int) else items
     made.buffer.extend(task(level, cost=cost) for cost in costs)
     return made
 
 
-def queue(*entries: Task | Feed) -> Queue:
+def queue(*entries: Task | BatchFeed) -> Queue:
     made = Queue(lambda task: float(task.payload))
     for entry in entries:
         if isinstance(entry, Task):

@@ -8,8 +8,8 @@ from random import Random
 from core_desk import Desk
 from simulator import NEVER, Server, Simulation
 
-from qreward.scheduler.limits.adaptive import AdaptiveWindow
-from qreward.scheduler.limits.rate import LearnedPace
+from qreward.scheduler.limits.adaptive import AdaptiveLimit
+from qreward.scheduler.limits.rate import LearnedRate
 from qreward.scheduler.pool import Pool
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
@@ -29,7 +29,7 @@ def random_simulation(seed: int) -> Simulation:
         both = name == "s0" or rng.random() < 0.5  # no pool is without a source
         limits, found_out = _limits(server, rng), {}
         if rng.random() < 0.5:
-            found_out = {"window": AdaptiveWindow(desk.rng, limits.max_concurrency), "learned": LearnedPace()}
+            found_out = {"window": AdaptiveLimit(desk.rng, limits.max_concurrency), "learned": LearnedRate()}
         desk.add(name, limits, pools=pools if both else [rng.choice(pools)], weight=rng.choice([1.0, 1.0, 3.0]), **found_out)
     simulation = Simulation(desk, servers, rng, dawdle=rng.choice([0.0, 0.0, 0.3]))
     _callers(simulation, pools, rng)

@@ -11,10 +11,10 @@ from typing import Any
 
 from qreward.errors import QRewardError
 from qreward.scheduler.endpoint_state import Source
-from qreward.scheduler.limits.rate import Pace
+from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, Feed, State, Task, Why
+from qreward.scheduler.request import Attempt, BatchFeed, CancelReason, Task, TaskState
 from qreward.scheduler.scheduler import CANCEL, FINISH, LOOK_LATER, MORE, SEND, Command, Scheduler
 from qreward.scheduler.timer_wheel import PER_SECOND
 
@@ -56,14 +56,14 @@ class Watch:
         self.scheduler = scheduler
         self.thorough = thorough
         self.sources: dict[Source, None] = {}
-        self.feeds: dict[Feed, None] = {}
+        self.feeds: dict[BatchFeed, None] = {}
         self.open: dict[Task, None] = {}  # started, and neither finished nor withdrawn
         self.live: dict[Attempt, None] = {}  # sent, and no end reported
         self.sends: list[tuple[float, Attempt]] = []
         self.cancels: dict[Attempt, None] = {}
         self.finished: dict[Task, Answer | QRewardError] = {}
         self.withdrawn: dict[Task, None] = {}
-        self.asked: dict[Feed, None] = {}  # MORE without refill
+        self.asked: dict[BatchFeed, None] = {}  # MORE without refill
         self.trace: list[tuple[Any, ...]] = []
         self._stay_away: dict[Source, float] = {}
         self._rates: dict[Source, Rate] = {}
@@ -131,7 +131,7 @@ class Watch:
         assert source not in task.unfit, f"{source} has said that it cannot serve the task"
         assert not source.health.down, f"{source} is marked down"
         assert now >= self._stay_away.get(source, -inf), f"{source} asked us to stay away until {self._stay_away[source]}, it is {now}"
-        if isinstance(source.requests, Pace):
+        if isinstance(source.requests, Gcra):
             self._rates.setdefault(source, Rate(source.requests.rate, source.requests.burst)).sent(now)
         self.live[attempt] = None
         self.open[task] = None
@@ -166,7 +166,7 @@ class Watch:
     def _check_open_tasks(self) -> None:
         under_way: dict[Task, list[Attempt]] = {}
         for attempt in self.live:
-            if attempt.task in self.open and attempt.why is not Why.BEATEN:  # which may come before the winner has ended
+            if attempt.task in self.open and attempt.why is not CancelReason.BEATEN:  # which may come before the winner has ended
                 under_way.setdefault(attempt.task, []).append(attempt)
         for attempt in self.live:
             assert attempt.why is not None or attempt.source.due >= 0, "an attempt has no time limit"
@@ -176,12 +176,12 @@ class Watch:
             known = [attempt for attempt in (task.attempt, task.copy) if attempt is not None]
             assert held == known, "a task has other attempts than it knows of"
             assert len({attempt.source for attempt in held}) == len(held), "a task is twice at one source"
-            if task.state is State.SENT:
+            if task.state is TaskState.SENT:
                 assert task.attempt is not None, "a task is under way without an attempt"
-            elif task.state is State.WAITING:
+            elif task.state is TaskState.WAITING:
                 assert task.due >= 0, "a task waits for a time that never comes"
             else:
-                assert task.state is State.QUEUED
+                assert task.state is TaskState.QUEUED
                 assert any(source not in task.excluded and not source.health.down for source in task.pool.sources), (
                     f"a task waits in {task.pool} although it avoids {task.excluded}, and nobody else is there"
                 )
@@ -204,7 +204,7 @@ class Watch:
             for task in self.open:
                 if task.feed is not None and _may_hold_back(now, task.pool, source):
                     continue
-                able = task.state is State.QUEUED and source in task.pool.sources and source not in task.excluded
+                able = task.state is TaskState.QUEUED and source in task.pool.sources and source not in task.excluded
                 assert not able, f"{source} is idle at {now} while a task waits in {task.pool}"
 
     def check_all_over(self) -> None:

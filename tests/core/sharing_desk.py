@@ -9,10 +9,10 @@ from heapq import heappop, heappush
 from math import inf
 from random import Random
 
-from qreward.quota.lease import Tenure
+from qreward.quota.lease import Lease
 from qreward.quota.ledger import Ledger
-from qreward.quota.messages import MINUTE, RENEW, Ask, Need, Share
-from qreward.scheduler.limits.window import FixedWindow
+from qreward.quota.messages import MINUTE, RENEW, Demand, RenewReply, RenewRequest
+from qreward.scheduler.limits.window import FixedLimit
 from qreward.settings.policies import Limits
 
 MANY = 1000.0
@@ -23,12 +23,12 @@ class Member:
 
     def __init__(self, name: str, room: Room, backlog: float = inf, seconds: float = 0.0, cost: float = 100.0) -> None:
         self.name, self.room, self.backlog, self.seconds, self.cost = name, room, backlog, seconds, cost
-        self.tenure = Tenure(room.limits, FixedWindow(room.limits.max_concurrency))
+        self.tenure = Lease(room.limits, FixedLimit(room.limits.max_concurrency))
         self.sent: list[float] = []
         self.flying: deque[float] = deque()
         self.alive, self.answered, self.asleep_until = True, True, -inf
         self.look_at = inf
-        self.shares: list[Share] = []
+        self.shares: list[RenewReply] = []
 
     @property
     def in_flight(self) -> int:
@@ -36,22 +36,22 @@ class Member:
             self.flying.popleft()
         return len(self.flying)
 
-    def ask(self) -> Ask:
+    def ask(self) -> RenewRequest:
         """As a demand does, without a source."""
         limits, tenure, lapsed = self.room.limits, self.tenure, self.tenure.lapse(self.room.now)
         want, rate = min(self.backlog, MANY), inf if self.backlog else 0.0
-        ask = Ask()
+        ask = RenewRequest()
         if limits.rpm is not None:
             ask.requests = tenure.requests.need(limits.rpm, lapsed=lapsed, want=want, rate=rate)
         if tenure.tokens is not None and limits.tpm is not None:
             ask.tokens = tenure.tokens.need(limits.tpm, lapsed=lapsed, want=want * self.cost, rate=rate)
         if limits.max_concurrency is not None:
             hold = 0.0 if lapsed else tenure.permits
-            ask.permits = Need(limits.max_concurrency, hold=hold, rate=min(MANY, self.backlog + self.in_flight), using=self.in_flight)
+            ask.permits = Demand(limits.max_concurrency, hold=hold, rate=min(MANY, self.backlog + self.in_flight), using=self.in_flight)
         return ask
 
     def renew(self) -> None:
-        """Ask, and keep to what is said."""
+        """RenewRequest, and keep to what is said."""
         now = self.room.now
         if not self.answered:
             self.tenure.go_alone(now, self.ask(), "nobody answers")

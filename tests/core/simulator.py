@@ -16,7 +16,7 @@ from random import Random
 from core_desk import Desk, failure
 
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
-from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.request import Attempt, BatchFeed, Task
 
 NEVER = (0.0, 0.0)
 MOST_STEPS = 2_000_000
@@ -115,7 +115,7 @@ class Simulation:
         """Callers of some open tasks lose interest."""
         self.plan(when, lambda: self.desk.withdraw(*[task for task in self.desk.watch.open if self.rng.random() < share]))
 
-    def close_feed_at(self, when: float, feed: Feed) -> None:
+    def close_feed_at(self, when: float, feed: BatchFeed) -> None:
         """A bulk's caller loses interest in what has not been sent."""
         self.plan(when, lambda: self.desk.withdraw(*self.desk.close_feed(feed)))
 

@@ -11,12 +11,12 @@ import pytest
 
 from qreward.errors import RateLimited
 from qreward.scheduler.endpoint_state import Source
-from qreward.scheduler.limits.adaptive import TUNING, AdaptiveWindow, Elasticity
-from qreward.scheduler.limits.rate import LearnedPace
+from qreward.scheduler.limits.adaptive import TUNING, AdaptiveLimit, Elasticity
+from qreward.scheduler.limits.rate import LearnedRate
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.request import Attempt, BatchFeed, Task
 from qreward.scheduler.scheduler import FINISH, MORE, SEND, Scheduler
 from qreward.settings.policies import Retry
 
@@ -31,8 +31,8 @@ class Loop:
 
     def __init__(self, serve: Serve, seed: int, *, most: int | None = None, sigma: float = 0.8) -> None:
         self.rng, self.serve, self.sigma = Random(seed), serve, sigma
-        self.window = AdaptiveWindow(self.rng, most)
-        self.source = Source("s", self.rng, window=self.window, learned=LearnedPace())
+        self.window = AdaptiveLimit(self.rng, most)
+        self.source = Source("s", self.rng, window=self.window, learned=LearnedRate())
         self.scheduler = Scheduler(Retry(), self.rng)
         self.pool = Pool("p", [], ExpectedFinish())
         self.now, self.answers, self.rejects, self.serving, self.peak = 0.0, 0, 0, 0, 0
@@ -43,7 +43,7 @@ class Loop:
 
     def run(self, seconds: float = SECONDS) -> Loop:
         self.scheduler.join(self.now, self.source, self.pool)
-        self.scheduler.open(self.now, Feed(self.pool, 5, None, self.now))
+        self.scheduler.open(self.now, BatchFeed(self.pool, 5, None, self.now))
         while True:
             self._drain()
             wake, first = self.scheduler.next_wake(), self._events[0][0] if self._events else inf
@@ -220,18 +220,18 @@ def test_an_operators_limit_always_holds() -> None:
 
 
 def test_a_small_limit_of_an_operator_is_used_at_once_and_kept_where_it_pays() -> None:
-    window = AdaptiveWindow(Random(0), 40)
+    window = AdaptiveLimit(Random(0), 40)
     assert window.limit == 40
     loop = Loop(lambda now, serving, tokens: (0.01 * tokens, True), 5, most=40).run(120.0)
     assert loop.rate(10, 120) >= 0.9 * 40 / 2.0
 
 
 def test_a_large_limit_of_an_operator_is_a_limit_not_a_target() -> None:
-    assert AdaptiveWindow(Random(0), 1000).limit == TUNING.start
+    assert AdaptiveLimit(Random(0), 1000).limit == TUNING.start
 
 
 def test_failures_and_cancellations_move_nothing() -> None:
-    window = AdaptiveWindow(Random(0))
+    window = AdaptiveLimit(Random(0))
     for _ in range(100):
         window.sent(0.0, 8)
         window.ended()
@@ -240,7 +240,7 @@ def test_failures_and_cancellations_move_nothing() -> None:
 
 def test_without_enough_work_it_learns_nothing() -> None:
     """A window that is not filled says nothing of what more would bring."""
-    window = AdaptiveWindow(Random(0))
+    window = AdaptiveLimit(Random(0))
     for number in range(500):
         window.sent(float(number), 1)
         window.ok(number + 1.0, float(number), 100, 0)

@@ -11,33 +11,33 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qreward.scheduler.endpoint_state import make_source
-from qreward.scheduler.limits.headers import DOUBT, FORGOTTEN, LONGEST_WAIT, REMEMBERED, Meter, near_usual
-from qreward.scheduler.limits.rate import Pace
+from qreward.scheduler.limits.headers import DOUBT, FORGOTTEN, LONGEST_WAIT, REMEMBERED, HeaderRateLimit, near_usual
+from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.load_balancing import ExpectedFinish
-from qreward.scheduler.outcome import Advertised, Allowance, Answer, Failure
+from qreward.scheduler.outcome import Answer, Failure, RateLimit, RateLimitInfo
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import Task
 from qreward.scheduler.scheduler import Scheduler
 from qreward.settings.policies import Limits, Retry
 
 
-def meter_that_was_told(limit: float | None, remaining: float, reset: float | None, *, window: float | None = None) -> Meter:
+def meter_that_was_told(limit: float | None, remaining: float, reset: float | None, *, window: float | None = None) -> HeaderRateLimit:
     """As of an answer at 1 s to a request that left at 0 s, with nothing else in flight."""
-    meter = Meter()
-    meter.told(1.0, 0.0, Allowance(limit, remaining, reset, window))
+    meter = HeaderRateLimit()
+    meter.told(1.0, 0.0, RateLimit(limit, remaining, reset, window))
     return meter
 
 
-def window_that_was_told(limit: float, remaining: float, reset: float) -> Meter:
+def window_that_was_told(limit: float, remaining: float, reset: float) -> HeaderRateLimit:
     """The same of what is known to be a window: with use, ``remaining`` and ``reset`` have both fallen."""
-    meter = Meter()
-    meter.told(0.5, -0.5, Allowance(limit, limit, reset + 0.5))
+    meter = HeaderRateLimit()
+    meter.told(0.5, -0.5, RateLimit(limit, limit, reset + 0.5))
     meter.take(0.6)
-    meter.told(1.0, 0.6, Allowance(limit, remaining, reset))
+    meter.told(1.0, 0.6, RateLimit(limit, remaining, reset))
     return meter
 
 
-def send(meter: Meter, times: int, now: float) -> None:
+def send(meter: HeaderRateLimit, times: int, now: float) -> None:
     for _ in range(times):
         assert meter.ready_at <= now
         meter.take(now)
@@ -47,8 +47,8 @@ def send(meter: Meter, times: int, now: float) -> None:
 
 
 def test_until_something_is_told_only_an_operators_pace_holds() -> None:
-    assert Meter().ready_at == -inf
-    paced = Meter(Pace(1.0))
+    assert HeaderRateLimit().ready_at == -inf
+    paced = HeaderRateLimit(Gcra(1.0))
     paced.take(0.0)
     assert paced.ready_at == pytest.approx(0.9)
 
@@ -77,7 +77,7 @@ def test_a_limit_that_is_never_reached_costs_nothing() -> None:
     meter = meter_that_was_told(1e6, 1e6 - 1, 0.1)
     for second in range(1, 500):
         send(meter, 20, float(second))
-        meter.told(second + 0.5, float(second), Allowance(1e6, 1e6 - 20, 0.5))
+        meter.told(second + 0.5, float(second), RateLimit(1e6, 1e6 - 20, 0.5))
         assert meter.ready_at == -inf
 
 
@@ -86,7 +86,7 @@ def test_what_was_sent_since_that_request_left_is_taken_off() -> None:
     send(meter, 1, 2.0)
     send(meter, 1, 3.0)
     send(meter, 4, 4.0)
-    meter.told(5.0, 2.0, Allowance(100, 11, 26.0))  # somebody else has used most of it
+    meter.told(5.0, 2.0, RateLimit(100, 11, 26.0))  # somebody else has used most of it
     send(meter, 6, 5.0)  # 11, less the 5 sent at 3 s and at 4 s
     assert meter.ready_at == pytest.approx(31.0)
 
@@ -95,8 +95,8 @@ def test_what_an_earlier_request_tells_is_old() -> None:
     meter = meter_that_was_told(100, 10, 30.0)
     for now in (2.0, 3.0):
         send(meter, 1, now)
-    meter.told(4.0, 3.0, Allowance(100, 8, 27.0))
-    meter.told(5.0, 2.0, Allowance(100, 0, 900.0))
+    meter.told(4.0, 3.0, RateLimit(100, 8, 27.0))
+    meter.told(5.0, 2.0, RateLimit(100, 0, 900.0))
     send(meter, 8, 5.0)
     assert meter.ready_at == 31.0
 
@@ -105,21 +105,21 @@ def test_of_requests_of_one_instant_the_last_that_is_heard_tells() -> None:
     meter = meter_that_was_told(100, 10, 30.0)
     send(meter, 4, 2.0)
     for left in (8, 9, 7):  # any order; the fourth has not told yet
-        meter.told(3.0, 2.0, Allowance(100, left, 28.0))
+        meter.told(3.0, 2.0, RateLimit(100, left, 28.0))
     send(meter, 6, 3.0)
     assert meter.ready_at == 31.0
 
 
 def test_what_else_is_in_flight_at_first_is_taken_off() -> None:
-    meter = Meter()
-    meter.told(1.0, 0.0, Allowance(10, 9, 50.0), others=7)
+    meter = HeaderRateLimit()
+    meter.told(1.0, 0.0, RateLimit(10, 9, 50.0), others=7)
     send(meter, 2, 1.0)
     assert meter.ready_at == 51.0
 
 
 def test_an_operators_limit_holds_besides() -> None:
-    meter = Meter(Pace(0.5))
-    meter.told(1.0, 0.0, Allowance(6000, 5999, 60.0))
+    meter = HeaderRateLimit(Gcra(0.5))
+    meter.told(1.0, 0.0, RateLimit(6000, 5999, 60.0))
     meter.take(1.0)
     assert meter.ready_at == pytest.approx(2.9)
 
@@ -152,7 +152,7 @@ def test_a_bucket_is_known_by_its_reset_that_grows_with_use() -> None:
     assert meter.refill == 0.0
     for number, sent_at in enumerate(range(2, 8)):
         send(meter, 100, float(sent_at))
-        meter.told(sent_at + 0.1, float(sent_at), Allowance(600, 500 - 90 * number, 10 + 9.0 * number))
+        meter.told(sent_at + 0.1, float(sent_at), RateLimit(600, 500 - 90 * number, 10 + 9.0 * number))
     assert meter.window == 60.0
     assert meter.refill == pytest.approx(10.0)
 
@@ -182,10 +182,10 @@ def test_a_bucket_smaller_than_its_limit_fills_only_so_far() -> None:
     meter = meter_that_was_told(600, 0, 1.0)  # of ten
     for sent_at, left in ((2.0, 9.0), (3.0, 4.0), (3.5, 0.0)):
         send(meter, 1, sent_at)
-        meter.told(sent_at + 0.01, sent_at, Allowance(600, left, (10 - left) / 10))
+        meter.told(sent_at + 0.01, sent_at, RateLimit(600, left, (10 - left) / 10))
     assert meter.refill == pytest.approx(10.0)
     meter.take(100.0)
-    meter.told(100.1, 100.0, Allowance(600, 9.0, 0.1))
+    meter.told(100.1, 100.0, RateLimit(600, 9.0, 0.1))
     send(meter, 9, 100.1)
     assert meter.ready_at > 100.1
 
@@ -201,7 +201,7 @@ def test_a_window_that_is_over_tells_nothing_of_the_next() -> None:
     meter = window_that_was_told(100, 5, 9.0)
     send(meter, 5, 9.0)
     send(meter, 10, 10.0)  # a new one
-    meter.told(10.5, 9.0, Allowance(100, 0, 0.5))
+    meter.told(10.5, 9.0, RateLimit(100, 0, 0.5))
     send(meter, 90, 10.5)
 
 
@@ -211,10 +211,10 @@ def test_a_limit_without_a_reset_comes_back_in_a_minute_or_in_the_window_it_name
 
 
 def test_a_limit_alone_counts_if_it_names_its_window() -> None:
-    meter = Meter()
-    meter.told(1.0, 0.0, Allowance(100, None, None))
+    meter = HeaderRateLimit()
+    meter.told(1.0, 0.0, RateLimit(100, None, None))
     assert meter.ready_at == -inf
-    meter.told(1.0, 0.0, Allowance(100, None, None, window=10.0))
+    meter.told(1.0, 0.0, RateLimit(100, None, None, window=10.0))
     send(meter, 100, 1.0)
     assert meter.ready_at == pytest.approx(1.1)
 
@@ -227,9 +227,9 @@ def test_windows_are_usual_ones_if_they_are_near(seconds: float, window: float) 
 # tokens
 
 
-def tokens_that_were_told(limit: float, remaining: float, reset: float) -> Meter:
-    meter = Meter(doubt=DOUBT)
-    meter.told(1.0, 0.0, Allowance(limit, remaining, reset))
+def tokens_that_were_told(limit: float, remaining: float, reset: float) -> HeaderRateLimit:
+    meter = HeaderRateLimit(doubt=DOUBT)
+    meter.told(1.0, 0.0, RateLimit(limit, remaining, reset))
     return meter
 
 
@@ -247,7 +247,7 @@ def test_what_the_server_charges_for_a_guess_is_learned() -> None:
         now += 0.01
         meter.take(now, 100.0, 200.0)
         left -= 700.0  # it reserves far more than it uses
-        meter.told(now + 0.005, now, Allowance(1e6, max(0.0, left), 60.0 - (now - 1.0)))
+        meter.told(now + 0.005, now, RateLimit(1e6, max(0.0, left), 60.0 - (now - 1.0)))
         meter.settle(100.0, 90.0)
         if left < 700.0:
             break
@@ -276,9 +276,9 @@ def test_a_request_that_was_turned_away_gives_its_tokens_back() -> None:
 # nonsense
 
 
-@pytest.mark.parametrize("said", [Allowance(0, 0, 10.0), Allowance(None, 5, None), Allowance(None, None, 30.0), Allowance(5, None, 1.0)])
-def test_what_says_nothing_of_use_changes_nothing(said: Allowance) -> None:
-    meter = Meter()
+@pytest.mark.parametrize("said", [RateLimit(0, 0, 10.0), RateLimit(None, 5, None), RateLimit(None, None, 30.0), RateLimit(5, None, 1.0)])
+def test_what_says_nothing_of_use_changes_nothing(said: RateLimit) -> None:
+    meter = HeaderRateLimit()
     meter.told(1.0, 0.0, said)
     assert meter.ready_at == -inf
 
@@ -290,11 +290,11 @@ def test_nothing_left_is_not_believed_when_answers_come_all_the_same() -> None:
         waits.append(max(0.0, meter.ready_at - now))
         now = max(now, meter.ready_at)
         meter.take(now)
-        meter.told(now + 1.0, now, Allowance(100, 0, 1e9))
+        meter.told(now + 1.0, now, RateLimit(100, 0, 1e9))
         now += 1.0
     assert waits == [LONGEST_WAIT, *[0.0] * 9]
     meter.take(now)
-    meter.told(now + 1.0, now, Allowance(100, 40, 30.0))  # sense again
+    meter.told(now + 1.0, now, RateLimit(100, 40, 30.0))  # sense again
     send(meter, 40, now + 1.0)
     assert meter.ready_at > now + 1.0
 
@@ -304,17 +304,17 @@ def test_nothing_left_is_believed_when_the_one_that_asks_is_turned_away() -> Non
     for _ in range(3):
         now = meter.ready_at
         meter.take(now)
-        meter.told(now + 1.0, now, Allowance(100, 0, 1e9), answered=False)
+        meter.told(now + 1.0, now, RateLimit(100, 0, 1e9), answered=False)
         assert meter.ready_at == pytest.approx(now + LONGEST_WAIT)
 
 
 NUMBER = st.none() | st.sampled_from([0.0, 1.0, 1e9, 1e15]) | st.floats(0, 1e15)
-SAID = st.builds(Allowance, NUMBER, NUMBER, NUMBER, st.none() | st.floats(0.001, 1e9))
+SAID = st.builds(RateLimit, NUMBER, NUMBER, NUMBER, st.none() | st.floats(0.001, 1e9))
 
 
 @given(steps=st.lists(st.tuples(st.floats(0, 100), st.floats(0, 30), SAID, st.booleans()), max_size=40), tokens=st.booleans())
-def test_whatever_is_told_it_is_asked_again_within_a_minute(steps: list[tuple[float, float, Allowance, bool]], tokens: bool) -> None:
-    meter, now = Meter(doubt=DOUBT if tokens else 0.0), 0.0
+def test_whatever_is_told_it_is_asked_again_within_a_minute(steps: list[tuple[float, float, RateLimit, bool]], tokens: bool) -> None:
+    meter, now = HeaderRateLimit(doubt=DOUBT if tokens else 0.0), 0.0
     for gap, latency, said, answered in steps:
         now += gap
         if meter.ready_at <= now:
@@ -353,16 +353,16 @@ class Limited:
         self.served += 1
         return True
 
-    def says(self, now: float) -> Allowance:
+    def says(self, now: float) -> RateLimit:
         self.pass_time(now)
         reset = (self.limit - self.left) * self.period / self.limit if self.bucket else self.period - now % self.period
-        return Allowance(self.limit, floor(max(0.0, self.left)), ceil(reset) if self.whole else reset)
+        return RateLimit(self.limit, floor(max(0.0, self.left)), ceil(reset) if self.whole else reset)
 
 
 def play(server: Limited, seconds: float, latency: float, seed: int, most: int = 200) -> None:
     """Endless work, at most so many in flight; the first requests leave before anything is known."""
-    meter, rng, now = Meter(), Random(seed), 0.0
-    flying: list[tuple[float, int, float, bool, Allowance | None]] = []
+    meter, rng, now = HeaderRateLimit(), Random(seed), 0.0
+    flying: list[tuple[float, int, float, bool, RateLimit | None]] = []
     held = 0.0  # a Retry-After is obeyed
     while now < seconds:
         at = max(now, meter.ready_at, held)
@@ -434,7 +434,7 @@ class Stage:
 
 def test_an_answer_that_tells_paces_its_source() -> None:
     stage = Stage()
-    stage.end(1.0, stage.submit(0.0)[0], Answer("yes", 10, 20, Advertised(Allowance(60, 2, 30.0))))
+    stage.end(1.0, stage.submit(0.0)[0], Answer("yes", 10, 20, RateLimitInfo(RateLimit(60, 2, 30.0))))
     tasks = stage.submit(2.0, 5)
     assert stage.sent(tasks) == 2
     assert stage.source.ready_at(0.0) == 31.0
@@ -445,7 +445,7 @@ def test_an_answer_that_tells_paces_its_source() -> None:
 def test_tokens_are_reserved_from_the_answer_on_that_tells_of_them() -> None:
     stage = Stage((100.0, 50.0))
     first, second = stage.submit(0.0, 2)
-    stage.end(1.0, first, Answer("yes", 10, 20, Advertised(tokens=Allowance(1000, 650, 30.0))))
+    stage.end(1.0, first, Answer("yes", 10, 20, RateLimitInfo(tokens=RateLimit(1000, 650, 30.0))))
     stage.end(1.5, second, Answer("yes", 10, 20))  # sent before there was a limit: nothing was reserved, nothing comes back
     tasks = stage.submit(2.0, 5)
     assert stage.sent(tasks) == 4  # of the 620 that the second leaves: each takes 150
@@ -454,16 +454,16 @@ def test_tokens_are_reserved_from_the_answer_on_that_tells_of_them() -> None:
 
 def test_an_operator_who_wants_no_adapting_is_not_paced_by_what_is_told() -> None:
     source = make_source("a", Random(0), Limits(adaptive=False))
-    source.advertised(1.0, 0.0, Advertised(Allowance(60, 0, 30.0)), used=0)
+    source.advertised(1.0, 0.0, RateLimitInfo(RateLimit(60, 0, 30.0)), used=0)
     assert source.requests is None
     assert source.ready_at(0.0) <= 1.0
 
 
 def test_an_operators_rate_stays_when_the_server_tells_a_higher_one() -> None:
     source = make_source("a", Random(0), Limits(rpm=60, tpm=600))
-    source.advertised(1.0, 0.0, Advertised(Allowance(6000, 5999, 0.01), Allowance(1e6, 1e6, 0.0)), used=30)
-    assert isinstance(source.requests, Meter)
-    assert isinstance(source.tokens, Meter)
+    source.advertised(1.0, 0.0, RateLimitInfo(RateLimit(6000, 5999, 0.01), RateLimit(1e6, 1e6, 0.0)), used=30)
+    assert isinstance(source.requests, HeaderRateLimit)
+    assert isinstance(source.tokens, HeaderRateLimit)
     source.requests.take(2.0)
     assert source.ready_at(0.0) == pytest.approx(2.9)
     source.tokens.take(2.0, 100.0, 100.0)
@@ -473,7 +473,7 @@ def test_an_operators_rate_stays_when_the_server_tells_a_higher_one() -> None:
 def test_a_source_whose_limit_is_used_up_is_not_worth_waiting_for() -> None:
     source = make_source("a", Random(0), Limits())
     assert source.worth_waiting_for(1.0)
-    source.advertised(1.0, 0.0, Advertised(Allowance(60, 0, 30.0)))
+    source.advertised(1.0, 0.0, RateLimitInfo(RateLimit(60, 0, 30.0)))
     assert not source.worth_waiting_for(1.0)
     assert source.worth_waiting_for(30.5)
 
@@ -482,6 +482,6 @@ def test_outcomes_tell_nothing_unless_they_say_so() -> None:
     assert Answer("yes").limits is None
     assert "limits" in Failure.__slots__
     assert (
-        repr(Advertised(Allowance(60, 59, 1.0)))
-        == "Advertised(requests=Allowance(limit=60, remaining=59, reset=1.0, window=None), tokens=None)"
+        repr(RateLimitInfo(RateLimit(60, 59, 1.0)))
+        == "RateLimitInfo(requests=Allowance(limit=60, remaining=59, reset=1.0, window=None), tokens=None)"
     )

@@ -8,7 +8,7 @@ from core_warm import HANGS_ONLY, copy, live, warm
 
 from qreward.errors import RequestTimeout
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.request import Attempt, State, Task, Why
+from qreward.scheduler.request import Attempt, CancelReason, Task, TaskState
 from qreward.settings.policies import Hedge, Retry
 
 K = FailureKind
@@ -33,7 +33,7 @@ def queued() -> tuple[Desk, Task, Task]:
         task, other = other, task
     desk.wait(1.6)
     assert (desk.where(task), desk.where(other)) == ("a", "b")
-    assert (task.state, task.suspected) == (State.QUEUED, 1)
+    assert (task.state, task.suspected) == (TaskState.QUEUED, 1)
     return desk, task, other
 
 
@@ -131,7 +131,7 @@ def test_a_timeout_of_the_task_stops_both() -> None:
     assert isinstance(desk.outcome(task), RequestTimeout)
     assert desk.is_cancelled(first)
     assert desk.is_cancelled(second)
-    assert first.why is second.why is Why.ABANDONED
+    assert first.why is second.why is CancelReason.ABANDONED
     desk.cancelled(first)
     desk.cancelled(second)
     desk.watch.check_all_over()
@@ -171,7 +171,7 @@ def test_when_the_first_attempt_fails_while_the_copy_waits_the_copy_becomes_a_re
     desk, task, other = queued()
     desk.fail(live(task), kind)
     assert task.attempt is None
-    assert task.state is State.QUEUED
+    assert task.state is TaskState.QUEUED
     assert task.excluded == (desk["a"],)
     assert len(desk.pool.queue) == desk.pool.queue.waiting == 1
     desk.wait(0.5)
@@ -222,7 +222,7 @@ def test_when_the_source_that_the_copy_waits_for_goes_the_first_attempt_goes_on_
             desk.mark("b", down=True)
         case _:
             desk.fail(live(other), K.OVERLOADED, retry_after=30.0)
-    assert task.state is State.SENT
+    assert task.state is TaskState.SENT
     assert not desk.is_cancelled(live(task))
     desk.ok(live(task), after=0.1)
     assert isinstance(desk.outcome(task), Answer)
@@ -236,7 +236,7 @@ def test_when_the_source_of_the_first_attempt_goes_the_copy_still_waits(how: str
         desk.leave("a")
     else:
         desk.mark("a", down=True)
-    assert task.state is State.QUEUED
+    assert task.state is TaskState.QUEUED
     desk.ok(live(other), after=0.1)
     assert copy(task).source.name == "b"
     desk.ok(copy(task), after=0.1)
@@ -248,7 +248,7 @@ def test_when_every_source_goes_a_task_whose_copy_waits_keeps_its_first_attempt(
     desk, task, _ = queued()
     desk.mark("a", down=True)
     desk.mark("b", down=True)
-    assert task.state is State.SENT
+    assert task.state is TaskState.SENT
     assert desk.outcome(task) is None
     desk.ok(live(task), after=0.1)
     assert isinstance(desk.outcome(task), Answer)
@@ -259,7 +259,7 @@ def test_the_timeout_of_a_task_whose_copy_waits_takes_it_out_of_the_queue() -> N
     warm(desk, "a")
     task, other = desk.submit(timeout=4.0), desk.submit(timeout=4.0)
     desk.wait(3.0)
-    assert State.QUEUED in (task.state, other.state)
+    assert TaskState.QUEUED in (task.state, other.state)
     desk.wait(1.1)
     assert isinstance(desk.outcome(task), RequestTimeout)
     assert isinstance(desk.outcome(other), RequestTimeout)

@@ -9,7 +9,7 @@ from core_warm import HANGS_ONLY, PACE, live, warm_all
 from qreward.errors import QueueFull, RequestTimeout
 from qreward.scheduler.outcome import Answer, FailureKind
 from qreward.scheduler.pool import LEAST_WINDOW, reserve
-from qreward.scheduler.request import State
+from qreward.scheduler.request import TaskState
 from qreward.scheduler.scheduler import LOOK_LATER
 from qreward.settings.policies import Retry
 
@@ -104,7 +104,7 @@ def test_a_call_that_was_taken_in_is_not_refused_when_it_is_tried_again() -> Non
     assert desk.where(second) == "a"
     third = desk.submit()
     desk.wait(0.1)
-    assert first.state is third.state is State.QUEUED
+    assert first.state is third.state is TaskState.QUEUED
     assert isinstance(desk.outcome(desk.submit()), QueueFull)
     desk.ok(live(second))
     assert desk.where(first) == "a", "it goes before those that came later"
@@ -116,7 +116,7 @@ def test_a_call_is_not_dropped_as_too_late_while_its_first_attempt_may_still_ans
     desk.wait(0.9)
     other = desk.submit()
     desk.wait(0.7)
-    assert task.state is State.QUEUED
+    assert task.state is TaskState.QUEUED
     desk.ok(live(other), after=0.9)
     desk.ok(live(task), after=0.2)
     assert isinstance(desk.outcome(task), Answer)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind
-from qreward.scheduler.request import Feed, Task, Why
+from qreward.scheduler.request import BatchFeed, CancelReason, Task
 from qreward.settings.policies import Hedge, Retry
 
 K = FailureKind
@@ -51,7 +51,7 @@ def test_the_first_answer_ends_both_attempts(copy_wins: bool) -> None:
     desk.ok(winner, after=0.5)
     assert isinstance(desk.outcome(task), Answer)
     assert desk.is_cancelled(loser)
-    assert loser.why is Why.BEATEN
+    assert loser.why is CancelReason.BEATEN
     assert task.trail is not None
     [record] = task.trail
     assert (record.endpoint, record.outcome, record.hedge) == (loser.source.name, "cancelled", not copy_wins)
@@ -382,7 +382,7 @@ def test_in_the_tail_an_answer_among_the_longest_percent_goes_to_an_equal_source
 
 def test_a_feed_that_has_ended_leaves_no_clock_running() -> None:
     desk = warm_all(Desk({"a": 2, "b": 2}, hedge=Hedge()))
-    feed: Feed = desk.feed(3)
+    feed: BatchFeed = desk.feed(3)
     for attempt in list(desk.watch.live):
         desk.ok(attempt, after=0.05)
     assert not feed.buffer

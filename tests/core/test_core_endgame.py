@@ -8,7 +8,7 @@ from core_warm import PACE, live, warm, warm_all
 
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.queueing.queue import Queue
-from qreward.scheduler.request import Feed
+from qreward.scheduler.request import BatchFeed
 from qreward.scheduler.tail_guard import REFRESH
 
 SLOW = 10 * PACE
@@ -57,7 +57,7 @@ def test_a_bulk_of_which_nobody_knows_the_end_is_for_everybody() -> None:
 @pytest.mark.parametrize(("left", "takes"), [(1000, True), (0, False)])
 def test_what_is_still_to_be_read_counts_if_it_is_known(left: int, takes: bool) -> None:
     desk = two()
-    feed = Feed(desk.pool, 5, None, desk.now)
+    feed = BatchFeed(desk.pool, 5, None, desk.now)
     feed.left = left
     feed.buffer.extend(desk.task() for _ in range(4))
     desk.pool.queue.put_feed(feed)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from qreward.scheduler.queueing.fair import FEW, MOST_OWED, Fair, Flow
 from qreward.scheduler.queueing.queue import Queue
-from qreward.scheduler.request import Feed, Task
+from qreward.scheduler.request import BatchFeed, Task
 from qreward.settings.policies import Priority
 
 
@@ -87,7 +87,7 @@ def test_between_tenants_that_both_wait_the_service_differs_by_at_most_two_reque
 def test_between_bulks_of_a_tenant_the_service_differs_by_at_most_two_requests(ones: list[float], others: list[float], third: bool) -> None:
     one, other = feed(ones), feed(others)
     waiting = queue(*[feed([7.0] * 99)] * third, one, other)
-    given_to: dict[Feed, list[float]] = {one: [], other: []}
+    given_to: dict[BatchFeed, list[float]] = {one: [], other: []}
     while one.buffer and other.buffer:
         entry = waiting.take(A, 0.0)
         assert entry is not None
@@ -187,7 +187,7 @@ def test_newcomers_without_end_starve_nobody() -> None:
 def test_a_bulk_that_runs_dry_for_a_moment_keeps_its_debt() -> None:
     dear, cheap = feed([100.0]), feed([1.0] * 500)
     waiting = queue(dear, cheap)
-    sums: Counter[Feed | None] = Counter()
+    sums: Counter[BatchFeed | None] = Counter()
     for _ in range(300):
         entry = waiting.take(A, 0.0)
         assert entry is not None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.limits.cooldown import FIRST, LONGEST, Gate
+from qreward.scheduler.limits.cooldown import FIRST, LONGEST, Cooldown
 
 
 class Middle(Random):
@@ -18,18 +18,18 @@ class Middle(Random):
         return (a + b) / 2
 
 
-def gate() -> Gate:
-    return Gate(Middle())
+def gate() -> Cooldown:
+    return Cooldown(Middle())
 
 
-def send(gate: Gate, now: float) -> None:
+def send(gate: Cooldown, now: float) -> None:
     """As a source does: an open gate need not be told."""
     assert gate.opens_at <= now
     if gate.closed:
         gate.sent(now)
 
 
-def reject(gate: Gate, now: float, sent_at: float, hint: float | None = None) -> None:
+def reject(gate: Cooldown, now: float, sent_at: float, hint: float | None = None) -> None:
     gate.rejected(now, sent_at, hint)
 
 
@@ -62,7 +62,7 @@ def test_without_a_hint_the_gate_closes_for_a_quarter_second_doubling_up_to_the_
 
 @given(st.integers(0, 2**32), st.integers(1, 12))
 def test_jitter_is_at_most_half_of_the_pause(seed: int, rejects: int) -> None:
-    closed, now = Gate(Random(seed)), 0.0
+    closed, now = Cooldown(Random(seed)), 0.0
     for number in range(rejects):
         send(closed, now)
         reject(closed, now, now)

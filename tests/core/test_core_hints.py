@@ -8,25 +8,25 @@ from random import Random
 import pytest
 
 from qreward.scheduler.endpoint_state import make_source, standing
-from qreward.scheduler.limits.headers import DOUBT, LONGEST_WAIT, Meter
-from qreward.scheduler.outcome import Advertised, Allowance
+from qreward.scheduler.limits.headers import DOUBT, LONGEST_WAIT, HeaderRateLimit
+from qreward.scheduler.outcome import RateLimit, RateLimitInfo
 from qreward.settings.policies import Limits
 
 
 def test_a_server_that_says_when_to_come_back_is_asked_then_by_one_request_whatever_else_it_tells() -> None:
-    meter = Meter(doubt=DOUBT)
-    meter.told(1.0, 0.0, Allowance(None, 0, 360.0), answered=False, hint=1.5)
+    meter = HeaderRateLimit(doubt=DOUBT)
+    meter.told(1.0, 0.0, RateLimit(None, 0, 360.0), answered=False, hint=1.5)
     assert meter.ready_at == 2.5
     meter.take(2.5, 100.0)
     assert meter.ready_at == 2.5 + LONGEST_WAIT
-    meter.told(2.6, 2.5, Allowance(None, 0, 360.0), answered=False, hint=1.5)
+    meter.told(2.6, 2.5, RateLimit(None, 0, 360.0), answered=False, hint=1.5)
     assert meter.ready_at == pytest.approx(4.1)
 
 
 def test_what_was_told_with_a_reject_is_forgotten_when_a_later_request_is_answered_without_a_word_of_it() -> None:
     for refund in (0.0, 100.0):  # what the request that was turned away had reserved comes back
-        meter = Meter(doubt=DOUBT)
-        meter.told(1.0, 0.0, Allowance(None, 0, 360.0), answered=False, hint=1.0)
+        meter = HeaderRateLimit(doubt=DOUBT)
+        meter.told(1.0, 0.0, RateLimit(None, 0, 360.0), answered=False, hint=1.0)
         meter.settle(refund, 0.0)
         meter.untold(1.5, 0.9, answered=True)  # sent before that was said
         assert meter.ready_at > 1.9 or refund
@@ -40,15 +40,15 @@ def test_what_was_told_with_a_reject_is_forgotten_when_a_later_request_is_answer
 
 
 def test_a_limit_of_which_answers_go_on_telling_is_not_forgotten() -> None:
-    meter = Meter()
-    meter.told(1.0, 0.0, Allowance(100, 0, 20.0))
+    meter = HeaderRateLimit()
+    meter.told(1.0, 0.0, RateLimit(100, 0, 20.0))
     meter.untold(1.5, 0.5, answered=True)
     assert meter.ready_at == 21.0
 
 
 def test_what_keeps_an_endpoint_from_being_asked_speaks_of_no_infinite_limit() -> None:
     source = make_source("a", Random(0), Limits())
-    source.advertised(1.0, 0.0, Advertised(tokens=Allowance(None, 0, 50.0)))
+    source.advertised(1.0, 0.0, RateLimitInfo(tokens=RateLimit(None, 0, 50.0)))
     assert standing(2.0, source) == ("no tokens left, as it says itself", pytest.approx(49.0))
-    source.advertised(2.0, 1.5, Advertised(tokens=Allowance(6000, 0, 60.0)))
+    source.advertised(2.0, 1.5, RateLimitInfo(tokens=RateLimit(6000, 0, 60.0)))
     assert "inf" not in standing(3.0, source).reason

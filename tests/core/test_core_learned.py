@@ -7,10 +7,10 @@ from math import inf
 
 import pytest
 
-from qreward.scheduler.limits.rate import EVIDENCE, FIRST_RAISE, SHARE, LearnedPace
+from qreward.scheduler.limits.rate import EVIDENCE, FIRST_RAISE, SHARE, LearnedRate
 
 
-def busy(pace: LearnedPace, start: float, seconds: int, per_second: int) -> float:
+def busy(pace: LearnedRate, start: float, seconds: int, per_second: int) -> float:
     for second in range(seconds):
         for number in range(per_second):
             pace.sent(start + second + number / per_second)
@@ -19,14 +19,14 @@ def busy(pace: LearnedPace, start: float, seconds: int, per_second: int) -> floa
 
 
 def test_until_a_hint_comes_nothing_is_limited() -> None:
-    pace = LearnedPace()
+    pace = LearnedRate()
     busy(pace, 0.0, 10, 100)
     assert pace.rate is None
     assert pace.ready_at == -inf
 
 
 def test_a_hint_sets_just_less_than_what_was_accepted_in_the_last_minute() -> None:
-    pace = LearnedPace()
+    pace = LearnedRate()
     now = busy(pace, 0.0, 120, 10)
     pace.sent(now)
     pace.refused(now)
@@ -35,7 +35,7 @@ def test_a_hint_sets_just_less_than_what_was_accepted_in_the_last_minute() -> No
 
 
 def test_a_young_source_counts_the_wait_that_it_asked_for() -> None:
-    pace = LearnedPace()
+    pace = LearnedRate()
     for _ in range(30):
         pace.sent(0.0)
     pace.ok(0.4)
@@ -44,7 +44,7 @@ def test_a_young_source_counts_the_wait_that_it_asked_for() -> None:
 
 
 def test_rejects_within_a_second_count_once() -> None:
-    pace = LearnedPace()
+    pace = LearnedRate()
     now = busy(pace, 0.0, 60, 10)
     pace.hinted(now, 1.0)
     rate = pace.rate
@@ -53,7 +53,7 @@ def test_rejects_within_a_second_count_once() -> None:
 
 
 def test_it_is_raised_after_clean_seconds_and_the_raises_double() -> None:
-    pace = LearnedPace()
+    pace = LearnedRate()
     now = busy(pace, 0.0, 60, 10)
     pace.hinted(now, 1.0)
     assert pace.rate is not None
@@ -68,7 +68,7 @@ def test_it_is_raised_after_clean_seconds_and_the_raises_double() -> None:
 
 
 def test_a_reject_takes_back_the_last_raise() -> None:
-    pace = LearnedPace()
+    pace = LearnedRate()
     now = busy(pace, 0.0, 60, 10)
     pace.hinted(now, 1.0)
     before = pace.rate
@@ -81,7 +81,7 @@ def test_a_reject_takes_back_the_last_raise() -> None:
 def test_a_pace_is_forgotten_when_rejects_go_on_amid_answers_although_it_was_not_raised() -> None:
     """They do not come from the rate. After few answers they may."""
     for answers, forgotten in ((EVIDENCE, True), (EVIDENCE - 1, False)):
-        pace = LearnedPace()
+        pace = LearnedRate()
         now = busy(pace, 0.0, 60, 10)
         pace.hinted(now, 1.0)
         for cut in (2.0, 4.0):
@@ -93,7 +93,7 @@ def test_a_pace_is_forgotten_when_rejects_go_on_amid_answers_although_it_was_not
 
 
 def test_a_source_that_accepts_nothing_any_more_is_away_not_slow() -> None:
-    pace = LearnedPace()
+    pace = LearnedRate()
     now = busy(pace, 0.0, 60, 10)
     for later in range(0, 50, 5):
         pace.hinted(now + later, 5.0)
@@ -101,7 +101,7 @@ def test_a_source_that_accepts_nothing_any_more_is_away_not_slow() -> None:
 
 
 def test_a_few_requests_say_nothing_of_a_rate() -> None:
-    pace = LearnedPace()
+    pace = LearnedRate()
     pace.sent(0.0)
     pace.ok(0.5)
     pace.sent(1.0)
@@ -111,7 +111,7 @@ def test_a_few_requests_say_nothing_of_a_rate() -> None:
 
 
 def test_with_a_pace_sends_are_spread() -> None:
-    pace = LearnedPace()
+    pace = LearnedRate()
     now = busy(pace, 0.0, 60, 10)
     pace.hinted(now, 1.0)
     sent, at = 0, now + 5

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qreward.scheduler.stats.latency import Latency
-from qreward.scheduler.stats.output_lengths import ENOUGH, LONG, REFRESH, STRETCH, Lengths
+from qreward.scheduler.stats.output_lengths import ENOUGH, LONG, REFRESH, STRETCH, OutputLengths
 
 WIDTH = exp(0.1)
 """Quotient of the limits of a bucket: what is told is right to about half of it."""
 
 
-def told(lengths: Lengths, tokens: list[int], pace: float = 0.05, latency: Latency | None = None) -> Lengths:
+def told(lengths: OutputLengths, tokens: list[int], pace: float = 0.05, latency: Latency | None = None) -> OutputLengths:
     """Let a source give answers of these lengths."""
     latency = latency or Latency()
     for count in tokens:
@@ -31,7 +31,7 @@ def spread(count: int, seed: int = 0) -> list[int]:
 
 
 def test_before_any_answer_nothing_is_known() -> None:
-    lengths = Lengths()
+    lengths = OutputLengths()
     assert lengths.rare == lengths.extreme == inf
     assert lengths.at(0.5) is None
     assert lengths.pace(Latency()) == 0.0
@@ -39,7 +39,7 @@ def test_before_any_answer_nothing_is_known() -> None:
 
 
 def test_nothing_is_called_rare_before_a_hundred_answers() -> None:
-    lengths, latency = Lengths(), Latency()
+    lengths, latency = OutputLengths(), Latency()
     told(lengths, [20] * (ENOUGH - 1), latency=latency)
     assert lengths.rare == lengths.extreme == inf
     told(lengths, [20] * REFRESH, latency=latency)
@@ -50,7 +50,7 @@ def test_nothing_is_called_rare_before_a_hundred_answers() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_rare_and_extreme_are_what_one_in_a_hundred_and_one_in_a_thousand_exceeds(seed: int) -> None:
     sizes = spread(3008, seed)
-    lengths = told(Lengths(), sizes)
+    lengths = told(OutputLengths(), sizes)
     exact = sorted(sizes)
     assert lengths.rare == pytest.approx(exact[ceil(0.99 * len(exact)) - 1], rel=0.06), f"seed {seed}"
     assert lengths.extreme == pytest.approx(exact[ceil(0.999 * len(exact)) - 1], rel=0.06), f"seed {seed}"
@@ -58,7 +58,7 @@ def test_rare_and_extreme_are_what_one_in_a_hundred_and_one_in_a_thousand_exceed
 
 def test_lengths_do_not_depend_on_how_fast_the_sources_are() -> None:
     sizes = spread(640)
-    alone, mixed = told(Lengths(), sizes), Lengths()
+    alone, mixed = told(OutputLengths(), sizes), OutputLengths()
     quick, slow = Latency(), Latency()
     for number, size in enumerate(sizes):
         told(mixed, [size], *((0.01, quick) if number % 2 else (1.0, slow)))
@@ -69,7 +69,7 @@ def test_lengths_do_not_depend_on_how_fast_the_sources_are() -> None:
 
 
 def test_what_was_long_ago_fades() -> None:
-    lengths, latency = Lengths(), Latency()
+    lengths, latency = OutputLengths(), Latency()
     told(lengths, [1000] * 500, latency=latency)
     told(lengths, [10] * 40_000, latency=latency)
     assert lengths.rare < 12
@@ -77,7 +77,7 @@ def test_what_was_long_ago_fades() -> None:
 
 
 def test_a_source_that_tells_no_tokens_is_taken_to_give_answers_of_the_mean_length() -> None:
-    lengths = told(Lengths(), [40] * 128)
+    lengths = told(OutputLengths(), [40] * 128)
     silent, rng = Latency(), Random(0)
     for _ in range(256):
         seconds = rng.uniform(1.0, 3.0)
@@ -90,7 +90,7 @@ def test_a_source_that_tells_no_tokens_is_taken_to_give_answers_of_the_mean_leng
 
 @pytest.mark.parametrize("tokens", [None, 0])
 def test_where_nobody_tells_tokens_a_length_is_a_multiple_of_the_usual_time(tokens: int | None) -> None:
-    lengths, latency, rng = Lengths(), Latency(), Random(1)
+    lengths, latency, rng = OutputLengths(), Latency(), Random(1)
     for _ in range(640):
         seconds = 10.0 if rng.random() < 0.02 else 2.0
         latency.add(seconds, tokens)
@@ -103,7 +103,7 @@ def test_where_nobody_tells_tokens_a_length_is_a_multiple_of_the_usual_time(toke
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=200), st.floats(0.0, 6000.0))
 def test_a_long_answer_is_one_that_a_small_share_of_the_longer_ones_exceeds(sizes: list[int], least: float) -> None:
-    found = told(Lengths(), sizes).long(least)
+    found = told(OutputLengths(), sizes).long(least)
     assert found >= STRETCH * least
     longer = sorted(size for size in sizes if _bucket(size) > _bucket(least))
     if not longer:
@@ -114,14 +114,14 @@ def test_a_long_answer_is_one_that_a_small_share_of_the_longer_ones_exceeds(size
 
 
 def test_the_longer_it_has_taken_the_longer_it_is_expected_to_be() -> None:
-    lengths = told(Lengths(), spread(2000))
+    lengths = told(OutputLengths(), spread(2000))
     expected = [lengths.long(least) for least in (0.0, 50.0, 200.0, 800.0, 3200.0, 12800.0)]
     assert expected == sorted(expected)
     assert expected[-1] == STRETCH * 12800.0
 
 
 def test_what_is_said_of_long_answers_follows_within_a_few_answers() -> None:
-    lengths, latency = Lengths(), Latency()
+    lengths, latency = OutputLengths(), Latency()
     told(lengths, [20] * 128, latency=latency)
     assert lengths.long(0.0) == pytest.approx(20, rel=0.06)
     told(lengths, [500] * 2 * REFRESH, latency=latency)

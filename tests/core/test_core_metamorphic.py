@@ -17,8 +17,8 @@ from core_desk import Desk, failure
 from simulator import Server, Simulation
 
 from qreward.scheduler.failure_policy import Budget
-from qreward.scheduler.limits.adaptive import TUNING, AdaptiveWindow
-from qreward.scheduler.limits.rate import BURST, LearnedPace, Pace
+from qreward.scheduler.limits.adaptive import TUNING, AdaptiveLimit
+from qreward.scheduler.limits.rate import BURST, Gcra, LearnedRate
 from qreward.scheduler.outcome import Failure, Outcome
 from qreward.scheduler.stats.latency import Quantiles
 from qreward.scheduler.timer_wheel import PER_SECOND
@@ -143,7 +143,7 @@ def multiply_constants(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
         importlib.import_module("qreward.scheduler.load_balancing"), "log", lambda seconds: log(seconds / factor)
     )  # scores are rounded
     monkeypatch.setattr(importlib.import_module("qreward.scheduler.stats.latency"), "Quantiles", quantiles(factor))
-    monkeypatch.setattr(Pace.__init__, "__defaults__", (BURST * factor,))
+    monkeypatch.setattr(Gcra.__init__, "__defaults__", (BURST * factor,))
     monkeypatch.setattr(Budget, "TTL", Budget.TTL * factor)
 
 
@@ -159,7 +159,7 @@ def troubled(seed: int, factor: float) -> Simulation:
         trouble = rng.choice([{}, {"dead": (begin, begin + 10)}, {"overloaded": (begin, begin + 10)}, {"faults": 0.2}, {"hangs": 0.02}])
         mean, cap = rng.choice([0.2, 0.5, 1.0]), rng.choice([None, 6])
         servers[name] = Scaled(mean=mean, spread=0.4, cap=cap, seed=seed, factor=factor, **trouble)  # type: ignore[arg-type]
-        found_out: dict[str, Any] = {"window": AdaptiveWindow(desk.rng, 24)} if rng.random() < 0.5 else {}
+        found_out: dict[str, Any] = {"window": AdaptiveLimit(desk.rng, 24)} if rng.random() < 0.5 else {}
         rpm = rng.choice([None, None, 600.0])
         desk.add(name, Limits(max_concurrency=16, rpm=None if rpm is None else rpm / factor), **found_out)
     simulation = Simulation(desk, servers, rng, cancel_takes=0.02 * factor, dawdle=rng.choice([0.0, 0.3]) * factor)
@@ -214,7 +214,7 @@ def bulk(seed: int, factor: float, strategy: LoadBalanceStrategy, hedge: Hedge |
     servers: dict[str, Server] = {}
     for name, mean in ("s0", 0.25), ("s1", 0.5), ("s2", 1.0):
         servers[name] = Scaled(mean=mean, seed=seed, factor=factor, **more)
-        adaptive: dict[str, Any] = {"window": AdaptiveWindow(desk.rng, 16), "learned": LearnedPace()} if found_out else {}
+        adaptive: dict[str, Any] = {"window": AdaptiveLimit(desk.rng, 16), "learned": LearnedRate()} if found_out else {}
         desk.add(name, Limits(max_concurrency=16, rpm=None if rpm is None else rpm / factor), **adaptive)
     desk.feed(1500, told=True)
     return Simulation(desk, servers, Random(seed), cancel_takes=0.02 * factor)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.limits.rate import BURST, Pace
+from qreward.scheduler.limits.rate import BURST, Gcra
 
 rates = st.floats(0.01, 1000)
 bursts = st.sampled_from([0.0, BURST, 1.0, 60.0])
@@ -18,7 +18,7 @@ gaps = st.lists(st.one_of(st.just(0.0), st.floats(0, 0.01), st.floats(0, 100)), 
 @given(rates, bursts, gaps)
 def test_in_no_interval_more_is_sent_than_the_rate_and_its_burst_allow(rate: float, burst: float, gaps: list[float]) -> None:
     """R(t - s) + burst + 1 for every pair of sends, whether the sender is greedy, idle, or asleep for minutes."""
-    pace, sends = Pace(rate, burst), []
+    pace, sends = Gcra(rate, burst), []
     for now in accumulate(gaps):
         if pace.ready_at <= now:
             pace.take(now)
@@ -29,7 +29,7 @@ def test_in_no_interval_more_is_sent_than_the_rate_and_its_burst_allow(rate: flo
 
 @given(rates, bursts, st.integers(2, 50))
 def test_a_sender_who_goes_exactly_when_told_gets_the_whole_rate(rate: float, burst: float, count: int) -> None:
-    pace, now = Pace(rate, burst), 0.0
+    pace, now = Gcra(rate, burst), 0.0
     for _ in range(count):
         now = max(now, pace.ready_at)
         pace.take(now)
@@ -38,7 +38,7 @@ def test_a_sender_who_goes_exactly_when_told_gets_the_whole_rate(rate: float, bu
 
 
 def test_sends_beyond_the_burst_are_one_rateth_of_a_second_apart() -> None:
-    pace = Pace(rate=10.0, burst=0.0)
+    pace = Gcra(rate=10.0, burst=0.0)
     pace.take(5.0)
     assert pace.ready_at == pytest.approx(5.1)
     pace.take(5.1)
@@ -46,7 +46,7 @@ def test_sends_beyond_the_burst_are_one_rateth_of_a_second_apart() -> None:
 
 
 def test_a_minute_of_silence_saves_up_no_more_than_the_burst() -> None:
-    pace = Pace(rate=1.0, burst=3.0)
+    pace = Gcra(rate=1.0, burst=3.0)
     pace.take(0.0)
     sent = 0
     while pace.ready_at <= 60.0:
@@ -56,14 +56,14 @@ def test_a_minute_of_silence_saves_up_no_more_than_the_burst() -> None:
 
 
 def test_a_cost_above_the_burst_is_let_through_and_paid_off_before_the_next() -> None:
-    pace = Pace(rate=100.0, burst=0.1)
+    pace = Gcra(rate=100.0, burst=0.1)
     assert pace.ready_at <= 0.0
     pace.take(0.0, cost=1000.0)
     assert pace.ready_at == pytest.approx(10.0 - 0.1)
 
 
 def test_what_was_not_used_comes_back_and_what_was_used_beyond_is_paid() -> None:
-    pace = Pace(rate=10.0, burst=0.0)
+    pace = Gcra(rate=10.0, burst=0.0)
     pace.take(0.0, cost=100.0)
     pace.give_back(60.0)
     assert pace.ready_at == pytest.approx(4.0)
@@ -72,7 +72,7 @@ def test_what_was_not_used_comes_back_and_what_was_used_beyond_is_paid() -> None
 
 
 def test_what_comes_back_after_a_long_silence_is_not_saved_up() -> None:
-    pace = Pace(rate=10.0, burst=0.0)
+    pace = Gcra(rate=10.0, burst=0.0)
     pace.take(0.0, cost=10.0)
     pace.give_back(10_000.0)
     pace.take(50.0, cost=10.0)

@@ -25,13 +25,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulator import Server, Simulation
 
-from qreward.scheduler.limits.adaptive import TUNING, AdaptiveWindow
+from qreward.scheduler.limits.adaptive import TUNING, AdaptiveLimit
 from qreward.scheduler.limits.rate import BURST
-from qreward.scheduler.limits.window import FixedWindow
+from qreward.scheduler.limits.window import FixedLimit
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
 from qreward.scheduler.queueing.priority_level import BULK
 from qreward.scheduler.queueing.queue import AGEING
-from qreward.scheduler.request import Attempt, Feed, Task
+from qreward.scheduler.request import Attempt, BatchFeed, Task
 from qreward.scheduler.scheduler import MORE, SEND
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
@@ -55,7 +55,7 @@ def test_every_task_that_was_given_in_ends_once_or_was_withdrawn(seed: int, monk
     desk, unread = simulation.desk, [0]
     close = desk.close_feed
 
-    def counted(feed: Feed) -> list[Task]:
+    def counted(feed: BatchFeed) -> list[Task]:
         unread[0] += len(desk._input[feed])  # the scheduler never heard of them
         return close(feed)
 
@@ -83,7 +83,7 @@ def test_whatever_a_window_learns_an_operators_limit_is_never_exceeded(seed: int
     servers = {"capped": Server(mean=0.2, cap=rng.choice([3, 30, 60]), faults=0.02), "free": Server(mean=0.2, faults=0.02)}
     most = {name: rng.randint(1, 40) for name in servers}
     for name, limit in most.items():
-        desk.add(name, Limits(max_concurrency=limit), window=AdaptiveWindow(desk.rng, limit))
+        desk.add(name, Limits(max_concurrency=limit), window=AdaptiveLimit(desk.rng, limit))
     desk.feed(1500)
     Simulation(desk, servers, rng).run()
     assert peak["capped"] <= most["capped"]
@@ -116,7 +116,7 @@ def test_without_a_reason_to_hold_back_no_source_idles_while_a_task_waits(seed: 
 @given(st.integers(1, 300), st.integers(1, 300), st.booleans(), st.integers(0, 3))
 def test_an_episode_of_rejects_of_any_size_lowers_a_window_once_to_what_is_held(served: int, rejected: int, fixed: bool, seed: int) -> None:
     """All that is turned away was sent before the first reject came, and the survivors are ``served`` throughout."""
-    window: Any = FixedWindow(served + rejected) if fixed else AdaptiveWindow(Random(seed), served + rejected)
+    window: Any = FixedLimit(served + rejected) if fixed else AdaptiveLimit(Random(seed), served + rejected)
     if not fixed:
         window.limit, window._base, window._good = served + rejected, float(served + rejected), 0
     for others in range(served + rejected - 1, served - 1, -1):
@@ -243,7 +243,7 @@ def test_commands_do_not_depend_on_how_a_process_hashes() -> None:
 def test_answers_that_take_no_time_at_all_do_no_harm() -> None:
     """The clock stands still: every input comes at the same time."""
     desk = Desk({"a": 3, "b": 2}, hedge=Hedge())
-    desk.add("c", window=AdaptiveWindow(desk.rng, 40))
+    desk.add("c", window=AdaptiveLimit(desk.rng, 40))
     for _ in range(20):
         desk.submit()
     desk.feed(400)
@@ -279,8 +279,8 @@ class Bare:
         self.rng, self.number = rng, 0
         self.live: dict[Attempt, None] = {}
         for name in "abc":
-            self.desk.add(name, Limits(max_concurrency=8, rpm=30_000), window=AdaptiveWindow(self.desk.rng, 8))
-        self.feed = Feed(self.desk.pool, 5, None, 0.0)
+            self.desk.add(name, Limits(max_concurrency=8, rpm=30_000), window=AdaptiveLimit(self.desk.rng, 8))
+        self.feed = BatchFeed(self.desk.pool, 5, None, 0.0)
         self.desk.scheduler.open(0.0, self.feed)
         self.take_commands()
 

@@ -14,7 +14,7 @@ from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.queueing.entries import MOST_GROUPS, PATIENCE
 from qreward.scheduler.queueing.priority_level import BULK
 from qreward.scheduler.queueing.queue import AGEING, LEVELS, SWEEP, Queue
-from qreward.scheduler.request import State, Task
+from qreward.scheduler.request import Task, TaskState
 from qreward.settings.policies import Priority
 
 
@@ -123,7 +123,7 @@ def test_the_key_is_that_of_the_task_that_would_be_taken() -> None:
 def test_tasks_that_ended_while_they_waited_are_not_handed_out() -> None:
     gone, gone_again, left = task(born=0.0), task(born=0.0, avoids=()), task(born=1.0)
     waiting = queue(gone, gone_again, left)
-    gone.state = gone_again.state = State.DONE
+    gone.state = gone_again.state = TaskState.DONE
     assert order(waiting) == [left]
     assert not waiting
     assert len(waiting) == 0
@@ -133,7 +133,7 @@ def test_emptying_hands_over_everything_the_read_ahead_included() -> None:
     fresh, again, bulk = task(), task(avoids=(A,)), feed(2)
     ended = task()
     waiting = queue(fresh, again, bulk, ended)
-    ended.state = State.DONE
+    ended.state = TaskState.DONE
     inside = list(bulk.buffer)
     assert set(waiting.empty()) == {fresh, again, *inside}
     assert not bulk.buffer
@@ -178,7 +178,7 @@ def test_equal_deadlines_keep_the_order_of_submission() -> None:
 def test_equal_deadlines_keep_their_order_although_one_between_them_has_ended() -> None:
     gone, first, second = task(timeout=100.0), task(timeout=50.0), task(timeout=50.0)
     waiting = queue(gone, first)
-    gone.state = State.DONE
+    gone.state = TaskState.DONE
     assert waiting.key(A) == 5 * AGEING
     waiting.put(second)
     assert order(waiting) == [first, second]
@@ -264,10 +264,10 @@ def test_a_task_that_ended_is_not_counted_and_a_queue_of_such_is_empty() -> None
     gone, left = task(born=0.0), task(born=1.0)
     waiting = queue(gone, left)
     for _ in range(2):
-        gone.state = State.DONE
+        gone.state = TaskState.DONE
         waiting.ended(gone)
         assert waiting.waiting == 1
-    left.state = State.DONE
+    left.state = TaskState.DONE
     waiting.ended(left)
     assert waiting.waiting == 0
     assert not waiting
@@ -300,7 +300,7 @@ def test_what_ended_behind_one_that_waits_is_not_kept() -> None:
     for number in range(20 * SWEEP):
         each = task(born=float(number % 7), timeout=1.0 + number % 5, avoids=(B,) if number % 3 else None)
         waiting.put(each)
-        each.state = State.DONE
+        each.state = TaskState.DONE
         waiting.ended(each)
     assert len(waiting) <= SWEEP + 1
     assert order(waiting) == [first]
@@ -355,7 +355,7 @@ def test_counts_are_right_and_deadlines_are_kept_whatever_happens(moves: list[tu
             inside.append(made)
         elif what == "end" and inside:
             gone = inside.pop(first % len(inside))
-            gone.state = State.DONE
+            gone.state = TaskState.DONE
             waiting.ended(gone)
         elif what == "take":
             entry = waiting.take(first, now, bulk=bool(second))

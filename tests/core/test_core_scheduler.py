@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qreward.errors import RequestTimeout, ServerError
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind
-from qreward.scheduler.request import Attempt, Feed, State, Task
+from qreward.scheduler.request import Attempt, BatchFeed, Task, TaskState
 from qreward.scheduler.scheduler import FINISH, SEND, Scheduler
 from qreward.settings.policies import Limits, Priority, Retry
 
@@ -36,7 +36,7 @@ def test_a_task_is_sent_at_once_if_a_source_has_room_and_its_answer_comes_with_s
     answer = Answer("yes")
     scheduler.event(7.5, attempt, answer)
     assert scheduler.out == [(FINISH, task, answer, desk["a"], 2.5)]
-    assert task.state is State.DONE
+    assert task.state is TaskState.DONE
     assert task.attempt is None
 
 
@@ -170,7 +170,7 @@ def test_a_task_that_waits_to_be_tried_again_times_out_on_time() -> None:
     desk = Desk({"a": 1}, retry=Retry(base=8.0, attempts=9), seed=4)
     task = desk.submit(timeout=0.2)
     desk.fail(live(task), K.TRANSIENT)
-    assert task.state is State.WAITING
+    assert task.state is TaskState.WAITING
     desk.until(0.2 + BUCKET)
     assert isinstance(desk.outcome(task), RequestTimeout)
 
@@ -269,7 +269,7 @@ def test_a_bulk_is_read_as_it_is_needed() -> None:
     for _ in range(300):
         while desk.watch.asked:
             desk.serve(feed)
-        assert len(feed.buffer) <= CHUNK + Feed.LOW
+        assert len(feed.buffer) <= CHUNK + BatchFeed.LOW
         desk.ok(desk.at("a")[0], after=0.1)
     assert len(desk.watch.finished) == 300
 
@@ -345,7 +345,7 @@ def test_a_closed_bulk_returns_what_was_read_ahead_and_never_started() -> None:
     feed = desk.feed(20)
     rest = desk.close_feed(feed)
     assert len(rest) == 18
-    assert all(task.state is State.NEW for task in rest)
+    assert all(task.state is TaskState.NEW for task in rest)
     while desk.watch.live:
         desk.ok(desk.at("a")[0])
     assert len(desk.watch.finished) == 2

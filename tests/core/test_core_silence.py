@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.request import Attempt, State, Task
-from qreward.scheduler.stats.stalls import FACTOR, LEAST_ANSWERS, LEAST_DUE, LEAST_INFLIGHT, LEAST_SECONDS, Silence
+from qreward.scheduler.request import Attempt, Task, TaskState
+from qreward.scheduler.stats.stalls import FACTOR, LEAST_ANSWERS, LEAST_DUE, LEAST_INFLIGHT, LEAST_SECONDS, StallDetector
 from qreward.settings.policies import Hedge, LoadBalanceStrategy, Retry
 
 K = FailureKind
@@ -20,9 +20,9 @@ MIXED = [20] * 63 + [400]
 """Lengths of which the longest is far from the usual, so that silence is noticed long before a single hang."""
 
 
-def awake(answers: int = LEAST_ANSWERS, every: float = 0.1, inflight: int = 8, mean: float = 1.0) -> Silence:
+def awake(answers: int = LEAST_ANSWERS, every: float = 0.1, inflight: int = 8, mean: float = 1.0) -> StallDetector:
     """One that was broken so often; the last time at 0."""
-    silence = Silence()
+    silence = StallDetector()
     now = -every * answers
     for number in range(1, inflight + 1):
         silence.sent(now, number)
@@ -72,7 +72,7 @@ def test_a_long_silence_of_long_ago_is_forgotten() -> None:
 
 @given(st.integers(0, 200), st.floats(0.01, 100.0), st.floats(0.01, 20.0), st.lists(st.floats(0.01, 30.0), min_size=20, max_size=40))
 def test_no_silence_is_alarming_that_is_shorter_than_one_there_has_been(inflight: int, mean: float, more: float, gaps: list[float]) -> None:
-    silence, now = Silence(), 0.0
+    silence, now = StallDetector(), 0.0
     for number in range(1, LEAST_INFLIGHT + inflight + 1):
         silence.sent(now, number)
     for gap in gaps:
@@ -132,7 +132,7 @@ def test_a_source_that_goes_silent_is_left_alone_within_seconds() -> None:
 def test_what_a_silent_source_holds_is_copied_at_once_ahead_of_what_waits() -> None:
     desk, held = all_silent()
     until_left_alone(desk)
-    assert all(attempt.task.copy is not None or attempt.task.state is State.QUEUED for attempt in held)
+    assert all(attempt.task.copy is not None or attempt.task.state is TaskState.QUEUED for attempt in held)
     sends = len(desk.watch.sends)
     serve(desk, 1.1, "a")
     copied = [attempt.task for _, attempt in desk.watch.sends[sends:]][:8]
@@ -159,7 +159,7 @@ def test_silence_is_noticed_without_copies_too_and_nothing_is_copied() -> None:
     desk, held = all_silent(hedge=None)
     assert until_left_alone(desk) < 10.0
     serve(desk, 3.0, "a")
-    assert all(attempt.task.copy is None and attempt.task.state is State.SENT for attempt in held)
+    assert all(attempt.task.copy is None and attempt.task.state is TaskState.SENT for attempt in held)
     assert desk["b"].tally.hedged == desk["c"].tally.hedged == 0
 
 
@@ -237,7 +237,7 @@ def test_what_waits_for_a_silent_source_alone_goes_back_to_where_it_failed() -> 
     after_failing(desk, 4, poison=False)
     task = desk.submit()
     desk.fail(live(task), K.TRANSIENT)
-    assert task.state is State.QUEUED
+    assert task.state is TaskState.QUEUED
     assert desk.path(task) == ["b"]
     desk.wait(7.0)
     assert not desk["a"].health.in_service

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from qreward.scheduler.endpoint_state import ATTEMPT_FIRST, ATTEMPT_LEAST, Source, Tally
-from qreward.scheduler.limits.window import DEFAULT_LIMIT, FixedWindow
+from qreward.scheduler.limits.window import DEFAULT_LIMIT, FixedLimit
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import Pool
@@ -137,7 +137,7 @@ def test_its_counts_tell_what_happened() -> None:
 def test_a_window_of_ones_own_is_told_what_became_of_each_request() -> None:
     told: list[str] = []
 
-    class Listening(FixedWindow):
+    class Listening(FixedLimit):
         def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int) -> None:
             told.append(f"ok after {now - sent_at} s with {tokens} tokens")
 

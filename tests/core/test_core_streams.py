@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.errors import RequestTimeout, ServerError
-from qreward.scheduler.limits.window import FixedWindow
+from qreward.scheduler.limits.window import FixedLimit
 from qreward.scheduler.outcome import Answer, FailureKind
 from qreward.scheduler.request import Attempt
-from qreward.scheduler.stats.latency import FIRST_LEAST, FIRST_MOST, GAP_LEAST, GAP_MOST, KNOWN, Tempo
+from qreward.scheduler.stats.latency import FIRST_LEAST, FIRST_MOST, GAP_LEAST, GAP_MOST, KNOWN, StreamTiming
 from qreward.settings.policies import Hedge
 
 
 @given(st.floats(0, 1e4), st.integers(0, 50), st.integers(0, 9))
 def test_limits_stay_within_their_bounds_whatever_is_seen(seconds: float, times: int, overdue: int) -> None:
-    tempo = Tempo()
+    tempo = StreamTiming()
     for _ in range(times):
         tempo.began(seconds)
     tempo.went_on([seconds] * times)
@@ -28,7 +28,7 @@ def test_limits_stay_within_their_bounds_whatever_is_seen(seconds: float, times:
 
 
 def test_a_task_that_ran_into_a_limit_has_more_time_the_next_time() -> None:
-    tempo = Tempo()
+    tempo = StreamTiming()
     for _ in range(KNOWN):
         tempo.began(3.0)
     once, twice = tempo.first_limit(0), tempo.first_limit(1)
@@ -118,7 +118,7 @@ def test_nobody_is_given_an_answer_after_the_task_has_ended() -> None:
     desk.cancelled(attempt)
 
 
-class Told(FixedWindow):
+class Told(FixedLimit):
     """A window that remembers what it is told."""
 
     __slots__ = ("said",)

@@ -9,7 +9,7 @@ from core_memory import bytes_left_by
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.timer_wheel import PER_SECOND, Wheel
+from qreward.scheduler.timer_wheel import PER_SECOND, TimerWheel
 
 BUCKET = 1 / PER_SECOND
 times = st.one_of(st.floats(0, 1e4), st.integers(0, 640).map(lambda k: k / PER_SECOND), st.floats(1e8, 1e9))
@@ -44,7 +44,7 @@ class Model:
 
 @given(moves)
 def test_the_wheel_does_what_a_plain_table_of_times_does(moves: list[tuple[str, int, float]]) -> None:
-    wheel, model, items = Wheel(), Model(), [Item() for _ in range(8)]
+    wheel, model, items = TimerWheel(), Model(), [Item() for _ in range(8)]
     for what, number, when in moves:
         item = items[number]
         if what == "remove":
@@ -64,7 +64,7 @@ def test_the_wheel_does_what_a_plain_table_of_times_does(moves: list[tuple[str, 
 
 @given(st.lists(times, min_size=1, max_size=50))
 def test_every_tick_at_the_next_wake_takes_something_out(whens: list[float]) -> None:
-    wheel = Wheel()
+    wheel = TimerWheel()
     for when in whens:
         wheel.add(Item(), when)
     taken = 0
@@ -78,7 +78,7 @@ def test_every_tick_at_the_next_wake_takes_something_out(whens: list[float]) -> 
 
 @given(times)
 def test_an_item_is_due_at_its_time_or_less_than_a_bucket_later_and_never_before(when: float) -> None:
-    wheel, item = Wheel(), Item()
+    wheel, item = TimerWheel(), Item()
     wheel.add(item, when)
     wake = wheel.next_wake()
     assert wake is not None
@@ -89,7 +89,7 @@ def test_an_item_is_due_at_its_time_or_less_than_a_bucket_later_and_never_before
 
 @pytest.mark.parametrize("seconds", [0.05, 0.1, 0.3, 1 / 3, 1e-9])
 def test_adding_a_delay_again_and_again_moves_the_clock(seconds: float) -> None:
-    wheel, item, now = Wheel(), Item(), 1e6
+    wheel, item, now = TimerWheel(), Item(), 1e6
     for _ in range(1000):
         wheel.move(item, now + seconds)
         wake = wheel.next_wake()
@@ -100,21 +100,21 @@ def test_adding_a_delay_again_and_again_moves_the_clock(seconds: float) -> None:
 
 
 def test_items_of_one_bucket_come_in_the_order_they_were_added() -> None:
-    wheel, items = Wheel(), [Item() for _ in range(5)]
+    wheel, items = TimerWheel(), [Item() for _ in range(5)]
     for item in items:
         wheel.add(item, 3.0)
     assert wheel.pop_due(3.0) == items
 
 
 def test_items_come_earliest_first_however_late_the_tick_is() -> None:
-    wheel, early, late = Wheel(), Item(), Item()
+    wheel, early, late = TimerWheel(), Item(), Item()
     wheel.add(late, 2.0)
     wheel.add(early, 1.0)
     assert wheel.pop_due(1000.0) == [early, late]
 
 
 def test_removing_what_is_not_in_the_wheel_does_nothing() -> None:
-    wheel, item = Wheel(), Item()
+    wheel, item = TimerWheel(), Item()
     wheel.remove(item)
     wheel.add(item, 1.0)
     wheel.pop_due(1.0)
@@ -123,7 +123,7 @@ def test_removing_what_is_not_in_the_wheel_does_nothing() -> None:
 
 
 def test_a_short_time_behind_a_long_one_is_woken_for() -> None:
-    wheel, long, short = Wheel(), Item(), Item()
+    wheel, long, short = TimerWheel(), Item(), Item()
     wheel.add(long, 600.0)
     wheel.add(short, 0.5)
     assert wheel.next_wake() == 0.5
@@ -131,7 +131,7 @@ def test_a_short_time_behind_a_long_one_is_woken_for() -> None:
 
 def test_what_was_removed_leaves_no_memory_behind() -> None:
     """Deadlines of 60 s that are met at once, twenty minutes long, while something else is always due soon."""
-    wheel, soon = Wheel(), Item()
+    wheel, soon = TimerWheel(), Item()
 
     def work() -> None:
         for number in range(20 * 60 * 20):

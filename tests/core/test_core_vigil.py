@@ -8,7 +8,7 @@ from core_warm import HANGS_ONLY, PACE, copy, live, warm, warm_all
 
 from qreward.scheduler.endpoint_state import ATTEMPT_LEAST
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.request import State, Task, Why
+from qreward.scheduler.request import CancelReason, Task, TaskState
 from qreward.settings.policies import Hedge, Retry
 
 K = FailureKind
@@ -89,7 +89,7 @@ def test_what_seems_to_hang_goes_ahead_of_work_that_waits() -> None:
     waiting = [desk.submit() for _ in range(3)]
     desk.feed(3)
     desk.wait(1.0)
-    assert hung.state is State.QUEUED
+    assert hung.state is TaskState.QUEUED
     assert other.copy is None
     desk.ok(live(other), after=0.0)
     assert copy(hung).source.name == "b"
@@ -105,7 +105,7 @@ def test_the_first_attempt_goes_on_until_its_own_time_limit() -> None:
     assert not desk.is_cancelled(first)
     desk.wait(0.5)
     assert desk.is_cancelled(first)
-    assert first.why is Why.OVERDUE
+    assert first.why is CancelReason.OVERDUE
 
 
 def test_a_copy_that_hangs_as_well_makes_way_for_a_third_source() -> None:
@@ -150,7 +150,7 @@ def test_what_seems_to_hang_waits_for_a_quick_source_rather_than_go_to_one_that_
         warm(desk, other, pace=2 * PACE)
     busy, task = hang(desk, "quick"), hang(desk, "a")
     desk.wait(1.1 * HUNG)
-    assert (task.state, task.copy) == (State.QUEUED, None)
+    assert (task.state, task.copy) == (TaskState.QUEUED, None)
     desk.ok(live(busy), after=0.0)
     assert copy(task).source.name == "quick"
 
@@ -204,7 +204,7 @@ def test_a_suspicion_that_leads_nowhere_costs_nothing_and_is_held_until_somebody
     desk.mark("b", down=True)
     desk.wait(3.0)
     assert task.suspected == 0
-    assert task.state is State.SENT
+    assert task.state is TaskState.SENT
     desk.mark("b", down=False)
     desk.wait(2.6)
     assert copy(task).source.name == "b"

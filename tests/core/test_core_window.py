@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from qreward.scheduler.limits.window import DEFAULT_LIMIT, PATIENCE, FixedWindow
+from qreward.scheduler.limits.window import DEFAULT_LIMIT, PATIENCE, FixedLimit
 
 
-def answers(window: FixedWindow, count: int) -> None:
+def answers(window: FixedLimit, count: int) -> None:
     for _ in range(count):
         window.ok(1.0, 0.0, None, 1)
 
 
 def test_without_a_limit_of_its_own_it_is_the_default() -> None:
-    assert FixedWindow().limit == DEFAULT_LIMIT
-    assert FixedWindow(3).limit == 3
+    assert FixedLimit().limit == DEFAULT_LIMIT
+    assert FixedLimit(3).limit == 3
 
 
 def test_a_source_that_turns_away_what_is_too_much_is_full_not_gone() -> None:
-    window = FixedWindow(64)
+    window = FixedLimit(64)
     assert [window.rejected(0.1, 0.0, None, others) for others in (63, 50, 40)] == [False, False, False]
     assert window.limit == 40, "what it still holds"
 
 
 def test_the_limit_comes_back_by_doubling_and_never_beyond_what_was_set() -> None:
-    window = FixedWindow(100)
+    window = FixedLimit(100)
     window.rejected(0.1, 0.0, None, 30)
     seen = []
     for _ in range(3):
@@ -34,7 +34,7 @@ def test_the_limit_comes_back_by_doubling_and_never_beyond_what_was_set() -> Non
 
 
 def test_where_little_was_held_more_is_offered_sooner() -> None:
-    window = FixedWindow(64)
+    window = FixedLimit(64)
     window.rejected(0.1, 0.0, None, 2)
     answers(window, 7)
     assert window.limit == 2
@@ -43,7 +43,7 @@ def test_where_little_was_held_more_is_offered_sooner() -> None:
 
 
 def test_a_source_that_turns_everything_away_is_gone_not_full() -> None:
-    window = FixedWindow(8)
+    window = FixedLimit(8)
     assert [window.rejected(0.1, 0.0, None, others) for others in (2, 1, 0)] == [False, False, True]
     assert window.limit == 8, "what it holds is not known"
     assert not window.rejected(0.2, 0.05, None, 3)
@@ -51,7 +51,7 @@ def test_a_source_that_turns_everything_away_is_gone_not_full() -> None:
 
 
 def test_a_lone_reject_amid_good_answers_is_noise() -> None:
-    window = FixedWindow(8)
+    window = FixedLimit(8)
     answers(window, 4)
     assert not window.rejected(1.0, 0.5, None, 3)
     assert window.limit == 8
@@ -61,13 +61,13 @@ def test_a_lone_reject_amid_good_answers_is_noise() -> None:
 
 @pytest.mark.parametrize(("hint", "others"), [(None, 0), (2.0, 5), (2.0, 0)])
 def test_a_hint_or_nobody_left_means_leave_me_alone(hint: float | None, others: int) -> None:
-    window = FixedWindow(8)
+    window = FixedLimit(8)
     answers(window, 8)
     assert window.rejected(1.0, 0.5, hint, others)
     assert window.limit == 8
 
 
 def test_it_never_falls_below_one() -> None:
-    window = FixedWindow(1)
+    window = FixedLimit(1)
     window.rejected(0.1, 0.0, None, 1)
     assert window.limit == 1

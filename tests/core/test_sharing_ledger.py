@@ -8,15 +8,15 @@ import msgspec
 import pytest
 
 from qreward.quota.ledger import TURN, Ledger, level
-from qreward.quota.messages import LEASE, LINGER, MINUTE, PERIOD, Ask, Need, Part, Share
+from qreward.quota.messages import LEASE, LINGER, MINUTE, PERIOD, Demand, Grant, RenewReply, RenewRequest
 
 
-def slots(limit: int = 8, want: float = inf, hold: float = 0, using: int = 0) -> Ask:
-    return Ask(permits=Need(limit, hold=hold, rate=want, using=using))
+def slots(limit: int = 8, want: float = inf, hold: float = 0, using: int = 0) -> RenewRequest:
+    return RenewRequest(permits=Demand(limit, hold=hold, rate=want, using=using))
 
 
-def rate(limit: float = 600, want: float = 1000, **more: float) -> Ask:
-    return Ask(requests=Need(limit, want=want, rate=inf if want else 0.0, **more))  # type: ignore[arg-type]
+def rate(limit: float = 600, want: float = 1000, **more: float) -> RenewRequest:
+    return RenewRequest(requests=Demand(limit, want=want, rate=inf if want else 0.0, **more))  # type: ignore[arg-type]
 
 
 class Slots:
@@ -41,7 +41,7 @@ class Slots:
         assert sum(self.hold.values()) <= self.limit
 
 
-def part_of(part: Part | None) -> Part:
+def part_of(part: Grant | None) -> Grant:
     assert part is not None
     return part
 
@@ -98,7 +98,7 @@ def test_a_lease_runs_out_and_what_was_in_flight_a_minute_later() -> None:
 
 def test_who_says_that_answers_are_quick_is_not_waited_for_as_long() -> None:
     ledger = Ledger()
-    ledger.renew(0.0, "a", Ask(permits=Need(8, rate=inf, hold=8, using=3, lasts=6.0)))
+    ledger.renew(0.0, "a", RenewRequest(permits=Demand(8, rate=inf, hold=8, using=3, lasts=6.0)))
     assert part_of(ledger.renew(LEASE + 0.1, "b", slots()).permits).hold == 5
     assert part_of(ledger.renew(6.1, "b", slots(hold=5)).permits).hold == 8
 
@@ -178,8 +178,8 @@ def test_of_different_limits_the_smallest_counts() -> None:
 
 def test_a_young_ledger_lets_go_on_who_holds_something_and_gives_nothing_to_others() -> None:
     ledger = Ledger(100.0)
-    holder = ledger.renew(100.0, "a", Ask(rate(hold=70.0).requests, None, slots(hold=3).permits))
-    newcomer = ledger.renew(100.0, "b", Ask(rate().requests, None, slots().permits))
+    holder = ledger.renew(100.0, "a", RenewRequest(rate(hold=70.0).requests, None, slots(hold=3).permits))
+    newcomer = ledger.renew(100.0, "b", RenewRequest(rate().requests, None, slots().permits))
     assert holder.young
     assert (part_of(holder.requests).hold, part_of(holder.permits).hold, part_of(holder.requests).grant) == (70.0, 3, 0)
     assert (part_of(newcomer.requests).hold, part_of(newcomer.permits).hold, part_of(newcomer.requests).grant) == (0, 0, 0)
@@ -200,11 +200,13 @@ def test_a_clock_that_goes_back_a_little_changes_nothing_and_one_of_another_time
 def test_a_ledger_survives_its_travels() -> None:
     ledger = Ledger(3.0)
     for name in "abc":
-        ledger.renew(9.0, name, Ask(rate(spent=2.0).requests, Need(6e4, want=300.0, rate=inf, least=30.0), slots(using=1).permits))
+        ledger.renew(
+            9.0, name, RenewRequest(rate(spent=2.0).requests, Demand(6e4, want=300.0, rate=inf, least=30.0), slots(using=1).permits)
+        )
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(ledger), type=Ledger)
     assert again == ledger
     share = again.renew(9.5, "a", slots())
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(share), type=Share) == share
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(share), type=RenewReply) == share
 
 
 def test_water_finds_its_level() -> None:

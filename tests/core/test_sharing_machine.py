@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from qreward.quota.ledger import Ledger
-from qreward.quota.messages import LEASE, MINUTE, Ask, Need, Share
+from qreward.quota.messages import LEASE, MINUTE, Demand, RenewReply, RenewRequest
 
 picks = st.integers(0, 1000)
 pauses = st.sampled_from([0.0, 0.01, 0.1, 0.5, 0.5, 1.0, 1.6, 4.0, 4.1, 30.0, 61.0, 5000.0])
@@ -47,14 +47,14 @@ class Machine(RuleBasedStateMachine):
     def one(self, pick: int) -> Member | None:
         return self.members[pick % len(self.members)] if self.members else None
 
-    def ask(self, member: Member, want: int) -> Ask:
+    def ask(self, member: Member, want: int) -> RenewRequest:
         valid = member.valid(self.now)
         if not valid:
             member.left, member.hold = 0.0, 0
-        requests = Need(self.rpm, want=want, rate=inf, spent=member.spent, left=member.left)
-        return Ask(requests, None, Need(self.permits, rate=want, hold=member.hold, using=member.flying))
+        requests = Demand(self.rpm, want=want, rate=inf, spent=member.spent, left=member.left)
+        return RenewRequest(requests, None, Demand(self.permits, rate=want, hold=member.hold, using=member.flying))
 
-    def renewed(self, member: Member, share: Share) -> None:
+    def renewed(self, member: Member, share: RenewReply) -> None:
         assert share.permits is not None
         assert share.requests is not None
         member.until, member.hold = self.now + share.lease, int(share.permits.hold)

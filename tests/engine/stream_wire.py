@@ -10,7 +10,7 @@ from engine_tools import MODEL, FakeWire, broken, chat, prompt_of
 
 from qreward import Endpoint, QRewardClient
 from qreward.results import Usage
-from qreward.scheduler.outcome import CANCELLED, Advertised, Answer, Failure
+from qreward.scheduler.outcome import CANCELLED, Answer, Failure, RateLimitInfo
 
 Step = float | str | tuple[str, Failure] | None | Failure
 """Seconds to wait; a piece of text (``""`` has no output); None is a sign of life; a failure ends the stream; both at once."""
@@ -48,7 +48,7 @@ class Whole:
 class ScriptedStream:
     def __init__(self, wire: StreamWire, name: str, prompt: str, steps: list[Step]) -> None:
         self.outcome: Any = None
-        self.limits: Advertised | None = wire.limits
+        self.limits: RateLimitInfo | None = wire.limits
         self._wire, self._name, self._prompt = wire, name, prompt
         self._steps = steps
         self._whole = Whole()
@@ -97,7 +97,7 @@ class StreamWire(FakeWire):
         super().__init__()
         self._steps = script or spoken
         self.reads: dict[str, int] = {}
-        self.limits: Advertised | None = None
+        self.limits: RateLimitInfo | None = None
 
     async def stream(self, endpoint: Endpoint, call: Any) -> ScriptedStream | Failure:
         name, prompt = endpoint.name, prompt_of(call)

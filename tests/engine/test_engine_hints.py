@@ -10,10 +10,10 @@ from engine_tools import MODEL, FakeWire, Said, broken, chats, client_of, now, o
 
 from qreward import Endpoint, Retry
 from qreward.errors import ConnectionFailed, InvalidResponse, RateLimited
-from qreward.scheduler.outcome import Advertised, Allowance, Answer, Failure, FailureKind
+from qreward.scheduler.outcome import Answer, Failure, FailureKind, RateLimit, RateLimitInfo
 
 
-def overloaded(hint: float | None, limits: Advertised | None = None) -> Failure:
+def overloaded(hint: float | None, limits: RateLimitInfo | None = None) -> Failure:
     return Failure(FailureKind.OVERLOADED, RateLimited("slow down", status_code=429), retry_after=hint, limits=limits)
 
 
@@ -73,7 +73,7 @@ class Chaos:
         chance = self._rng.random()
         if chance < 0.05:
             await asyncio.sleep(0.005)
-            told = Advertised(tokens=Allowance(None, 0, 360.0)) if self._rng.random() < 0.7 else None
+            told = RateLimitInfo(tokens=RateLimit(None, 0, 360.0)) if self._rng.random() < 0.7 else None
             return overloaded(1.0, told)
         if chance < 0.2:
             error = self._rng.choice([InvalidResponse("it is no JSON"), ConnectionFailed("the connection broke")])

@@ -21,7 +21,7 @@ from qreward import (
     StreamRestarted,
 )
 from qreward.engine.stream_sink import AHEAD
-from qreward.scheduler.outcome import Advertised, Allowance
+from qreward.scheduler.outcome import RateLimit, RateLimitInfo
 from qreward.scheduler.stats.latency import GAP_LEAST
 
 
@@ -280,7 +280,7 @@ def test_a_stream_that_has_begun_is_never_hedged() -> None:
 def test_rate_limits_that_the_head_tells_are_heeded() -> None:
     async def test() -> None:
         wire = StreamWire()
-        wire.limits = Advertised(requests=Allowance(limit=60, remaining=0, reset=30.0))
+        wire.limits = RateLimitInfo(requests=RateLimit(limit=60, remaining=0, reset=30.0))
         fleet = [Endpoint("http://a.example/v1", name="a", limits=Limits(max_concurrency=8))]
         async with client_of(wire, fleet) as client, ask(client, 0) as first:
             await first

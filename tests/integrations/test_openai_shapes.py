@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from openai_tools import MODEL, ask, run, sdk, serving
 
 from qreward import Endpoint, QRewardClient, Retry
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.sse import Parser
 from qreward.errors import BadRequest
 from qreward.integrations.openai import BASE_URL, transport
@@ -104,7 +104,7 @@ def test_a_body_without_a_model_is_refused(body: bytes) -> None:
 
 def test_the_length_of_a_plain_request_is_guessed() -> None:
     def guess(inputs: Any, **params: Any) -> tuple[float, float]:
-        return PlainCodec("/completions").estimate_tokens(Call(PlainCodec("/completions"), MODEL, inputs, params, None))
+        return PlainCodec("/completions").estimate_tokens(WireRequest(PlainCodec("/completions"), MODEL, inputs, params, None))
 
     assert guess("a" * 35) == (10, 0)
     assert guess(["a", "b"], max_tokens=5, n=3)[1] == 30

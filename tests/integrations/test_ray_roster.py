@@ -7,35 +7,35 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from qreward.integrations.ray.supervisor import STARTS, Actor, Command, Hire, Refuse, Roster, Seat, State, Ticket, delay_of
+from qreward.integrations.ray.supervisor import STARTS, Actor, Assignment, BatchRequest, Command, Hire, Placement, Refuse, State, delay_of
 
 
-def opened(count: int = 2, concurrency: int = 1, max_restarts: int = 3) -> Roster:
+def opened(count: int = 2, concurrency: int = 1, max_restarts: int = 3) -> Placement:
     """A roster of which all actors are ready."""
-    roster = Roster(count, concurrency, max_restarts)
+    roster = Placement(count, concurrency, max_restarts)
     for command in roster.begin():
         assert isinstance(command, Hire)
         roster.ready(command.actor, command.life)
     return roster
 
 
-def seated(commands: list[Command]) -> list[Ticket]:
-    return [command.ticket for command in commands if isinstance(command, Seat)]
+def seated(commands: list[Command]) -> list[BatchRequest]:
+    return [command.ticket for command in commands if isinstance(command, Assignment)]
 
 
-def places(tickets: list[Ticket]) -> list[int]:
+def places(tickets: list[BatchRequest]) -> list[int]:
     return [ticket.actor.number for ticket in tickets if ticket.actor is not None]
 
 
-def asked(roster: Roster, count: int) -> list[Ticket]:
-    tickets = [Ticket() for _ in range(count)]
+def asked(roster: Placement, count: int) -> list[BatchRequest]:
+    tickets = [BatchRequest() for _ in range(count)]
     for ticket in tickets:
         roster.ask(ticket)
     return tickets
 
 
 def test_nothing_is_bound_to_an_actor_that_is_not_ready() -> None:
-    roster = Roster(2, 1, 3)
+    roster = Placement(2, 1, 3)
     first, second = roster.begin()
     assert isinstance(first, Hire)
     assert isinstance(second, Hire)
@@ -59,7 +59,7 @@ def test_a_batch_that_must_be_alone_goes_first_and_holds_an_actor_free_for_itsel
     roster = opened(count=1, concurrency=2)
     one, two = asked(roster, 2)
     (late,) = asked(roster, 1)
-    suspect = Ticket(alone=True)
+    suspect = BatchRequest(alone=True)
     assert roster.ask(suspect) == []
     assert roster.leave(one, well=True) == []  # there is room, but not for company
     assert seated(roster.leave(two, well=True)) == [suspect]
@@ -70,7 +70,7 @@ def test_a_batch_that_must_be_alone_goes_first_and_holds_an_actor_free_for_itsel
 def test_others_use_the_other_actors_while_one_is_held_free() -> None:
     roster = opened(count=2, concurrency=3)
     asked(roster, 3)
-    suspect = Ticket(alone=True)
+    suspect = BatchRequest(alone=True)
     roster.ask(suspect)
     (late,) = asked(roster, 1)
     assert suspect.actor is None
@@ -111,12 +111,12 @@ def test_an_actor_that_dies_too_often_is_given_up_and_with_the_last_all_that_wai
     assert roster.died(first, 1) == []
     assert roster.count_of(State.LOST) == 1
     assert [type(command) for command in roster.died(second, 1)] == [Refuse, Refuse]  # those that had no seat
-    assert isinstance(roster.ask(Ticket())[0], Refuse)
+    assert isinstance(roster.ask(BatchRequest())[0], Refuse)
     assert places(tickets) == [0, 1]
 
 
 def test_an_actor_that_cannot_be_made_is_given_up_sooner() -> None:
-    roster = Roster(1, 1, 100)
+    roster = Placement(1, 1, 100)
     roster.begin()
     actor = roster.actors[0]
     for life in range(STARTS - 1):
@@ -152,11 +152,11 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.roster = Roster(3, 2, 4)
+        self.roster = Placement(3, 2, 4)
         self.coming: list[tuple[Actor, int]] = []
-        self.waiting: list[Ticket] = []
-        self.sitting: list[Ticket] = []
-        self.refused: list[Ticket] = []
+        self.waiting: list[BatchRequest] = []
+        self.sitting: list[BatchRequest] = []
+        self.refused: list[BatchRequest] = []
         self.carry(self.roster.begin())
 
     def carry(self, commands: list[Command]) -> None:
@@ -166,11 +166,11 @@ class AnyOrder(RuleBasedStateMachine):
                 self.coming.append((command.actor, command.life))
             else:
                 self.waiting.remove(command.ticket)
-                (self.sitting if isinstance(command, Seat) else self.refused).append(command.ticket)
+                (self.sitting if isinstance(command, Assignment) else self.refused).append(command.ticket)
 
     @rule(alone=st.booleans())
     def ask(self, alone: bool) -> None:
-        ticket = Ticket(alone)
+        ticket = BatchRequest(alone)
         self.waiting.append(ticket)
         self.carry(self.roster.ask(ticket))
 

@@ -16,7 +16,7 @@ from ray_fakes import FakeRay, installed
 from qreward.errors import ConfigError
 from qreward.integrations.ray import deployment
 from qreward.integrations.ray.backends import Recipe
-from qreward.integrations.ray.serving import Door, Replica
+from qreward.integrations.ray.serving import AsgiProxy, Replica
 
 
 class Told(ModuleType):
@@ -67,7 +67,7 @@ def in_replica(scorer: Any, test: Callable[[Replica, httpx.AsyncClient], Awaitab
     """Run a test against the app of a replica, as the proxy of Serve calls it."""
 
     async def main() -> None:
-        replica, door = Replica(Recipe(scorer), settings, "key"), Door("key")
+        replica, door = Replica(Recipe(scorer), settings, "key"), AsgiProxy("key")
         transport = httpx.ASGITransport(app=door, root_path=prefix)
         async with httpx.AsyncClient(transport=transport, base_url=f"http://replica{prefix}") as http:
             await test(replica, http)
@@ -177,7 +177,7 @@ def test_a_replica_that_ends_lets_the_scorer_put_away_what_it_has() -> None:
         async def send(message: Any) -> None:
             said.append(f"{message['type']} {Model.closed - before}")
 
-        await Door("ends")({"type": "lifespan"}, receive, send)
+        await AsgiProxy("ends")({"type": "lifespan"}, receive, send)
 
     asyncio.run(main())
     assert said == ["lifespan.startup.complete 0", "lifespan.shutdown.complete 1"]

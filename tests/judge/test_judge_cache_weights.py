@@ -13,10 +13,10 @@ import pytest
 from judge_tools import MODEL, JudgeWire, Sent, answer, client_of, endpoint, score
 
 from qreward import QRewardClient
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.judge import Judge, JudgeConfig
 from qreward.judge.cache import Cache, Sighting
-from qreward.judge.reply import Heard, fingerprint_of
+from qreward.judge.reply import ModelReply, fingerprint_of
 from qreward.judge.response_format import JUDGE
 from qreward.scheduler.outcome import Answer
 
@@ -28,7 +28,7 @@ def item(number: int) -> tuple[str, str]:
 def by(number: float, **members: Any) -> Any:
     """An answer of a server that says something of itself."""
     document = json.loads(answer(score(number))) | members
-    return Answer(JUDGE.decode(json.dumps(document).encode(), Call(JUDGE, MODEL, [], {}, None)), 10, 5)
+    return Answer(JUDGE.decode(json.dumps(document).encode(), WireRequest(JUDGE, MODEL, [], {}, None)), 10, 5)
 
 
 class Fleet:
@@ -89,7 +89,7 @@ def test_an_answer_that_could_not_be_read_shows_the_new_weights_as_well(tmp_path
     fleet = Fleet(a=by(7, system_fingerprint="fp_1"))
     run(tmp_path / "cache", fleet, 1)
     unread = json.loads(answer("?")) | {"system_fingerprint": "fp_2"}
-    fleet.answers["a"] = Answer(JUDGE.decode(json.dumps(unread).encode(), Call(JUDGE, MODEL, [], {}, None)), 10, 5)
+    fleet.answers["a"] = Answer(JUDGE.decode(json.dumps(unread).encode(), WireRequest(JUDGE, MODEL, [], {}, None)), 10, 5)
     with pytest.raises(Exception, match="no verdict could be read"):
         run(tmp_path / "cache", fleet, 2, reasks=0)
     fleet.answers["a"] = by(2, system_fingerprint="fp_2")
@@ -104,7 +104,7 @@ def test_endpoints_that_differ_for_good_keep_all_of_their_answers(tmp_path: Path
         return [None if heard is None else heard.text for heard in await cache.look([(b"a", "m"), (b"b", "m")])]
 
     def sees(name: str, fingerprint: str, key: bytes | None = None) -> None:
-        cache.keep(Sighting("m", name, Heard(f"by {name} {fingerprint}", fingerprint=fingerprint), key))
+        cache.keep(Sighting("m", name, ModelReply(f"by {name} {fingerprint}", fingerprint=fingerprint), key))
 
     async def test() -> None:
         sees("a", "1", b"a")
@@ -127,9 +127,9 @@ def test_endpoints_that_differ_for_good_keep_all_of_their_answers(tmp_path: Path
 def test_models_of_one_judge_have_weights_of_their_own(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
 
-    async def test() -> list[Heard | None]:
-        cache.keep(Sighting("m", "a", Heard("one", fingerprint="1"), b"m"))
-        cache.keep(Sighting("n", "a", Heard("two", fingerprint="2"), b"n"))
+    async def test() -> list[ModelReply | None]:
+        cache.keep(Sighting("m", "a", ModelReply("one", fingerprint="1"), b"m"))
+        cache.keep(Sighting("n", "a", ModelReply("two", fingerprint="2"), b"n"))
         return await cache.look([(b"m", "m"), (b"n", "n")])
 
     assert [heard and heard.text for heard in asyncio.run(test())] == ["one", "two"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from qreward.engine.probing import ProbingEngine
-from qreward.scheduler.outcome import Look
+from qreward.scheduler.outcome import ProbeResult
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ON_THE_LINE = 0.005
@@ -31,15 +31,15 @@ def simulation() -> Iterator[None]:
         sys.path.remove(str(BENCHMARKS))
 
 
-def look_at(server: Any, now: float, *, honest: bool = True) -> Look | None:
+def look_at(server: Any, now: float, *, honest: bool = True) -> ProbeResult | None:
     """What a server says of itself; None is nothing, ever. One that is not honest always says that it is ready."""
     spec = server.spec
     if spec.dead is not None and spec.dead[0] <= now < spec.dead[1]:
-        return Look(ready=False)
+        return ProbeResult(ready=False)
     away = spec.away is not None and spec.away[0] <= now < spec.away[1]
     places = spec.law.places(now)
     held = len(server.held)
-    return Look(ready=not (away and honest), running=min(held, places), waiting=max(0.0, held - places), most=spec.limit(now))
+    return ProbeResult(ready=not (away and honest), running=min(held, places), waiting=max(0.0, held - places), most=spec.limit(now))
 
 
 def play(name: str, seed: int, probe: float | None, *, honest: bool = True, fleet: Any = None, **changes: Any) -> Any:
@@ -53,10 +53,10 @@ def play(name: str, seed: int, probe: float | None, *, honest: bool = True, flee
     stage = run.world
 
     class Wire(world.Wire):  # type: ignore[misc]
-        async def look(self, endpoint: Any) -> Look:
+        async def look(self, endpoint: Any) -> ProbeResult:
             await asyncio.sleep(ON_THE_LINE)
             self._pump.enter()
-            return look_at(self._servers[endpoint.name], self._loop.time(), honest=honest) or Look()
+            return look_at(self._servers[endpoint.name], self._loop.time(), honest=honest) or ProbeResult()
 
     def engine(*arguments: Any, **settings: Any) -> ProbingEngine:
         made = ProbingEngine(*arguments, **settings)

@@ -17,7 +17,7 @@ from qreward.engine.probing import LATE, LONGEST_LOOK, ProbingEngine
 from qreward.errors import ConnectionFailed
 from qreward.results import Usage
 from qreward.scheduler.endpoint_state import make_source
-from qreward.scheduler.outcome import Answer, Failure, FailureKind, Look
+from qreward.scheduler.outcome import Answer, Failure, FailureKind, ProbeResult
 from qreward.scheduler.scheduler import Scheduler
 from qreward.settings.policies import Retry
 from qreward.testing.virtual_time import run_in_virtual_time
@@ -40,7 +40,7 @@ class Words:
 class Wire:
     """Servers that are there or not, and can be looked at; notes when."""
 
-    def __init__(self, look: Callable[[str], Awaitable[Look]] | None = None) -> None:
+    def __init__(self, look: Callable[[str], Awaitable[ProbeResult]] | None = None) -> None:
         self.gone: set[str] = set()
         self.sent: list[tuple[str, float]] = []
         self.looks: list[tuple[str, float]] = []
@@ -55,12 +55,12 @@ class Wire:
         await asyncio.sleep(0.1)
         return Answer(Words())
 
-    async def look(self, endpoint: Any) -> Look:
+    async def look(self, endpoint: Any) -> ProbeResult:
         assert not self.closed
         self.looks.append((endpoint.name, round(clock(), 2)))
         if self._look is not None:
             return await self._look(endpoint.name)
-        return Look(ready=endpoint.name not in self.gone)
+        return ProbeResult(ready=endpoint.name not in self.gone)
 
     async def aclose(self) -> None:
         self.closed = True
@@ -135,17 +135,17 @@ def test_a_wire_that_cannot_look_is_not_asked() -> None:
     on_virtual_time(test)
 
 
-async def fails(_: str) -> Look:
+async def fails(_: str) -> ProbeResult:
     raise RuntimeError("a look that breaks")
 
 
-async def hangs(_: str) -> Look:
+async def hangs(_: str) -> ProbeResult:
     await asyncio.Event().wait()
     raise AssertionError
 
 
 @pytest.mark.parametrize("trouble", [fails, hangs])
-def test_looks_that_fail_or_hang_hurt_no_call_and_go_on(trouble: Callable[[str], Awaitable[Look]]) -> None:
+def test_looks_that_fail_or_hang_hurt_no_call_and_go_on(trouble: Callable[[str], Awaitable[ProbeResult]]) -> None:
     async def test() -> None:
         wire = Wire(trouble)
         async with client_of(wire, endpoint("a", 1.0)) as client:
@@ -231,7 +231,7 @@ def test_a_look_is_claimed_by_one_shell_the_same_one_until_it_is_late() -> None:
         sources, wake = engine.claim(by)
         assert at < wake <= at + 1.0 + LATE
         if sources:
-            engine.seen(source, Look())
+            engine.seen(source, ProbeResult())
         return bool(sources)
 
     assert [claimed(by, 10.0) for by in (first, second)] == [True, False]
@@ -245,9 +245,9 @@ def test_when_a_loop_ends_another_takes_its_looks_over() -> None:
     begun, ended = threading.Barrier(2), threading.Event()
 
     class Counted(Wire):
-        async def look(self, endpoint: Any) -> Look:
+        async def look(self, endpoint: Any) -> ProbeResult:
             looks.append(threading.get_ident())
-            return Look(ready=True)
+            return ProbeResult(ready=True)
 
     client = QRewardClient([endpoint("a", 0.02)], wire_factory=Counted)
 
@@ -302,9 +302,9 @@ def test_a_look_keeps_nothing_of_the_caller_who_came_first() -> None:
     mark: ContextVar[str] = ContextVar("mark", default="nobody's")
     seen: list[str] = []
 
-    async def note(_: str) -> Look:
+    async def note(_: str) -> ProbeResult:
         seen.append(mark.get())
-        return Look()
+        return ProbeResult()
 
     async def test() -> None:
         async with client_of(Wire(note), endpoint("a", 1.0)) as client:

@@ -13,29 +13,29 @@ import pytest
 from aiohttp import web
 
 from qreward import Endpoint, QRewardClient
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.rewards.registry import SCORE
 from qreward.codecs.rewards.server_info import PROBES
-from qreward.scheduler.outcome import Look
+from qreward.scheduler.outcome import ProbeResult
 from qreward.testing import FakeEndpoint, FakeFleet
 from qreward.testing.spec import Latency
-from qreward.transport.backend import Wire
+from qreward.transport.backend import HttpBackend
 from qreward.transport.probes import LOOKS
 
 SCORES = ("tei", "openrlhf")
 KEY = "sk-for-the-judge"
 
 
-async def looked(endpoint: Endpoint) -> Look:
-    wire = Wire()
+async def looked(endpoint: Endpoint) -> ProbeResult:
+    wire = HttpBackend()
     try:
         return await wire.look(endpoint)
     finally:
         await wire.aclose()
 
 
-def told(look: Look) -> tuple[bool | None, float | None, float | None, float | None]:
+def told(look: ProbeResult) -> tuple[bool | None, float | None, float | None, float | None]:
     return look.ready, look.running, look.waiting, look.most
 
 
@@ -55,10 +55,10 @@ async def server(answers: Answers) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def a_call(kind: str) -> Call:
+def a_call(kind: str) -> WireRequest:
     if kind in SCORES:
-        return Call(SCORE, "m", [SCORE.item(("q", "a"))], {}, None)
-    return Call(CHAT, "m", [{"role": "user", "content": "?"}], {}, None)
+        return WireRequest(SCORE, "m", [SCORE.item(("q", "a"))], {}, None)
+    return WireRequest(CHAT, "m", [{"role": "user", "content": "?"}], {}, None)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_each_kind_says_whether_it_is_ready_and_what_it_has_to_do(kind: Any, idl
         slow = FakeEndpoint("a", kind=kind, max_concurrency=2, over_cap="queue", latency=Latency(base=30.0))
         async with FakeFleet([slow]) as fleet:
             (endpoint,) = fleet.endpoints
-            wire = Wire()
+            wire = HttpBackend()
             assert told(await wire.look(endpoint)) == idle
             calls = [asyncio.create_task(wire.send(endpoint, a_call(kind))) for _ in range(5)]
             while fleet.seen("a").requests < 5:  # noqa: ASYNC110 - what a fake has seen can only be asked
@@ -104,7 +104,7 @@ def test_nobody_there_is_not_ready_and_a_broken_setup_says_nothing() -> None:
             assert told(await looked(endpoint)) == (False, None, None, None)
         bad = Endpoint("http://127.0.0.1:9/v1", proxy="socks5://127.0.0.1:1")
         assert told(await looked(bad)) == (None, None, None, None)
-        wire = Wire()
+        wire = HttpBackend()
         await wire.aclose()
         assert told(await wire.look(endpoint)) == (None, None, None, None)
 

@@ -9,7 +9,7 @@ from merge_tools import MODEL, ListWire, client_of, endpoint, flat, leftovers, o
 
 from qreward import BatchResult, Retry
 from qreward.codecs.rewards.base import MergeLimits
-from qreward.scheduler.outcome import Look
+from qreward.scheduler.outcome import ProbeResult
 from qreward.scoring.endpoint_limits import REFUSED_PATIENCE, Known
 from qreward.testing.virtual_time import run_in_virtual_time as run
 
@@ -178,8 +178,8 @@ def test_what_a_server_says_of_its_lists_counts_instead_of_what_is_usual() -> No
 
 
 class SaysFour(ListWire):
-    async def look(self, _endpoint: Any) -> Look:
-        return Look(ready=True, items=4)
+    async def look(self, _endpoint: Any) -> ProbeResult:
+        return ProbeResult(ready=True, items=4)
 
 
 def test_a_server_that_is_looked_at_is_sent_no_longer_list_than_it_says_that_it_takes() -> None:

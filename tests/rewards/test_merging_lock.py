@@ -38,8 +38,8 @@ def guard(patch: pytest.MonkeyPatch, client: QRewardClient, faults: list[str]) -
             faults.append(f"Stock.{name}")
         return object.__getattribute__(self, name)
 
-    patch.setattr(stock.Stock, "__getattribute__", read, raising=False)
-    for kind in (stock.Stock, known.KnownLists):
+    patch.setattr(stock.MergeQueue, "__getattribute__", read, raising=False)
+    for kind in (stock.MergeQueue, known.KnownLists):
         methods = [name for name, member in vars(kind).items() if isfunction(member) and not name.startswith("_")]
         assert methods
         for name in methods:

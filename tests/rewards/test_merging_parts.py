@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 
 from qreward import Endpoint, Limits, Priority
 from qreward.batching.backlog import OVER, WAITING
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.base import MergeLimits
 from qreward.codecs.rewards.registry import SCORE
 from qreward.scheduler.endpoint_state import Source, make_source
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, Task, Terms
+from qreward.scheduler.request import Attempt, RequestOptions, Task
 from qreward.scoring import sizing as spread
 from qreward.scoring.endpoint_limits import KnownLists
 from qreward.scoring.formats import Embeddings, Items
-from qreward.scoring.items import Carrier, Cut, Member
-from qreward.scoring.merge_queue import Deadlines, Stock
+from qreward.scoring.items import MergedItem, MergedRequest, Split
+from qreward.scoring.merge_queue import Deadlines, MergeQueue
 from qreward.settings.policies import LoadBalanceStrategy
 
 
@@ -52,14 +52,14 @@ LINES: dict[str, tuple[Callable[[int], float], int]] = {
 @pytest.mark.parametrize("name", LINES)
 def test_the_least_length_is_where_a_list_takes_twice_its_fixed_part(name: str) -> None:
     seconds, least = LINES[name]
-    service = spread.Service()
+    service = spread.ServiceTimeModel()
     for items in (3, 80, 20, 200, 50, 120):
         service.add(items, seconds(items))
     assert service.least() == pytest.approx(least, abs=1)
 
 
 def test_lists_of_one_length_teach_nothing_of_what_a_list_costs() -> None:
-    service = spread.Service()
+    service = spread.ServiceTimeModel()
     assert service.least() == spread.LEAST
     for _ in range(50):
         service.add(32, 1.0)
@@ -68,14 +68,14 @@ def test_lists_of_one_length_teach_nothing_of_what_a_list_costs() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(0, 1e6)), max_size=60))
 def test_whatever_lists_take_the_least_length_is_within_its_bounds(lists: list[tuple[int, float]]) -> None:
-    service = spread.Service()
+    service = spread.ServiceTimeModel()
     for items, seconds in lists:
         service.add(items, seconds)
     assert 1 <= service.least() <= spread.MOST
 
 
 def test_what_is_left_is_cut_into_somewhat_more_lists_than_there_are_places() -> None:
-    pool, service = pool_of(fixed(4), fixed(6)), spread.Service()
+    pool, service = pool_of(fixed(4), fixed(6)), spread.ServiceTimeModel()
     assert spread.places(0.0, pool) == 10
     assert spread.length(0.0, pool, 1000, service) == 67
     assert spread.length(0.0, pool, 30, service) == spread.LEAST
@@ -116,8 +116,8 @@ def test_the_pause_grows_with_how_full_the_pool_is_and_is_none_when_it_is_idle()
     assert spread.pause(pool_of()) == 0.0
 
 
-def members(count: int) -> list[Member]:
-    made = [Member(None, pool_of(), Terms(Priority.NORMAL, 5.0), None, index) for index in range(count)]
+def members(count: int) -> list[MergedItem]:
+    made = [MergedItem(None, pool_of(), RequestOptions(Priority.NORMAL, 5.0), None, index) for index in range(count)]
     for member in made:
         member.place = WAITING
     return made
@@ -149,13 +149,13 @@ def test_the_deadlines_of_what_is_over_are_forgotten_long_before_their_time() ->
 
 
 def test_a_list_was_too_long_if_both_its_parts_are_taken() -> None:
-    cut = Cut(pool_of(fixed(1)).sources[0], 16)
+    cut = Split(pool_of(fixed(1)).sources[0], 16)
     assert [cut.taken(), cut.taken()] == [False, True]
 
 
 def test_calls_for_embeddings_count_by_their_inputs() -> None:
     listing = Embeddings()
-    calls = [Call(EMBEDDINGS, "m", inputs, {}, None) for inputs in (["a", "b"], "c", [1, 2, 3], [[1], [2], [3]])]
+    calls = [WireRequest(EMBEDDINGS, "m", inputs, {}, None) for inputs in (["a", "b"], "c", [1, 2, 3], [[1], [2], [3]])]
     assert [listing.fitting(MergeLimits(items=most), calls) for most in (1, 2, 3, 4, 6, 7)] == [1, 1, 2, 3, 3, 4]
     assert listing.merged(calls[2:]).inputs == [[1, 2, 3], [1], [2], [3]]
     assert listing.merged(calls[:1]) is calls[0]
@@ -163,7 +163,7 @@ def test_calls_for_embeddings_count_by_their_inputs() -> None:
 
 def test_items_fit_by_number_tokens_or_bytes() -> None:
     listing = Items(SCORE)
-    calls = [Call(SCORE, "m", ["x" * 38], {}, None) for _ in range(10)]
+    calls = [WireRequest(SCORE, "m", ["x" * 38], {}, None) for _ in range(10)]
     assert listing.fitting(MergeLimits(), calls) == 10
     assert listing.fitting(MergeLimits(items=4), calls) == 4
     assert listing.fitting(MergeLimits(items=4, tokens=25.0), calls) == 2
@@ -174,11 +174,14 @@ def test_an_item_whose_time_has_passed_is_not_taken_though_the_timer_was_not_the
     pool = pool_of(fixed(1))
     source = pool.sources[0]
     source.handle = Endpoint("http://a.example/v1", name="a", kind="vllm")
-    stock = Stock(pool, Items(SCORE), KnownLists())
-    made = [Member(Call(SCORE, "m", [f"x {index}"], {}, None), pool, Terms(5, 1.0 + index), None, index) for index in range(3)]
+    stock = MergeQueue(pool, Items(SCORE), KnownLists())
+    made = [
+        MergedItem(WireRequest(SCORE, "m", [f"x {index}"], {}, None), pool, RequestOptions(5, 1.0 + index), None, index)
+        for index in range(3)
+    ]
     stock.put(0.0, made, None, bulk=False)
-    carrier = Carrier(None, pool, made[0].lane, None)  # type: ignore[arg-type]
+    carrier = MergedRequest(None, pool, made[0].lane, None)  # type: ignore[arg-type]
     assert stock.fill(2.5, carrier, source)
     assert [member.index for member in carrier.members] == [2]
     assert stock.deadlines.due(2.5) == made[:2], "who then says so"
-    assert not stock.fill(9.0, Carrier(None, pool, made[0].lane, None), source)  # type: ignore[arg-type]
+    assert not stock.fill(9.0, MergedRequest(None, pool, made[0].lane, None), source)  # type: ignore[arg-type]

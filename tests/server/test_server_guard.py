@@ -14,7 +14,7 @@ from qreward.cli import main
 from qreward.errors import ConfigError
 from qreward.server import ServerConfig, create_app
 from qreward.server.config import helps, token_of
-from qreward.server.http_errors import Refusal
+from qreward.server.http_errors import HTTPError
 from qreward.server.import_string import load_object
 from qreward.server.request import check_caller
 
@@ -62,7 +62,7 @@ def test_a_host_of_this_machine_alone_needs_none(host: str) -> None:
 
 def test_an_app_without_a_token_that_somebody_serves_to_all_refuses_all() -> None:
     for server in (("10.0.0.5", 80), ("fd00::1", 80)):
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(HTTPError) as refused:
             check_caller({"server": server, "headers": []}, ServerConfig())
         assert refused.value.status == 403
     for server in (("127.0.0.1", 80), ("::1", 80), ("/run/reward.sock", None), None):

@@ -16,7 +16,7 @@ from server_tools import Lengths, Served, run, served, until
 from qreward.batching.reward_buffer import RewardBuffer
 from qreward.server import ServerConfig
 from qreward.server.admission import Admission
-from qreward.server.http_errors import Refusal
+from qreward.server.http_errors import HTTPError
 from qreward.testing.virtual_time import run_in_virtual_time
 
 BODY = {"query": ["a"]}
@@ -216,7 +216,7 @@ def test_the_hint_of_a_rate_is_what_is_missing_of_one_request() -> None:
             admission = Admission(config, buffer)
             await admission.enter()
             await asyncio.sleep(0.5)  # of the 2 s for one
-            with pytest.raises(Refusal) as refused:
+            with pytest.raises(HTTPError) as refused:
                 await admission.enter()
             assert refused.value.headers["retry-after"] == "2"
             assert int(refused.value.headers["retry-after-ms"]) in {1500, 1501}  # rounded up

@@ -8,13 +8,13 @@ import pytest
 from server_tools import Lengths, run, served
 
 from qreward import QRewardClient, Retry
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.base import splits
 from qreward.codecs.rewards.registry import CLASSIFY, SCORE
 from qreward.errors import InvalidResponse
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint, RewardModel
-from qreward.transport.backend import Wire
+from qreward.transport.backend import HttpBackend
 
 TEXTS = ["a", "bb", "großer 😀 \u2028"]
 PAIRS = [("2 + 2?", "4"), ("why?", "because")]
@@ -27,9 +27,9 @@ def send(scorer: Any, items: list[Any], *, kind: Any, operation: Any = SCORE, to
         reward = RewardModel(**{name: settings.pop(name) for name in ("route", "template") if name in settings})
         async with served(scorer, token=token or None, **settings) as server:
             endpoint = Endpoint(f"{server.url}/v1", kind=kind, proxy="", api_key=(given or token) or None, reward=reward)
-            wire = Wire()
+            wire = HttpBackend()
             try:
-                return await wire.send(endpoint, Call(operation, "rm-7b", operation.validate(items), {}, None))
+                return await wire.send(endpoint, WireRequest(operation, "rm-7b", operation.validate(items), {}, None))
             finally:
                 await wire.aclose()
 
@@ -111,8 +111,8 @@ def test_an_overload_is_understood_with_its_hint(kind: str) -> None:
     async def main() -> None:
         async with served(Lengths(), rate=0.25) as server:
             await server.post("/get_reward", {"query": ["a"]})
-            endpoint, wire = Endpoint(f"{server.url}/v1", kind=kind, proxy=""), Wire()
-            outcome = await wire.send(endpoint, Call(SCORE, "rm", ["a"], {}, None))
+            endpoint, wire = Endpoint(f"{server.url}/v1", kind=kind, proxy=""), HttpBackend()
+            outcome = await wire.send(endpoint, WireRequest(SCORE, "rm", ["a"], {}, None))
             await wire.aclose()
             assert isinstance(outcome, Failure)
             assert outcome.kind is FailureKind.OVERLOADED

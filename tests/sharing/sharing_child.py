@@ -8,13 +8,13 @@ from math import inf
 from pathlib import Path
 
 from qreward.quota.file_ledger import LocalCarrier
-from qreward.quota.messages import Ask, Need
+from qreward.quota.messages import Demand, RenewRequest
 
 KEY = "k"
 
 
-def asked(limit: int = 8, hold: float = 0.0) -> Ask:
-    return Ask(Need(600, want=5, rate=inf), None, Need(limit, rate=inf, hold=hold))
+def asked(limit: int = 8, hold: float = 0.0) -> RenewRequest:
+    return RenewRequest(Demand(600, want=5, rate=inf), None, Demand(limit, rate=inf, hold=hold))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from engine_tools import FakeWire, client_of
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.quota import transports as carriers_room
 from qreward.quota.ledger import Ledger
-from qreward.quota.messages import Ask, Share
+from qreward.quota.messages import RenewReply, RenewRequest
 from qreward.testing.virtual_time import run_in_virtual_time
 
 
@@ -33,13 +33,13 @@ class Table:
         self.left: list[str] = []
         self.closed = 0
 
-    def renew(self, key: str, member: str, ask: Ask) -> Share:
+    def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
         self.renewals += 1
         if self.away:
             raise OSError("nobody is there")
         return self.ledger(key).renew(now(), member, ask)
 
-    def leave(self, key: str, member: str, ask: Ask) -> None:
+    def leave(self, key: str, member: str, ask: RenewRequest) -> None:
         if self.away:
             raise OSError("nobody is there")
         self.left.append(member)

@@ -17,7 +17,7 @@ from sharing_child import KEY, asked
 
 from qreward.quota import file_ledger as books
 from qreward.quota.file_ledger import SLOT, VARIABLE, LocalCarrier, Unsafe, directory
-from qreward.quota.messages import FRESH, LEASE, Share
+from qreward.quota.messages import FRESH, LEASE, RenewReply
 
 CHILD = Path(__file__).with_name("sharing_child.py")
 
@@ -52,7 +52,7 @@ def process(place: Path, member: str) -> Iterator[subprocess.Popen[bytes]]:
         child.stdout.close()
 
 
-def permits(share: Share) -> float:
+def permits(share: RenewReply) -> float:
     assert share.permits is not None
     return share.permits.hold
 

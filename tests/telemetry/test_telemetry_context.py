@@ -15,11 +15,11 @@ from telemetry_server import MODEL, Do, Judges, chat, client_of
 from telemetry_tools import Seen, attributes, tree
 
 from qreward import Hedge, Limits, Retry, SyncQRewardClient
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.engine.single import Single
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.request import Terms
+from qreward.scheduler.request import RequestOptions
 from qreward.testing.virtual_time import run_in_virtual_time
 
 ONE = Limits(max_concurrency=1, adaptive=False)
@@ -208,15 +208,17 @@ def test_a_merged_request_is_one_span_that_links_to_its_items_and_alone_tells_wh
         with Seen(attempts="always") as seen:
             tracer = seen.tracers.get_tracer("test")
             async with client_of(Judges(), "a", telemetry=seen.telemetry) as client:
-                shell, pool, terms = client._engine.shell(), client._fleet.pool(MODEL), Terms(5)
+                shell, pool, terms = client._engine.shell(), client._fleet.pool(MODEL), RequestOptions(5)
                 items = []
                 for number in range(3):
                     with tracer.start_as_current_span(f"caller {number}"):
-                        item = terms.task(Call(EMBEDDINGS, MODEL, ["x"], {}, None), pool, SimpleNamespace(context=copy_context()), number)
+                        item = terms.task(
+                            WireRequest(EMBEDDINGS, MODEL, ["x"], {}, None), pool, SimpleNamespace(context=copy_context()), number
+                        )
                         shell.watch.began(item)
                         items.append(item)
                 sink = Single(shell)
-                merged = terms.task(Call(EMBEDDINGS, MODEL, ["x", "y", "z"], {}, None), pool, sink, 0)
+                merged = terms.task(WireRequest(EMBEDDINGS, MODEL, ["x", "y", "z"], {}, None), pool, sink, 0)
                 merged.items = tuple(items)
                 result = await sink.result(merged)
                 for item in items:

@@ -7,19 +7,19 @@ import os
 
 from wire_server import Server, always, answer, completion
 
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.scheduler.outcome import Answer
 from qreward.settings.policies import Endpoint
-from qreward.transport.backend import Wire
+from qreward.transport.backend import HttpBackend
 
 
 async def serve_and_ask(who: str) -> None:
     async with Server(always(answer(completion()))) as server:
         # the object is made once, by the parent; only where it points to is the loop's own
         object.__setattr__(ENDPOINT, "base_url", server.url)
-        wire = Wire()
-        outcome = await wire.send(ENDPOINT, Call(CHAT, "judge-7b", [{"role": "user", "content": "?"}], {}, None))
+        wire = HttpBackend()
+        outcome = await wire.send(ENDPOINT, WireRequest(CHAT, "judge-7b", [{"role": "user", "content": "?"}], {}, None))
         await wire.aclose()
     print(who, "ok" if isinstance(outcome, Answer) else outcome, flush=True)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from wire_server import Connection, Request, Script, Server, endpoint_of, run
 
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.scheduler.outcome import Answer, Cancelled, Failure
 from qreward.settings.policies import Endpoint
-from qreward.transport.backend import Wire
+from qreward.transport.backend import HttpBackend
 from qreward.transport.stream import ChatStream
 
 MESSAGES = [{"role": "user", "content": "?"}]
@@ -22,8 +22,8 @@ END = b"0\r\n\r\n"
 Outcome = Answer | Failure | Cancelled
 
 
-def call(*, headers: dict[str, str] | None = None, **params: Any) -> Call:
-    return Call(CHAT, "judge-7b", MESSAGES, params, headers)
+def call(*, headers: dict[str, str] | None = None, **params: Any) -> WireRequest:
+    return WireRequest(CHAT, "judge-7b", MESSAGES, params, headers)
 
 
 def piece(data: bytes) -> bytes:
@@ -59,7 +59,7 @@ async def read_on(stream: ChatStream) -> tuple[str, Outcome]:
     return text, stream.outcome
 
 
-async def ask(wire: Wire, endpoint: Endpoint, what: Call | None = None) -> tuple[str, Outcome]:
+async def ask(wire: HttpBackend, endpoint: Endpoint, what: WireRequest | None = None) -> tuple[str, Outcome]:
     """The text of the chunks, and the outcome."""
     opened = await wire.stream(endpoint, what or call())
     if isinstance(opened, Failure):
@@ -68,13 +68,13 @@ async def ask(wire: Wire, endpoint: Endpoint, what: Call | None = None) -> tuple
         return await read_on(stream)
 
 
-def outcome_of(script: Script, engine: str = "aiohttp", what: Call | None = None, **settings: Any) -> tuple[str, Any, list[Request]]:
+def outcome_of(script: Script, engine: str = "aiohttp", what: WireRequest | None = None, **settings: Any) -> tuple[str, Any, list[Request]]:
     """Ask a server that follows a script; the text, the outcome, and what the server was asked."""
     found: list[Any] = []
 
     async def test() -> None:
         async with Server(script) as server, endpoint_of(engine, server.url, name="gpu-0", **settings) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             found.extend([*await ask(wire, endpoint, what), server.requests])
             await wire.aclose()
 

@@ -14,18 +14,18 @@ from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 from wire_server import completion
 
-from qreward.codecs.base import Call, EmbeddedError, Malformed
+from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.errors import BadRequest, InvalidResponse
 from qreward.results import Usage
 
 USER = {"role": "user", "content": "12345678901234"}
-ASKED = Call(CHAT, "judge-7b", [USER], {}, None)
+ASKED = WireRequest(CHAT, "judge-7b", [USER], {}, None)
 
 
-def _input(*texts: str) -> Call:
-    return Call(EMBEDDINGS, "e", list(texts), {}, None)
+def _input(*texts: str) -> WireRequest:
+    return WireRequest(EMBEDDINGS, "e", list(texts), {}, None)
 
 
 def _without(*names: str) -> dict[str, Any]:
@@ -230,12 +230,12 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x" * 999}}
     ],
 )
 def test_tokens_of_a_chat_are_estimated(messages: Any, params: dict[str, Any], expected: tuple[float, float]) -> None:
-    assert CHAT.estimate_tokens(Call(CHAT, "m", messages, params, None)) == pytest.approx(expected)
+    assert CHAT.estimate_tokens(WireRequest(CHAT, "m", messages, params, None)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("inputs", "expected"), [("1234567", 2.0), (["1234567"] * 2, 4.0), ([1, 2, 3], 3.0), ([[1, 2], [3]], 3.0)])
 def test_tokens_of_embeddings_are_estimated(inputs: Any, expected: float) -> None:
-    assert EMBEDDINGS.estimate_tokens(Call(EMBEDDINGS, "m", inputs, {}, None)) == pytest.approx((expected, 0.0))
+    assert EMBEDDINGS.estimate_tokens(WireRequest(EMBEDDINGS, "m", inputs, {}, None)) == pytest.approx((expected, 0.0))
 
 
 def test_messages_of_the_right_shape_pass_untouched() -> None:
@@ -290,7 +290,7 @@ def test_embedding_inputs_of_a_wrong_shape_are_refused(inputs: Any, expected: st
 
 @pytest.mark.parametrize("inputs", ["one text", ["one text"], [1, 2, 3], [[1, 2, 3]]])
 def test_two_vectors_for_one_input_are_no_answer(inputs: Any) -> None:
-    call = Call(EMBEDDINGS, "e", inputs, {}, None)
+    call = WireRequest(EMBEDDINGS, "e", inputs, {}, None)
     assert EMBEDDINGS.decode(_vectors(_item(0, [1.0])), call).build().data[0].embedding == [1.0]
     with pytest.raises(Malformed, match="2 vectors for 1 input"):
         EMBEDDINGS.decode(_vectors(_item(0, [1.0]), _item(1, [2.0])), call)

@@ -10,7 +10,7 @@ from stream_tools import outcome_of as streamed
 from wire_server import Server as WireServer
 from wire_server import always, answer, endpoint_of, run
 
-from qreward.codecs.base import Call, Malformed
+from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import CHAT, VERBATIM_CHAT, ChatCodec
 from qreward.codecs.finish_reason import ending_of, is_whole
 from qreward.codecs.rewards.registry import COMPLETE, SCORE, bound
@@ -18,7 +18,7 @@ from qreward.errors import InvalidResponse
 from qreward.judge.response_format import JUDGE
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
-from qreward.transport.backend import Wire
+from qreward.transport.backend import HttpBackend
 
 MESSAGES = [{"role": "user", "content": "?"}]
 NOT_WHOLE = ("length", "content_filter", "abort", "error", "odd", "STOP")
@@ -35,8 +35,8 @@ def ends(codec: ChatCodec, reasons: tuple[Any, ...]) -> tuple[str, Any]:
 
     async def test() -> None:
         async with WireServer(always(answer(body(*reasons)))) as server, endpoint_of("aiohttp", server.url, name="gpu-0") as endpoint:
-            wire = Wire()
-            outcome = await wire.send(endpoint, Call(codec, "judge-7b", MESSAGES, {}, None))
+            wire = HttpBackend()
+            outcome = await wire.send(endpoint, WireRequest(codec, "judge-7b", MESSAGES, {}, None))
             await wire.aclose()
             if isinstance(outcome, Answer):
                 found.append(("answer", outcome.value.finish_reason))
@@ -82,8 +82,8 @@ def test_the_reason_of_an_answer_that_must_be_read_leniently_counts_as_well() ->
 
     async def test() -> None:
         async with WireServer(always(answer(odd))) as server, endpoint_of("aiohttp", server.url, name="gpu-0") as endpoint:
-            wire = Wire()
-            found.append(await wire.send(endpoint, Call(CHAT, "judge-7b", MESSAGES, {}, None)))
+            wire = HttpBackend()
+            found.append(await wire.send(endpoint, WireRequest(CHAT, "judge-7b", MESSAGES, {}, None)))
             await wire.aclose()
 
     run(test)
@@ -110,13 +110,13 @@ def test_a_stream_that_did_not_end_well_is_a_failure_after_all_of_its_text() -> 
 
 def test_a_stream_for_a_program_that_reads_the_reason_itself_ends_as_the_server_said() -> None:
     for reason in NOT_WHOLE:
-        what = Call(VERBATIM_CHAT, "judge-7b", MESSAGES, {}, None)
+        what = WireRequest(VERBATIM_CHAT, "judge-7b", MESSAGES, {}, None)
         _, outcome, _ = streamed(always(sse(said("yes") + said("", finish=reason) + DONE)), "aiohttp", what)
         assert isinstance(outcome, Answer), reason
 
 
 def test_a_legacy_completion_that_was_given_up_is_an_error_of_its_prompt_alone() -> None:
-    call, codec = bound(Call(COMPLETE, "davinci", ["a", "b", "c"], {}, None), Endpoint("http://gpu-0/v1"))
+    call, codec = bound(WireRequest(COMPLETE, "davinci", ["a", "b", "c"], {}, None), Endpoint("http://gpu-0/v1"))
     texts = [{"text": "t", "index": at, "finish_reason": reason} for at, reason in enumerate(("stop", "abort", "length"))]
     items = codec.decode(json.dumps({"choices": texts}).encode(), call).items
     assert [type(item) for item in items] == [list, InvalidResponse, list]
@@ -124,7 +124,7 @@ def test_a_legacy_completion_that_was_given_up_is_an_error_of_its_prompt_alone()
 
 
 def test_a_reward_in_a_chat_completion_that_was_given_up_is_none() -> None:
-    call, codec = bound(Call(SCORE, "rm", [SCORE.item(("q", "a"))], {}, None), Endpoint("http://gpu-0/v1", kind="nim"))
+    call, codec = bound(WireRequest(SCORE, "rm", [SCORE.item(("q", "a"))], {}, None), Endpoint("http://gpu-0/v1", kind="nim"))
     found = {}
     for reason in ("stop", "length", None, "abort", "content_filter", "odd"):
         choice = {"index": 0, "finish_reason": reason, "message": {"content": "reward:1.5"}}

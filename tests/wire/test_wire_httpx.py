@@ -11,24 +11,24 @@ import pytest
 import respx
 from wire_server import Server, always, answer, completion, run
 
-from qreward.codecs.base import Call, TransportError
+from qreward.codecs.base import TransportError, WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.errors import ConfigError, RequestError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint, Timeouts
-from qreward.transport.backend import Wire
+from qreward.transport.backend import HttpBackend
 from qreward.transport.httpx_backend import HttpxTransport
 
 PACKAGES = pytest.mark.parametrize("package", [httpx, httpx2], ids=["httpx", "httpx2"])
 URL = "http://judge.example/v1"
 
 
-def call() -> Call:
-    return Call(CHAT, "judge-7b", [{"role": "user", "content": "?"}], {}, None)
+def call() -> WireRequest:
+    return WireRequest(CHAT, "judge-7b", [{"role": "user", "content": "?"}], {}, None)
 
 
 async def outcome_of(client: Any, **settings: Any) -> Answer | Failure:
-    wire = Wire()
+    wire = HttpBackend()
     outcome = await wire.send(Endpoint(URL, http_client=client, **settings), call())
     await wire.aclose()
     return outcome
@@ -100,7 +100,7 @@ def test_the_clients_own_auth_headers_and_hooks_are_kept(package: Any) -> None:
 
         client = package.AsyncClient(auth=("me", "pw"), headers={"x-mine": "1"}, event_hooks={"request": [hook]}, trust_env=False)
         async with client, Server(always(answer(completion()))) as server:
-            wire = Wire()
+            wire = HttpBackend()
             assert isinstance(await wire.send(Endpoint(server.url, http_client=client), call()), Answer)
             await wire.aclose()
             assert server.requests[0].headers["authorization"].startswith("Basic ")

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Call, Malformed
+from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.errors import BadRequest
@@ -24,7 +24,7 @@ from qreward.results import Usage
 
 
 def chat(messages: Any, **params: Any) -> bytes:
-    return CHAT.encode(Call(CHAT, "asked", messages, params, None), "served")
+    return CHAT.encode(WireRequest(CHAT, "asked", messages, params, None), "served")
 
 
 def user(content: Any) -> list[dict[str, Any]]:
@@ -148,7 +148,7 @@ def test_ordinary_calls_are_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonio, "check", lambda value, path: (walked.append(path), check(value, path)))
     chat(user("a text with null in it"), temperature=0.0, max_tokens=5)
     assert walked == ["temperature", "max_tokens"]
-    EMBEDDINGS.encode(Call(EMBEDDINGS, "m", ["a"] * 1000, {}, None), "m")
+    EMBEDDINGS.encode(WireRequest(EMBEDDINGS, "m", ["a"] * 1000, {}, None), "m")
     assert walked == ["temperature", "max_tokens"]
 
 
@@ -157,7 +157,7 @@ def test_ordinary_calls_are_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
     [("text", "text"), (["a", "b"], ["a", "b"]), ([1, 2], [1, 2]), ([[1, 2], [3]], [[1, 2], [3]]), (("a",), ["a"])],
 )
 def test_embeddings_are_written_in_the_shape_they_were_given(inputs: Any, expected: Any) -> None:
-    body = EMBEDDINGS.encode(Call(EMBEDDINGS, "asked", EMBEDDINGS.validate(inputs), {"dimensions": 8}, None), "served")
+    body = EMBEDDINGS.encode(WireRequest(EMBEDDINGS, "asked", EMBEDDINGS.validate(inputs), {"dimensions": 8}, None), "served")
     assert json.loads(body) == {"model": "served", "input": expected, "dimensions": 8}
 
 

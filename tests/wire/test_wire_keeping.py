@@ -8,27 +8,27 @@ from typing import Any
 from wire_server import PATIENCE, Connection, Request, Server, always, answer, completion, endpoint_of, run
 
 from qreward import QRewardClient
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.scheduler.outcome import Answer
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Limits, Timeouts
-from qreward.transport.backend import Wire
+from qreward.transport.backend import HttpBackend
 from qreward.transport.stream import ChatStream
 
 OK = answer(completion("fine"))
 ASKED = [{"role": "user", "content": "?"}]
 
 
-def call() -> Call:
-    return Call(CHAT, "judge-7b", ASKED, {}, None)
+def call() -> WireRequest:
+    return WireRequest(CHAT, "judge-7b", ASKED, {}, None)
 
 
-def connections(wire: Wire) -> int:
+def connections(wire: HttpBackend) -> int:
     return len(wire._lines) + len(wire._dismissed)
 
 
-async def all_closed(wire: Wire, server: Server) -> None:
+async def all_closed(wire: HttpBackend, server: Server) -> None:
     """Wait until the server has seen all its connections being closed, and the wire has forgotten them."""
     async with asyncio.timeout(PATIENCE):
         await asyncio.gather(*(connection.gone.wait() for connection in server.connections))
@@ -40,7 +40,7 @@ async def all_closed(wire: Wire, server: Server) -> None:
 def test_an_endpoint_that_is_not_kept_closes_its_connections_and_may_come_back() -> None:
     async def test() -> None:
         async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             await wire.send(endpoint, call())
             wire.keep([])
             wire.keep([])
@@ -57,7 +57,7 @@ def test_an_endpoint_that_is_not_kept_closes_its_connections_and_may_come_back()
 def test_what_is_still_sent_to_an_endpoint_that_is_not_kept_is_answered_and_leaves_nothing() -> None:
     async def test() -> None:
         async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             wire.keep([])
             for _ in range(3):
                 assert isinstance(await wire.send(endpoint, call()), Answer)
@@ -78,7 +78,7 @@ def test_a_request_under_way_to_an_endpoint_that_is_not_kept_any_more_is_finishe
             await connection.send(OK)
 
         async with Server(slow) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             asked = [asyncio.ensure_future(wire.send(endpoint, call())) for _ in range(3)]
             async with asyncio.timeout(PATIENCE):
                 await begun.wait()
@@ -109,7 +109,7 @@ def test_an_endpoint_of_another_weight_keeps_its_connections_and_one_of_other_ti
             }
             wrong = []
             for what, (change, kept) in table.items():
-                wire, before = Wire(), len(server.connections)
+                wire, before = HttpBackend(), len(server.connections)
                 for settings in (base, {**base, **change}):
                     endpoint = Endpoint(server.url, **settings)
                     wire.keep([endpoint])
@@ -135,7 +135,7 @@ def test_a_stream_of_an_endpoint_that_is_not_kept_any_more_is_read_to_its_end() 
             await connection.send(*pieces[1:], b"data: [DONE]\n\n")
 
         async with Server(slow) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire, texts = Wire(), []
+            wire, texts = HttpBackend(), []
             stream = await wire.stream(endpoint, call())
             assert isinstance(stream, ChatStream)
             async with asyncio.timeout(PATIENCE), stream:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 from wire_server import ENGINES, Server, always, answer, completion, endpoint_of, run
 
-from qreward.codecs.base import Call, Reply
+from qreward.codecs.base import Reply, WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.rate_limit_headers import REQUESTS, TOKENS, read, wait
-from qreward.scheduler.outcome import Advertised, Allowance, Answer, Failure
-from qreward.transport.backend import Wire
+from qreward.scheduler.outcome import Answer, Failure, RateLimit, RateLimitInfo
+from qreward.transport.backend import HttpBackend
 from qreward.transport.error_mapping import failure_from_reply
 from qreward.transport.redaction import Secrets
 
@@ -27,7 +27,7 @@ NAMES = sorted({name for names in (*REQUESTS, *TOKENS) for name in (names.limit,
 Said = tuple[float | None, float | None, float | None, float | None]
 
 
-def said(allowance: Allowance | None) -> Said | None:
+def said(allowance: RateLimit | None) -> Said | None:
     return None if allowance is None else (allowance.limit, allowance.remaining, allowance.reset, allowance.window)
 
 
@@ -159,7 +159,7 @@ def test_how_long_or_until_when(text: str, seconds: float | None) -> None:
     assert wait(text, NOW) == (None if seconds is None else pytest.approx(seconds))
 
 
-def numbers(found: Advertised | None) -> list[float | None]:
+def numbers(found: RateLimitInfo | None) -> list[float | None]:
     limits = () if found is None else (found.requests, found.tokens)
     return [number for each in limits if each is not None for number in (each.limit, each.remaining, each.reset, each.window)]
 
@@ -210,8 +210,8 @@ def test_an_attempt_brings_the_limits_home(engine: str, status: int) -> None:
     async def test() -> None:
         line = answer(completion("fine"), status=status, **{name.replace("-", "_"): value for name, value in OPENAI.items()})
         async with Server(always(line)) as server, endpoint_of(engine, server.url) as endpoint:
-            wire = Wire()
-            outcome = await wire.send(endpoint, Call(CHAT, "m", [{"role": "user", "content": "?"}], {}, None))
+            wire = HttpBackend()
+            outcome = await wire.send(endpoint, WireRequest(CHAT, "m", [{"role": "user", "content": "?"}], {}, None))
             await wire.aclose()
         assert isinstance(outcome, Answer if status == 200 else Failure)
         assert outcome.limits is not None

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_server import Connection, Request, Server, answer, completion, run
 
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.errors import QRewardError
 from qreward.results import AttemptRecord, with_trail
 from qreward.scheduler.outcome import Failure
 from qreward.settings.policies import Endpoint
-from qreward.transport.backend import Wire
+from qreward.transport.backend import HttpBackend
 from qreward.transport.redaction import Secrets, secrets_of
 
 KEY = 'K3y"of\\mine/+=x'
@@ -118,7 +118,7 @@ def _check(outcome: Any, where: object) -> None:
     assert not any(secret[:-2] in shown for secret in ALL), ("cut off in the middle", where, shown)
 
 
-CALL = Call(CHAT, "judge-7b", [{"role": "user", "content": "?"}], {}, {"X-Call": OF_CALL})
+CALL = WireRequest(CHAT, "judge-7b", [{"role": "user", "content": "?"}], {}, {"X-Call": OF_CALL})
 
 
 @pytest.mark.parametrize("engine", ["aiohttp", "httpx"])
@@ -136,7 +136,7 @@ def test_a_server_that_repeats_a_secret_does_not_bring_it_into_an_error(said: st
             settings = {"http_client": client} if engine == "httpx" else {}
             endpoint = Endpoint(server.url, name="gpu-0", api_key=KEY, headers=HEADERS, proxy="", **settings)
             for number in range(len(_says(said))):
-                wire = Wire()  # a line of its own each, so that a closed connection cannot be picked up
+                wire = HttpBackend()  # a line of its own each, so that a closed connection cannot be picked up
                 _check(await wire.send(endpoint, CALL), (number, said))
                 await wire.aclose()
             assert next(lines, None) is None
@@ -159,7 +159,7 @@ class _Talkative(httpx.AsyncBaseTransport):
 )
 def test_an_exception_of_the_users_own_client_does_not_bring_a_secret_along(kind: type[Exception]) -> None:
     async def test() -> None:
-        wire = Wire()
+        wire = HttpBackend()
         endpoint = Endpoint("http://judge.example/v1", name="gpu-0", api_key=KEY, headers=HEADERS, http_client=_Talkative(kind))
         _check(await wire.send(endpoint, CALL), kind)
         await wire.aclose()
@@ -179,7 +179,7 @@ def test_an_exception_of_the_users_own_client_does_not_bring_a_secret_along(kind
 )
 def test_a_wrong_setting_or_a_dead_server_does_not_show_a_secret(settings: dict[str, Any]) -> None:
     async def test() -> None:
-        wire = Wire()
+        wire = HttpBackend()
         endpoint = Endpoint(**({"base_url": "http://judge.example/v1", "name": "gpu-0", "api_key": KEY, "proxy": ""} | settings))
         _check(await wire.send(endpoint, CALL), settings)
         await wire.aclose()
@@ -192,9 +192,9 @@ def test_a_wrong_setting_or_a_dead_server_does_not_show_a_secret(settings: dict[
 )
 def test_an_extra_header_that_cannot_be_sent_is_named_without_its_value(headers: dict[str, str]) -> None:
     async def test() -> None:
-        wire = Wire()
+        wire = HttpBackend()
         endpoint = Endpoint("http://127.0.0.1:1/v1", name="gpu-0", proxy="")
-        outcome = await wire.send(endpoint, Call(CHAT, "judge-7b", [], {}, headers))
+        outcome = await wire.send(endpoint, WireRequest(CHAT, "judge-7b", [], {}, headers))
         _check(outcome, headers)
         assert isinstance(outcome, Failure)
         assert next(iter(headers)) in str(outcome.error)

@@ -10,26 +10,26 @@ from typing import Any
 import pytest
 from wire_server import ENGINES, PATIENCE, Connection, Request, Server, always, answer, completion, endpoint_of, hang, run
 
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RateLimited, RequestError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
-from qreward.transport.backend import Wire
+from qreward.transport.backend import HttpBackend
 
 OK = answer(completion("fine"))
 
 
-def call(content: Any = "?", *, model: str = "judge-7b", headers: dict[str, str] | None = None, **params: Any) -> Call:
-    return Call(CHAT, model, [{"role": "user", "content": content}], params, headers)
+def call(content: Any = "?", *, model: str = "judge-7b", headers: dict[str, str] | None = None, **params: Any) -> WireRequest:
+    return WireRequest(CHAT, model, [{"role": "user", "content": content}], params, headers)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_chat_is_sent_under_the_servers_name_of_the_model_and_its_answer_read(engine: str) -> None:
     async def test() -> None:
         async with Server(always(OK)) as server, endpoint_of(engine, server.url, model_names={"judge-7b": "org/judge"}) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             outcome = await wire.send(endpoint, call(temperature=0, headers={"X-Call": "1"}))
             await wire.aclose()
         assert isinstance(outcome, Answer)
@@ -45,8 +45,8 @@ def test_embeddings_go_the_same_way() -> None:
     async def test() -> None:
         body = {"data": [{"index": 0, "embedding": [0.5]}], "usage": {"prompt_tokens": 2, "total_tokens": 2}}
         async with Server(always(answer(body))) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
-            outcome = await wire.send(endpoint, Call(EMBEDDINGS, "e", ["a"], {}, None))
+            wire = HttpBackend()
+            outcome = await wire.send(endpoint, WireRequest(EMBEDDINGS, "e", ["a"], {}, None))
             await wire.aclose()
         assert isinstance(outcome, Answer)
         assert outcome.value.build().data[0].embedding == [0.5]
@@ -63,10 +63,10 @@ def test_embeddings_go_where_the_kind_of_server_takes_them() -> None:
         for kind in ("openai", "vllm", "sglang", "openrlhf", "nim"):
             table |= {(kind, "/v1"): "/v1/embeddings", (kind, ""): "/embeddings", (kind, "/at"): "/at/embeddings"}
         async with Server(always(answer(body))) as server:
-            wire, found = Wire(), {}
+            wire, found = HttpBackend(), {}
             for kind, base in table:
                 endpoint = Endpoint(server.url.removesuffix("/v1") + base, kind=kind, proxy="")  # type: ignore[arg-type]
-                assert isinstance(await wire.send(endpoint, Call(EMBEDDINGS, "e", ["a"], {}, None)), Answer)
+                assert isinstance(await wire.send(endpoint, WireRequest(EMBEDDINGS, "e", ["a"], {}, None)), Answer)
                 found[kind, base] = server.requests[-1].line.split()[1]
             await wire.aclose()
         assert found == table
@@ -92,7 +92,7 @@ ENDINGS: list[tuple[bytes, FailureKind]] = [
 def test_an_attempt_that_fails_says_how(engine: str, line: bytes, kind: FailureKind) -> None:
     async def test() -> None:
         async with Server(always(line)) as server, endpoint_of(engine, server.url, name="gpu-0") as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             outcome = await wire.send(endpoint, call())
             await wire.aclose()
         assert isinstance(outcome, Failure)
@@ -106,7 +106,7 @@ def test_an_attempt_that_fails_says_how(engine: str, line: bytes, kind: FailureK
 def test_a_status_201_with_an_answer_is_an_answer() -> None:
     async def test() -> None:
         async with Server(always(answer(completion("made"), status=201))) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             outcome = await wire.send(endpoint, call())
             await wire.aclose()
         assert isinstance(outcome, Answer)
@@ -117,7 +117,7 @@ def test_a_status_201_with_an_answer_is_an_answer() -> None:
 def test_a_request_that_cannot_be_written_is_never_sent() -> None:
     async def test() -> None:
         async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             for bad in (call(b"bytes"), call(headers={"X": "a\nb"})):
                 outcome = await wire.send(endpoint, bad)
                 assert isinstance(outcome, Failure)
@@ -131,7 +131,7 @@ def test_a_request_that_cannot_be_written_is_never_sent() -> None:
 
 def test_an_endpoint_that_is_wrongly_set_up_may_be_passed_over_for_another() -> None:
     async def test() -> None:
-        wire = Wire()
+        wire = HttpBackend()
         outcome = await wire.send(Endpoint("https://judge.example/v1", verify="/no/such/bundle.pem"), call())
         assert isinstance(outcome, Failure)
         assert (outcome.kind, type(outcome.error), outcome.misconfigured) == (FailureKind.UNSUITABLE, ConfigError, True)
@@ -147,8 +147,8 @@ def test_a_bug_ends_the_attempt_with_its_exception_chained() -> None:
 
     async def test() -> None:
         async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
-            outcome = await wire.send(endpoint, Call(Broken(), "m", [], {}, None))
+            wire = HttpBackend()
+            outcome = await wire.send(endpoint, WireRequest(Broken(), "m", [], {}, None))
             await wire.aclose()
         assert isinstance(outcome, Failure)
         assert outcome.kind is FailureKind.UNSENDABLE
@@ -160,7 +160,7 @@ def test_a_bug_ends_the_attempt_with_its_exception_chained() -> None:
 def test_a_cancel_is_a_cancel() -> None:
     async def test() -> None:
         async with Server(hang) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             task = asyncio.create_task(wire.send(endpoint, call()))
             await server.until(1)
             task.cancel()
@@ -176,7 +176,7 @@ def test_a_cancel_is_a_cancel() -> None:
 def test_each_endpoint_has_its_own_connections_even_under_one_name() -> None:
     async def test() -> None:
         async with Server(always(OK)) as one, Server(always(OK)) as two:
-            wire = Wire()
+            wire = HttpBackend()
             for server in (one, two, one):
                 endpoint = Endpoint(server.url, name="same", proxy="")
                 assert isinstance(await wire.send(endpoint, call()), Answer)
@@ -189,7 +189,7 @@ def test_each_endpoint_has_its_own_connections_even_under_one_name() -> None:
 def test_a_closed_wire_takes_nothing_more_and_may_be_closed_twice() -> None:
     async def test() -> None:
         async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             await wire.send(endpoint, call())
             await wire.aclose()
             await wire.aclose()
@@ -204,7 +204,7 @@ def test_a_storm_of_rejections_on_one_endpoint_does_not_touch_another() -> None:
     async def test() -> None:
         full = answer({"error": {"message": "queue full"}}, status=503)
         async with Server(always(full)) as bad, Server(always(OK)) as good:
-            wire = Wire()
+            wire = HttpBackend()
             ends = [Endpoint(server.url, proxy="") for server in (bad, good)]
             outcomes = await asyncio.gather(*(wire.send(ends[number % 2], call()) for number in range(100)))
             await wire.aclose()
@@ -217,7 +217,7 @@ def test_a_storm_of_rejections_on_one_endpoint_does_not_touch_another() -> None:
 def test_a_closed_wire_leaves_nothing_behind_to_warn_about() -> None:
     async def test() -> None:
         async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             await wire.send(endpoint, call())
             await wire.aclose()
 
@@ -236,7 +236,7 @@ def test_a_finished_attempt_leaves_no_garbage_for_the_collector() -> None:
             await connection.send(OK)
 
         async with Server(script) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             await wire.send(endpoint, call())
             gc.collect()
             gc.disable()

@@ -13,7 +13,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from qreward.codecs.base import EmbeddedError, Malformed
-from qreward.codecs.chat_stream import Assembly, ChatChunk, read_chunk, whole_chunk
+from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
 from qreward.codecs.sse import Event
 from qreward.results import Usage
 
@@ -38,8 +38,8 @@ def read(document: Any, name: str = "") -> ChatChunk:
     return found
 
 
-def assembled(chunks: list[Chunk]) -> Assembly:
-    assembly = Assembly("asked-for")
+def assembled(chunks: list[Chunk]) -> StreamAccumulator:
+    assembly = StreamAccumulator("asked-for")
     for document in chunks:
         assembly.add(read(document))
     return assembly
@@ -245,7 +245,7 @@ def test_without_usage_there_is_none() -> None:
 
 
 def test_an_answer_is_finished_when_as_many_choices_as_were_asked_for_have_ended() -> None:
-    assembly = Assembly("m")
+    assembly = StreamAccumulator("m")
     assert (assembly.empty, assembly.finished(1)) == (True, False)
     assembly.add(read(chunk({"content": "a"}, index=0)))
     assert (assembly.empty, assembly.finished(1)) == (False, False)
@@ -296,7 +296,7 @@ def test_an_odd_chunk_is_read_and_can_be_built(name: str) -> None:
     built = found.build()
     assert type(built) is ChatCompletionChunk
     assert (built.object, [choice.index for choice in built.choices]) == ("chat.completion.chunk", [0])
-    assembly = Assembly("asked-for")
+    assembly = StreamAccumulator("asked-for")
     assembly.add(found)
     completion = assembly.build()
     assert type(completion) is ChatCompletion
@@ -399,7 +399,7 @@ _DOCUMENTS = st.fixed_dictionaries({"choices": st.lists(_CHOICES | _TREES, max_s
 @given(documents=st.lists(_DOCUMENTS, max_size=5))
 @settings(max_examples=120, deadline=None)
 def test_whatever_json_comes_is_taken_or_refused_as_malformed_and_what_is_taken_can_be_built(documents: list[Any]) -> None:
-    assembly = Assembly("m")
+    assembly = StreamAccumulator("m")
     for document in documents:
         try:
             found = read_chunk(Event(json.dumps(document).encode()), "m")

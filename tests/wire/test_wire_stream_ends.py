@@ -32,7 +32,7 @@ from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RateLi
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Timeouts
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
-from qreward.transport.backend import Wire
+from qreward.transport.backend import HttpBackend
 
 COMPLETE = {
     "no [DONE]": WHOLE.removesuffix(DONE),
@@ -103,7 +103,7 @@ def test_an_error_in_a_stream_is_the_failure_it_tells_of_after_the_words_before_
 def test_an_error_leaves_at_once_what_the_server_still_wants_to_say() -> None:
     async def test() -> None:
         async with Server(begun(said("a") + ERRORS["a code"][0], hang)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             _, outcome = await ask(wire, endpoint)
             assert isinstance(outcome, Failure)
             async with asyncio.timeout(PATIENCE):
@@ -202,7 +202,7 @@ def test_a_fake_endpoint_streams_well_or_badly(engine: str, name: str) -> None:
     async def test() -> None:
         async with FakeFleet([FakeEndpoint("a", latency=Latency(tokens=20, per_token=0.0001), **settings)]) as fleet:
             async with endpoint_of(engine, fleet.urls["a"]) as endpoint:
-                wire = Wire()
+                wire = HttpBackend()
                 text, outcome = await ask(wire, endpoint)
                 if kind is None:
                     assert isinstance(outcome, Answer)

@@ -31,7 +31,7 @@ from wire_server import ENGINES, PATIENCE, Connection, Request, Script, Server, 
 from qreward.errors import BadRequest, ClientClosed, ConfigError
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
-from qreward.transport.backend import Wire
+from qreward.transport.backend import HttpBackend
 from qreward.transport.stream import ChatStream
 
 
@@ -62,7 +62,7 @@ def test_chunks_come_as_soon_as_they_are_sent_and_keep_alives_are_signs_of_life(
             await connection.send(END)
 
         async with Server(script) as server, endpoint_of(engine, server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             stream = await wire.stream(endpoint, call())
             assert isinstance(stream, ChatStream)
             assert (stream.outcome, stream.headers.get("x-request-id")) == (None, "r-1")
@@ -84,7 +84,7 @@ def test_the_rate_limits_that_the_server_tells_are_there_when_the_stream_opens()
     async def test() -> None:
         told = b"x-ratelimit-limit-requests: 60\r\nx-ratelimit-remaining-requests: 7\r\ntransfer-encoding"
         async with Server(always(sse(WHOLE).replace(b"transfer-encoding", told))) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             stream = await wire.stream(endpoint, call())
             assert isinstance(stream, ChatStream)
             assert stream.limits is not None
@@ -99,7 +99,7 @@ def test_the_rate_limits_that_the_server_tells_are_there_when_the_stream_opens()
 def test_a_chunk_can_be_had_as_openai_has_it() -> None:
     async def test() -> None:
         async with Server(always(sse(WHOLE))) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             stream = await wire.stream(endpoint, call())
             assert isinstance(stream, ChatStream)
             async with stream:
@@ -143,7 +143,7 @@ def _refuses_options(status: int, body: Any) -> Script:
 def test_a_server_that_refuses_stream_options_is_asked_without_them_once_and_ever_after(engine: str, status: int, body: Any) -> None:
     async def test() -> None:
         async with Server(_refuses_options(status, body)) as server, endpoint_of(engine, server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             for _ in range(3):
                 assert (await ask(wire, endpoint))[0] == "yes"
             await wire.aclose()
@@ -162,7 +162,7 @@ def test_stream_options_are_blamed_for_a_refusal_only_if_it_goes_well_without_th
             await connection.send(answer(body, status=422 if "stream_options" in request.json else status))
 
         async with Server(script) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             for _ in range(2):
                 _, outcome = await ask(wire, endpoint)
                 assert isinstance(outcome, Failure)
@@ -185,7 +185,7 @@ def test_stream_options_of_the_callers_own_are_sent_as_they_are_and_no_second_ti
 def test_a_stream_that_is_left_early_is_closed_at_once_and_counts_as_cancelled(engine: str) -> None:
     async def test() -> None:
         async with Server(begun(said("ye"), hang)) as server, endpoint_of(engine, server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             for number, reads in enumerate((0, 1)):
                 stream = await wire.stream(endpoint, call())
                 assert isinstance(stream, ChatStream)
@@ -207,7 +207,7 @@ def test_a_stream_that_is_left_early_is_closed_at_once_and_counts_as_cancelled(e
 def test_a_stream_can_be_ended_while_it_is_read(engine: str, how: str) -> None:
     async def test() -> None:
         async with Server(begun(said("ye"), hang)) as server, endpoint_of(engine, server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             stream = await wire.stream(endpoint, call())
             assert isinstance(stream, ChatStream)
             assert await stream.read()
@@ -236,7 +236,7 @@ def test_a_connection_is_used_again_after_done_though_the_body_ends_a_little_lat
             await connection.send(END)
 
         async with Server(begun(WHOLE, late)) as server, endpoint_of(engine, server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             for _ in range(3):
                 assert (await ask(wire, endpoint))[0] == "yes"
             await wire.aclose()
@@ -249,7 +249,7 @@ def test_a_connection_is_used_again_after_done_though_the_body_ends_a_little_lat
 def test_a_server_that_holds_the_connection_after_done_holds_nobody_up(engine: str) -> None:
     async def test() -> None:
         async with Server(begun(WHOLE, hang)) as server, endpoint_of(engine, server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             stream = await wire.stream(endpoint, call())
             assert isinstance(stream, ChatStream)
             async with asyncio.timeout(PATIENCE):
@@ -279,7 +279,7 @@ def test_keys_and_headers_show_in_no_failure_of_a_stream() -> None:
 def test_what_cannot_be_sent_is_a_failure_and_nothing_is_sent() -> None:
     async def test() -> None:
         async with Server(always(sse(WHOLE))) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             for bad in (call(headers={"X": "a\nb"}), call(user=b"bytes")):
                 outcome = await wire.stream(endpoint, bad)
                 assert isinstance(outcome, Failure)
@@ -302,7 +302,7 @@ def test_streams_leave_nothing_behind_to_warn_about_and_no_garbage() -> None:
             await connection.send(sse(WHOLE))
 
         async with Server(script) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = Wire()
+            wire = HttpBackend()
             await ask(wire, endpoint)
             gc.collect()
             gc.disable()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Call, Malformed
+from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, is_missing, joined
 from qreward.codecs.rewards import parsing as reading
 from qreward.codecs.rewards.answers import ListAnswer
@@ -265,7 +265,7 @@ class Listing:
 class Operation(Listing):
     """Something that is asked about a list of items, before it is known which server will answer.
 
-    It is the ``codec`` of a :class:`~qreward.codecs.base.Call` whose ``inputs`` are the items. Everything that does not depend on the
+    It is the ``codec`` of a :class:`~qreward.codecs.base.WireRequest` whose ``inputs`` are the items. Everything that does not depend on the
     server is here; ``dialects.bound`` gives the call the codec of an endpoint when it is sent.
 
     Attributes:
@@ -293,7 +293,7 @@ class Operation(Listing):
         if self._check is not None:
             self._check(params)
 
-    def estimate_tokens(self, call: Call) -> tuple[float, float]:
+    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Items by their characters, output by ``max_tokens``; only completions have any."""
         prompt = sum(map(tokens_in, call.inputs))
         most, choices = call.params.get("max_tokens"), call.params.get("n")
@@ -301,7 +301,7 @@ class Operation(Listing):
             return prompt, 0.0
         return prompt, float(most * (choices if isinstance(choices, int) else 1) * len(call.inputs))
 
-    def merge_key(self, call: Call) -> Hashable:
+    def merge_key(self, call: WireRequest) -> Hashable:
         """Calls with equal keys may share a request: all but the items is the same, and the items have one shape.
 
         Raises ``BadRequest`` for parameters that JSON cannot hold.
@@ -310,10 +310,10 @@ class Operation(Listing):
         headers = frozenset((name.lower(), value) for name, value in (call.headers or {}).items())
         return self.name, frozenset(map(shape_of, call.inputs)), params, headers
 
-    def encode(self, call: Call, model: str) -> bytes:  # noqa: ARG002 - as all codecs have it
+    def encode(self, call: WireRequest, model: str) -> bytes:  # noqa: ARG002 - as all codecs have it
         raise TypeError(f"{self.name} is asked of a server in its dialect; bind the call to an endpoint first")
 
-    def decode(self, body: bytes, call: Call) -> ListAnswer:  # noqa: ARG002 - as all codecs have it
+    def decode(self, body: bytes, call: WireRequest) -> ListAnswer:  # noqa: ARG002 - as all codecs have it
         raise TypeError(f"{self.name} is answered by a server in its dialect; bind the call to an endpoint first")
 
     def __repr__(self) -> str:
@@ -360,7 +360,7 @@ class ListCodec(Listing):
         """Tokens and bytes of an item, roughly: what ``limits`` speak of."""
         return tokens_in(item), bytes_in(item)
 
-    def encode(self, call: Call, model: str) -> bytes:
+    def encode(self, call: WireRequest, model: str) -> bytes:
         """The body. Raises ``BadRequest`` for items that cannot share it, that this server does not take, or that JSON cannot hold."""
         self.operation.check(call.params)
         items = [self.form(item) for item in call.inputs]
@@ -383,7 +383,7 @@ class ListCodec(Listing):
 
     # reading
 
-    def decode(self, body: bytes, call: Call) -> ListAnswer:
+    def decode(self, body: bytes, call: WireRequest) -> ListAnswer:
         """A value or an ``InvalidResponse`` for each item. Raises ``Malformed`` if no item has a value, or ``EmbeddedError``."""
         document = reading.read(body)
         rows = self.rows(document, call)
@@ -393,7 +393,7 @@ class ListCodec(Listing):
         sizes = [tokens_in(item) for item in call.inputs]
         return ListAnswer(values, self.usage(document), self.usages(rows), sizes, self.outputs(values))
 
-    def rows(self, document: Any, call: Call) -> list[Any]:
+    def rows(self, document: Any, call: WireRequest) -> list[Any]:
         """What the answer has for each item, in their order. Raises ``Malformed``."""
         return reading.in_order(reading.member(document, "data"), len(call.inputs))
 
@@ -418,19 +418,19 @@ class ListCodec(Listing):
     def validate(self, inputs: Any) -> Any:
         return self.operation.validate(inputs)
 
-    def estimate_tokens(self, call: Call) -> tuple[float, float]:
+    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return self.operation.estimate_tokens(call)
 
-    def merge_key(self, call: Call) -> Hashable:
+    def merge_key(self, call: WireRequest) -> Hashable:
         return self.operation.merge_key(call)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}>"
 
-    def _value(self, row: Any, call: Call) -> Any:
+    def _value(self, row: Any, call: WireRequest) -> Any:
         try:
             return self.value(row)
-        except reading.Unusable as error:
+        except reading.InvalidRow as error:
             return InvalidResponse(f"the answer has no usable result for the item: {error}", model=call.model)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards import parsing as reading
 from qreward.codecs.rewards.base import ListCodec, MergeLimits, Parts
-from qreward.codecs.rewards.parsing import Unusable
+from qreward.codecs.rewards.parsing import InvalidRow
 
 OPENAI_LIMITS = MergeLimits(items=2048, tokens=300_000)
 """Of one embeddings request, as the openai package documents them."""
@@ -38,7 +38,7 @@ class CompletionList(ListCodec):
     path = "/completions"
     member = "prompt"
 
-    def rows(self, document: Any, call: Call) -> list[Any]:
+    def rows(self, document: Any, call: WireRequest) -> list[Any]:
         each, count = call.params.get("n") or 1, len(call.inputs)
         found = reading.in_order(reading.member(document, "choices"), count * each)
         return [found[start : start + each] for start in range(0, count * each, each)]
@@ -46,7 +46,7 @@ class CompletionList(ListCodec):
     def value(self, row: Any) -> list[Any]:
         choices = [reading.row_of(choice) for choice in row]
         if not all(isinstance(choice.get("text"), str) for choice in choices):
-            raise Unusable("one of its choices has no text")
+            raise InvalidRow("one of its choices has no text")
         for choice in choices:
             reading.check_ending(choice.get("finish_reason"))
         return [{**choice, "index": index} for index, choice in enumerate(choices)]
@@ -65,11 +65,11 @@ class ModerationList(ListCodec):
             return jsonio.write(model, "input", items[0].parts, params, all_text=False)
         return super().write(items, model, params)
 
-    def rows(self, document: Any, call: Call) -> list[Any]:
+    def rows(self, document: Any, call: WireRequest) -> list[Any]:
         return reading.as_many(reading.member(document, "results"), len(call.inputs), "results")
 
     def value(self, row: Any) -> dict[str, Any]:
         found = reading.row_of(row)
         if not isinstance(found.get("flagged"), bool):
-            raise Unusable("its result has no 'flagged'")
+            raise InvalidRow("its result has no 'flagged'")
         return found

@@ -6,12 +6,12 @@ import re
 from typing import Any
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Call, Malformed
+from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import joined
 from qreward.codecs.rewards import parsing as reading
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.base import ALONE, Chat, ListCodec, Pair, conversation
-from qreward.codecs.rewards.parsing import Unusable
+from qreward.codecs.rewards.parsing import InvalidRow
 from qreward.errors import BadRequest
 
 _ATTRIBUTE = re.compile(r"\s*([A-Za-z][\w .-]{0,40}?)\s*:\s*([^\s,]+)\s*")
@@ -40,7 +40,7 @@ class OpenRlhfReward(ListCodec):
         params = {"prompts": [pair.prompt for pair in known], "labels": labels, **params}
         return jsonio.write(model, "query", queries, params, all_text=True)
 
-    def rows(self, document: Any, call: Call) -> list[Any]:
+    def rows(self, document: Any, call: WireRequest) -> list[Any]:
         count = len(call.inputs)
         rewards = reading.as_many(reading.member(document, "rewards"), count, "rewards")
         logs = document.get("extra_logs")
@@ -51,7 +51,7 @@ class OpenRlhfReward(ListCodec):
     def value(self, row: Any) -> Score:
         wanted = "reward" if self.settings.label is None else self.settings.label
         if wanted not in row:
-            raise Unusable(f"it has {reading.told(row)}; RewardModel(label=...) must be one of them")
+            raise InvalidRow(f"it has {reading.told(row)}; RewardModel(label=...) must be one of them")
         return Score(reading.number(row[wanted], "reward"), {name: float(raw) for name, raw in row.items() if _is_number(raw)})
 
 
@@ -71,7 +71,7 @@ class NimReward(ListCodec):
             raise BadRequest("this server judges conversations; send (prompt, response), or messages whose last one is the assistant's")
         return conversation(item) if isinstance(item, Pair) else item
 
-    def rows(self, document: Any, call: Call) -> list[Any]:
+    def rows(self, document: Any, call: WireRequest) -> list[Any]:
         choices = reading.member(document, "choices")
         if not choices:
             raise Malformed("the answer has no choices")
@@ -88,7 +88,7 @@ class NimReward(ListCodec):
 
 
 def attributes_of(text: str) -> dict[str, float]:
-    """The numbers of a line such as ``helpfulness:1.25,correctness:0.43``. Raises ``Unusable`` for anything else.
+    """The numbers of a line such as ``helpfulness:1.25,correctness:0.43``. Raises ``InvalidRow`` for anything else.
 
     Example:
         >>> attributes_of("helpfulness:1.25, correctness:-0.5")
@@ -98,11 +98,11 @@ def attributes_of(text: str) -> dict[str, float]:
     for part in text.split(","):
         match = _ATTRIBUTE.fullmatch(part)
         if match is None or match[1] in found:
-            raise Unusable("its text is not a list of attributes such as helpfulness:1.25,correctness:0.43")
+            raise InvalidRow("its text is not a list of attributes such as helpfulness:1.25,correctness:0.43")
         try:
             value = float(match[2])
         except ValueError:
-            raise Unusable(f"its {match[1]} is a text, not a finite number") from None
+            raise InvalidRow(f"its {match[1]} is a text, not a finite number") from None
         found[match[1]] = reading.number(value, match[1])
     return found
 
@@ -110,6 +110,6 @@ def attributes_of(text: str) -> dict[str, float]:
 def _is_number(raw: Any) -> bool:
     try:
         reading.number(raw)
-    except Unusable:
+    except InvalidRow:
         return False
     return True

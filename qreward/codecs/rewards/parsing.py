@@ -1,6 +1,6 @@
 """Reading lists out of answers: a number is a finite number or an error, a row belongs to its item or to nobody.
 
-Nothing here knows a server; nothing here raises anything but ``Malformed``, ``EmbeddedError`` and, for one row, ``Unusable``.
+Nothing here knows a server; nothing here raises anything but ``Malformed``, ``EmbeddedError`` and, for one row, ``InvalidRow``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qreward.codecs.base import EmbeddedError, Malformed, Unfinished
 from qreward.codecs.chat import CHAT
 
 
-class Unusable(Exception):
+class InvalidRow(Exception):
     """One row of an answer has no value; the message says why."""
 
 
@@ -41,11 +41,11 @@ def is_error(document: dict[str, Any]) -> bool:
 
 
 def check_ending(reason: object) -> None:
-    """Raise ``Unusable`` for a ``finish_reason`` with which a chat completion would be no answer."""
+    """Raise ``InvalidRow`` for a ``finish_reason`` with which a chat completion would be no answer."""
     try:
         CHAT.check_ending(reason)
     except Unfinished as error:
-        raise Unusable(f"it is not whole: {error}") from None
+        raise InvalidRow(f"it is not whole: {error}") from None
 
 
 def member(document: Any, name: str) -> list[Any]:
@@ -82,7 +82,7 @@ def _whole(indexes: list[Any], count: int) -> list[int]:
 
 
 def number(raw: Any, what: str = "score") -> float:
-    """A finite number. Raises ``Unusable`` for anything else, null, NaN and true among it: none of them is a 0."""
+    """A finite number. Raises ``InvalidRow`` for anything else, null, NaN and true among it: none of them is a 0."""
     if type(raw) is float or type(raw) is int:
         try:
             value = float(raw)
@@ -90,25 +90,25 @@ def number(raw: Any, what: str = "score") -> float:
             value = math.inf
         if math.isfinite(value):
             return value
-    raise Unusable(f"its {what} is {shown(raw)}, not a finite number")
+    raise InvalidRow(f"its {what} is {shown(raw)}, not a finite number")
 
 
 def numbers(raw: Any, what: str) -> list[float]:
     """Finite numbers, at least one; base64 is taken for little-endian float32, as the OpenAI API packs them."""
     values = _unpacked(raw, what) if isinstance(raw, str) else raw
     if not isinstance(values, list) or not values:
-        raise Unusable(f"its {what} is {shown(raw)}, not a list of numbers")
+        raise InvalidRow(f"its {what} is {shown(raw)}, not a list of numbers")
     if set(map(type, values)) == {float} and all(map(math.isfinite, values)):
         return values
     return [number(value, what) for value in values]
 
 
 def row_of(raw: Any) -> dict[str, Any]:
-    """A row that must be an object, and no error. Raises ``Unusable``."""
+    """A row that must be an object, and no error. Raises ``InvalidRow``."""
     if not isinstance(raw, dict):
-        raise Unusable(f"its result is {shown(raw)}, not an object")
+        raise InvalidRow(f"its result is {shown(raw)}, not an object")
     if is_error(raw):
-        raise Unusable("the server reports an error for it")
+        raise InvalidRow("the server reports an error for it")
     return raw
 
 
@@ -116,43 +116,43 @@ def chosen(values: Sequence[float], label: int | str | None, names: Sequence[str
     """One of several numbers: by position or name; without either the only one, or the last where that is the custom."""
     if isinstance(label, str):
         if label not in names:
-            raise Unusable(f"its {what} has no {label!r}; label may be a position, or one of the names in labels ({told(names)})")
+            raise InvalidRow(f"its {what} has no {label!r}; label may be a position, or one of the names in labels ({told(names)})")
         label = names.index(label)
     if label is None:
         if len(values) > 1 and not last:
-            raise Unusable(f"its {what} has {len(values)} numbers; say which is the reward: RewardModel(label=...)")
+            raise InvalidRow(f"its {what} has {len(values)} numbers; say which is the reward: RewardModel(label=...)")
         label = -1
     if not -len(values) <= label < len(values):
-        raise Unusable(f"its {what} has {len(values)} number{'s'[: len(values) != 1]}, and none at position {label}")
+        raise InvalidRow(f"its {what} has {len(values)} number{'s'[: len(values) != 1]}, and none at position {label}")
     return values[label]
 
 
 def labelled(row: Any) -> dict[str, float]:
-    """The scores of a row that lists its labels, by name: they come sorted by score, so their order means nothing. Raises ``Unusable``.
+    """The scores of a row that lists its labels, by name: they come sorted by score, so their order means nothing. Raises ``InvalidRow``.
 
     Example:
         >>> labelled([{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}])
         {'good': 0.75, 'bad': 0.25}
     """
     if not isinstance(row, list) or not row:
-        raise Unusable(f"its result is {shown(row)}, not a list of labels")
+        raise InvalidRow(f"its result is {shown(row)}, not a list of labels")
     found: dict[str, float] = {}
     for entry in map(row_of, row):
         label = entry.get("label")
         if not isinstance(label, str) or label in found:
-            raise Unusable("its labels are not distinct names")
+            raise InvalidRow("its labels are not distinct names")
         found[label] = number(entry.get("score"))
     return found
 
 
 def picked(attributes: dict[str, float], label: int | str | None, usual: str) -> float:
-    """One of several named numbers: the one asked for, else the usual one, else the only one. Raises ``Unusable``."""
+    """One of several named numbers: the one asked for, else the usual one, else the only one. Raises ``InvalidRow``."""
     if isinstance(label, int):
         return chosen(list(attributes.values()), label, (), last=False, what="answer")
     if label is None:
         label = usual if usual in attributes or len(attributes) != 1 else next(iter(attributes))
     if label not in attributes:
-        raise Unusable(f"it has {told(attributes)}; say which is the reward: RewardModel(label=...)")
+        raise InvalidRow(f"it has {told(attributes)}; say which is the reward: RewardModel(label=...)")
     return attributes[label]
 
 
@@ -180,7 +180,7 @@ def _unpacked(text: str, what: str) -> list[float]:
     try:
         floats.frombytes(base64.b64decode(text, validate=True))
     except ValueError:
-        raise Unusable(f"its {what} is a text, but not base64 of float32") from None
+        raise InvalidRow(f"its {what} is a text, but not base64 of float32") from None
     if sys.byteorder == "big":
         floats.byteswap()
     return floats.tolist()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.base import ListCodec, Operation, pair_item, parts_item, text_item, token_item
 from qreward.codecs.rewards.openai_lists import CompletionList, EmbeddingList, ModerationList, OpenAIEmbeddingList
 from qreward.codecs.rewards.openrlhf_nim import NimReward, OpenRlhfReward
@@ -109,13 +109,13 @@ def settings_of(endpoint: Endpoint) -> RewardModel:
     return _USUAL if settings is None else settings
 
 
-def bound(call: Call, endpoint: Endpoint) -> tuple[Call, ListCodec]:
+def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, ListCodec]:
     """The same call in the dialect of an endpoint, and its codec. Raises ``ConfigError`` if the endpoint cannot be asked that."""
     if isinstance(call.codec, ListCodec):
         return call, call.codec
     assert isinstance(call.codec, Operation)
     codec = codec_of(endpoint.kind, call.codec, settings_of(endpoint))
-    return Call(codec, call.model, call.inputs, call.params, call.headers), codec
+    return WireRequest(codec, call.model, call.inputs, call.params, call.headers), codec
 
 
 def embeddings_place(kind: str) -> tuple[str, bool]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Call, Malformed
+from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.finish_reason import GIVEN_UP, described, ending_of
 from qreward.codecs.rewards import parsing as reading
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.base import TextCodec
-from qreward.codecs.rewards.parsing import Unusable
+from qreward.codecs.rewards.parsing import InvalidRow
 from qreward.codecs.rewards.vllm import Rerank, VllmLabels
 from qreward.results import Usage
 
@@ -25,7 +25,7 @@ class SglangClassify(TextCodec):
     native = True
     member = "text"
 
-    def rows(self, document: Any, call: Call) -> list[Any]:
+    def rows(self, document: Any, call: WireRequest) -> list[Any]:
         if isinstance(document, dict) and "embedding" in document:
             document = [document]
         if not isinstance(document, list):
@@ -36,7 +36,7 @@ class SglangClassify(TextCodec):
         row = reading.row_of(row)
         ending = ending_of(_meta(row).get("finish_reason"))
         if ending in GIVEN_UP:
-            raise Unusable(described(ending))
+            raise InvalidRow(described(ending))
         vector = reading.numbers(row.get("embedding"), "embedding")
         return Score(reading.chosen(vector, self.settings.label, self.settings.labels, last=False, what="embedding"))
 
@@ -64,7 +64,7 @@ class SglangLabels(VllmLabels):
     def value(self, row: Any) -> Any:
         probs = super().value(row)
         if len(probs) == 1:
-            raise Unusable("the model has one class, for which this server always returns 1.0; call score() instead")
+            raise InvalidRow("the model has one class, for which this server always returns 1.0; call score() instead")
         return probs
 
 

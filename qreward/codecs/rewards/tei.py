@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Call, Malformed
+from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.rewards import parsing as reading
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.base import Chat, ListCodec, MergeLimits, Pair
 from qreward.codecs.rewards.openai_lists import EmbeddingList
-from qreward.codecs.rewards.parsing import Unusable
+from qreward.codecs.rewards.parsing import InvalidRow
 from qreward.codecs.rewards.vllm import Rerank
 from qreward.errors import BadRequest
 
@@ -42,7 +42,7 @@ class TeiPredict(ListCodec):
         inputs = [[item.prompt, item.response] if isinstance(item, Pair) else [item] for item in items]
         return jsonio.write(model, "inputs", inputs, params, all_text=True)
 
-    def rows(self, document: Any, call: Call) -> list[Any]:
+    def rows(self, document: Any, call: WireRequest) -> list[Any]:
         count = len(call.inputs)
         if not isinstance(document, list):
             raise Malformed("the answer is not an array of predictions")
@@ -66,7 +66,7 @@ class TeiPredict(ListCodec):
         if names and -len(names) <= label < len(names):
             return names[label]
         if label < 0:
-            raise Unusable(
+            raise InvalidRow(
                 "its labels are sorted by score, so a position means nothing; set RewardModel(label=...) to a name, or set labels"
             )
         return f"LABEL_{label}"

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Call, Malformed
+from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.rewards import parsing as reading
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.base import ListCodec, Pair, TextCodec
-from qreward.codecs.rewards.parsing import Unusable
+from qreward.codecs.rewards.parsing import InvalidRow
 from qreward.errors import BadRequest
 
 
@@ -48,12 +48,12 @@ class VllmLabels(VllmClassify):
         probs = reading.numbers(row.get("probs"), "probs")
         names = list(self.settings.labels) or [f"LABEL_{position}" for position in range(len(probs))]
         if len(names) != len(probs):
-            raise Unusable(f"it has {len(probs)} classes, and labels names {len(names)}")
+            raise InvalidRow(f"it has {len(probs)} classes, and labels names {len(names)}")
         best = row.get("label")
         if isinstance(best, str) and not self.settings.labels:
             names[probs.index(max(probs))] = best
         if len(set(names)) < len(names):
-            raise Unusable("two of its classes have one name; name them all: RewardModel(labels=...)")
+            raise InvalidRow("two of its classes have one name; name them all: RewardModel(labels=...)")
         return dict(zip(names, probs, strict=True))
 
 
@@ -126,7 +126,7 @@ class Rerank(ListCodec):
     member = "documents"
     score_member = "relevance_score"
 
-    def rows(self, document: Any, call: Call) -> list[Any]:
+    def rows(self, document: Any, call: WireRequest) -> list[Any]:
         rows = self.results(document)
         if any(not isinstance(row, dict) or row.get("index") is None for row in rows):
             raise Malformed("the ranking has no indexes, so its scores cannot be matched to documents")

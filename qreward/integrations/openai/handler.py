@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Call, EmbeddedError
+from qreward.codecs.base import EmbeddedError, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT
 from qreward.engine.single import Single
 from qreward.errors import QRewardError
@@ -27,7 +27,7 @@ from qreward.integrations.openai.request import MEMBERS, Asked, read, route_of
 from qreward.integrations.openai.responses import Events, Reply, event, silence
 from qreward.options import DEFAULT, preparer
 from qreward.results import Result, Usage
-from qreward.scheduler.request import Terms
+from qreward.scheduler.request import RequestOptions
 from qreward.scoring.formats import asking_embeddings
 
 if TYPE_CHECKING:
@@ -72,11 +72,11 @@ class PlainCodec:
         self.name = path.rpartition("/")[2]
         self._member = MEMBERS[path]
 
-    def encode(self, call: Call, model: str) -> bytes:
+    def encode(self, call: WireRequest, model: str) -> bytes:
         """The JSON body. Raises ``BadRequest`` for what JSON cannot hold."""
         return jsonio.write(model, self._member, call.inputs, call.params, all_text=False)
 
-    def decode(self, body: bytes, call: Call) -> PlainAnswer:
+    def decode(self, body: bytes, call: WireRequest) -> PlainAnswer:
         """The answer. Raises ``Malformed`` or ``EmbeddedError``."""
         try:
             seen = _DECODER.decode(body)
@@ -91,7 +91,7 @@ class PlainCodec:
         """The inputs; it is the server that knows what they may be."""
         return inputs
 
-    def estimate_tokens(self, call: Call) -> tuple[float, float]:
+    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Inputs by their length, output by ``max_tokens``, which only completions have."""
         inputs, most, choices = call.inputs, call.params.get("max_tokens"), call.params.get("n")
         prompt = len(str(inputs)) / CHARS_PER_TOKEN
@@ -149,17 +149,17 @@ class Exchange:
         result = await ask(asked, self._within(seconds))
         return replies.answered(_body(result), result.endpoint)
 
-    def _within(self, seconds: float | None) -> Terms:
+    def _within(self, seconds: float | None) -> RequestOptions:
         terms = self._terms()
         return terms if seconds is None else terms._replace(timeout=min(seconds, inf if terms.timeout is None else terms.timeout))
 
-    async def _one(self, asked: Asked, terms: Terms) -> Result[Any]:
+    async def _one(self, asked: Asked, terms: RequestOptions) -> Result[Any]:
         codec, client = _CODECS[asked.route], self.client
-        call = Call(codec, asked.model, codec.validate(asked.inputs), asked.params, asked.headers)
+        call = WireRequest(codec, asked.model, codec.validate(asked.inputs), asked.params, asked.headers)
         pool, sink = client._fleet.pool(asked.model), Single(client._engine.shell())
         return await sink.result(terms.task(call, pool, sink, 0))
 
-    async def _embeddings(self, asked: Asked, terms: Terms) -> Result[Any]:
+    async def _embeddings(self, asked: Asked, terms: RequestOptions) -> Result[Any]:
         asking = asking_embeddings(asked.model, {}, asked.headers, asked.params)
         (result,) = await self.client._merged(asking, [asking.call(asked.inputs)], asked.model, terms)
         return result

@@ -41,7 +41,7 @@ from qreward.integrations.openai.request import ROUTES
 from qreward.streaming.closing import Broken
 from qreward.streaming.handles import Reader, Stream
 from qreward.transport import error_mapping as meanings
-from qreward.transport.error_mapping import Complaint
+from qreward.transport.error_mapping import ErrorBody
 
 DONE = b"data: [DONE]\n\n"
 _RAW = msgspec.json.Decoder(msgspec.Raw)
@@ -248,7 +248,7 @@ def _code(error: QRewardError) -> str:
     """The API's code where programs look for it, else the name of our error."""
     if isinstance(error, NoEndpoint):
         return "model_not_found"
-    if isinstance(error, BadRequest) and meanings.is_too_long(Complaint(str(error))):
+    if isinstance(error, BadRequest) and meanings.is_too_long(ErrorBody(str(error))):
         return "context_length_exceeded"
     if isinstance(error, RateLimited) and error.attempts and error.attempts[-1].outcome == "quota":
         return "insufficient_quota"

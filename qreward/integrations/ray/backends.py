@@ -238,7 +238,7 @@ class ActorDied(ConnectionFailed, ConnectionError):
     """An actor died and took the score with it: time after time with this one item alone on it, or no actor is left at all."""
 
 
-class Lost(Exception):
+class ActorLost(Exception):
     """A batch has no outcome, because its actor is gone; it says nothing of its items yet.
 
     Args:
@@ -254,7 +254,7 @@ class Lost(Exception):
 
 
 @dataclass(frozen=True)
-class Terms:
+class PoolConfig:
     """The settings of a pool; :class:`~qreward.integrations.ray.ScorerPool` says what they mean."""
 
     actors: int = 1
@@ -367,7 +367,7 @@ class Crew(Protocol):
         """Have a batch scored; the function asks for it to be stopped."""
 
     def read(self, error: BaseException) -> BaseException:
-        """What a future raised, as a caller may see it; ``Lost`` if the actor is gone."""
+        """What a future raised, as a caller may see it; ``ActorLost`` if the actor is gone."""
 
     def dismiss(self, actor: Any, gently: bool) -> None:
         """End an actor. Does not raise."""
@@ -383,7 +383,7 @@ class RayCrew:
 
     name = "ray"
 
-    def __init__(self, recipe: Recipe, terms: Terms) -> None:
+    def __init__(self, recipe: Recipe, terms: PoolConfig) -> None:
         self._ray = ray = require_ray()
         if not ray.is_initialized():
             raise ConfigError("this process is not connected to Ray; call ray.init() first, or use backend='local'")
@@ -408,7 +408,7 @@ class RayCrew:
     def read(self, error: BaseException) -> BaseException:
         if isinstance(error, self._deaths):
             in_making = isinstance(error, self._hopeless) or getattr(error, "actor_init_failed", False)
-            return Lost(summary(str(error)), in_making=in_making, excused=getattr(error, "preempted", False))
+            return ActorLost(summary(str(error)), in_making=in_making, excused=getattr(error, "preempted", False))
         if isinstance(error, self._ray.exceptions.TaskCancelledError):
             return cancelled()
         cause = getattr(error, "cause", None)  # of a RayTaskError, such as for results that cannot be pickled
@@ -460,7 +460,7 @@ class EmbeddedCrew:
                 close()
 
 
-def choose(recipe: Recipe, terms: Terms) -> Crew:
+def choose(recipe: Recipe, terms: PoolConfig) -> Crew:
     """Ray's actors if this process is connected to Ray, or they are asked for; else this process."""
     use_ray = terms.backend == "ray" or (terms.backend == "auto" and is_connected())
     return RayCrew(recipe, terms) if use_ray else EmbeddedCrew(recipe)

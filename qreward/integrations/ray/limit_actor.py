@@ -14,7 +14,7 @@ from typing import Any
 
 from qreward.integrations.ray.backends import DEATHS, is_connected, require_ray
 from qreward.quota.ledger import Ledger
-from qreward.quota.messages import Ask, Share
+from qreward.quota.messages import RenewReply, RenewRequest
 
 NAMESPACE = "qreward"
 PATIENCE = 1.0
@@ -30,11 +30,11 @@ class Broker:
         self._clock = clock
         self._ledger = Ledger(clock())
 
-    def renew(self, member: str, ask: Ask) -> Share:
+    def renew(self, member: str, ask: RenewRequest) -> RenewReply:
         """See ``quota.ledger``."""
         return self._ledger.renew(self._clock(), member, ask)
 
-    def leave(self, member: str, ask: Ask) -> None:
+    def leave(self, member: str, ask: RenewRequest) -> None:
         """See ``quota.ledger``."""
         self._ledger.leave(self._clock(), member, ask)
 
@@ -46,13 +46,13 @@ class RayCarrier:
         self._brokers: dict[str, Any] = {}
         self._proven: set[str] = set()
 
-    def renew(self, key: str, member: str, ask: Ask) -> Share:
+    def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
         """Raises ``ConnectionError`` if this process is not connected to Ray, or what Ray raises."""
-        share: Share = self._call(key, "renew", member, ask)
+        share: RenewReply = self._call(key, "renew", member, ask)
         self._proven.add(key)
         return share
 
-    def leave(self, key: str, member: str, ask: Ask) -> None:
+    def leave(self, key: str, member: str, ask: RenewRequest) -> None:
         """The member goes. If that does not arrive its lease runs out."""
         if key in self._brokers and is_connected():
             self._call(key, "leave", member, ask)

@@ -18,8 +18,19 @@ from qreward.batching.reward_buffer import RewardBuffer
 from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
 from qreward.batching.settings import Options
 from qreward.errors import ConfigError, Rejected, RequestTimeout
-from qreward.integrations.ray.backends import CALL, ActorDied, Backend, Lost, PoolStats, Recipe, Terms, check_installed, choose, length_of
-from qreward.integrations.ray.supervisor import Office, Roster, State, closed
+from qreward.integrations.ray.backends import (
+    CALL,
+    ActorDied,
+    ActorLost,
+    Backend,
+    PoolConfig,
+    PoolStats,
+    Recipe,
+    check_installed,
+    choose,
+    length_of,
+)
+from qreward.integrations.ray.supervisor import Placement, State, Supervisor, closed
 
 Columns = tuple[Sequence[Any], ...]
 """A list for each parameter of the scorer, all of one length."""
@@ -139,14 +150,14 @@ class ScorerPool:
         options = {name: value for name, value in named.items() if value is not None} | dict(ray_options or {})
         if wrong := [name for name in _OURS if name in options]:
             raise ConfigError(f"{wrong[0]} cannot be set in ray_options; use max_concurrent_batches or max_restarts of the pool")
-        terms = Terms(actors, max_concurrent_batches, backend, batch_timeout, start_timeout, max_restarts, options)
+        terms = PoolConfig(actors, max_concurrent_batches, backend, batch_timeout, start_timeout, max_restarts, options)
         self._begin(Recipe(scorer, tuple(init_args), dict(init_kwargs or {}), factory, method), terms)
 
-    def _begin(self, recipe: Recipe, terms: Terms) -> None:
+    def _begin(self, recipe: Recipe, terms: PoolConfig) -> None:
         check_installed(terms.backend)
         self._recipe = recipe
         self._terms = terms
-        self._office: Office | None = None
+        self._office: Supervisor | None = None
         self._closed = False
         self._retried = self._poisonous = self._timeouts = 0
         self._lock = threading.Lock()
@@ -255,23 +266,23 @@ class ScorerPool:
 
     # how it is done
 
-    def _opened(self) -> Office:
+    def _opened(self) -> Supervisor:
         with self._lock:
             if self._closed:
                 raise closed()
             if self._office is None:
                 terms = self._terms
                 crew = choose(self._recipe, terms)
-                roster = Roster(terms.actors, terms.max_concurrent_batches, terms.max_restarts)
-                self._office = Office(roster, crew, terms.start_timeout)
+                roster = Placement(terms.actors, terms.max_concurrent_batches, terms.max_restarts)
+                self._office = Supervisor(roster, crew, terms.start_timeout)
             return self._office
 
-    async def _solve(self, office: Office, columns: Columns, count: int, deaths: int = 0) -> Any:
+    async def _solve(self, office: Supervisor, columns: Columns, count: int, deaths: int = 0) -> Any:
         """The results of a batch, however often its actor dies. A batch that did so repeatedly is halved."""
         while deaths < GUILTY:
             try:
                 return await self._once(office, columns, alone=deaths >= SUSPECT)
-            except Lost as loss:
+            except ActorLost as loss:
                 deaths, died = deaths + (not loss.excused), loss
             self._retried += 1
         if count == 1:
@@ -282,7 +293,7 @@ class ScorerPool:
             found += await self._solve_part(office, part, len(part[0]))
         return found
 
-    async def _solve_part(self, office: Office, columns: Columns, count: int) -> list[Any]:
+    async def _solve_part(self, office: Supervisor, columns: Columns, count: int) -> list[Any]:
         """A row for each item. What a scorer raises is isolated to its item, too, so that nobody has to send that item again.
 
         Raises:
@@ -298,7 +309,7 @@ class ScorerPool:
         first, second = parts_of(columns)
         return [*await self._solve_part(office, first, len(first[0])), *await self._solve_part(office, second, len(second[0]))]
 
-    async def _once(self, office: Office, columns: Columns, alone: bool) -> Any:
+    async def _once(self, office: Supervisor, columns: Columns, alone: bool) -> Any:
         guest = office.enter(alone)
         try:
             if (refusal := await guest.seated) is not None:
@@ -319,7 +330,7 @@ class ScorerPool:
         return value
 
 
-def _rebuild(kind: type[ScorerPool], recipe: Recipe, terms: Terms) -> ScorerPool:
+def _rebuild(kind: type[ScorerPool], recipe: Recipe, terms: PoolConfig) -> ScorerPool:
     pool = kind.__new__(kind)
     pool._begin(recipe, terms)
     return pool

@@ -72,11 +72,11 @@ def deployment(
     options = {"name": name, "max_ongoing_requests": max_ongoing_requests or ongoing}
     asked = {"num_replicas": num_replicas, "ray_actor_options": ray_actor_options, "autoscaling_config": autoscaling_config}
     options |= {key: value for key, value in asked.items() if value is not None} | dict(serve_options or {})
-    door = Door(uuid4().hex)
+    door = AsgiProxy(uuid4().hex)
     return serve.deployment(**options)(serve.ingress(door)(Replica)).bind(recipe, settings, door.key)
 
 
-class Door:
+class AsgiProxy:
     """What Serve takes for the app while nothing is made yet: it travels to the replica, and finds the app there.
 
     Args:

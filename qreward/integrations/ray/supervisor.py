@@ -23,7 +23,7 @@ from typing import Any
 
 from qreward.engine.threads import SHARED
 from qreward.errors import ClientClosed, QueueFull
-from qreward.integrations.ray.backends import FAREWELL, ActorDied, Crew, Lost, Reply, cancelled
+from qreward.integrations.ray.backends import FAREWELL, ActorDied, ActorLost, Crew, Reply, cancelled
 
 FIRST_DELAY = 0.1
 """Seconds before the second death in succession is made good; the first is at once, and each later one waits twice as long."""
@@ -64,7 +64,7 @@ class Actor:
 
 
 @dataclass(eq=False, slots=True)
-class Ticket:
+class BatchRequest:
     """A batch's wish for a seat on an actor.
 
     Args:
@@ -90,24 +90,24 @@ class Hire:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Assignment:
     """This batch may go to ``ticket.actor``."""
 
-    ticket: Ticket
+    ticket: BatchRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
     """There will never be an actor for this batch."""
 
-    ticket: Ticket
+    ticket: BatchRequest
 
 
-Command = Hire | Seat | Refuse
+Command = Hire | Assignment | Refuse
 
 
 @dataclass
-class Roster:
+class Placement:
     """The actors of a pool and the batches that wait for one.
 
     Args:
@@ -124,7 +124,7 @@ class Roster:
     concurrency: int
     max_restarts: int
     actors: list[Actor] = field(default_factory=list)
-    line: deque[Ticket] = field(default_factory=deque)
+    line: deque[BatchRequest] = field(default_factory=deque)
     deaths: int = 0
     _choices: int = 0
 
@@ -133,7 +133,7 @@ class Roster:
         self.actors = [Actor(number) for number in range(self.count)]
         return [Hire(actor, actor.life, 0.0) for actor in self.actors]
 
-    def ask(self, ticket: Ticket) -> list[Command]:
+    def ask(self, ticket: BatchRequest) -> list[Command]:
         """A batch wants a seat; one that must be alone has been here before and goes first."""
         if ticket.alone:
             self.line.appendleft(ticket)
@@ -141,7 +141,7 @@ class Roster:
             self.line.append(ticket)
         return self._assign()
 
-    def leave(self, ticket: Ticket, well: bool = False) -> list[Command]:
+    def leave(self, ticket: BatchRequest, well: bool = False) -> list[Command]:
         """A batch waits no more, or has left its actor: ``well`` if the actor was alive to answer."""
         actor = ticket.actor
         if actor is None:
@@ -188,7 +188,7 @@ class Roster:
     def _seats(self) -> Iterator[Command]:
         """Seats from the head of the line on. Who must be alone and finds no idle actor holds one free of others until it is idle."""
         free = [actor for actor in self.actors if actor.state is State.READY and not actor.alone and actor.load < self.concurrency]
-        kept: deque[Ticket] = deque()
+        kept: deque[BatchRequest] = deque()
         while self.line and free:
             ticket = self.line.popleft()
             actor = min(free, key=lambda actor: (actor.load, actor.chosen))
@@ -199,10 +199,10 @@ class Roster:
             self._sit(ticket, actor)
             if actor.alone or actor.load >= self.concurrency:
                 free.remove(actor)
-            yield Seat(ticket)
+            yield Assignment(ticket)
         self.line.extendleft(reversed(kept))
 
-    def _sit(self, ticket: Ticket, actor: Actor) -> None:
+    def _sit(self, ticket: BatchRequest, actor: Actor) -> None:
         self._choices += 1
         actor.load += 1
         actor.chosen, actor.alone = self._choices, ticket.alone
@@ -226,7 +226,7 @@ LOOK = 0.1
 """Seconds after which ``idle`` looks whether the loops of other callers still run."""
 
 
-class Hand:
+class ActorHandle:
     """One actor.
 
     Attributes:
@@ -243,7 +243,7 @@ class Hand:
         self.watch: threading.Timer | None = None
 
 
-class Guest(Ticket):
+class PendingBatch(BatchRequest):
     """A batch, as its caller waits for it.
 
     Attributes:
@@ -258,12 +258,12 @@ class Guest(Ticket):
         self.loop = loop
         self.seated: asyncio.Future[Any] = loop.create_future()
         self.ended: asyncio.Future[Any] = loop.create_future()
-        self.hand: Hand | None = None
+        self.hand: ActorHandle | None = None
         self.stop: Callable[[], object] | None = None
         self.sent = self.gone = self.over = False
 
 
-class Office:
+class Supervisor:
     """The actors of one pool in this process.
 
     Args:
@@ -276,13 +276,13 @@ class Office:
         batches: that came back.
     """
 
-    def __init__(self, roster: Roster, crew: Crew, start_timeout: float | None) -> None:
+    def __init__(self, roster: Placement, crew: Crew, start_timeout: float | None) -> None:
         self.roster = roster
         self.crew = crew
-        self.guests: set[Guest] = set()
+        self.guests: set[PendingBatch] = set()
         self.batches = 0
         self._start_timeout = start_timeout
-        self._hands: dict[int, Hand] = {}
+        self._hands: dict[int, ActorHandle] = {}
         self._calls: dict[asyncio.AbstractEventLoop, int] = {}
         self._waiters: list[tuple[asyncio.Future[Any], asyncio.AbstractEventLoop]] = []
         self._timers: set[threading.Timer] = set()
@@ -313,9 +313,9 @@ class Office:
                 while waiters:
                     self._tell(*waiters.pop(), None)
 
-    def enter(self, alone: bool) -> Guest:
+    def enter(self, alone: bool) -> PendingBatch:
         """Wait for an actor: await ``seated`` of what is returned, and tell ``leave`` if you stop waiting for it or for its end."""
-        guest = Guest(asyncio.get_running_loop(), alone)
+        guest = PendingBatch(asyncio.get_running_loop(), alone)
         with self._lock:
             if self._shut:
                 raise closed()
@@ -323,13 +323,13 @@ class Office:
             self._carry(self.roster.ask(guest))
         return guest
 
-    def send(self, guest: Guest, columns: tuple[Any, ...]) -> None:
+    def send(self, guest: PendingBatch, columns: tuple[Any, ...]) -> None:
         """Have it scored by its actor; await ``ended``."""
         guest.sent = True
         if not SHARED.run(partial(self._send, guest, columns)):
             self._end(guest, (False, QueueFull("all worker threads are busy, perhaps with calls that hang; submit fewer batches at once")))
 
-    def leave(self, guest: Guest, overdue: bool = False) -> None:
+    def leave(self, guest: PendingBatch, overdue: bool = False) -> None:
         """Its caller waits no more. Its actor is free when it is done with it; one that is ``overdue`` is killed if that is not soon."""
         with self._lock:
             guest.gone = True
@@ -384,7 +384,7 @@ class Office:
 
     # in worker threads, timers and Ray's callbacks
 
-    def _send(self, guest: Guest, columns: tuple[Any, ...]) -> None:
+    def _send(self, guest: PendingBatch, columns: tuple[Any, ...]) -> None:
         hand = guest.hand
         assert hand is not None
         if guest.gone:
@@ -402,7 +402,7 @@ class Office:
             stop()
         future.add_done_callback(partial(self._come_back, guest))
 
-    def _come_back(self, guest: Guest, future: Future[Reply]) -> None:
+    def _come_back(self, guest: PendingBatch, future: Future[Reply]) -> None:
         if future.cancelled():
             self._end(guest, (False, cancelled()))
         elif (error := future.exception()) is not None:
@@ -410,17 +410,17 @@ class Office:
         else:
             self._end(guest, future.result())
 
-    def _end(self, guest: Guest, reply: Reply | None) -> None:
+    def _end(self, guest: PendingBatch, reply: Reply | None) -> None:
         """It is not on its actor any more, and not in the line."""
         with self._lock:
             if guest.over:
                 return
             guest.over = True
             self.guests.discard(guest)
-            loss = reply[1] if reply is not None and isinstance(reply[1], Lost) else None
+            loss = reply[1] if reply is not None and isinstance(reply[1], ActorLost) else None
             if loss is not None and guest.hand is not None:
                 self._bury(guest.hand, loss)
-                reply = False, Lost(str(loss), excused=guest.hand.excused)
+                reply = False, ActorLost(str(loss), excused=guest.hand.excused)
             well = reply is not None and loss is None
             self.batches += well
             commands = self.roster.leave(guest, well)
@@ -429,7 +429,7 @@ class Office:
         with self._lock:
             self._carry(commands)
 
-    def _bury(self, hand: Hand, loss: Lost) -> None:
+    def _bury(self, hand: ActorHandle, loss: ActorLost) -> None:
         """An actor is gone: make another."""
         if hand.actor.life == hand.life and not self._shut:
             self._reason = str(loss)
@@ -439,13 +439,13 @@ class Office:
                 _in_thread(partial(self.crew.dismiss, hand.handle, False))  # it may be unreachable, and not dead
             self._carry(self.roster.died(hand.actor, hand.life, loss.in_making))
 
-    def _kill(self, guest: Guest) -> None:
+    def _kill(self, guest: PendingBatch) -> None:
         """Its time is over, and its actor does not let go of it."""
         with self._lock:
             hand = guest.hand
             if guest.over or hand is None:
                 return
-            self._bury(hand, Lost("it was killed, because it went on with a batch whose time was over", excused=True))
+            self._bury(hand, ActorLost("it was killed, because it went on with a batch whose time was over", excused=True))
 
     def _hire(self, command: Hire) -> None:
         with self._lock:
@@ -453,13 +453,13 @@ class Office:
                 return
             self._hiring += 1
         try:
-            self._make(Hand(command.actor, command.life, None))
+            self._make(ActorHandle(command.actor, command.life, None))
         finally:
             with self._lock:
                 self._hiring -= 1
                 self._hired.notify_all()
 
-    def _make(self, hand: Hand) -> None:
+    def _make(self, hand: ActorHandle) -> None:
         try:
             hand.handle, ready = self.crew.hire()
         except Exception as error:
@@ -477,7 +477,7 @@ class Office:
             hand.watch = self._later(self._start_timeout, partial(self._too_slow, hand))
         ready.add_done_callback(partial(self._made, hand))
 
-    def _made(self, hand: Hand, ready: Future[Any]) -> None:
+    def _made(self, hand: ActorHandle, ready: Future[Any]) -> None:
         error = ready.exception()
         with self._lock:
             if hand.watch is not None:
@@ -489,13 +489,13 @@ class Office:
                 self._carry(self.roster.ready(hand.actor, hand.life))
             else:
                 loss = self.crew.read(error)
-                self._bury(hand, loss if isinstance(loss, Lost) else _in_making(loss))
+                self._bury(hand, loss if isinstance(loss, ActorLost) else _in_making(loss))
 
-    def _too_slow(self, hand: Hand) -> None:
+    def _too_slow(self, hand: ActorHandle) -> None:
         with self._lock:
             if hand.actor.state is State.STARTING and hand.actor.life == hand.life and not self._shut:
                 says = f"it was not ready within {self._start_timeout:g} s; are there the resources that it asks for?"
-                self._bury(hand, Lost(says, in_making=True))
+                self._bury(hand, ActorLost(says, in_making=True))
 
     def _carry(self, commands: list[Command]) -> None:
         """Do what the roster says; under the lock."""
@@ -510,7 +510,7 @@ class Office:
                     _in_thread(hire)
                 continue
             guest = command.ticket
-            assert isinstance(guest, Guest)
+            assert isinstance(guest, PendingBatch)
             refusal = closed() if self._shut else self.lost() if isinstance(command, Refuse) else None
             if refusal is None and guest.actor is not None:
                 guest.hand = self._hands[guest.actor.number]
@@ -551,8 +551,8 @@ def _settle(future: asyncio.Future[Any], value: Any) -> None:
         future.set_result(value)
 
 
-def _in_making(error: BaseException) -> Lost:
-    return Lost(f"{type(error).__name__}: {error}", in_making=True)
+def _in_making(error: BaseException) -> ActorLost:
+    return ActorLost(f"{type(error).__name__}: {error}", in_making=True)
 
 
 def _in_thread(function: Callable[[], object]) -> None:

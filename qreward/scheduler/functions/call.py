@@ -11,13 +11,13 @@ from collections.abc import Hashable
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from qreward.scheduler.request import Attempt, State, Task
+from qreward.scheduler.request import Attempt, Task, TaskState
 
 if TYPE_CHECKING:
-    from qreward.scheduler.functions.state import Function, Lane
+    from qreward.scheduler.functions.state import Function, KeyState
 
 
-class Raised:
+class CallFailure:
     """It raised.
 
     Attributes:
@@ -51,7 +51,7 @@ class Call(Task):
         begun: how often it was tried.
         retries, hedges: tries beyond the first, by why they were made.
         tries: tries that failed, ``streak`` of them since one was turned away.
-        error: the last failure, and whether it is ``covered``; see ``Raised``.
+        error: the last failure, and whether it is ``covered``; see ``CallFailure``.
         not_before: the time before which the function, or the user, wants no other try.
         retry_at, hedge_at: when the next of either is due; inf for none.
         notes: what was decided, and when, if anybody wants to know.
@@ -62,9 +62,9 @@ class Call(Task):
         "streak", "terms", "tried",
     )  # fmt: skip
 
-    lane: Lane
+    lane: KeyState
 
-    def __init__(self, function: Function, key: Hashable, terms: CallTerms, sink: Any) -> None:
+    def __init__(self, function: Function, key: Hashable, terms: CallOptions, sink: Any) -> None:
         super().__init__(None, cast("Any", None), terms.level, terms.timeout, sink, 0)  # it has a lane, and no pool
         self.function = function
         self.key = key
@@ -81,7 +81,7 @@ class Call(Task):
     @property
     def done(self) -> bool:
         """It has ended, whatever may still be under way for it."""
-        return self.state is State.DONE
+        return self.state is TaskState.DONE
 
     @property
     def planned(self) -> bool:
@@ -92,7 +92,7 @@ class Call(Task):
         """The next time at which something about it is due."""
         return min(self.deadline, self.retry_at, self.hedge_at)
 
-    def failed(self, now: float, raised: Raised) -> None:
+    def failed(self, now: float, raised: CallFailure) -> None:
         """Remember how a try failed."""
         self.error, self.covered = raised.error, raised.covered
         self.tries += 1
@@ -156,7 +156,7 @@ class Adapting(NamedTuple):
     seconds: float | None
 
 
-class CallTerms(NamedTuple):
+class CallOptions(NamedTuple):
     """Everything that is decided about a call.
 
     Attributes:

@@ -12,7 +12,7 @@ SWEEP = 64
 """Dead entries, besides as many as there are live ones, that may lie in a heap before they are thrown out."""
 
 
-class Ranked(Generic[T]):
+class IndexedHeap(Generic[T]):
     """Each thing has one place. Those of equal rank go in the order of their numbers."""
 
     __slots__ = ("_heap", "_places", "_tickets")

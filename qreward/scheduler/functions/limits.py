@@ -25,7 +25,7 @@ LEAST_ROUND = 5
 """Tries below which a share of failures says nothing."""
 
 
-class Adaptive:
+class AimdLimit:
     """One limit between two bounds.
 
     Args:
@@ -106,18 +106,18 @@ class Adaptive:
         return self.limit != before
 
 
-def kept(adaptive: Adaptive | None, terms: Adapting | None, start: float, most: float) -> Adaptive | None:
+def kept(adaptive: AimdLimit | None, terms: Adapting | None, start: float, most: float) -> AimdLimit | None:
     """The limit under other terms; what it was found to be is kept as far as they allow."""
     if terms is None:
         return None
     if adaptive is None:
-        return Adaptive(terms, start, most)
+        return AimdLimit(terms, start, most)
     if not adaptive.holds(terms, most):
         adaptive.change(terms, most)
     return adaptive
 
 
-class Ration:
+class SlidingWindowLimit:
     """At most ``size`` starts in any half-open interval of ``window`` seconds."""
 
     __slots__ = ("_starts", "size", "window")

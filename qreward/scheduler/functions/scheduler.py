@@ -20,26 +20,26 @@ from typing import TYPE_CHECKING, cast
 
 from qreward.errors import CircuitOpen, RequestError, RequestTimeout
 from qreward.scheduler.failure_policy import backoff
-from qreward.scheduler.functions.call import Call, Raised
-from qreward.scheduler.functions.heap import Ranked
-from qreward.scheduler.functions.state import Function, Group, Lane
+from qreward.scheduler.functions.call import Call, CallFailure
+from qreward.scheduler.functions.heap import IndexedHeap
+from qreward.scheduler.functions.state import ConcurrencyGroup, Function, KeyState
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.outcome import Answer, Cancelled
 from qreward.scheduler.queueing.queue import AGEING
-from qreward.scheduler.request import Attempt, State, Why
+from qreward.scheduler.request import Attempt, CancelReason, TaskState
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
-from qreward.scheduler.timer_wheel import Wheel
+from qreward.scheduler.timer_wheel import TimerWheel
 
 if TYPE_CHECKING:
     from qreward.scheduler.endpoint_state import Source
 
 
-def learn(now: float, attempt: Attempt, call: Call, outcome: Answer | Raised) -> bool:
+def learn(now: float, attempt: Attempt, call: Call, outcome: Answer | CallFailure) -> bool:
     """Tell whom it concerns, whether anybody waits for it or not. True if the breaker has opened now.
 
     Overload says nothing of health, and a try whose call has run out of time was counted when it did.
     """
-    counted = attempt.why is Why.OVERDUE
+    counted = attempt.why is CancelReason.OVERDUE
     if isinstance(outcome, Answer):
         seconds = now - attempt.sent_at
         call.function.quantiles.add(seconds)
@@ -120,7 +120,7 @@ def timed_out(call: Call) -> RequestTimeout:
     return error
 
 
-def open_circuit(now: float, lane: Lane) -> CircuitOpen:
+def open_circuit(now: float, lane: KeyState) -> CircuitOpen:
     """The breaker lets nobody through."""
     breaker = lane.breaker
     assert breaker is not None
@@ -166,10 +166,10 @@ class CallScheduler:
     def __init__(self, rng: Random) -> None:
         self.out: list[Command] = []
         self.health_changes: list[HealthChange] = []  # functions have none
-        self.group = Group()
+        self.group = ConcurrencyGroup()
         self._rng = rng
-        self._wheel = Wheel()  # of calls
-        self._wakes: Ranked[Lane] = Ranked()  # of keys, exactly: a sixty-fourth of a second is much of a short window
+        self._wheel = TimerWheel()  # of calls
+        self._wakes: IndexedHeap[KeyState] = IndexedHeap()  # of keys, exactly: a sixty-fourth of a second is much of a short window
         self._numbers = 0
 
     # inputs
@@ -201,10 +201,10 @@ class CallScheduler:
         """Nobody waits for them any more: no FINISH follows, and what is under way is stopped."""
         for call in calls:
             if not call.done:
-                self._end(now, call, Why.ABANDONED)
+                self._end(now, call, CancelReason.ABANDONED)
         self._pump(now)
 
-    def event(self, now: float, attempt: Attempt, outcome: Answer | Raised | Cancelled) -> None:
+    def event(self, now: float, attempt: Attempt, outcome: Answer | CallFailure | Cancelled) -> None:
         """A try ended. Reports after the first are ignored."""
         if attempt.ended:
             return
@@ -219,7 +219,7 @@ class CallScheduler:
             learn(now, attempt, call, outcome)
             if not call.done:
                 self._answered(now, attempt, call, outcome)
-        elif isinstance(outcome, Raised):
+        elif isinstance(outcome, CallFailure):
             self._failed(now, attempt, call, outcome)
         elif not call.done and not call.tried and not call.planned:
             self._finish(now, call, stopped(call))  # by none of us
@@ -272,7 +272,7 @@ class CallScheduler:
 
     def _place(self, now: float, call: Call) -> None:
         """Let a call wait for its turn."""
-        call.state = State.QUEUED
+        call.state = TaskState.QUEUED
         if call.notes is not None and not self._may_start(now, call):
             call.note(now, why_waiting(now, call))
         call.lane.line.put(call, call.rank if call.terms.paced else -inf, call.number)
@@ -285,7 +285,7 @@ class CallScheduler:
             call.lane.line.drop(call)
             self._arrange(now, call.lane)
 
-    def _arrange(self, now: float, lane: Lane) -> None:
+    def _arrange(self, now: float, lane: KeyState) -> None:
         """Put a key where it is looked at when its next call may go; to be done whenever it is another call, or another time."""
         first = lane.line.first()
         at = inf if first is None else lane.ready_at(first)
@@ -333,7 +333,7 @@ class CallScheduler:
         lane, tally = call.lane, call.function.tally
         attempt = Attempt(call, cast("Source", lane), now)
         attempt.hedge = hedge
-        call.state = State.SENT
+        call.state = TaskState.SENT
         call.tried[attempt] = None
         lane.inflight += 1
         lane.used_at = now
@@ -403,10 +403,10 @@ class CallScheduler:
         tally.hedges_won += attempt.hedge
         attempt.won = True
         call.note(now, f"done after {now - call.born:.3g} s")
-        self._end(now, call, Why.BEATEN)
+        self._end(now, call, CancelReason.BEATEN)
         self.out.append((FINISH, call, answer, call.lane, now - attempt.sent_at))
 
-    def _failed(self, now: float, attempt: Attempt, call: Call, raised: Raised) -> None:
+    def _failed(self, now: float, attempt: Attempt, call: Call, raised: CallFailure) -> None:
         if not call.done:
             call.failed(now, raised)
             call.note(now, f"try {call.tries} failed after {now - attempt.sent_at:.3g} s: {type(raised.error).__name__}")
@@ -427,11 +427,11 @@ class CallScheduler:
     def _time_out(self, now: float, call: Call) -> None:
         call.function.tally.timeouts += 1
         opened = bool(call.tried) and blame(now, call, next(iter(call.tried)).sent_at)
-        self._finish(now, call, timed_out(call), Why.OVERDUE)
+        self._finish(now, call, timed_out(call), CancelReason.OVERDUE)
         if opened:
             self._empty(now, call.lane)
 
-    def _empty(self, now: float, lane: Lane) -> None:
+    def _empty(self, now: float, lane: KeyState) -> None:
         """The breaker has opened: those who wait need not, but for what else is under way for them."""
         calls = lane.line.empty()
         self._arrange(now, lane)
@@ -443,7 +443,7 @@ class CallScheduler:
         call.function.tally.refused += call.error is None
         self._finish(now, call, call.error or open_circuit(now, call.lane))
 
-    def _finish(self, now: float, call: Call, error: BaseException | None, why: Why = Why.ABANDONED) -> None:
+    def _finish(self, now: float, call: Call, error: BaseException | None, why: CancelReason = CancelReason.ABANDONED) -> None:
         if call.done:
             return
         call.function.tally.failed += 1
@@ -451,9 +451,9 @@ class CallScheduler:
         self._end(now, call, why)
         self.out.append((FINISH, call, error, call.lane, 0.0))
 
-    def _end(self, now: float, call: Call, why: Why) -> None:
+    def _end(self, now: float, call: Call, why: CancelReason) -> None:
         lane = call.lane
-        call.state = State.DONE
+        call.state = TaskState.DONE
         lane.calls -= 1
         self._wheel.remove(call)
         self._unplan(now, call)

@@ -13,9 +13,9 @@ from math import inf
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from qreward.scheduler.functions.call import Adapting, CallTerms, Hedging
-from qreward.scheduler.functions.heap import Ranked
-from qreward.scheduler.functions.limits import Adaptive, Breaker, Ration, kept
+from qreward.scheduler.functions.call import Adapting, CallOptions, Hedging
+from qreward.scheduler.functions.heap import IndexedHeap
+from qreward.scheduler.functions.limits import AimdLimit, Breaker, SlidingWindowLimit, kept
 from qreward.scheduler.stats.latency import Quantiles
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ ADAPTIVE_START = 32
 """Tries in flight with which an adaptive limit begins where nobody has set one."""
 
 
-class Group:
+class ConcurrencyGroup:
     """Tries in flight, and how many there may be, over all keys of all functions of a pool.
 
     Attributes:
@@ -38,10 +38,10 @@ class Group:
 
     def __init__(self) -> None:
         self.limit: float = inf
-        self.adaptive: Adaptive | None = None
+        self.adaptive: AimdLimit | None = None
         self.inflight = 0
         self.functions: WeakSet[Function] = WeakSet()
-        self.ready: Ranked[Lane] = Ranked()
+        self.ready: IndexedHeap[KeyState] = IndexedHeap()
         self._most: float = inf
 
     def follow(self) -> None:
@@ -66,7 +66,7 @@ MEMORY = 60.0
 """Seconds for which the failures of a key, its breaker's being due, and the limit it was found to have are remembered unused."""
 
 
-class Lane:
+class KeyState:
     """It stands where an endpoint does for a request.
 
     Attributes:
@@ -88,7 +88,7 @@ class Lane:
     def __init__(self, function: Function, key: Hashable) -> None:
         self.function = function
         self.key = key
-        self.line: Ranked[Call] = Ranked()
+        self.line: IndexedHeap[Call] = IndexedHeap()
         self.calls = self.inflight = 0
         self.used_at = -inf
         self.resting = False
@@ -96,9 +96,9 @@ class Lane:
 
     def start_anew(self) -> None:
         """Forget what was counted and learned."""
-        self.ration: Ration | None = None
+        self.ration: SlidingWindowLimit | None = None
         self.breaker: Breaker | None = None
-        self.adaptive: Adaptive | None = None
+        self.adaptive: AimdLimit | None = None
         self.closed_until = -inf
         self.follow()
 
@@ -116,7 +116,7 @@ class Lane:
         else:
             self.adaptive = kept(self.adaptive, terms.adapting, rate.size, rate.size)
             if self.ration is None:
-                self.ration = Ration(rate.size, rate.window)
+                self.ration = SlidingWindowLimit(rate.size, rate.window)
             self.ration.change(rate.size, rate.window)
             self.settle()
         if breaking is None:
@@ -172,12 +172,12 @@ class Function:
 
     __slots__ = ("__weakref__", "_resting", "_rests", "group", "hedges_left", "keyed", "lanes", "name", "quantiles", "tally", "terms")
 
-    def __init__(self, name: str, group: Group, terms: CallTerms, *, keyed: bool) -> None:
+    def __init__(self, name: str, group: ConcurrencyGroup, terms: CallOptions, *, keyed: bool) -> None:
         self.name = name
         self.group = group
         self.keyed = keyed
         self.terms = terms
-        self.lanes: dict[Hashable, Lane] = {}
+        self.lanes: dict[Hashable, KeyState] = {}
         self._rests = 0
         self.start_anew()
         group.functions.add(self)
@@ -188,20 +188,20 @@ class Function:
         self.quantiles = Quantiles(fade_after=1000)
         self.hedges_left = HEDGES_AT_ONCE
         self.tally = Tally()
-        self._resting: list[tuple[float, int, Lane]] = []
+        self._resting: list[tuple[float, int, KeyState]] = []
         self.lanes = {key: lane for key, lane in self.lanes.items() if not lane.idle}
         for lane in self.lanes.values():
             lane.resting = False
             lane.start_anew()
 
-    def lane(self, key: Hashable) -> Lane:
+    def lane(self, key: Hashable) -> KeyState:
         """The lane of a key, made if there is none."""
         lane = self.lanes.get(key)
         if lane is None:
-            lane = self.lanes[key] = Lane(self, key)
+            lane = self.lanes[key] = KeyState(self, key)
         return lane
 
-    def rest(self, lane: Lane) -> None:
+    def rest(self, lane: KeyState) -> None:
         """If nobody uses a lane now, it is to be looked at when it may be forgotten."""
         if self.keyed and not lane.resting and lane.idle:
             lane.resting = True

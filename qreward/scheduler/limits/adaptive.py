@@ -99,7 +99,7 @@ class _Round:
         self.answers, self.seconds, self.tokens = 0, 0.0, 0.0
 
 
-class AdaptiveWindow:
+class AdaptiveLimit:
     """See the rules at the head of this file.
 
     Args:

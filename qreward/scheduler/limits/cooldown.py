@@ -16,7 +16,7 @@ LONGEST = 3.2
 """Longest wait without a hint, before jitter of up to 1.5: resumption within 5 s of a source's return."""
 
 
-class Gate:
+class Cooldown:
     """Open, closed until a time, or open for one probe.
 
     Attributes:

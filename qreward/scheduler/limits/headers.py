@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 
-from qreward.scheduler.limits.rate import BURST, Pace
-from qreward.scheduler.outcome import Allowance
+from qreward.scheduler.limits.rate import BURST, Gcra
+from qreward.scheduler.outcome import RateLimit
 
 MINUTE = 60.0
 """Window of a limit of which nothing else is known."""
@@ -61,8 +61,8 @@ REMEMBERED = 4096
 """Times of sending that are remembered, should answers not tell."""
 
 
-class Meter:
-    """One limit, on requests or on tokens, in the place of a ``Pace``.
+class HeaderRateLimit:
+    """One limit, on requests or on tokens, in the place of a ``Gcra``.
 
     Args:
         pace: what an operator set, which holds as well.
@@ -86,7 +86,7 @@ class Meter:
         "_sends", "_sums", "_told_at", "_used", "pace", "refill", "scale", "window",
     )  # fmt: skip
 
-    def __init__(self, pace: Pace | None = None, *, doubt: float = 0.0) -> None:
+    def __init__(self, pace: Gcra | None = None, *, doubt: float = 0.0) -> None:
         self.pace = pace
         self.window: float | None = None
         self.refill = 0.0
@@ -174,7 +174,7 @@ class Meter:
     # what the server says
 
     def told(
-        self, now: float, sent_at: float, said: Allowance, *, answered: bool = True, others: float = 0.0, hint: float | None = None
+        self, now: float, sent_at: float, said: RateLimit, *, answered: bool = True, others: float = 0.0, hint: float | None = None
     ) -> None:
         """Take in an advertisement.
 
@@ -199,7 +199,7 @@ class Meter:
             else:
                 self._ask_at = now
 
-    def _take_in(self, now: float, sent_at: float, said: Allowance, answered: bool, others: float) -> None:
+    def _take_in(self, now: float, sent_at: float, said: RateLimit, answered: bool, others: float) -> None:
         limit, remaining, window = said.limit, said.remaining, said.window
         plenty = PLENTY * self._most
         if remaining is not None and remaining > plenty and self._left > plenty and now < self._told_at + GLANCE:
@@ -283,7 +283,7 @@ class Meter:
             self._nonsense, self._left = True, inf
         return self._nonsense
 
-    def _size_up(self, now: float, sent_at: float, remaining: float, said: Allowance) -> None:
+    def _size_up(self, now: float, sent_at: float, remaining: float, said: RateLimit) -> None:
         """Find out how it comes back: how fast, up to what, or when."""
         limit, reset = said.limit, said.reset
         self._peak = max(self._peak, remaining)

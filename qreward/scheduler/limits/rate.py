@@ -20,7 +20,7 @@ BURST = 0.1
 """Seconds of a rate that may be sent at once. One second doubles up in providers' per-second windows (simulated)."""
 
 
-class Pace:
+class Gcra:
     """A limit on requests or tokens per second."""
 
     __slots__ = ("_arrival", "burst", "rate")
@@ -52,13 +52,13 @@ EVIDENCE = 5
 """Requests accepted in the last minute without which no rate is learned, and answers without which no reject speaks against one."""
 
 
-class LearnedPace:
+class LearnedRate:
     """No limit until a reject carries a hint; then requests per second by GCRA."""
 
     __slots__ = ("_accepted", "_answered", "_began", "_changed", "_cut", "_in_vain", "_pace", "_raised")
 
     def __init__(self) -> None:
-        self._pace: Pace | None = None
+        self._pace: Gcra | None = None
         self._accepted: dict[int, int] = {}  # second -> requests sent and not turned away; the last minute
         self._began: float | None = None
         self._changed = self._cut = -inf
@@ -111,7 +111,7 @@ class LearnedPace:
             return
         seen = max(1 / SPAN, SHARE * recent / max(1.0, span))
         if self._pace is None:
-            self._pace = Pace(seen)
+            self._pace = Gcra(seen)
             self._in_vain = False
         elif self._raised:
             self._pace.rate = max(min(seen, self._pace.rate), self._pace.rate / (1 + self._raised))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from qreward.scheduler.limits.headers import Meter
+from qreward.scheduler.limits.headers import HeaderRateLimit
 
 if TYPE_CHECKING:
     from qreward.scheduler.outcome import Answer
@@ -21,7 +21,7 @@ FIRST_OUTPUT = 256.0
 """Output tokens expected of an answer before any was seen."""
 
 
-class Tokens:
+class TokenEstimator:
     """Guesses, and how good they were."""
 
     __slots__ = ("_estimate", "_output", "_scale")
@@ -40,7 +40,7 @@ class Tokens:
         output = most if attempt.source.reserved and most else min(expected, most) if most else expected
         attempt.prompt = prompt
         attempt.cost = prompt * self._scale + output
-        if isinstance(pace, Meter):
+        if isinstance(pace, HeaderRateLimit):
             pace.take(now, attempt.cost, prompt + (most or FIRST_OUTPUT if attempt.source.reserved else min(FIRST_OUTPUT, most or inf)))
         else:
             pace.take(now, attempt.cost)
@@ -51,7 +51,7 @@ class Tokens:
         if pace is None or not attempt.cost:  # sent before there was a limit
             return
         used = 0.0 if answer is None else self._used(attempt, answer)
-        if isinstance(pace, Meter):
+        if isinstance(pace, HeaderRateLimit):
             pace.settle(attempt.cost, used)
         else:
             pace.give_back(attempt.cost - used)

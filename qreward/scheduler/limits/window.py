@@ -47,7 +47,7 @@ class Window(Protocol):
         """A request ended in any other way, which says nothing about room."""
 
 
-class FixedWindow:
+class FixedLimit:
     """A limit that an operator has set, or the default.
 
     A source that turns away what goes beyond its own cap but serves the rest is not left alone: it holds what it holds. The

@@ -11,12 +11,12 @@ from itertools import chain, islice
 from math import inf
 from typing import TYPE_CHECKING
 
-from qreward.scheduler.request import State, Task
+from qreward.scheduler.request import Task, TaskState
 
 if TYPE_CHECKING:
     from qreward.scheduler.endpoint_state import Source
 
-QUEUED = State.QUEUED
+QUEUED = TaskState.QUEUED
 PATIENCE = 600.0
 """Seconds after which a task without a deadline is as urgent as one whose deadline is now."""
 MOST_GROUPS = 32
@@ -38,7 +38,7 @@ def rank(task: Task, source: Source) -> float:
     return task.born if source.health.allowed > 1 else task.born + LAST * len(task.failures)
 
 
-class Singles:
+class DeadlineQueue:
     """Tasks that were never sent, earliest deadline first, equal ones as they came.
 
     Tasks of equal timeouts come in the order of their deadlines: they stand in a line, and only those that overtake it cost a heap.
@@ -102,7 +102,7 @@ class Singles:
         return bool(self.early) and (not self.line or self.early[0][0] < due(self.line[0]))
 
 
-class Retries:
+class RetryQueue:
     """Tasks that were sent before, grouped by the sources they avoid, so that those a source must not have are in nobody's way.
 
     And by how often they failed, so that those that fail do not stand before those that do not, see ``rank``.

@@ -45,7 +45,7 @@ Key = TypeVar("Key", bound=Hashable)
 F = TypeVar("F", bound=Flow)
 
 
-class Turns(Generic[F]):
+class FairHeap(Generic[F]):
     """Flows by tag, ties in turn. A flow that moved on is put in its place, and one that is through is left out, when it is met."""
 
     __slots__ = ("_heap", "_joined", "_number", "_waits")
@@ -107,7 +107,7 @@ class Fair(Generic[Key, F]):
 
     def __init__(self) -> None:
         self.flows: dict[Key, F] = {}
-        self._turns: Turns[F] = Turns(lambda flow: flow.waits())
+        self._turns: FairHeap[F] = FairHeap(lambda flow: flow.waits())
         self._clock = 0.0
         self._few = FEW
         self.alone: F | None = None

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING
 
-from qreward.scheduler.queueing.entries import QUEUED, Retries, Singles, rank
-from qreward.scheduler.queueing.fair import Fair, Flow, Turns
-from qreward.scheduler.request import Feed, Task
+from qreward.scheduler.queueing.entries import QUEUED, DeadlineQueue, RetryQueue, rank
+from qreward.scheduler.queueing.fair import Fair, FairHeap, Flow
+from qreward.scheduler.request import BatchFeed, Task
 
 if TYPE_CHECKING:
     from qreward.scheduler.endpoint_state import Source
@@ -27,7 +27,7 @@ class Bulk(Flow):
 
     __slots__ = ("feed",)
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: BatchFeed) -> None:
         self.feed = feed
 
     @property
@@ -50,8 +50,8 @@ class Tenant(Flow):
 
     def __init__(self, name: str | None) -> None:
         self.name = name
-        self.singles = Singles()
-        self.bulks: Fair[Feed, Bulk] = Fair()
+        self.singles = DeadlineQueue()
+        self.bulks: Fair[BatchFeed, Bulk] = Fair()
 
     def next(self, bulk: bool) -> Task | Bulk | None:
         """What is to be taken of it: a single task, unless a bulk has waited for long."""
@@ -73,17 +73,17 @@ Found = Task | Bulk | deque[Task] | None
 """A single task, a bulk whose next item is meant, or a line of retries of which the head is."""
 
 
-class Lane:
+class PriorityLevel:
     """The entries of one level."""
 
     __slots__ = ("_online", "_tenants", "again", "items_again", "level")
 
     def __init__(self, level: int) -> None:
         self.level = level
-        self.again = Retries()
-        self.items_again = Retries()  # those of tasks that came from a feed
+        self.again = RetryQueue()
+        self.items_again = RetryQueue()  # those of tasks that came from a feed
         self._tenants: Fair[str | None, Tenant] = Fair()
-        self._online: Turns[Tenant] = Turns(Tenant.has_single)  # kept while there are several tenants
+        self._online: FairHeap[Tenant] = FairHeap(Tenant.has_single)  # kept while there are several tenants
 
     # what comes
 
@@ -92,7 +92,7 @@ class Lane:
         alone = self._tenants.alone
         return alone if alone is not None and alone.name == name else self._enter(name)
 
-    def put_feed(self, feed: Feed) -> None:
+    def put_feed(self, feed: BatchFeed) -> None:
         bulks = self.tenant(feed.tenant).bulks
         bulk = bulks.flows.get(feed)
         if bulk is None:
@@ -117,7 +117,7 @@ class Lane:
 
     # what goes
 
-    def take(self, source: Source, now: float, bulk: bool, cost: Callable[[Task], float]) -> tuple[Task, Feed | None] | None:
+    def take(self, source: Source, now: float, bulk: bool, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed | None] | None:
         """Remove and return what a source should take, with the feed if it comes fresh from one."""
         if self.again.groups or self.items_again.groups:
             return self.remove(self.best(source, bulk)[1], now, cost)
@@ -139,7 +139,7 @@ class Lane:
                 age, found = min(age, retried), line
         return age, found
 
-    def remove(self, found: Found, now: float, cost: Callable[[Task], float]) -> tuple[Task, Feed | None] | None:
+    def remove(self, found: Found, now: float, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed | None] | None:
         """Take out what has just been found."""
         if found is None:
             return None
@@ -154,7 +154,7 @@ class Lane:
             self._charge(found, cost, tenant)
         return found, None
 
-    def _take_item(self, tenant: Tenant, bulk: Bulk, now: float, cost: Callable[[Task], float]) -> tuple[Task, Feed]:
+    def _take_item(self, tenant: Tenant, bulk: Bulk, now: float, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed]:
         feed = bulk.feed
         task = feed.buffer.popleft()
         task.feed = feed
@@ -213,7 +213,7 @@ class Lane:
             return True
         return bool(self.again.groups or self.items_again.groups) and (self.again.waits() or self.items_again.waits())
 
-    def drop_feed(self, feed: Feed) -> None:
+    def drop_feed(self, feed: BatchFeed) -> None:
         feed.lined = False
         tenant = self._tenants.flows.get(feed.tenant)
         if tenant is not None:
@@ -232,7 +232,7 @@ class Lane:
         singles = [task for tenant in self._tenants.flows.values() for task in tenant.singles.all()]
         return self.again.all() + self.items_again.all() + singles
 
-    def feeds(self) -> list[Feed]:
+    def feeds(self) -> list[BatchFeed]:
         """Those that have something to take."""
         return [bulk.feed for tenant in self._tenants.flows.values() for bulk in tenant.bulks.flows.values() if bulk.waits()]
 

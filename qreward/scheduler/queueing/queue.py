@@ -11,8 +11,8 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING
 
-from qreward.scheduler.queueing.priority_level import Found, Lane
-from qreward.scheduler.request import Feed, State, Task
+from qreward.scheduler.queueing.priority_level import Found, PriorityLevel
+from qreward.scheduler.request import BatchFeed, Task, TaskState
 
 if TYPE_CHECKING:
     from qreward.scheduler.endpoint_state import Source
@@ -22,7 +22,7 @@ AGEING = 15.0
 """Seconds of waiting that outweigh one level of priority."""
 SWEEP = 64
 """Tasks that may have ended in the queue before somebody looks for them."""
-QUEUED = State.QUEUED
+QUEUED = TaskState.QUEUED
 
 
 def one_each(_task: Task) -> float:
@@ -52,9 +52,9 @@ class Queue:
         self.cost = cost
         self.levels: list[int] = []
         self.waiting = 0
-        self._lanes: dict[int, Lane] = {}
-        self._resting: dict[int, Lane] = {}
-        self._only: Lane | None = None  # if there is one level
+        self._lanes: dict[int, PriorityLevel] = {}
+        self._resting: dict[int, PriorityLevel] = {}
+        self._only: PriorityLevel | None = None  # if there is one level
         self._ended = 0
         self._most_ended = SWEEP
 
@@ -76,7 +76,7 @@ class Queue:
         else:
             lane.tenant(task.tenant).singles.put(task)
 
-    def put_feed(self, feed: Feed) -> None:
+    def put_feed(self, feed: BatchFeed) -> None:
         """Add a feed that has something to take."""
         if not feed.lined:
             lane = self._lanes.get(feed.level)
@@ -90,7 +90,7 @@ class Queue:
         """How the best entry for a source sorts; smaller is sooner, inf if there is none. For ``bulk`` see ``take``."""
         return min((self._lanes[level].best(source, bulk)[0] + level * AGEING for level in self.levels), default=inf)
 
-    def take(self, source: Source, now: float, *, bulk: bool = True) -> tuple[Task, Feed | None] | None:
+    def take(self, source: Source, now: float, *, bulk: bool = True) -> tuple[Task, BatchFeed | None] | None:
         """Remove and return the best task for a source, with the feed if it comes fresh from one; None if there is none.
 
         Args:
@@ -146,7 +146,7 @@ class Queue:
         self._close_idle()
         return tasks
 
-    def drop_feed(self, feed: Feed) -> None:
+    def drop_feed(self, feed: BatchFeed) -> None:
         """Take a feed out, if it is in. It does not come again."""
         lane = self._lanes.get(feed.level)
         if lane is not None:
@@ -199,7 +199,7 @@ class Queue:
     def __bool__(self) -> bool:
         return bool(self.levels)
 
-    def _feeds(self) -> list[Feed]:
+    def _feeds(self) -> list[BatchFeed]:
         return [feed for lane in self._lanes.values() for feed in lane.feeds()]
 
     def _out(self, tasks: list[Task]) -> list[Task]:
@@ -211,13 +211,13 @@ class Queue:
 
     # levels that have nothing: their lanes are kept, for they are often needed again at once
 
-    def _open(self, level: int) -> Lane:
-        lane = self._lanes[level] = self._resting.pop(level) if level in self._resting else Lane(level)
+    def _open(self, level: int) -> PriorityLevel:
+        lane = self._lanes[level] = self._resting.pop(level) if level in self._resting else PriorityLevel(level)
         insort(self.levels, level)
         self._only = None if len(self.levels) > 1 else lane
         return lane
 
-    def _close(self, lane: Lane) -> None:
+    def _close(self, lane: PriorityLevel) -> None:
         lane.rest()
         self._resting[lane.level] = self._lanes.pop(lane.level)
         self.levels.remove(lane.level)
@@ -227,7 +227,7 @@ class Queue:
         for lane in [lane for lane in self._lanes.values() if not lane.waits()]:
             self._close(lane)
 
-    def _first(self, source: Source, bulk: bool) -> tuple[Lane | None, Found]:
+    def _first(self, source: Source, bulk: bool) -> tuple[PriorityLevel | None, Found]:
         """Of several levels, the one whose turn it is, and what is to be taken."""
         key: float = inf
         lane, found = None, None

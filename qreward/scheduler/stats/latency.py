@@ -117,7 +117,7 @@ GAP_FACTOR, GAP_LEAST, GAP_MOST = 20.0, 5.0, 60.0
 MOST_DOUBLINGS = 3
 
 
-class Tempo:
+class StreamTiming:
     """Of one source.
 
     Example:

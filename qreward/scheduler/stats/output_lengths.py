@@ -23,7 +23,7 @@ STRETCH = 1.6
 """Times what is done already that a long one is at least, where few answers were as long."""
 
 
-class Lengths:
+class OutputLengths:
     """Lengths of answers, and what they say of one that is under way.
 
     Attributes:

@@ -20,7 +20,7 @@ LEAST_DUE = 24.0
 _MEMORY = 0.9995
 
 
-class Silence:
+class StallDetector:
     """Since when a source is silent, and how long that was at most, in answers due.
 
     Attributes:

@@ -8,13 +8,13 @@ from typing import Any
 
 from calls_watch import Watch
 
-from qreward.scheduler.functions.call import Adapting, Breaking, Call, CallTerms, Hedging, Pause, Raised, Rate
+from qreward.scheduler.functions.call import Adapting, Breaking, Call, CallFailure, CallOptions, Hedging, Pause, Rate
 from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.functions.state import Function
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.request import Attempt
 
-__all__ = ["AT_ONCE", "Adapting", "Breaking", "Broken", "CallTerms", "Desk", "Hedging", "Longest", "Pause", "Rate", "Shortest"]
+__all__ = ["AT_ONCE", "Adapting", "Breaking", "Broken", "CallOptions", "Desk", "Hedging", "Longest", "Pause", "Rate", "Shortest"]
 
 AT_ONCE = Pause(0.0, 0.0)
 TOO_MANY_TICKS = 1000
@@ -49,7 +49,7 @@ class Desk:
 
     def function(self, name: str = "f", *, keyed: bool = False, **terms: Any) -> Function:
         """A function of the pool, with such terms."""
-        function = Function(name, self.scheduler.group, CallTerms(**terms), keyed=keyed)
+        function = Function(name, self.scheduler.group, CallOptions(**terms), keyed=keyed)
         self.watch.functions.append(function)
         return function
 
@@ -104,7 +104,7 @@ class Desk:
         """A try raises; of a call, its oldest."""
         self._let_pass(after)
         error = Broken("no")
-        self.report(self._try(call), Raised(error, **how))
+        self.report(self._try(call), CallFailure(error, **how))
         return error
 
     def stopped(self, call: Call | Attempt) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from calls_desk import AT_ONCE, Adapting, Breaking, Broken, Desk, Hedging, Pause, Rate
 
-from qreward.scheduler.functions.call import Raised
+from qreward.scheduler.functions.call import CallFailure
 from qreward.scheduler.functions.state import Function
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.request import Attempt
@@ -50,11 +50,11 @@ class Body:
         """Seconds and outcome of a try that begins now."""
         chance, error = rng.random(), Broken("no")
         if self.cap is not None and self.busy > self.cap:
-            return rng.choice([0.0, 0.01]), Raised(error, wait=self.hint, overloaded=True)
+            return rng.choice([0.0, 0.01]), CallFailure(error, wait=self.hint, overloaded=True)
         if self.down[0] <= now < self.down[1] or chance < self.faults:
-            return rng.random() * self.mean, Raised(error, wait=rng.choice([None, None, None, 0.2, 3.0]))
+            return rng.random() * self.mean, CallFailure(error, wait=rng.choice([None, None, None, 0.2, 3.0]))
         if chance < self.faults + self.fatal:
-            return 0.01, Raised(error, again=False)
+            return 0.01, CallFailure(error, again=False)
         if chance < self.faults + self.fatal + self.hangs:
             return LONG, Answer("late")
         return self.mean * rng.lognormvariate(0.0, self.spread), Answer("yes")

@@ -11,12 +11,12 @@ from math import inf
 from typing import Any
 
 from qreward.errors import CircuitOpen, RequestTimeout
-from qreward.scheduler.functions.call import Call, Raised
-from qreward.scheduler.functions.heap import SWEEP, Ranked
+from qreward.scheduler.functions.call import Call, CallFailure
+from qreward.scheduler.functions.heap import SWEEP, IndexedHeap
 from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import HEDGES_AT_ONCE, Function, Lane
+from qreward.scheduler.functions.state import HEDGES_AT_ONCE, Function, KeyState
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.request import Attempt, Why
+from qreward.scheduler.request import Attempt, CancelReason
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
 from qreward.scheduler.timer_wheel import PER_SECOND
 
@@ -65,7 +65,7 @@ class Watch:
         call = _call(attempt)
         where = call.function, call.key
         self.inflight[where] -= 1
-        if isinstance(outcome, Raised):
+        if isinstance(outcome, CallFailure):
             self._failures[call] += 1
             self._streak[call] = 0 if outcome.overloaded else self._streak[call] + 1
             if outcome.overloaded and outcome.wait is not None and outcome.wait < inf:
@@ -186,13 +186,13 @@ class Watch:
         whys = {attempt.why for attempt in self.live if attempt.task is call}
         if isinstance(outcome, RequestTimeout):
             assert now >= call.deadline
-            assert whys <= {Why.OVERDUE}
+            assert whys <= {CancelReason.OVERDUE}
         else:
-            assert whys <= {Why.BEATEN if isinstance(outcome, Answer) else Why.ABANDONED}
+            assert whys <= {CancelReason.BEATEN if isinstance(outcome, Answer) else CancelReason.ABANDONED}
 
     # what must hold between inputs
 
-    def lanes(self) -> Iterator[Lane]:
+    def lanes(self) -> Iterator[KeyState]:
         for function in self.functions:
             yield from function.lanes.values()
 
@@ -226,7 +226,7 @@ class Watch:
         assert len(self.scheduler._wheel) == timed, "the wheel holds something dead, or lost something"
 
     def _check_open(self, now: float) -> None:
-        calls: Counter[Lane] = Counter()
+        calls: Counter[KeyState] = Counter()
         for call in self.open:
             calls[call.lane] += 1
             assert call.function.lanes[call.key] is call.lane, "the key of an open call was forgotten"
@@ -241,7 +241,7 @@ class Watch:
             assert len(lane.line) == sum(call.lane is lane and call in lane.line for call in self.open), "a line holds something dead"
 
     def _check_heaps(self) -> None:
-        heaps: list[Ranked[Any]] = [self.scheduler.group.ready, self.scheduler._wakes, *(lane.line for lane in self.lanes())]
+        heaps: list[IndexedHeap[Any]] = [self.scheduler.group.ready, self.scheduler._wakes, *(lane.line for lane in self.lanes())]
         for heap in heaps:
             assert len(heap._heap) <= 2 * len(heap) + SWEEP
         for function in self.functions:

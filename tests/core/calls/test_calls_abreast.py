@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from calls_desk import AT_ONCE, Breaking, Desk, Pause
 
-from qreward.scheduler.request import Why
+from qreward.scheduler.request import CancelReason
 from qreward.scheduler.timer_wheel import PER_SECOND
 
 BUCKET = 1 / PER_SECOND
@@ -57,7 +57,7 @@ def test_the_first_that_returns_wins() -> None:
     one, two = desk.tries(call)
     desk.ok(two)
     assert desk.is_ok(call)
-    assert one.why is Why.BEATEN
+    assert one.why is CancelReason.BEATEN
 
 
 def test_one_of_them_that_fails_does_not_end_the_call() -> None:

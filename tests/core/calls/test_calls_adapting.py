@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.scheduler.functions.call import Adapting
-from qreward.scheduler.functions.limits import LEAST_ROUND, Adaptive, kept
+from qreward.scheduler.functions.limits import LEAST_ROUND, AimdLimit, kept
 
 TERMS = Adapting(2, 100, 0.3, None)
 
 
-def rounds(limit: Adaptive, count: int, *, failing: float = 0.0, seconds: float = 0.1, wanted: bool = True, now: float = 0.0) -> float:
+def rounds(limit: AimdLimit, count: int, *, failing: float = 0.0, seconds: float = 0.1, wanted: bool = True, now: float = 0.0) -> float:
     """So many rounds of tries, each begun after the one before was over; the time after them."""
     for _ in range(count):
         size = max(LEAST_ROUND, limit.limit)
@@ -30,7 +30,7 @@ def rounds(limit: Adaptive, count: int, *, failing: float = 0.0, seconds: float 
 
 
 def test_it_rises_a_tenth_a_round_while_somebody_waits_for_it() -> None:
-    limit = Adaptive(TERMS, 50)
+    limit = AimdLimit(TERMS, 50)
     rounds(limit, 1)
     assert limit.limit == 55
     rounds(limit, 20, now=1.0)
@@ -38,19 +38,19 @@ def test_it_rises_a_tenth_a_round_while_somebody_waits_for_it() -> None:
 
 
 def test_a_small_one_rises_by_one() -> None:
-    limit = Adaptive(TERMS, 2)
+    limit = AimdLimit(TERMS, 2)
     rounds(limit, 1)
     assert limit.limit == 3
 
 
 def test_it_does_not_rise_unused() -> None:
-    limit = Adaptive(TERMS, 50)
+    limit = AimdLimit(TERMS, 50)
     rounds(limit, 50, wanted=False)
     assert limit.limit == 50
 
 
 def test_it_falls_by_half_when_too_much_fails_down_to_the_least() -> None:
-    limit = Adaptive(TERMS, 40)
+    limit = AimdLimit(TERMS, 40)
     now = rounds(limit, 1, failing=0.5)
     assert limit.limit == 20
     rounds(limit, 10, failing=0.5, now=now)
@@ -58,20 +58,20 @@ def test_it_falls_by_half_when_too_much_fails_down_to_the_least() -> None:
 
 
 def test_it_neither_falls_nor_rises_while_some_fail() -> None:
-    limit = Adaptive(TERMS, 40)
+    limit = AimdLimit(TERMS, 40)
     rounds(limit, 5, failing=0.2)
     assert limit.limit == 40
 
 
 def test_slow_tries_make_it_fall_if_that_was_asked_for() -> None:
-    slow, any_pace = Adaptive(TERMS._replace(seconds=1.0), 40), Adaptive(TERMS, 40)
+    slow, any_pace = AimdLimit(TERMS._replace(seconds=1.0), 40), AimdLimit(TERMS, 40)
     rounds(slow, 1, seconds=1.1)
     rounds(any_pace, 1, seconds=1.1, wanted=False)
     assert (slow.limit, any_pace.limit) == (20, 40)
 
 
 def test_what_began_under_another_limit_says_nothing_of_this_one() -> None:
-    limit = Adaptive(TERMS, 32)
+    limit = AimdLimit(TERMS, 32)
     for _ in range(32):
         limit.failed(1.0, 0.0)
     assert limit.limit == 16
@@ -81,7 +81,7 @@ def test_what_began_under_another_limit_says_nothing_of_this_one() -> None:
 
 
 def test_being_turned_away_makes_it_fall_at_once_and_once() -> None:
-    limit = Adaptive(TERMS, 32)
+    limit = AimdLimit(TERMS, 32)
     assert limit.overloaded(1.0, 0.5)
     assert limit.limit == 16
     assert not limit.overloaded(1.1, 0.9)
@@ -92,14 +92,14 @@ def test_being_turned_away_makes_it_fall_at_once_and_once() -> None:
 @pytest.mark.parametrize(("most", "limit"), [(4, 4), (inf, 10)])
 def test_it_never_goes_above_what_is_set(most: float, limit: int) -> None:
     """Else it would rise where nobody sees it, and have to fall as far before anybody does."""
-    adaptive = Adaptive(Adapting(10, 100, 0.3, None), 4, most)
+    adaptive = AimdLimit(Adapting(10, 100, 0.3, None), 4, most)
     assert adaptive.limit == limit
     rounds(adaptive, 100)
     assert adaptive.limit == min(most, 100)
 
 
 def test_other_terms_keep_what_was_found_as_far_as_they_allow() -> None:
-    limit = Adaptive(TERMS, 32)
+    limit = AimdLimit(TERMS, 32)
     assert kept(limit, TERMS, 99.0, inf) is limit
     assert kept(limit, TERMS._replace(most=20), 99.0, inf) is limit
     assert limit.limit == 20
@@ -112,7 +112,7 @@ def test_other_terms_keep_what_was_found_as_far_as_they_allow() -> None:
 @given(st.integers(0, 10**6), st.integers(1, 20), st.integers(0, 100))
 def test_it_stays_within_its_bounds_whatever_is_seen(seed: int, least: int, more: int) -> None:
     rng = Random(seed)
-    limit, now = Adaptive(Adapting(least, least + more, 0.3, 1.0), 30), 0.0
+    limit, now = AimdLimit(Adapting(least, least + more, 0.3, 1.0), 30), 0.0
     for _ in range(300):
         now += rng.random()
         sent_at = now - 3 * rng.random()

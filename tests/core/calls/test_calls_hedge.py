@@ -6,7 +6,7 @@ import pytest
 from calls_desk import AT_ONCE, Breaking, Desk, Hedging, Pause, Rate
 
 from qreward.scheduler.functions.state import ENOUGH, HEDGES_AT_ONCE
-from qreward.scheduler.request import Why
+from qreward.scheduler.request import CancelReason
 
 AFTER = Hedging(0.5, 0.0, 1, 1.0)
 
@@ -22,7 +22,7 @@ def test_it_is_made_after_so_many_seconds_and_the_first_result_wins() -> None:
     desk.ok(hedge, after=0.1)
     assert desk.is_ok(call)
     assert list(desk.watch.cancels) == [first]
-    assert first.why is Why.BEATEN
+    assert first.why is CancelReason.BEATEN
     assert (f.tally.hedges, f.tally.hedges_won) == (1, 1)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from calls_desk import Adapting, Breaking, CallTerms, Desk, Pause, Rate
+from calls_desk import Adapting, Breaking, CallOptions, Desk, Pause, Rate
 
 from qreward.errors import CircuitOpen
-from qreward.scheduler.functions.call import Call, Raised
+from qreward.scheduler.functions.call import Call, CallFailure
 from qreward.scheduler.functions.scheduler import FORGETS, CallScheduler
 from qreward.scheduler.functions.state import MEMORY, Function
 from qreward.scheduler.outcome import Answer
@@ -183,7 +183,7 @@ def test_a_function_without_keys_forgets_nothing() -> None:
 
 
 def test_a_hundred_thousand_keys_leave_nothing_and_forgetting_them_keeps_no_call_waiting() -> None:
-    terms = CallTerms(retries=1, rate=Rate(2, 5.0), breaking=Breaking(2, 1.0), timeout=2.0, most=100)
+    terms = CallOptions(retries=1, rate=Rate(2, 5.0), breaking=Breaking(2, 1.0), timeout=2.0, most=100)
     scheduler, rng, now = CallScheduler(Random(0)), Random(1), 0.0
     f = Function("f", scheduler.group, terms, keyed=True)
     most = 0
@@ -197,7 +197,7 @@ def test_a_hundred_thousand_keys_leave_nothing_and_forgetting_them_keeps_no_call
             scheduler.withdraw(now, [call])
         for command in [command for command in scheduler.out if command[0] == SEND]:
             failed = rng.random() < 0.02
-            scheduler.event(now + 0.001, command[1], Raised(ValueError(), again=False) if failed else Answer(1))
+            scheduler.event(now + 0.001, command[1], CallFailure(ValueError(), again=False) if failed else Answer(1))
         scheduler.out.clear()
         scheduler.tick(now)
         most = max(most, len(f.lanes))

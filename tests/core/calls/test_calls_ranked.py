@@ -7,14 +7,14 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.functions.heap import SWEEP, Ranked
+from qreward.scheduler.functions.heap import SWEEP, IndexedHeap
 
 moves = st.lists(st.tuples(st.sampled_from(["put", "put", "drop", "take"]), st.integers(0, 7), st.integers(0, 4), st.integers(0, 3)))
 
 
 @given(moves)
 def test_it_gives_what_a_sorted_list_gives(steps: list[tuple[str, int, int, int]]) -> None:
-    ranked: Ranked[str] = Ranked()
+    ranked: IndexedHeap[str] = IndexedHeap()
     model: dict[str, tuple[int, int, int]] = {}
     for turn, (what, thing, rank, number) in enumerate(steps):
         name = str(thing)
@@ -39,7 +39,7 @@ def test_it_gives_what_a_sorted_list_gives(steps: list[tuple[str, int, int, int]
 
 
 def test_things_that_cannot_be_compared_may_have_equal_ranks() -> None:
-    ranked: Ranked[object] = Ranked()
+    ranked: IndexedHeap[object] = IndexedHeap()
     things = [object() for _ in range(5)]
     for thing in things:
         ranked.put(thing, 1.0)
@@ -47,7 +47,7 @@ def test_things_that_cannot_be_compared_may_have_equal_ranks() -> None:
 
 
 def test_what_left_or_moved_is_not_kept() -> None:
-    ranked: Ranked[int] = Ranked()
+    ranked: IndexedHeap[int] = IndexedHeap()
     ranked.put(-1, 0.0)
     for thing in range(10_000):
         ranked.put(thing, 1.0)

@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.functions.limits import Ration
+from qreward.scheduler.functions.limits import SlidingWindowLimit
 
 gaps = st.lists(st.one_of(st.just(0.0), st.floats(0.0, 3.0)), max_size=60)
 
@@ -16,7 +16,7 @@ gaps = st.lists(st.one_of(st.just(0.0), st.floats(0.0, 3.0)), max_size=60)
 def test_in_no_half_open_window_are_more_than_size_and_nobody_waits_longer_than_for_that(
     size: int, window: float, start: float, waits: list[float]
 ) -> None:
-    ration, now = Ration(size, window), start
+    ration, now = SlidingWindowLimit(size, window), start
     starts: list[float] = []
     for wait in waits:
         now += wait
@@ -31,7 +31,7 @@ def test_in_no_half_open_window_are_more_than_size_and_nobody_waits_longer_than_
 
 
 def test_the_moment_at_which_the_window_ends_is_free() -> None:
-    ration = Ration(2, 1.0)
+    ration = SlidingWindowLimit(2, 1.0)
     ration.take(0.0)
     assert ration.ready_at == -inf
     ration.take(0.5)
@@ -42,7 +42,7 @@ def test_the_moment_at_which_the_window_ends_is_free() -> None:
 
 
 def test_what_started_counts_under_another_limit() -> None:
-    ration = Ration(3, 1.0)
+    ration = SlidingWindowLimit(3, 1.0)
     for now in (0.0, 0.2, 0.4):
         ration.take(now)
     ration.change(2, 1.0)
@@ -54,5 +54,5 @@ def test_what_started_counts_under_another_limit() -> None:
 
 
 def test_a_ration_that_was_never_used_is_clear() -> None:
-    assert Ration(1, 1.0).clear_at == -inf
-    assert Ration(1, 1.0).ready_at == -inf
+    assert SlidingWindowLimit(1, 1.0).clear_at == -inf
+    assert SlidingWindowLimit(1, 1.0).ready_at == -inf

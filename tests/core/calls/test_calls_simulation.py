@@ -7,7 +7,7 @@ from calls_scenes import Scene
 
 from qreward.errors import CircuitOpen, RequestTimeout
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.request import Why
+from qreward.scheduler.request import CancelReason
 
 SEEDS = range(200)
 
@@ -48,5 +48,5 @@ def test_the_scenes_contain_everything_that_can_happen() -> None:
         seen |= {command[3] for command in watch.trace if command[1] == "cancel"}
         seen |= {"hedge won" for attempt in (attempt for _, attempt in watch.sends) if attempt.hedge and attempt.won}
         seen |= {"withdrawn" for _ in watch.withdrawn} | {"overload" for function in watch.functions if function.tally.overloaded}
-    kinds = {Answer, RequestTimeout, CircuitOpen, "retry", "hedge", "hedge won", "withdrawn", "overload", *Why}
+    kinds = {Answer, RequestTimeout, CircuitOpen, "retry", "hedge", "hedge won", "withdrawn", "overload", *CancelReason}
     assert kinds <= seen, kinds - seen

@@ -7,7 +7,7 @@ import json
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import ListAnswer
 from qreward.codecs.rewards.base import ListCodec, Operation
 from qreward.codecs.rewards.registry import codec_of
@@ -15,7 +15,7 @@ from qreward.errors import InvalidResponse
 from qreward.scheduler.outcome import Answer, Failure
 from qreward.settings.policies import Endpoint, RewardModel
 from qreward.testing import FakeEndpoint, FakeFleet
-from qreward.transport.backend import Wire
+from qreward.transport.backend import HttpBackend
 
 T = TypeVar("T")
 
@@ -34,50 +34,50 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(bounded())
 
 
-def call(operation: Operation, items: list[Any], **params: Any) -> Call:
-    return Call(operation, "m", operation.validate(items), params, None)
+def call(operation: Operation, items: list[Any], **params: Any) -> WireRequest:
+    return WireRequest(operation, "m", operation.validate(items), params, None)
 
 
-async def ask(fake: FakeEndpoint, asked: Call, reward: RewardModel | None = None, *, rooted: bool = False) -> Answer | Failure:
+async def ask(fake: FakeEndpoint, asked: WireRequest, reward: RewardModel | None = None, *, rooted: bool = False) -> Answer | Failure:
     """Send a call to a fake server on loopback; ``rooted`` gives the endpoint's address without ``/v1``."""
     async with FakeFleet([fake]) as fleet:
         url = fleet.urls[fake.name]
         endpoint = RewardEndpoint(
             url.removesuffix("/v1") if rooted else url, name=fake.name, kind=fake.kind, proxy="", reward=reward or RewardModel()
         )
-        wire = Wire()
+        wire = HttpBackend()
         try:
             return await wire.send(endpoint, asked)
         finally:
             await wire.aclose()
 
 
-def answered(fake: FakeEndpoint, asked: Call, reward: RewardModel | None = None, *, rooted: bool = False) -> ListAnswer:
+def answered(fake: FakeEndpoint, asked: WireRequest, reward: RewardModel | None = None, *, rooted: bool = False) -> ListAnswer:
     outcome = run(ask(fake, asked, reward, rooted=rooted))
     assert isinstance(outcome, Answer), outcome
     value: ListAnswer = outcome.value
     return value
 
 
-def failed(fake: FakeEndpoint, asked: Call, reward: RewardModel | None = None) -> Failure:
+def failed(fake: FakeEndpoint, asked: WireRequest, reward: RewardModel | None = None) -> Failure:
     outcome = run(ask(fake, asked, reward))
     assert isinstance(outcome, Failure), outcome
     return outcome
 
 
-def written(kind: str, asked: Call, **settings: Any) -> dict[str, Any]:
+def written(kind: str, asked: WireRequest, **settings: Any) -> dict[str, Any]:
     """The body that a kind of server is sent."""
     body: dict[str, Any] = json.loads(codec(kind, asked, **settings).encode(asked, "server-name"))
     return body
 
 
-def decoded(kind: str, asked: Call, document: Any, **settings: Any) -> list[Any]:
+def decoded(kind: str, asked: WireRequest, document: Any, **settings: Any) -> list[Any]:
     """The items of an answer; an error is shown by its type."""
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     items = codec(kind, asked, **settings).decode(body, asked).items
     return [InvalidResponse if isinstance(item, InvalidResponse) else item for item in items]
 
 
-def codec(kind: str, asked: Call, **settings: Any) -> ListCodec:
+def codec(kind: str, asked: WireRequest, **settings: Any) -> ListCodec:
     assert isinstance(asked.codec, Operation)
     return codec_of(kind, asked.codec, RewardModel(**settings))

@@ -16,7 +16,7 @@ from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
 from qreward.testing import FakeEndpoint, FakeFleet, Faults
 from qreward.testing.rewards import NAN, REFUSED, Scoring, score_of
-from qreward.transport.backend import Wire
+from qreward.transport.backend import HttpBackend
 from qreward.transport.error_mapping import failure_from_embedded, failure_from_reply
 from qreward.transport.redaction import Secrets
 
@@ -68,7 +68,7 @@ def test_a_score_that_is_null_fails_an_item_that_is_alone_as_a_broken_answer(kin
 
 async def halved(endpoint: Endpoint, operation: Operation, items: list[Any]) -> list[Any]:
     """What a queue does with a list: send it, and send it again in halves where that may help."""
-    wire = Wire()
+    wire = HttpBackend()
 
     async def results(part: list[Any]) -> list[Any]:
         outcome = await wire.send(endpoint, call(operation, part, query="q"))
@@ -120,7 +120,7 @@ def test_an_overload_is_never_halved_whatever_the_route_says_it_in(kind: Any, st
     async def main() -> Answer | Failure:
         full = FakeEndpoint("gpu-0", kind=kind, rpm=1, burst=1, reject_status=status)
         async with FakeFleet([full]) as fleet:
-            endpoint, wire = Endpoint(fleet.urls["gpu-0"], kind=kind, proxy=""), Wire()
+            endpoint, wire = Endpoint(fleet.urls["gpu-0"], kind=kind, proxy=""), HttpBackend()
             await wire.send(endpoint, call(operation, ["a"], query="q"))
             outcome = await wire.send(endpoint, call(operation, ["a", "b"], query="q"))
             await wire.aclose()
@@ -146,7 +146,7 @@ def test_a_wrong_key_is_told_in_every_dialect(kind: str) -> None:
 def test_the_key_of_an_endpoint_goes_to_its_own_routes_too() -> None:
     async def main() -> Answer | Failure:
         async with FakeFleet([FakeEndpoint("gpu-0", kind="tei", api_key="sk-right")]) as fleet:
-            wire = Wire()
+            wire = HttpBackend()
             outcome = await wire.send(Endpoint(fleet.urls["gpu-0"], kind="tei", api_key="sk-right", proxy=""), call(SCORE, ["a"]))
             await wire.aclose()
             return outcome

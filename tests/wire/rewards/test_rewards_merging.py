@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reward_tools import call, codec, written
 
-from qreward.codecs.base import Call
+from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, Score, share
 from qreward.codecs.rewards.base import SPLITTING, MergeLimits, Pair, splits
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, RERANK, SCORE, codec_of, server_root
@@ -24,7 +24,7 @@ K = FailureKind
 
 
 def key(*items: Any, model: str = "m", headers: dict[str, str] | None = None, **params: Any) -> Any:
-    return SCORE.merge_key(Call(SCORE, model, SCORE.validate(list(items)), params, headers))
+    return SCORE.merge_key(WireRequest(SCORE, model, SCORE.validate(list(items)), params, headers))
 
 
 def test_calls_may_share_a_request_if_all_but_their_items_is_equal() -> None:
@@ -42,7 +42,7 @@ def test_calls_may_share_a_request_if_all_but_their_items_is_equal() -> None:
         key("a", headers={"X-A": "1"}),
         key(("q", "a")),
         key([{"role": "user", "content": "a"}]),
-        CLASSIFY.merge_key(Call(CLASSIFY, "m", ["a"], {}, None)),
+        CLASSIFY.merge_key(WireRequest(CLASSIFY, "m", ["a"], {}, None)),
     ],
 )
 def test_calls_that_differ_in_anything_else_go_apart(other: Any) -> None:

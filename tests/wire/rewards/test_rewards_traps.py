@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from reward_tools import answered, call, codec, decoded, failed, written
 
-from qreward.codecs.base import Call, Malformed
+from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.rewards.openrlhf_nim import attributes_of
-from qreward.codecs.rewards.parsing import Unusable
+from qreward.codecs.rewards.parsing import InvalidRow
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 from qreward.errors import BadRequest, InvalidResponse
 from qreward.settings.policies import RewardModel
@@ -166,7 +166,7 @@ NO_ATTRIBUTES = ["", "good", "reward:", "reward:nan", "reward:inf", "reward:1,re
 
 @pytest.mark.parametrize("text", NO_ATTRIBUTES)
 def test_a_text_of_nim_that_is_no_list_of_numbers_is_no_reward(text: str) -> None:
-    with pytest.raises(Unusable):
+    with pytest.raises(InvalidRow):
         attributes_of(text)
 
 
@@ -184,7 +184,7 @@ def test_of_several_attributes_none_is_taken_unasked_except_one_called_reward() 
 
 
 def test_openrlhf_is_sent_query_prompts_and_labels_of_one_length() -> None:
-    asked = Call(SCORE, "m", SCORE.validate([("q", "a"), {"prompt": "p", "response": "b", "label": "42"}, "ready"]), {}, None)
+    asked = WireRequest(SCORE, "m", SCORE.validate([("q", "a"), {"prompt": "p", "response": "b", "label": "42"}, "ready"]), {}, None)
     assert written("openrlhf", asked) == {
         "model": "server-name",
         "query": ["qa", "pb", "ready"],

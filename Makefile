@@ -33,7 +33,7 @@ check: $(READY) ## lint, format and types
 	$(BIN)/pyright --pythonpath $(BIN)/python tests/typing
 
 soak: $(READY) ## play 10,000 random simulations of the scheduler
-	cd tests/core && $(abspath $(BIN))/python soak.py 10000
+	cd tests/scheduler && $(abspath $(BIN))/python soak.py 10000
 
 bench: $(READY) ## measure the CPU time per request, and the scheduler in virtual time
 	$(BIN)/python benchmarks/overhead.py

@@ -1,6 +1,6 @@
 """The sink of a batch of streams, whose pieces come through one place in the order in which they arrive.
 
-A ``BatchWaiter`` in all else: its input is read as it is needed, its items are sent as endpoints have room. Bounded: when the consumer is slow,
+A ``BatchWaiter`` in all else: its input is read as it is needed, its items are sent as endpoints have room. Bounded: if the reader is slow,
 no stream is read on, and no input.
 """
 

@@ -1,6 +1,6 @@
 """A member's side: what it may send on the share that it was told, and for how long.
 
-In the place of a source's pace on requests and tokens there is a ``LeasedQuota``, around its window a ``CappedLimit``; both ask the source's
+In the place of a source's limits of requests and tokens is a ``LeasedQuota``, around its window a ``CappedLimit``; both ask the source's
 ``Lease``. Nothing may be sent before the first share, nor after the lease of the last one has run out, whoever slept meanwhile.
 
 Where shares cannot be renewed (nobody answers, or the ledger is young) the member is *on its own*: it keeps to the share that it held last,

@@ -39,7 +39,7 @@ def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any)
     """An ASGI app that scores with a function, in batches, in the dialects of OpenRLHF, MolGenDocking and vLLM.
 
     Args:
-        scorer: ``scorer(completions: list[str], metadata: list[dict]) -> rewards``; see :class:`~qreward.batching.reward_buffer.RewardBuffer`.
+        scorer: ``scorer(completions: list[str], metadata: list[dict]) -> rewards``; see ``RewardBuffer``.
         config: the settings; or
         settings: the same by name; see :class:`ServerConfig`.
 

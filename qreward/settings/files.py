@@ -45,7 +45,7 @@ class Place:
 
 
 def read_settings(source: str | Path | Mapping[str, Any], *, empty: str, known: str = "") -> tuple[dict[str, Any], Place]:
-    """The settings in a YAML, JSON or TOML file, or in a mapping; variables are replaced, see :func:`~qreward.settings.base.expand_variables`.
+    """The settings in a YAML, JSON or TOML file, or in a mapping; variables are replaced, see ``expand_variables``.
 
     Args:
         source: the file's path, or what it would hold.

@@ -82,7 +82,7 @@ def _server(url: str) -> dict[str, Any]:
     return {names.SERVER_ADDRESS: parts.hostname} | ({} if port is None else {names.SERVER_PORT: port})
 
 
-KINDS_MOST = 1024
+MOST_KINDS = 1024
 """Kinds, and points of one kind, that are remembered; beyond it they are found anew."""
 
 
@@ -128,7 +128,7 @@ class Kind:
         if found is None:
             where = {} if place is None else place.server | self.provider_at(place)
             more = {names.RESPONSE_MODEL: model, names.ERROR_TYPE: error, names.TOKEN_TYPE: token}
-            found = self._remember(key, self.metric | where | _kinds_known(more))
+            found = self._remember(key, self.metric | where | _known_kind(more))
         return found
 
     def attempt_point(self, place: Place, kind: str, outcome: str, error: str | None) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class Kind:
         found = self._points.get(key)
         if found is None:
             what = {names.ATTEMPT_TYPE: kind, names.ATTEMPT_OUTCOME: outcome, **self.model}
-            found = self._remember(key, what | place.attributes | _kinds_known({names.ERROR_TYPE: error}))
+            found = self._remember(key, what | place.attributes | _known_kind({names.ERROR_TYPE: error}))
         return found
 
     def provider_at(self, place: Place) -> dict[str, Any]:
@@ -146,13 +146,13 @@ class Kind:
         return {} if own is None else {names.PROVIDER: own}
 
     def _remember(self, key: Hashable, point: dict[str, Any]) -> dict[str, Any]:
-        if len(self._points) >= KINDS_MOST:
+        if len(self._points) >= MOST_KINDS:
             self._points.clear()
         self._points[key] = point
         return point
 
 
-def _kinds_known(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _known_kind(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
@@ -172,7 +172,7 @@ class Kinds:
             return self._new(task)
         kind = self._known.get(key)
         if kind is None:
-            if len(self._known) >= KINDS_MOST:
+            if len(self._known) >= MOST_KINDS:
                 self._known.clear()
             kind = self._known[key] = self._new(task)
         return kind
@@ -277,7 +277,7 @@ def _count(value: object) -> int | None:
 
 Attributes = dict[str, Any]
 
-MOST_STOPS, REQUESTS_LONGEST_TEXT = 8, 64
+MOST_STOPS, LONGEST_REQUEST_TEXT = 8, 64
 """Stop sequences that are told, and characters of each."""
 
 
@@ -313,12 +313,12 @@ def _stops(value: object) -> tuple[str, Any] | None:
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list | tuple):
         return None
-    texts = tuple(text[:REQUESTS_LONGEST_TEXT] for text in listed[:MOST_STOPS] if isinstance(text, str))
+    texts = tuple(text[:LONGEST_REQUEST_TEXT] for text in listed[:MOST_STOPS] if isinstance(text, str))
     return (names.STOP_SEQUENCES, texts) if texts else None
 
 
 def _reasoning(value: object) -> tuple[str, Any] | None:
-    return (names.REASONING_LEVEL, value[:REQUESTS_LONGEST_TEXT]) if isinstance(value, str) else None
+    return (names.REASONING_LEVEL, value[:LONGEST_REQUEST_TEXT]) if isinstance(value, str) else None
 
 
 def _output(value: object) -> tuple[str, Any] | None:

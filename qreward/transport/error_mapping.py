@@ -210,7 +210,7 @@ def _wrong_setup(error: type[RequestError], advice: str) -> Verdict:
 _OVERLOAD = Verdict(_OVERLOADED, RateLimited)
 _QUOTA = Verdict(FailureKind.QUOTA, RateLimited, "the account is used up: add credit, or take the endpoint out")
 _INVALID_SCORES = Verdict(_TRANSIENT, InvalidResponse, "the scorer of endpoint {endpoint!r} must return one reward for each completion")
-_FAILURES_TOO_LONG = Verdict(FailureKind.UNSUITABLE, BadRequest, "shorten the input, or route it to a model with a longer context")
+_TOO_LONG_BODY = Verdict(FailureKind.UNSUITABLE, BadRequest, "shorten the input, or route it to a model with a longer context")
 _PASSING = Verdict(_TRANSIENT, ServerError)
 _WRONG = Verdict(_REFUSED, BadRequest)
 _KEY = _wrong_setup(AuthenticationFailed, "check api_key of endpoint {endpoint!r}")
@@ -299,7 +299,7 @@ def _verdict(status: int, complaint: ErrorBody) -> Verdict:
     if INVALID_SCORES in complaint.names:
         return _INVALID_SCORES
     if status in (400, 413, 422) and is_too_long(complaint):
-        return _FAILURES_TOO_LONG
+        return _TOO_LONG_BODY
     if (known := _VERDICTS.get(status)) is not None:
         return known
     return _WRONG if 400 <= status < 500 else _PASSING

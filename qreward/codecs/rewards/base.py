@@ -265,7 +265,7 @@ class Listing:
 class Operation(Listing):
     """Something that is asked about a list of items, before it is known which server will answer.
 
-    It is the ``codec`` of a :class:`~qreward.codecs.base.WireRequest` whose ``inputs`` are the items. Everything that does not depend on the
+    It is the ``codec`` of a ``WireRequest`` whose ``inputs`` are the items. Everything that does not depend on the
     server is here; ``dialects.bound`` gives the call the codec of an endpoint when it is sent.
 
     Attributes:

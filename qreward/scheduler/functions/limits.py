@@ -10,7 +10,7 @@ window instead, so the next one may come as soon as the window allows and never 
 
 A circuit breaker that does what it is told: so many failures in a row open it, after a while one call tries again.
 
-Nygard, "Release It!" (2007). Unlike ``scheduler.health``, which finds out by itself whether an endpoint is well, the numbers are the user's.
+Nygard, "Release It!" (2007). Unlike ``scheduler.health``, which finds out by itself whether an endpoint is well, the numbers are given.
 """
 
 from __future__ import annotations

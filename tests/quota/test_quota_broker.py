@@ -1,0 +1,143 @@
+"""The broker of a cluster, against a Ray that is played: made by whoever comes first, and made again when it is gone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from quota_child import KEY, asked
+
+from qreward.integrations.ray import limit_actor as room
+from qreward.integrations.ray.limit_actor import Broker, RayCarrier
+from qreward.quota.messages import LEASE
+from qreward.quota.transports import make_carrier
+
+
+class RayActorError(Exception):
+    """As Ray calls it."""
+
+
+class Actor:
+    """A handle, and what is behind it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.dead = self.mute = False
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*arguments: Any) -> Any:
+            future: Future[Any] = Future()
+            if self.dead:
+                future.set_exception(RayActorError("it died"))
+            elif not self.mute:
+                future.set_result(getattr(self.broker, name)(*arguments))
+            return SimpleNamespace(future=lambda: future)
+
+        return SimpleNamespace(remote=remote)
+
+
+class FakeRay:
+    """What the carrier uses of Ray."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.connected = True
+        self.actors: dict[tuple[str, str], Actor] = {}
+        self.options: list[dict[str, Any]] = []
+
+    def is_initialized(self) -> bool:
+        return self.connected
+
+    def get_actor(self, name: str, namespace: str) -> Actor:
+        found = self.actors.get((namespace, name))
+        if found is None:
+            raise ValueError("there is none")
+        return found
+
+    def remote(self, kind: Callable[..., Broker]) -> Any:
+        def options(**chosen: Any) -> Any:
+            self.options.append(chosen)
+
+            def make() -> Actor:
+                return self.actors.setdefault((chosen["namespace"], chosen["name"]), Actor(kind(lambda: self.now)))
+
+            return SimpleNamespace(remote=make)
+
+        return SimpleNamespace(options=options)
+
+    def kill(self) -> None:
+        for actor in self.actors.values():
+            actor.dead = True
+        self.actors.clear()
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    played = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", played)  # type: ignore[arg-type]
+    monkeypatch.setattr(room, "PATIENCE", 0.01)
+    return played
+
+
+def hold(carrier: RayCarrier, member: str, now: float = 0.0) -> float:
+    share = carrier.renew(KEY, member, asked(hold=now))
+    assert share.permits is not None
+    return share.permits.hold
+
+
+def test_processes_meet_at_one_broker_that_waits_a_lease_before_it_gives_anything(ray: FakeRay) -> None:
+    one, other = RayCarrier(), RayCarrier()
+    assert (hold(one, "a"), hold(other, "b")) == (0, 0)
+    ray.now += LEASE
+    assert (hold(one, "a"), hold(other, "b")) == (4, 4)
+    assert list(ray.actors) == [("qreward", f"share-{KEY}")]
+    assert ray.options == [{"name": f"share-{KEY}", "namespace": "qreward", "get_if_exists": True, "num_cpus": 0, "max_restarts": 0}]
+    one.leave(KEY, "a", asked())
+    assert hold(other, "b", 4) == 8
+
+
+def test_a_broker_that_died_is_an_error_once_and_made_again_with_the_next_renewal(ray: FakeRay) -> None:
+    carrier = RayCarrier()
+    hold(carrier, "a")
+    ray.now += LEASE
+    assert hold(carrier, "a") == 8
+    ray.kill()
+    with pytest.raises(ConnectionError, match="the broker actor died"):
+        hold(carrier, "a", 8)
+    share = carrier.renew(KEY, "a", asked(hold=8))
+    assert share.young
+    assert share.permits is not None
+    assert share.permits.hold == 8, "it goes on with what it says that it holds"
+    ray.now += 1.0
+    assert hold(RayCarrier(), "new") == 0
+
+
+def test_a_broker_that_says_nothing_is_not_waited_for(ray: FakeRay) -> None:
+    carrier = RayCarrier()
+    hold(carrier, "a")
+    (actor,) = ray.actors.values()
+    actor.mute = True
+    with pytest.raises(TimeoutError, match="did not answer"):
+        hold(carrier, "a")
+    actor.mute = False
+    hold(carrier, "a")
+
+
+def test_a_process_without_a_cluster_says_what_to_do(ray: FakeRay) -> None:
+    ray.connected = False
+    with pytest.raises(ConnectionError, match=r"call ray.init\(\) first"):
+        hold(RayCarrier(), "a")
+    RayCarrier().leave(KEY, "a", asked())
+
+
+def test_the_carrier_of_ray_is_made_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
+    carrier = make_carrier("ray")
+    assert isinstance(carrier, RayCarrier)
+    with pytest.raises(ConnectionError, match="not connected to Ray"):
+        carrier.renew(KEY, "a", asked())
+    carrier.close()

@@ -1,0 +1,337 @@
+"""What a client does with its share: keeps to it, asks for it in time, gives it up, and says how it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from quota_tools import FakeWire, House, busy, call, client_of, now, shared, sharing, stop
+
+from qreward import ConfigError, Limits, QRewardClient
+from qreward.quota.file_ledger import VARIABLE
+from qreward.quota.lease import NEWCOMER
+from qreward.quota.messages import LEASE, MINUTE, PERIOD, RENEW
+
+
+def sent_since(wire: FakeWire, since: float) -> int:
+    return sum(at >= since for _, _, at in wire.sent)
+
+
+@shared
+async def test_the_first_call_asks_for_a_share_and_goes_at_once(house: House) -> None:
+    client, wire = house.client(rpm=600)
+    assert sharing(client) == "waiting for a first share"
+    await call(client, "hello")
+    assert wire.sent[0][2] < 0.01
+    assert house.table.renewals >= 1
+    assert sharing(client).startswith("the only process: ")
+
+
+@shared
+async def test_several_clients_keep_to_one_rate_and_share_it_equally(house: House) -> None:
+    found = [house.client(rpm=600) for _ in range(4)]
+    bulks = [busy(client) for client, _ in found]
+    await asyncio.sleep(70)
+    before = now()
+    await asyncio.sleep(60)
+    counts = [sent_since(wire, before) for _, wire in found]
+    assert 570 <= sum(counts) <= 600
+    assert max(counts) <= 1.05 * min(counts)
+    assert sharing(found[0][0]) == "one of 4 processes: 146.9 of 600 requests a minute"
+    await stop(*bulks)
+
+
+@shared
+async def test_a_share_grows_when_another_has_nothing_more_to_do_and_shrinks_when_it_begins_again(house: House) -> None:
+    (one, first), (other, second) = house.client(max_concurrency=8), house.client(max_concurrency=8)
+    work = [busy(one), busy(other)]
+    await asyncio.sleep(5)
+    assert (first.live["a"], second.live["a"]) == (4, 4)
+    await stop(work[1])
+    await asyncio.sleep(5)
+    assert (first.live["a"], second.live["a"]) == (8, 0)
+    assert sharing(other) == "idle"
+    work[1] = busy(other)
+    await asyncio.sleep(3)
+    assert (first.live["a"], second.live["a"]) == (4, 4)
+    await stop(*work)
+
+
+@shared
+async def test_together_there_are_never_more_in_flight_than_allowed(house: House) -> None:
+    wire = FakeWire(seconds=0.7)
+    clients = [house.client(wire, max_concurrency=5)[0] for _ in range(8)]
+    work = [busy(client) for client in clients]
+    await asyncio.sleep(60)
+    await stop(*work[:3])
+    await asyncio.sleep(20)
+    assert wire.peak["a"] == 5
+    assert sent_since(wire, 20.0) * 0.7 / (now() - 20) >= 0.9 * 5
+    await stop(*work)
+
+
+@shared
+async def test_tokens_are_shared_too(house: House) -> None:
+    found = [house.client(tpm=60_000) for _ in range(2)]
+    work = [busy(client) for client, _ in found]
+    await asyncio.sleep(70)
+    assert "tokens a minute" in sharing(found[0][0])
+    counts = [sent_since(wire, 20.0) for _, wire in found]
+    assert min(counts) > 0.85 * max(counts)
+    await stop(*work)
+
+
+@shared
+async def test_an_idle_client_leaves_and_renews_no_more_and_comes_back_with_its_next_call(house: House) -> None:
+    client, wire = house.client(rpm=600)
+    await call(client, 1)
+    await asyncio.sleep(10)
+    renewals = house.table.renewals
+    assert sharing(client) == "idle"
+    assert not house.table.only.seats
+    await asyncio.sleep(1000)
+    assert house.table.renewals == renewals
+    before = now()
+    await call(client, 2)
+    assert wire.sent[-1][2] - before < 0.01
+
+
+@shared
+async def test_a_client_that_calls_now_and_then_never_waits_for_its_share(house: House) -> None:
+    client, wire = house.client(rpm=600)
+    for _ in range(40):
+        before = now()
+        await call(client, "now")
+        assert wire.sent[-1][2] - before <= 0.06
+        await asyncio.sleep(0.9)
+
+
+@shared
+async def test_a_process_that_slept_longer_than_its_lease_sends_nothing_before_it_has_renewed(house: House) -> None:
+    client, wire = house.client(rpm=6000, max_concurrency=4)
+    turns = house.turns[client]
+    await call(client, 1)
+    turns.asleep = True
+    await asyncio.sleep(LEASE + 1)
+    asked = asyncio.ensure_future(call(client, 2))
+    await asyncio.sleep(3)
+    assert len(wire.sent) == 1
+    turns.asleep = False
+    turns.ring()
+    await asked
+    assert len(wire.sent) == 2
+
+
+@shared
+async def test_while_nobody_answers_each_goes_on_with_its_last_share_and_says_so_and_says_when_it_is_over(house: House) -> None:
+    log = Log()
+    found = [house.client(rpm=600, max_concurrency=8) for _ in range(4)]
+    work = [busy(client) for client, _ in found]
+    await asyncio.sleep(30)
+    house.table.away = True
+    await asyncio.sleep(5)
+    before = now()
+    await asyncio.sleep(120)
+    counts = [sent_since(wire, before) for _, wire in found]
+    assert sum(counts) <= 1200
+    assert min(counts) >= 2 * (600 * MINUTE / PERIOD / 4 - 3)
+    assert sharing(found[0][0]).startswith("alone, for nobody answers (OSError: nobody is there): 146.9 of 600 requests a minute, 2 of 8")
+    assert len(log.found("nobody answers")) == 4
+    house.table.away = False
+    await asyncio.sleep(5)
+    assert sharing(found[0][0]).startswith("one of 4 processes")
+    assert len(log.found("works again")) == 4
+    before = now()
+    await asyncio.sleep(60)
+    assert 540 <= sum(sent_since(wire, before) for _, wire in found) <= 600
+    await stop(*work)
+    log.close()
+
+
+@shared
+async def test_one_renewal_that_fails_is_nothing_to_speak_of(house: House) -> None:
+    log = Log()
+    client, _ = house.client(rpm=600)
+    work = busy(client)
+    await asyncio.sleep(3.1)
+    house.table.away = True
+    renewals = house.table.renewals
+    await asyncio.sleep(RENEW + 0.1)
+    assert house.table.renewals == renewals + 1
+    house.table.away = False
+    await asyncio.sleep(2)
+    assert sharing(client).startswith("the only process")
+    assert not log.records
+    await stop(work)
+    log.close()
+
+
+@shared
+async def test_who_comes_while_nobody_answers_takes_a_small_part(house: House) -> None:
+    log = Log()
+    house.table.away = True
+    client, wire = house.client(rpm=600, max_concurrency=16)
+    work = busy(client)
+    await asyncio.sleep(5)
+    before = now()
+    await asyncio.sleep(60)
+    assert 0.9 * 600 / NEWCOMER <= sent_since(wire, before) <= 600 / NEWCOMER
+    assert "75 of 600 requests a minute, 2 of 16 in flight" in sharing(client)
+    await stop(work)
+    log.close()
+
+
+@shared
+async def test_a_lost_ledger_is_bridged_with_the_last_shares(house: House) -> None:
+    found = [house.client(rpm=600, max_concurrency=8) for _ in range(4)]
+    work = [busy(client) for client, _ in found]
+    await asyncio.sleep(65)
+    before = now()
+    house.table.lose()
+    await asyncio.sleep(1)
+    assert sharing(found[0][0]).startswith("on its last share: the ledger has just begun: ")
+    await asyncio.sleep(59)
+    total = sum(sent_since(wire, before) for _, wire in found)
+    assert 560 <= total <= 600
+    assert all(wire.peak["a"] <= 8 for _, wire in found)
+    await stop(*work)
+
+
+@shared
+async def test_of_different_limits_the_smallest_counts_and_that_is_said_once(house: House) -> None:
+    log = Log()
+    (large, _), (small, _) = house.client(rpm=6000), house.client(rpm=60)
+    work = [busy(large), busy(small)]
+    await asyncio.sleep(5)
+    assert "of 60 requests a minute" in sharing(large)
+    assert [record.getMessage() for record in log.records] == [
+        "endpoint 'a': another process shares it with rpm=60, here it is 6000; the smallest counts"
+    ]
+    await stop(*work)
+    log.close()
+
+
+@shared
+async def test_a_limit_changed_live_is_told_to_the_others(house: House) -> None:
+    client, wire = house.client(rpm=60)
+    work = busy(client)
+    await asyncio.sleep(3)
+    client.reload({"endpoints": [{**endpoint_of(house), "limits": {"rpm": 6000, "shared": "local", "adaptive": False}}]})
+    before = now()
+    await asyncio.sleep(10)
+    assert sent_since(wire, before) > 200
+    assert "of 6000 requests a minute" in sharing(client)
+    await stop(work)
+
+
+@shared
+async def test_sharing_may_be_switched_on_and_off_live_while_work_waits(house: House) -> None:
+    client, wire = house.client(rpm=60, shared="none")
+    assert client.stats()["a"].state.sharing is None  # type: ignore[union-attr]
+    work = busy(client)
+    await asyncio.sleep(3)
+    client.reload({"endpoints": [{**endpoint_of(house), "limits": {"rpm": 600, "shared": "local", "adaptive": False}}]})
+    await asyncio.sleep(3)
+    assert sharing(client).startswith("the only process")
+    before = now()
+    client.reload({"endpoints": [{**endpoint_of(house), "limits": {"rpm": 600, "adaptive": False}}]})
+    await asyncio.sleep(10)
+    assert sent_since(wire, before) >= 98
+    assert client.stats()["a"].state.sharing is None  # type: ignore[union-attr]
+    assert not house.table.only.seats
+    await stop(work)
+
+
+@shared
+async def test_closing_gives_the_share_back_at_once(house: House) -> None:
+    client, _ = house.client(rpm=600)
+    await call(client, 1)
+    assert len(house.table.only.seats) == 1
+    await client.aclose()
+    assert not house.table.only.seats
+    assert house.table.closed == 1
+
+
+@shared
+async def test_an_endpoint_that_is_removed_leaves_when_its_last_answer_is_there(house: House) -> None:
+    client, _ = house.client(FakeWire(seconds=3.0), max_concurrency=2)
+    client.add_endpoint(house.endpoint("b", max_concurrency=2))
+    asked = asyncio.ensure_future(call(client, 1))
+    await asyncio.sleep(1)
+    members = sum(len(ledger.seats) for ledger in house.table.ledgers.values())
+    assert members >= 1
+    for name in ("a", "b"):
+        if client.stats()[name].state.in_flight:  # type: ignore[union-attr]
+            client.remove_endpoint(name)
+    await asyncio.sleep(1)
+    assert sum(len(ledger.seats) for ledger in house.table.ledgers.values()) >= 1
+    await asked
+    await asyncio.sleep(3)
+    assert not any(ledger.seats for ledger in house.table.ledgers.values())
+
+
+def test_sharing_without_anything_to_share_says_what_to_set() -> None:
+    with pytest.raises(ConfigError, match="shared='local' has nothing to share; set rpm, tpm or max_concurrency"):
+        Limits(shared="local")
+    assert Limits(shared="ray", tpm=5).shared == "ray"
+
+
+def test_a_client_that_shares_nothing_has_no_thread_and_its_sources_are_as_ever() -> None:
+    client = QRewardClient([House.endpoint(rpm=600, shared="none", adaptive=True)])
+    source = client._fleet.source("a")
+    assert source.share is None
+    assert type(source.requests).__name__ == "Pace"
+    assert type(source.window).__name__ == "AdaptiveWindow"
+    assert client._sharing._thread is None
+
+
+def test_the_thread_that_renews_shares_is_not_started_under_the_engines_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "shares"))
+    started: list[bool] = []
+
+    async def main() -> None:
+        client = client_of(FakeWire(seconds=0.001), [House.endpoint(rpm=6000)])
+        start = threading.Thread.start
+
+        def watched(thread: threading.Thread) -> None:
+            if thread.name == "qreward-sharing":
+                started.append(client._engine.lock.locked())
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", watched)
+        async with client:
+            assert started == []
+            await call(client, "hello")
+
+    asyncio.run(main())
+    assert started == [False]
+
+
+def endpoint_of(house: House) -> dict[str, Any]:
+    return {"base_url": "http://a.example/v1", "name": "a", "api_key": "k"}
+
+
+class Log(logging.Handler):
+    """What the library says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+        self.logger = logging.getLogger("qreward")
+        self.logger.addHandler(self)
+        self.before, self.logger.propagate = self.logger.propagate, False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    def found(self, words: str) -> list[str]:
+        return [record.getMessage() for record in self.records if words in record.getMessage()]
+
+    def close(self) -> None:
+        self.logger.removeHandler(self)
+        self.logger.propagate = self.before
+        super().close()

@@ -1,0 +1,275 @@
+"""Ledgers in files: shared by real processes, killed at any moment, damaged, deleted, and misused."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from quota_child import KEY, asked
+
+from qreward.quota import file_ledger as books
+from qreward.quota.file_ledger import SLOT, VARIABLE, LocalCarrier, Unsafe, directory
+from qreward.quota.messages import FRESH, LEASE, RenewReply
+
+CHILD = Path(__file__).with_name("quota_child.py")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "shares"
+
+
+@contextmanager
+def process(place: Path, member: str) -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen([sys.executable, str(CHILD), str(place), member], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline() == b"joined\n"
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def permits(share: RenewReply) -> float:
+    assert share.permits is not None
+    return share.permits.hold
+
+
+def ledger_file(place: Path) -> Path:
+    return place / f"{KEY}-{books.LAYOUT}"
+
+
+def test_members_of_one_key_share_and_of_another_do_not(place: Path, clock: Clock) -> None:
+    one, other = LocalCarrier(place, clock), LocalCarrier(place, clock)
+    assert permits(one.renew(KEY, "a", asked())) == 8
+    assert permits(other.renew(KEY, "b", asked())) == 0
+    assert permits(other.renew("else", "b", asked())) == 8
+    assert permits(one.renew(KEY, "a", asked(hold=8))) == 4
+    one.renew(KEY, "a", asked(hold=4))
+    assert permits(other.renew(KEY, "b", asked())) == 4
+    one.close(), other.close()
+
+
+def test_who_leaves_leaves_nothing_behind_but_the_ledger(place: Path, clock: Clock) -> None:
+    carrier = LocalCarrier(place, clock)
+    carrier.renew(KEY, "a", asked())
+    assert len(list(place.iterdir())) == 2
+    carrier.leave(KEY, "a", asked())
+    carrier.close()
+    assert [path.name for path in place.iterdir()] == [f"{KEY}-{books.LAYOUT}"]
+    assert place.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_killed_process_is_noticed_long_before_its_lease_runs_out(place: Path) -> None:
+    assert FRESH < LEASE
+    carrier = LocalCarrier(place)
+    with process(place, "a") as child:
+        assert permits(carrier.renew(KEY, "b", asked())) == 0
+        child.kill()
+        child.wait()
+    carrier._clock = lambda: time.monotonic() + FRESH + 0.01
+    carrier._books[KEY]._clock = carrier._clock
+    share = carrier.renew(KEY, "b", asked())
+    assert (share.members, permits(share)) == (1, 8)
+    assert not list(place.glob("*.a"))
+    carrier.close()
+
+
+def test_a_process_that_lives_and_is_silent_keeps_its_share_until_its_lease_runs_out(place: Path) -> None:
+    carrier = LocalCarrier(place)
+    with process(place, "a") as child:
+        child.send_signal(signal.SIGSTOP)
+        for _ in range(20):  # it may have been stopped while it held the lock
+            try:
+                carrier.renew(KEY, "b", asked())
+                break
+            except TimeoutError:
+                child.send_signal(signal.SIGCONT)
+                time.sleep(0.01)
+                child.send_signal(signal.SIGSTOP)
+        now = time.monotonic()
+        carrier._books[KEY]._clock = lambda: now + FRESH + 0.1
+        assert permits(carrier.renew(KEY, "b", asked())) == 0
+        carrier._books[KEY]._clock = lambda: now + LEASE + 0.1
+        assert permits(carrier.renew(KEY, "b", asked())) == 8
+    carrier.close()
+
+
+def test_processes_killed_in_the_middle_of_writing_never_spoil_the_ledger(place: Path) -> None:
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    rng, carrier = random.Random(seed), LocalCarrier(place)
+    hold = permits(carrier.renew(KEY, "steady", asked()))
+    for number in range(6):
+        with process(place, f"a{number}") as first, process(place, f"b{number}") as second:
+            for child in (first, second):
+                time.sleep(rng.uniform(0.0, 0.01))
+                child.kill()
+                child.wait()
+        share = carrier.renew(KEY, "steady", asked(hold=hold))
+        hold = permits(share)
+        assert not share.young, "the ledger before the last is still there"
+        assert share.members >= 1
+    carrier._books[KEY]._clock = lambda: time.monotonic() + FRESH + 0.01
+    carrier.renew(KEY, "steady", asked(hold=hold))
+    assert permits(carrier.renew(KEY, "steady", asked(hold=hold))) == 8
+    carrier.close()
+
+
+@pytest.mark.parametrize("torn", [0, 1, 10, 30, 200])
+def test_what_was_half_written_is_as_if_it_had_not_been_begun(place: Path, clock: Clock, torn: int) -> None:
+    carrier = LocalCarrier(place, clock)
+    for hold in (0, 8, 8):
+        carrier.renew(KEY, "a", asked(hold=hold))
+    serial = carrier._books[KEY]._serial
+    with ledger_file(place).open("r+b") as file:
+        file.seek((serial + 1) % 2 * SLOT)
+        file.write(b"\xff" * torn)  # a process began to write the next one, and died
+    share = carrier.renew(KEY, "a", asked(hold=8))
+    assert (share.young, permits(share)) == (False, 8)
+    assert carrier._books[KEY]._serial == serial + 1
+    carrier.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense" * 100, b"\0" * 5000])
+def test_a_damaged_ledger_begins_anew_and_waits_for_those_who_may_hold_something(place: Path, clock: Clock, content: bytes) -> None:
+    old, new = LocalCarrier(place, clock), LocalCarrier(place, clock)
+    old.renew(KEY, "a", asked())
+    ledger_file(place).write_bytes(content)
+    assert permits(new.renew(KEY, "b", asked())) == 0
+    assert permits(old.renew(KEY, "a", asked(hold=8))) == 8
+    clock.now += LEASE
+    assert permits(old.renew(KEY, "a", asked(hold=8))) == 4
+    old.close(), new.close()
+
+
+def test_a_damaged_ledger_of_which_nobody_is_left_is_no_reason_to_wait(place: Path, clock: Clock) -> None:
+    gone = LocalCarrier(place, clock)
+    gone.renew(KEY, "a", asked())
+    gone.close()
+    ledger_file(place).write_bytes(b"nonsense")
+    carrier = LocalCarrier(place, clock)
+    assert permits(carrier.renew(KEY, "b", asked())) == 8
+    carrier.close()
+
+
+def test_a_deleted_ledger_or_directory_is_made_again_and_all_meet_there(place: Path, clock: Clock) -> None:
+    one, other = LocalCarrier(place, clock), LocalCarrier(place, clock)
+    one.renew(KEY, "a", asked())
+    for path in place.iterdir():
+        path.unlink()
+    place.rmdir()
+    one.renew(KEY, "a", asked(hold=8))
+    assert other.renew(KEY, "b", asked()).members == 2
+    assert one.renew(KEY, "a", asked(hold=8)).members == 2
+    one.close(), other.close()
+
+
+def test_a_ledger_of_a_time_before_the_machine_started_again_does_not_count(place: Path, clock: Clock) -> None:
+    before = LocalCarrier(place, clock)
+    before.renew(KEY, "a", asked())
+    before.close()
+    clock.now = 5.0
+    carrier = LocalCarrier(place, clock)
+    assert permits(carrier.renew(KEY, "b", asked())) == 8
+    carrier.close()
+
+
+def test_a_directory_that_is_a_link_or_open_to_others_is_refused(tmp_path: Path, clock: Clock) -> None:
+    private, link, public = tmp_path / "private", tmp_path / "link", tmp_path / "public"
+    private.mkdir(mode=0o700)
+    link.symlink_to(private)
+    public.mkdir()
+    public.chmod(0o777)
+    with pytest.raises(OSError, match="link"):
+        LocalCarrier(link, clock).renew(KEY, "a", asked())
+    with pytest.raises(Unsafe, match="mode 777"):
+        LocalCarrier(public, clock).renew(KEY, "a", asked())
+    assert list(private.iterdir()) == []
+
+
+def test_a_link_in_the_place_of_a_ledger_is_not_followed(place: Path, tmp_path: Path, clock: Clock) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    place.mkdir(mode=0o700)
+    ledger_file(place).symlink_to(victim)
+    with pytest.raises(OSError, match="link"):
+        LocalCarrier(place, clock).renew(KEY, "a", asked())
+    assert victim.read_text() == "precious"
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_of_the_renewal(tmp_path: Path, clock: Clock) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    carrier = LocalCarrier(file / "shares", clock)
+    with pytest.raises(OSError, match="file"):
+        carrier.renew(KEY, "a", asked())
+    file.unlink()
+    assert permits(carrier.renew(KEY, "a", asked())) == 8
+    carrier.close()
+
+
+def test_who_holds_the_lock_and_does_not_go_on_is_waited_for_a_moment_only(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(books, "PATIENCE", 0.02)
+    one, other = LocalCarrier(place), LocalCarrier(place)
+    one.renew(KEY, "a", asked())
+    with one._books[KEY].opened("a"), pytest.raises(TimeoutError, match="another process holds the lock of the ledger"):
+        other.renew(KEY, "b", asked())
+    assert other.renew(KEY, "b", asked()).members == 2
+    one.close(), other.close()
+
+
+def test_a_forked_child_that_closes_its_copies_does_not_keep_its_parent_alive(place: Path) -> None:
+    """As a client's child does. The parent dies; its lock dies with it, though the child lives."""
+    ready, done = os.pipe(), os.pipe()
+    if (parent := os.fork()) == 0:
+        carrier = LocalCarrier(place)
+        carrier.renew(KEY, "a", asked())
+        if os.fork() == 0:
+            carrier.close()
+            os.write(ready[1], b"x")
+            os.read(done[0], 1)
+            os._exit(0)
+        os.read(ready[0], 1)
+        os._exit(0)
+    os.waitpid(parent, 0)
+    try:
+        carrier = LocalCarrier(place, lambda: time.monotonic() + FRESH + 0.1)
+        assert carrier.renew(KEY, "b", asked()).members == 1
+        carrier.close()
+    finally:
+        os.write(done[1], b"x")
+        for end in (*ready, *done):
+            os.close(end)
+
+
+def test_ledgers_are_kept_where_only_this_user_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert directory() == Path("/run/user/7/qreward")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    assert directory() == tmp_path
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert directory().name == f"qreward-{os.geteuid()}"

@@ -1,0 +1,93 @@
+"""The real thing in real time: a client's own thread, files, threads that end, and forks."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+from quota_tools import FakeWire, House, call
+
+from qreward import Endpoint, QRewardClient
+from qreward.quota.file_ledger import VARIABLE, key_of
+
+
+def helpers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "qreward-sharing"]
+
+
+def files(place: Path) -> list[Path]:
+    return list(place.iterdir())
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "shares"))
+    return tmp_path / "shares"
+
+
+def new_client(**limits: Any) -> QRewardClient:
+    return QRewardClient([House.endpoint(**limits)], wire_factory=lambda: FakeWire(seconds=0.001))
+
+
+def test_a_thread_begins_with_the_first_call_and_ends_with_the_client(place: Path) -> None:
+    async def use() -> None:
+        async with new_client(rpm=6000) as client:
+            assert not helpers()
+            await call(client, 1)
+            assert len(helpers()) == 1
+            assert len(files(place)) == 2
+
+    asyncio.run(use())
+    assert not helpers()
+    assert len(files(place)) == 1
+
+
+def test_a_client_that_is_forgotten_takes_its_thread_along() -> None:
+    client = new_client(rpm=6000)
+    asyncio.run(call(client, 1))
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "qreward-sharing"]
+    gone = weakref.ref(client)
+    del client
+    gc.collect()
+    assert gone() is None
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_two_clients_of_one_process_are_two_members() -> None:
+    async def use() -> None:
+        async with new_client(max_concurrency=8) as one, new_client(max_concurrency=8) as other:
+            await asyncio.gather(*(call(client, number) for client in (one, other) for number in range(4)))
+            words = [client.stats()["a"].state.sharing for client in (one, other)]  # type: ignore[union-attr]
+            assert any(each is not None and each.startswith("one of 2 processes") for each in words)
+
+    asyncio.run(use())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_is_a_member_of_its_own() -> None:
+    script = Path(__file__).with_name("fork_quota_script.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "well ['MainThread', 'asyncio_0']\n"), done.stderr
+
+
+def test_the_name_of_a_key_tells_keys_and_addresses_apart_and_shows_neither() -> None:
+    names = [
+        key_of(Endpoint("http://a.example/v1", api_key="secret-1")),
+        key_of(Endpoint("http://a.example/v1", api_key="secret-2")),
+        key_of(Endpoint("http://b.example/v1", api_key="secret-1")),
+        key_of(Endpoint("http://a.example/v1")),
+        key_of(Endpoint("http://a.example/v1", headers={"X-Api-Key": "secret-3"})),
+    ]
+    assert len(set(names)) == 5
+    assert all(len(name) == 32 and "secret" not in name for name in names)
+    assert key_of(Endpoint("http://a.example/v1/", api_key="secret-1", name="n", models=["m"])) == names[0]
+    assert key_of(Endpoint("http://a.example/v1", headers={"Authorization": "k"})) != names[3]

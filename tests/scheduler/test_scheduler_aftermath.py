@@ -1,0 +1,476 @@
+"""What follows from a failure: for the task, for the source, for the budget. Played through the scheduler."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import inf
+
+import pytest
+from scheduler_desk import ERRORS, Desk
+
+from qreward.errors import BadRequest, ClientClosed, RequestTimeout, ServerError
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.request import Attempt, Task
+from qreward.settings.policies import Limits, LoadBalanceStrategy, Retry
+
+K = FailureKind
+
+
+def live(task: Task) -> Attempt:
+    assert task.attempt is not None
+    return task.attempt
+
+
+def open_breaker(desk: Desk, name: str) -> None:
+    """Let five distinct tasks fail at a source in a row."""
+    others = [other for other in desk.sources if other != name]
+    for other in others:
+        desk.mark(other, down=True)
+    tasks = [desk.submit() for _ in range(5)]
+    for attempt in desk.at(name):
+        desk.fail(attempt, K.TRANSIENT, after=0.0)
+    for other in others:
+        desk.mark(other, down=False)
+    desk.withdraw(*tasks)
+    for attempt in list(desk.watch.live):
+        desk.cancelled(attempt)
+    assert not desk[name].health.in_service
+
+
+@pytest.mark.parametrize("kind", [K.REFUSED, K.UNSENDABLE])
+def test_a_wrong_request_is_sent_once_and_its_error_is_the_answer(kind: FailureKind) -> None:
+    desk = Desk({"a": 4, "b": 4})
+    task = desk.submit()
+    desk.fail(live(task), kind)
+    assert len(desk.path(task)) == 1
+    assert desk.outcome(task) is ERRORS[kind]
+
+
+def test_wrong_requests_say_nothing_of_the_source() -> None:
+    desk = Desk({"a": 4})
+    for _ in range(50):
+        desk.fail(live(desk.submit()), K.REFUSED)
+    assert desk["a"].health.in_service
+
+
+def test_overload_costs_the_task_no_attempt_the_source_no_health_and_the_budget_nothing() -> None:
+    desk = Desk({"a": 4}, retry=Retry(attempts=1, budget=0.0, budget_floor=0.01))
+    spend = desk.scheduler._aftermath.budget
+    while spend.withdraw(desk.now):
+        pass
+    task = desk.submit()
+    for _ in range(30):
+        while task.attempt is None:
+            desk.wait(0.1)
+        desk.fail(task.attempt, K.OVERLOADED)
+    assert task.tries == 0
+    assert desk.now < 30 * 3.2 * 1.5 + 30, "the gate alone holds it back, not a budget"
+    assert desk["a"].health.in_service
+    while task.attempt is None:
+        desk.wait(0.1)
+    desk.ok(task.attempt)
+    assert isinstance(desk.outcome(task), Answer)
+
+
+def test_a_rejected_task_goes_elsewhere_at_once_if_there_is_room_elsewhere() -> None:
+    desk = Desk({"a": 4, "b": 4})
+    task = desk.submit()
+    first = desk.where(task)
+    desk.fail(live(task), K.OVERLOADED, retry_after=60.0)
+    assert desk.where(task) not in (None, first)
+
+
+@pytest.mark.parametrize("kind", [K.UNSUITABLE])
+def test_what_a_source_can_never_serve_is_tried_elsewhere_once(kind: FailureKind) -> None:
+    desk = Desk({"a": 4, "b": 4, "c": 4})
+    task = desk.submit()
+    desk.fail(live(task), kind)
+    assert len(set(desk.path(task))) == 2
+    desk.fail(live(task), kind)
+    assert len(desk.path(task)) == 2
+    assert desk.outcome(task) is ERRORS[kind]
+    assert task.tries == 0
+
+
+def test_every_account_is_tried_before_a_used_up_quota_is_believed() -> None:
+    desk = Desk({"a": 4, "b": 4, "c": 4})
+    task = desk.submit()
+    for _ in range(3):
+        desk.fail(live(task), K.QUOTA)
+    assert len(set(desk.path(task))) == 3
+    assert desk.outcome(task) is ERRORS[K.QUOTA]
+
+
+@pytest.mark.parametrize("kind", [K.UNSUITABLE, K.QUOTA])
+def test_without_another_source_the_error_is_believed_at_once(kind: FailureKind) -> None:
+    desk = Desk({"a": 4})
+    task = desk.submit()
+    desk.fail(live(task), kind)
+    assert desk.outcome(task) is ERRORS[kind]
+
+
+def test_a_source_that_can_never_serve_a_task_is_not_asked_again_however_the_other_fails() -> None:
+    desk = Desk({"a": 4, "b": 4}, retry=Retry(attempts=3))
+    task = desk.submit()
+    unfit = desk.where(task)
+    desk.fail(live(task), K.UNSUITABLE)
+    while desk.outcome(task) is None:
+        desk.wait(0.1)
+        if task.attempt is not None:
+            desk.fail(task.attempt, K.TRANSIENT)
+    assert desk.path(task).count(str(unfit)) == 1
+    assert len(desk.path(task)) == 1 + 3
+
+
+def test_an_account_that_is_used_up_is_left_alone_for_five_minutes() -> None:
+    desk = Desk({"a": 1, "b": 1})
+    task = desk.submit()
+    empty = str(desk.where(task))
+    desk.fail(live(task), K.QUOTA)
+    assert not desk[empty].health.in_service
+    desk.wait(299.0)
+    desk.submit()
+    assert not desk.at(empty)
+    desk.wait(2.0)
+    assert len(desk.at(empty)) == 1
+
+
+@pytest.mark.parametrize(("misconfigured", "serves"), [(True, False), (False, True)])
+def test_a_source_that_refuses_every_key_is_taken_out_of_service(misconfigured: bool, serves: bool) -> None:
+    desk = Desk({"a": 9, "b": 9})
+    for _ in range(30):
+        task = desk.submit()
+        if desk.where(task) == "a":
+            desk.fail(live(task), K.UNSUITABLE, misconfigured=misconfigured)
+        desk.ok(live(task), after=0.1)
+    assert desk["a"].health.in_service == serves
+
+
+def test_trouble_of_our_own_costs_an_attempt_but_says_nothing_of_the_source() -> None:
+    desk = Desk({"a": 9}, retry=Retry(attempts=2))
+    tasks = [desk.submit() for _ in range(9)]
+    for attempt in desk.at("a"):
+        desk.fail(attempt, K.LOCAL, after=0.0)
+    assert all(task.tries == 1 for task in tasks)
+    assert desk["a"].health.in_service
+
+
+def test_an_endpoint_that_says_do_not_retry_is_believed() -> None:
+    desk = Desk({"a": 4, "b": 4})
+    task = desk.submit()
+    desk.fail(live(task), K.TRANSIENT, should_retry=False)
+    assert desk.outcome(task) is ERRORS[K.TRANSIENT]
+
+
+def test_an_endpoint_that_says_do_retry_is_believed() -> None:
+    desk = Desk({"a": 4, "b": 4})
+    task = desk.submit()
+    desk.fail(live(task), K.REFUSED, should_retry=True)
+    desk.ok(live(task))
+    assert isinstance(desk.outcome(task), Answer)
+
+
+def test_a_failed_task_goes_to_another_source_at_once() -> None:
+    desk = Desk({"a": 4, "b": 4})
+    task = desk.submit()
+    first, now = desk.where(task), desk.now + 0.01
+    desk.fail(live(task), K.TRANSIENT, after=0.01)
+    assert desk.now == now
+    assert desk.where(task) not in (None, first)
+
+
+def test_a_failed_task_waits_for_a_full_source_rather_than_go_back() -> None:
+    desk = Desk({"a": 1, "b": 1})
+    task, other = desk.submit(), desk.submit()
+    first, second = desk.where(task), desk.where(other)
+    desk.fail(live(task), K.TRANSIENT)
+    assert task.attempt is None
+    desk.submit()
+    assert desk.at(str(first)), "its place is taken by one that does not avoid the source"
+    desk.ok(live(other))
+    assert desk.where(task) == second
+
+
+def test_where_there_is_no_other_source_a_retry_waits_with_full_jitter() -> None:
+    waits = []
+    for seed in range(40):
+        desk = Desk({"a": 4}, retry=Retry(base=2.0), seed=seed)
+        task = desk.submit()
+        desk.fail(live(task), K.TRANSIENT, after=0.0)
+        assert not desk["a"].inflight, "a waiting retry holds no slot"
+        while task.attempt is None:
+            desk.wait(1 / 64)
+        waits.append(desk.now)
+    assert min(waits) < 0.4
+    assert max(waits) > 1.6
+    assert max(waits) <= 2.0 + 2 / 64
+
+
+def test_the_wait_doubles_from_try_to_try() -> None:
+    longest = [0.0, 0.0, 0.0]
+    for seed in range(40):
+        desk = Desk({"a": 4}, retry=Retry(base=1.0, cap=100.0), seed=seed)
+        task = desk.submit()
+        for number in range(3):
+            desk.fail(live(task), K.TRANSIENT, after=0.0)
+            failed_at = desk.now
+            while task.attempt is None:
+                desk.wait(1 / 64)
+            longest[number] = max(longest[number], desk.now - failed_at)
+    assert all(0.8 * 2**number < wait <= 2**number + 2 / 64 for number, wait in enumerate(longest))
+
+
+@pytest.mark.parametrize("sources", ["a", "ab", "abcdef"])
+@pytest.mark.parametrize("attempts", [1, 2, 4])
+@pytest.mark.parametrize("kind", [K.TRANSIENT, K.UNREACHABLE, K.TIMEOUT, K.LOCAL])
+def test_a_task_that_always_fails_is_sent_as_often_as_the_policy_says(sources: str, attempts: int, kind: FailureKind) -> None:
+    desk = Desk(dict.fromkeys(sources, 4), retry=Retry(attempts=attempts))
+    task = desk.submit()
+    while desk.outcome(task) is None:
+        desk.wait(0.1)
+        if task.attempt is not None:
+            desk.fail(task.attempt, kind)
+    assert desk.outcome(task) is ERRORS[kind]
+    assert len(desk.path(task)) == attempts
+    assert [record.outcome for record in task.trail or ()] == [kind.name.lower()] * attempts
+    if len(sources) > 1:
+        assert all(one != other for one, other in pairwise(desk.path(task))), "never twice in a row at the same source"
+
+
+def test_a_task_that_failed_at_two_sources_is_not_held_against_the_third() -> None:
+    """Poison for everyone: the slowest source always gets it last, and answers nothing else in between."""
+    desk = Desk(dict.fromkeys("abc", 9), retry=Retry(attempts=3))
+    for _ in range(4):
+        tasks = [desk.submit() for _ in range(3)]
+        for task in sorted(tasks, key=lambda task: desk.where(task) == "c"):
+            desk.ok(live(task), after=10.0 if desk.where(task) == "c" else 0.0)
+    for _ in range(20):
+        poison = desk.submit()
+        for _ in range(3):
+            while poison.attempt is None:
+                desk.wait(0.1)
+            desk.fail(live(poison), K.TRANSIENT)
+        assert desk.path(poison)[2] == "c"
+        assert isinstance(desk.outcome(poison), ServerError)
+        for task in [desk.submit() for _ in range(8)]:
+            assert desk.where(task) != "c"
+            desk.ok(live(task), after=0.0)
+    assert desk["c"].health.in_service
+
+
+def test_five_failures_of_distinct_tasks_in_a_row_take_a_source_out_of_service() -> None:
+    desk = Desk({"a": 50, "b": 50}, strategy=LoadBalanceStrategy.ROUND_ROBIN)
+    tasks = [desk.submit() for _ in range(10)]
+    failing = desk.at("a")
+    assert len(failing) == 5
+    for attempt in failing:
+        assert desk["a"].health.in_service
+        desk.fail(attempt, K.TRANSIENT)
+    assert not desk["a"].health.in_service
+    assert all(desk.where(task) == "b" for task in tasks)
+
+
+def test_it_comes_back_by_one_real_task_then_two_then_four() -> None:
+    desk = Desk({"a": 8})
+    open_breaker(desk, "a")
+    tasks = [desk.submit() for _ in range(30)]
+    desk.until(desk["a"].health.open_until - 0.01)
+    assert not desk.at("a")
+    desk.wait(1.0)
+    sizes = []
+    for _ in range(4):
+        sizes.append(len(desk.at("a")))
+        for attempt in desk.at("a"):
+            desk.ok(attempt, after=0.001)
+    assert sizes == [1, 2, 4, 8]
+    assert sum(isinstance(desk.outcome(task), Answer) for task in tasks) == 15
+    assert desk["a"].health.allowed == inf
+
+
+def test_a_failed_probe_is_not_charged_to_the_task() -> None:
+    desk = Desk({"a": 8}, retry=Retry(attempts=2))
+    open_breaker(desk, "a")
+    task = desk.submit()
+    for _ in range(20):
+        while task.attempt is None:
+            desk.wait(0.1)
+        desk.fail(task.attempt, K.UNREACHABLE)
+    assert task.tries == 0
+    while task.attempt is None:
+        desk.wait(0.1)
+    desk.ok(task.attempt)
+    assert isinstance(desk.outcome(task), Answer)
+
+
+def test_the_last_source_is_asked_every_few_seconds_however_long_it_has_been_dead() -> None:
+    desk = Desk({"a": 8})
+    open_breaker(desk, "a")
+    desk.submit()
+    probes = []
+    while desk.now < 300:
+        desk.wait(0.1)
+        for attempt in desk.at("a"):
+            probes.append(desk.now)
+            desk.fail(attempt, K.UNREACHABLE, after=0.0)
+    assert all(0.9 <= later - earlier <= 3.2 for earlier, later in pairwise(probes))
+
+
+def test_a_retry_without_budget_waits_for_it_and_never_fails_for_lack_of_it() -> None:
+    desk = Desk({"a": 400, "b": 400}, retry=Retry(budget=0.0, budget_floor=1.0))
+    tasks = [desk.submit() for _ in range(400)]
+    desk.scheduler.resize([])
+    while desk.scheduler._aftermath.budget.withdraw(desk.now):
+        pass
+    task = tasks[0]
+    desk.fail(live(task), K.TRANSIENT, after=0.0)
+    assert task.attempt is None
+    desk.wait(0.9)
+    assert task.attempt is None
+    desk.wait(0.2)
+    desk.ok(live(task))
+    assert isinstance(desk.outcome(task), Answer)
+
+
+def late_failures(desk: Desk, count: int) -> list[Task]:
+    """Tasks whose callers lose interest; only then do their attempts fail."""
+    tasks = [desk.submit(timeout=1.0) for _ in range(count)]
+    attempts = [live(task) for task in tasks]
+    desk.wait(2.0)
+    for task, attempt in zip(tasks, attempts, strict=True):
+        assert isinstance(desk.outcome(task), RequestTimeout)
+        desk.fail(attempt, K.TRANSIENT, after=0.0)
+    return tasks
+
+
+def test_the_failure_of_an_attempt_that_nobody_waits_for_draws_on_no_budget_and_changes_no_trail() -> None:
+    desk = Desk({"a": 4, "b": 4}, retry=Retry(budget=0.0, budget_floor=0.01))
+    budget = desk.scheduler._aftermath.budget
+    budget.capacity = 2
+    while budget.withdraw(0.0):
+        pass
+    desk.wait(120.0)
+    [task] = late_failures(desk, 1)
+    assert not task.trail
+    assert budget.withdraw(desk.now)
+    assert not budget.withdraw(desk.now), "there was one, and it was still there"
+
+
+def test_the_failure_of_an_attempt_that_nobody_waits_for_still_speaks_against_its_source() -> None:
+    desk = Desk({"a": 9})
+    late_failures(desk, 5)
+    assert not desk["a"].health.in_service
+
+
+def test_an_overdue_attempt_is_cancelled_and_the_task_goes_elsewhere_with_twice_the_time() -> None:
+    desk = Desk({"a": 4, "b": 4})
+    task = desk.submit()
+    first = live(task)
+    desk.wait(119.9)
+    assert not desk.is_cancelled(first)
+    desk.wait(0.2)
+    assert desk.is_cancelled(first)
+    desk.cancelled(first, after=0.5)
+    second = live(task)
+    assert second.source is not first.source
+    desk.wait(239.9)
+    assert not desk.is_cancelled(second)
+    desk.wait(0.2)
+    assert desk.is_cancelled(second)
+    assert task.tries == 1, "it is charged when it has ended"
+
+
+def test_an_answer_that_crosses_its_cancellation_is_taken() -> None:
+    desk = Desk({"a": 4})
+    task = desk.submit()
+    first = live(task)
+    desk.wait(121.0)
+    assert desk.is_cancelled(first)
+    desk.ok(first, after=0.0)
+    assert isinstance(desk.outcome(task), Answer)
+
+
+def test_the_limit_of_an_attempt_shrinks_as_its_source_shows_its_speed() -> None:
+    desk = Desk({"a": 64})
+    hanging = live(desk.submit())
+    for _ in range(40):
+        desk.ok(live(desk.submit()), after=0.1)
+    desk.wait(11.0)
+    assert desk.is_cancelled(hanging), "six times the slowest is far below two minutes"
+
+
+def test_an_operators_limit_is_kept() -> None:
+    desk = Desk()
+    desk.add("a", Limits(max_concurrency=4), attempt_timeout=2.0)
+    attempt = live(desk.submit())
+    desk.wait(1.9)
+    assert not desk.is_cancelled(attempt)
+    desk.wait(0.2)
+    assert desk.is_cancelled(attempt)
+
+
+def test_short_timeouts_of_callers_do_not_hide_that_a_source_hangs() -> None:
+    desk = Desk({"a": 64})
+    for _ in range(20):
+        desk.ok(live(desk.submit()), after=0.1)
+    for _ in range(5):
+        attempt = live(desk.submit(timeout=2.0))
+        desk.wait(2.1)
+        assert desk.is_cancelled(attempt)
+        desk.cancelled(attempt)
+    assert not desk["a"].health.in_service
+
+
+def test_callers_who_lose_interest_early_say_nothing_of_the_source() -> None:
+    desk = Desk({"a": 64})
+    for _ in range(20):
+        desk.ok(live(desk.submit()), after=1.0)
+    for _ in range(20):
+        attempt = live(desk.submit(timeout=2.0))
+        desk.wait(2.1)
+        desk.cancelled(attempt)
+    assert desk["a"].health.in_service
+    assert desk["a"].tally.cancelled == 20
+
+
+def test_an_attempt_that_was_stopped_from_outside_ends_its_task() -> None:
+    desk = Desk({"a": 4})
+    task = desk.submit()
+    desk.cancelled(live(task))
+    assert isinstance(desk.outcome(task), ClientClosed)
+
+
+def test_the_trail_names_each_failure_and_a_long_outage_does_not_fill_it() -> None:
+    desk = Desk({"a": 4})
+    task = desk.submit()
+    for _ in range(150):
+        while task.attempt is None:
+            desk.wait(1.0)
+        desk.fail(task.attempt, K.OVERLOADED, after=0.25)
+    while task.attempt is None:
+        desk.wait(1.0)
+    desk.fail(live(task), K.REFUSED)
+    assert task.trail is not None
+    assert len(task.trail) == 101
+    assert (task.trail[0].endpoint, task.trail[0].outcome) == ("a", "overloaded")
+    assert task.trail[0].latency == pytest.approx(0.25)
+    assert isinstance(desk.outcome(task), BadRequest)
+
+
+def test_a_source_that_is_lost_grants_each_request_that_was_under_way_one_retry_whatever_is_replied_to_the_rest() -> None:
+    too_many = {}
+    for kind in (K.OVERLOADED, K.QUOTA, K.TRANSIENT, K.UNREACHABLE):
+        desk = Desk({"a": 64, "b": 64, "c": 64}, retry=Retry(budget=0.0, budget_floor=0.01), thorough=False)
+        budget = desk.scheduler._aftermath.budget
+        while budget.withdraw(0.0):
+            pass
+        for name in "bc":
+            desk.mark(name, down=True)
+        held = [live(desk.submit()) for _ in range(60)]
+        for name in "bc":
+            desk.mark(name, down=False)
+        for number, attempt in enumerate(held):
+            desk.fail(attempt, K.TRANSIENT if number < 5 else kind, after=0.0)
+        granted = sum(budget.withdraw(desk.now) for _ in range(3000))
+        if granted > 60:
+            too_many[kind.name] = granted
+    assert not too_many

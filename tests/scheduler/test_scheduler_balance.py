@@ -1,0 +1,247 @@
+"""The five ways to choose among sources with room, played through the scheduler, and their details."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_desk import Desk
+from scheduler_memory import bytes_left_by
+
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.load_balancing import Balancer, ExpectedFinish, LeastConnections, PowerOfTwo, WeightedRoundRobin, make_balancer
+from qreward.settings.policies import Limits, LoadBalanceStrategy
+
+S = LoadBalanceStrategy
+
+
+def one_at_a_time(desk: Desk, count: int) -> list[str]:
+    """Submit a task and answer it, again and again: who got them."""
+    names = []
+    for _ in range(count):
+        task = desk.submit()
+        name = desk.where(task)
+        assert name is not None
+        assert task.attempt is not None
+        names.append(name)
+        desk.ok(task.attempt)
+    return names
+
+
+def placed(desk: Desk, count: int) -> list[str | None]:
+    """Submit tasks without answering: who got them."""
+    return [desk.where(desk.submit()) for _ in range(count)]
+
+
+def test_round_robin_goes_round() -> None:
+    desk = Desk(dict.fromkeys("abc", 10), strategy=S.ROUND_ROBIN)
+    assert one_at_a_time(desk, 9) == list("abcabcabc")
+    assert placed(desk, 6) == list("abcabc")
+
+
+def test_round_robin_passes_over_a_source_without_room_and_owes_it_nothing() -> None:
+    desk = Desk({"a": 1, "b": 9, "c": 9}, strategy=S.ROUND_ROBIN)
+    assert placed(desk, 7) == list("abcbcbc")
+    desk.ok(desk.at("a")[0])
+    assert Counter(one_at_a_time(desk, 6)) == {"a": 2, "b": 2, "c": 2}
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=5), st.integers(1, 4))
+def test_weights_are_kept_in_exact_proportion_and_evenly_spread(weights: list[int], rounds: int) -> None:
+    """After each whole round the shares are exact, and at no time is anyone more than one ahead or behind."""
+    names = [f"s{number}" for number in range(len(weights))]
+    desk = Desk(dict.fromkeys(names, 4), strategy=S.WEIGHTED_ROUND_ROBIN, weights=dict(zip(names, map(float, weights), strict=True)))
+    total, got = sum(weights), Counter(dict.fromkeys(names, 0))
+    for number, name in enumerate(one_at_a_time(desk, total * rounds), 1):
+        got[name] += 1
+        for other, weight in zip(names, weights, strict=True):
+            assert abs(got[other] - Fraction(number * weight, total)) <= 1 + Fraction(len(weights), 4)
+        if number % total == 0:
+            assert [got[other] for other in names] == [weight * number // total for weight in weights]
+
+
+@pytest.mark.parametrize("weight", [2, 3, 7])
+def test_the_turns_of_a_light_source_are_evenly_spaced(weight: int) -> None:
+    desk = Desk(dict.fromkeys("ab", 4), strategy=S.WEIGHTED_ROUND_ROBIN, weights={"a": float(weight), "b": 1.0})
+    turns = [number for number, name in enumerate(one_at_a_time(desk, 40 * (weight + 1))) if name == "b"]
+    gaps = [later - earlier for earlier, later in pairwise(turns)]
+    assert all(abs(gap - weight - 1) <= 1 for gap in gaps)
+    assert len(turns) == 40
+
+
+def test_a_routes_weights_go_over_the_sources_own() -> None:
+    desk = Desk(strategy=S.WEIGHTED_ROUND_ROBIN, weights={"a": 1.0})
+    desk.add("a", weight=100.0)
+    desk.add("b", weight=3.0)
+    assert Counter(one_at_a_time(desk, 40)) == {"a": 10, "b": 30}
+
+
+def test_a_source_that_was_away_does_not_make_up_for_it() -> None:
+    desk = Desk({"a": 9, "b": 9}, strategy=S.WEIGHTED_ROUND_ROBIN)
+    desk.mark("a", down=True)
+    assert set(one_at_a_time(desk, 50)) == {"b"}
+    desk.mark("a", down=False)
+    names = one_at_a_time(desk, 20)
+    assert Counter(names) == {"a": 10, "b": 10}
+    assert Counter(names[:4]) == {"a": 2, "b": 2}
+
+
+def test_least_connections_are_really_the_least() -> None:
+    desk = Desk(dict.fromkeys("abcd", 20), strategy=S.LEAST_CONNECTIONS, seed=3)
+    for _ in range(300):
+        if desk.watch.live and desk.rng.random() < 0.45:
+            desk.ok(desk.rng.choice(list(desk.watch.live)), after=0.01)
+        elif len(desk.watch.live) < 60:
+            before = {name: len(desk.at(name)) for name in "abcd"}
+            assert before[str(desk.where(desk.submit()))] == min(before.values())
+
+
+def test_least_connections_are_counted_per_weight() -> None:
+    desk = Desk({"a": 40, "b": 40}, strategy=S.LEAST_CONNECTIONS, weights={"a": 3.0, "b": 1.0})
+    assert Counter(placed(desk, 40)) == {"a": 30, "b": 10}
+
+
+class Dice(Random):
+    """Throws what it was told to."""
+
+    def __init__(self, throws: list[int]) -> None:
+        super().__init__(0)
+        self.throws = throws
+
+    def randrange(self, start: Any, stop: Any = None, step: Any = 1) -> int:
+        return self.throws.pop(0)
+
+
+@pytest.mark.parametrize(("throws", "winner"), [([0, 1], 1), ([1, 0], 1), ([1, 2], 1), ([0, 2], 2), ([0, 0], 0)])
+def test_power_of_two_picks_the_less_loaded_of_the_two_it_looked_at(throws: list[int], winner: int) -> None:
+    sources = [Source(name, Random(0), Limits(max_concurrency=10)) for name in "abc"]
+    for source, inflight in zip(sources, (8, 1, 4), strict=True):
+        source.inflight = inflight
+    balancer = PowerOfTwo(Dice(throws))
+    for source in sources:
+        balancer.offer(source)
+    assert balancer.take(()) is sources[winner]
+
+
+def test_power_of_two_weighs_the_share_of_the_window_by_the_time_an_answer_takes() -> None:
+    slow, fast = (Source(name, Random(0), Limits(max_concurrency=10)) for name in "sf")
+    slow.latency.add(10.0)
+    fast.latency.add(1.0)
+    fast.inflight = 5
+    balancer = PowerOfTwo(Dice([0, 1]))
+    balancer.offer(slow)
+    balancer.offer(fast)
+    assert balancer.take(()) is fast
+
+
+def test_power_of_two_keeps_loads_close_together() -> None:
+    desk = Desk({f"s{number}": 100 for number in range(10)}, strategy=S.POWER_OF_TWO)
+    counts = Counter(placed(desk, 500))
+    assert len(counts) == 10
+    assert max(counts.values()) - min(counts.values()) <= 12, "chance alone would spread them by some twenty"
+
+
+def warm_up(desk: Desk, seconds: dict[str, float]) -> None:
+    """Let each source show how fast it is."""
+    for name, latency in seconds.items():
+        for other in seconds:
+            desk.mark(other, down=other != name)
+        for _ in range(12):
+            desk.ok(desk.at(str(desk.where(desk.submit())))[0], after=latency)
+    for name in seconds:
+        desk.mark(name, down=False)
+
+
+def test_expected_finish_prefers_the_fast_one_and_spreads_as_it_fills() -> None:
+    desk = Desk({"fast": 8, "middle": 8, "slow": 8})
+    warm_up(desk, {"fast": 1.0, "middle": 1.4, "slow": 5.0})
+    names = placed(desk, 24)
+    assert names[0] == "fast"
+    assert "middle" in names[:8], "one as fast as this is better than a full one"
+    assert "slow" not in names[:15], "five times as slow is worse than full"
+    assert Counter(names) == {"fast": 8, "middle": 8, "slow": 8}, "but all is better than waiting"
+
+
+def test_expected_finish_tries_a_source_that_has_not_answered_yet() -> None:
+    desk = Desk({"known": 8})
+    warm_up(desk, {"known": 0.1})
+    desk.add("new", Limits(max_concurrency=8))
+    assert desk.where(desk.submit()) == "new"
+
+
+def test_sources_of_equal_worth_share_the_work() -> None:
+    desk = Desk(dict.fromkeys("abcd", 16))
+    warm_up(desk, dict.fromkeys("abcd", 1.0))
+    assert Counter(placed(desk, 32)).total() == 32
+    assert all(len(desk.at(name)) == pytest.approx(8, abs=2) for name in "abcd")
+
+
+@pytest.mark.parametrize("strategy", S)
+def test_when_all_are_full_the_first_to_get_room_pulls(strategy: S) -> None:
+    desk = Desk({"a": 2, "b": 2, "c": 2}, strategy=strategy, weights={"a": 100.0})
+    placed(desk, 6)
+    waiting = [desk.submit() for _ in range(4)]
+    for name, task in zip("cbbc", waiting, strict=True):
+        assert desk.where(task) is None
+        desk.ok(desk.at(name)[0])
+        assert desk.where(task) == name
+
+
+@pytest.mark.parametrize("strategy", S)
+def test_no_source_with_room_is_left_idle(strategy: S) -> None:
+    desk = Desk({"a": 1, "b": 3, "c": 5}, strategy=strategy)
+    assert Counter(placed(desk, 9)) == {"a": 1, "b": 3, "c": 5}
+
+
+@given(st.sampled_from(S), st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["offer", "take", "forget", "load"])), max_size=60))
+def test_a_balancer_hands_out_each_offered_source_once_and_never_one_to_avoid(strategy: S, moves: list[tuple[int, str]]) -> None:
+    balancer: Balancer = make_balancer(strategy, {}, Random(0))
+    sources = [Source(str(number), Random(0), Limits(max_concurrency=9)) for number in range(5)]
+    offered: set[Source] = set()
+    for pick, what in moves:
+        source = sources[pick]
+        if what == "offer":
+            balancer.offer(source)
+            offered.add(source)
+        elif what == "load":
+            source.inflight = (source.inflight + 4) % 9
+        elif what == "forget":
+            balancer.forget(source)
+            offered.discard(source)
+        else:
+            taken = balancer.take((source,))
+            assert (taken is None) == (not offered - {source})
+            if taken is not None:
+                assert taken in offered - {source}
+                offered.remove(taken)
+                balancer.sent(taken)
+
+
+@pytest.mark.parametrize("strategy", S)
+def test_offering_sources_again_and_again_does_not_fill_the_memory(strategy: S) -> None:
+    balancer = make_balancer(strategy, {}, Random(0))
+    sources = [Source(str(number), Random(0)) for number in range(3)]
+
+    def offer() -> None:
+        for number in range(20_000):
+            sources[number % 3].inflight = number % 50
+            balancer.offer(sources[number % 3])
+
+    assert bytes_left_by(offer) < 50_000
+
+
+def test_each_strategy_has_its_balancer() -> None:
+    kinds: dict[S, type[Any]] = {
+        S.EXPECTED_FINISH: ExpectedFinish,
+        S.LEAST_CONNECTIONS: LeastConnections,
+        S.ROUND_ROBIN: WeightedRoundRobin,
+        S.WEIGHTED_ROUND_ROBIN: WeightedRoundRobin,
+        S.POWER_OF_TWO: PowerOfTwo,
+    }
+    assert {strategy: type(make_balancer(strategy, {}, Random(0))) for strategy in S} == kinds

@@ -1,0 +1,400 @@
+"""Fair shares: tenants of a level, and the bulks of a tenant, get equal parts of what their tasks cost, known before or only after."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_queue import A, B, feed, order, queue, task
+
+from qreward.scheduler.queueing.fair import FEW, MOST_OWED, Fair, Flow
+from qreward.scheduler.queueing.queue import Queue
+from qreward.scheduler.request import BatchFeed, Task
+from qreward.settings.policies import Priority
+
+
+def name(task: Task) -> str | None:
+    """Whose it is."""
+    return task.tenant if task.feed is None else task.feed.tenant
+
+
+def served(waiting: Queue, takes: int, *, now: float = 1e6) -> Counter[str | None]:
+    """The cost each tenant is served by so many takes."""
+    sums: Counter[str | None] = Counter()
+    for _ in range(takes):
+        entry = waiting.take(A, now)
+        assert entry is not None
+        sums[name(entry[0])] += entry[0].payload
+    return sums
+
+
+def gap(first: Iterable[float], second: Iterable[float]) -> float:
+    """The largest difference of service over any interval, from what each of two was served at each take."""
+    ahead, most, least = 0.0, 0.0, 0.0
+    for one, other in zip(first, second, strict=True):
+        ahead += one - other
+        most, least = max(most, ahead), min(least, ahead)
+    return most - least
+
+
+# shares
+
+costs = st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=40)
+shapes = st.sampled_from(["singles", "feed", "two feeds", "both"])
+
+
+def fill(waiting: Queue, tenant: str, costs: list[float], shape: str) -> None:
+    singles = costs if shape == "singles" else costs[::2] if shape == "both" else []
+    items = [] if shape == "singles" else costs[1::2] if shape == "both" else costs
+    for cost in singles:
+        waiting.put(task(tenant=tenant, cost=cost))
+    for part in (items[::2], items[1::2]) if shape == "two feeds" else (items,):
+        if part:
+            waiting.put_feed(feed(part, tenant=tenant))
+
+
+@given(costs, shapes, costs, shapes, st.lists(st.tuples(st.integers(0, 60), st.floats(1.0, 1000.0), st.booleans()), max_size=30))
+def test_between_tenants_that_both_wait_the_service_differs_by_at_most_two_requests(
+    ones: list[float], one: str, others: list[float], other: str, passers_by: list[tuple[int, float, bool]]
+) -> None:
+    """P7: a quantum, here the largest request, and the largest request; over any interval, whoever else comes and goes."""
+    waiting = queue()
+    fill(waiting, "one", ones, one)
+    fill(waiting, "other", others, other)
+    left = {"one": len(ones), "other": len(others)}
+    given_to: dict[str, list[float]] = {"one": [], "other": []}
+    take = 0
+    while all(left.values()):
+        for when, cost, retried in passers_by:
+            if when == take:
+                waiting.put(task(tenant=f"passer-by {cost}", cost=cost, avoids=(B,) if retried else None))
+        take += 1
+        entry = waiting.take(A, 0.0)
+        assert entry is not None
+        for tenant, sums in given_to.items():
+            sums.append(entry[0].payload if name(entry[0]) == tenant else 0.0)
+        if name(entry[0]) in left:
+            left[name(entry[0])] -= 1
+    assert gap(given_to["one"], given_to["other"]) <= max(ones) + max(others) + 1e-6
+
+
+@given(costs, costs, st.booleans())
+def test_between_bulks_of_a_tenant_the_service_differs_by_at_most_two_requests(ones: list[float], others: list[float], third: bool) -> None:
+    one, other = feed(ones), feed(others)
+    waiting = queue(*[feed([7.0] * 99)] * third, one, other)
+    given_to: dict[BatchFeed, list[float]] = {one: [], other: []}
+    while one.buffer and other.buffer:
+        entry = waiting.take(A, 0.0)
+        assert entry is not None
+        for each, sums in given_to.items():
+            sums.append(entry[0].payload if entry[1] is each else 0.0)
+    assert gap(*given_to.values()) <= max(ones) + max(others) + 1e-6
+
+
+def test_a_tenant_with_many_bulks_gets_no_more_than_one_with_a_single_bulk() -> None:
+    waiting = queue(*(feed(100, tenant="many") for _ in range(9)), feed(100, tenant="one"))
+    assert served(waiting, 100) == {"many": 50, "one": 50}
+
+
+def test_long_requests_get_as_many_tokens_as_short_ones_not_as_many_turns() -> None:
+    waiting = queue(feed([1000.0] * 50, tenant="long"), *(task(tenant="short", cost=10.0) for _ in range(2000)))
+    sums = served(waiting, 1010)
+    assert abs(sums["long"] - sums["short"]) <= 1010
+
+
+def test_tasks_without_a_tenant_are_one_tenant() -> None:
+    waiting = queue(*(task() for _ in range(50)), *(task(tenant="x") for _ in range(50)))
+    assert served(waiting, 50) == {None: 25, "x": 25}
+
+
+def test_shares_hold_within_a_level_not_across() -> None:
+    waiting = queue(*(task(Priority.HIGH, tenant="x") for _ in range(9)), *(task(Priority.NORMAL, tenant="y") for _ in range(9)))
+    assert [each.tenant for each in order(waiting)] == ["x"] * 9 + ["y"] * 9
+
+
+def test_one_tenant_alone_goes_as_if_there_were_no_tenants() -> None:
+    plain, named = ([task(born=float(-number % 5), timeout=9.0, tenant=tenant) for number in range(20)] for tenant in (None, "x"))
+    assert [named.index(each) for each in order(queue(*named))] == [plain.index(each) for each in order(queue(*plain))]
+
+
+def test_while_nobody_shares_nobody_is_asked_what_a_task_costs() -> None:
+    def never(_task: Task) -> float:
+        pytest.fail("asked")
+
+    waiting = Queue(never)
+    for each in (task(tenant="x"), task(tenant="x"), task(Priority.LOW)):
+        waiting.put(each)
+    waiting.put_feed(feed(3, tenant="x"))
+    assert [each.charge for each in order(waiting, now=1e6)] == [0.0] * 6
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_bulk_that_is_through_shares_no_longer(dropped: bool) -> None:
+    left, through = feed(9), feed(3)
+    through.ended = True
+    waiting = queue(left, through)
+    if dropped:
+        waiting.drop_feed(through)
+    charges = [each.charge for each in order(waiting)]
+    assert charges == [0.0] * 9 if dropped else charges == [1.0] * 6 + [0.0] * 6
+
+
+def test_a_reserved_slot_serves_who_was_there_before_there_were_others() -> None:
+    early = task(tenant="early")
+    waiting = queue(early, feed(9, tenant="late"))
+    assert order(waiting, bulk=False) == [early]
+
+
+# coming and going
+
+
+@pytest.mark.parametrize("absent", [10, 1000])
+def test_who_was_idle_gets_no_credit_for_the_past(absent: int) -> None:
+    waiting = queue(*(task(tenant="x") for _ in range(2)), *(task(tenant="y") for _ in range(absent + 100)))
+    served(waiting, absent)
+    for _ in range(100):
+        waiting.put(task(tenant="x"))
+    assert abs(served(waiting, 60)["x"] - 30) <= 1
+
+
+def test_a_newcomer_is_served_at_once() -> None:
+    waiting = queue(feed([100.0] * 99, tenant="x"), feed([100.0] * 99, tenant="y"))
+    served(waiting, 20)
+    single = task(tenant="new")
+    waiting.put(single)
+    assert single in order(waiting)[:2]
+
+
+def test_newcomers_without_end_starve_nobody() -> None:
+    """As many come as are served: without a clock of its own each would start level with the first."""
+    waiting = queue(feed(1000, tenant="old"), *(task(tenant=f"here {number}") for number in range(20)))
+    turns = []
+    for take in range(2000):
+        waiting.put(task(tenant=f"new {take}"))
+        entry = waiting.take(A, 0.0)
+        assert entry is not None
+        if name(entry[0]) == "old":
+            turns.append((take, waiting.waiting))
+    assert all(later - earlier <= 2 * others + 4 for (earlier, _), (later, others) in pairwise(turns))
+    assert 2000 - turns[-1][0] <= 2 * waiting.waiting + 4
+
+
+def test_a_bulk_that_runs_dry_for_a_moment_keeps_its_debt() -> None:
+    dear, cheap = feed([100.0]), feed([1.0] * 500)
+    waiting = queue(dear, cheap)
+    sums: Counter[BatchFeed | None] = Counter()
+    for _ in range(300):
+        entry = waiting.take(A, 0.0)
+        assert entry is not None
+        sums[entry[1]] += entry[0].payload
+        if not dear.buffer:
+            dear.buffer.append(task(cost=100.0))
+            waiting.put_feed(dear)
+    assert abs(sums[dear] - sums[cheap]) <= 101
+
+
+def test_tenants_that_do_not_come_again_are_forgotten() -> None:
+    fair: Fair[int, One] = Fair()
+    steady = One(10**6)
+    fair.add(-1, steady)
+    for number in range(5000):
+        flow = One(1)
+        fair.add(number, flow)
+        for each in (steady, flow):
+            fair.awake(each)
+        serve(fair, 2)
+    assert len(fair.flows) <= 2 * FEW
+
+
+def test_who_comes_when_all_others_are_gone_has_no_credit_over_who_comes_later() -> None:
+    fair, gone = Fair[int, One](), [One(50), One(50)]
+    for number, flow in enumerate(gone):
+        fair.add(number, flow)
+        fair.awake(flow)
+    serve(fair, 100)
+    fair.forget(0)
+    fair.forget(1)
+    late, later = One(99), One(0)
+    fair.add(2, late)
+    fair.add(3, later)
+    fair.awake(later)
+    later.left = 99
+    serve(fair, 50)
+    assert abs(late.left - later.left) <= 1
+
+
+def serve(fair: Fair[int, One], requests: int) -> None:
+    for _ in range(requests):
+        first = fair.first()
+        assert first is not None
+        first.left -= 1
+        fair.charge(first, 1.0)
+
+
+class One(Flow):
+    """A flow with so many requests."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def waits(self) -> bool:
+        return self.left > 0
+
+
+# what it cost in the end
+
+
+def shares(ratios: dict[str, float], *, answers: int, slots: int = 64, retried: str = "", tenants: bool = True) -> Counter[str | None]:
+    """The cost that tenants (or bulks of one tenant) really caused, while all have work, if it is so many times what was expected."""
+    rng, waiting = Random(0), queue()
+    feeds = {owner: feed(rng.choices([10.0, 100.0, 1000.0], k=4 * answers), tenant=owner if tenants else None) for owner in ratios}
+    owners = {each: owner for owner, each in feeds.items()}
+    for each in feeds.values():
+        waiting.put_feed(each)
+    under_way: deque[Task] = deque()
+    used: Counter[str | None] = Counter()
+    for answer in range(answers + slots):
+        if answer >= slots:
+            done = under_way.popleft()
+            assert done.feed is not None
+            owner = owners[done.feed]
+            cost = ratios[owner] * float(done.payload)
+            used[owner] += cost
+            waiting.settle(done, cost)
+        entry = waiting.take(A, 0.0)
+        assert entry is not None
+        if name(entry[0]) == retried and entry[1] is not None:
+            entry[0].sent_at = 0.0
+            waiting.put(entry[0])
+            entry = waiting.take(A, 0.0)
+            assert entry is not None
+        under_way.append(entry[0])
+    return used
+
+
+@pytest.mark.parametrize("tenants", [True, False])
+@pytest.mark.parametrize("ratio", [0.2, 2.0, 5.0])
+def test_whose_answers_are_longer_or_shorter_than_expected_gets_only_its_share(ratio: float, tenants: bool) -> None:
+    used = shares({"odd": ratio, "even": 1.0}, answers=8000, tenants=tenants)
+    assert used["odd"] / used["even"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_retries_are_not_charged_again() -> None:
+    used = shares({"failing": 1.0, "well": 1.0}, answers=4000, retried="failing")
+    assert used["failing"] / used["well"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_one_absurd_answer_does_not_lock_a_tenant_out() -> None:
+    waiting = queue(feed(5000, tenant="x"), feed(5000, tenant="y"))
+    entry = waiting.take(A, 0.0)
+    assert entry is not None
+    victim = name(entry[0])
+    waiting.settle(entry[0], 1e15)
+    assert served(waiting, 1000)[victim] >= 500 - MOST_OWED
+
+
+def test_refunds_are_no_credit_for_the_time_after_an_absence() -> None:
+    waiting = Queue(lambda _task: 100.0)
+    for count, tenant in ((40, "x"), (500, "y")):
+        for _ in range(count):
+            waiting.put(task(tenant=tenant))
+    taken = [entry[0] for _ in range(180) if (entry := waiting.take(A, 0.0)) is not None]
+    for each in taken:
+        if each.tenant == "x":
+            waiting.settle(each, 1.0)
+    for _ in range(100):
+        waiting.put(task(tenant="x"))
+    assert served(waiting, 60)["x"] <= 32
+
+
+def test_a_task_is_settled_once_and_only_if_it_was_charged() -> None:
+    waiting = queue(feed(99, tenant="x"), feed(99, tenant="y"))
+    first = waiting.take(A, 0.0)
+    assert first is not None
+    for _ in range(50):
+        waiting.settle(first[0], 2.0)
+    uncharged = task(tenant="x")
+    waiting.settle(uncharged, 1e9)
+    assert abs(served(waiting, 50)["x"] - 25) <= 2
+
+
+def test_a_task_that_passes_those_that_wait_is_charged_to_its_tenant() -> None:
+    waiting = queue(*(feed(99, tenant=tenant) for tenant in ("x", "y")))
+    for _ in range(20):
+        waiting.passed(task(tenant="x"))
+    assert served(waiting, 60) == {"x": 20, "y": 40}
+
+
+def test_who_passed_those_that_wait_for_long_is_not_locked_out_afterwards() -> None:
+    """Where part of a window is kept for single tasks, a tenant may use it beyond its share; that is not a debt for hours."""
+    waiting = queue(*(feed(999, tenant=tenant) for tenant in ("x", "y")))
+    for _ in range(5000):
+        waiting.passed(task(tenant="x"))
+    assert served(waiting, 500)["x"] >= (500 - MOST_OWED) // 2
+
+
+def test_a_task_that_passes_others_of_its_own_tenant_costs_nothing() -> None:
+    waiting, alone = queue(feed(9, tenant="x")), task(tenant="x")
+    waiting.passed(alone)
+    waiting.passed(task(Priority.HIGH, tenant="y"))
+    assert alone.charge == 0.0
+
+
+def test_a_cost_below_one_counts_as_one() -> None:
+    waiting = queue(*(task(tenant="free", cost=0.0) for _ in range(50)), *(task(tenant="x") for _ in range(50)))
+    taken = Counter(each.tenant for each in order(waiting)[:50])
+    assert abs(taken["free"] - 25) <= 1
+
+
+# among levels, and together with the rules for bulks
+
+
+def test_a_bulks_turn_does_not_keep_another_tenants_single_task_from_its_place_among_the_levels() -> None:
+    """The bulk alone would go after the LOW task, for it waits a minute for single ones; with the NORMAL one waiting its level is first."""
+    waiting = queue(feed([1.0] * 3, level=5, tenant="bulk"), task(5, born=5.0, tenant="x", cost=9.0), task(5, born=6.0, tenant="x"))
+    waiting.put(task(6, born=10.0))
+    assert [(each.level, name(each)) for each in order(waiting)][:3] == [(5, "bulk"), (5, "x"), (5, "bulk")]
+
+
+def test_a_low_tenant_does_not_starve_under_urgent_work_whoever_shares_its_level() -> None:
+    rng = Random(0)
+    low, waiting = task(9, tenant="low"), queue(feed([50.0] * 9, level=9, tenant="bulk"))
+    waiting.put(low)
+    for second in range(1000):
+        waiting.put(task(Priority.HIGH, born=float(second), tenant=rng.choice("xyz")))
+        waiting.put(task(9, born=float(second), tenant="rival"))
+        entry = waiting.take(A, float(second))
+        assert entry is not None
+        if entry[0] is low:
+            return
+    pytest.fail("the low one never went")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("xyz"), st.floats(1, 100), st.sampled_from(["single", "feed", "again", "item again"])), max_size=60)
+)
+def test_everything_that_is_put_comes_out_once(entries: list[tuple[str, float, str]]) -> None:
+    waiting, inside = queue(), list[Task]()
+    for tenant, cost, kind in entries:
+        if kind == "feed":
+            bulk = feed([cost, cost], tenant=tenant)
+            inside += bulk.buffer
+            waiting.put_feed(bulk)
+        else:
+            made = task(tenant=tenant, cost=cost, avoids=None if kind == "single" else (B,))
+            made.feed = feed(0, tenant=tenant) if kind == "item again" else None
+            inside.append(made)
+            waiting.put(made)
+    assert len(waiting) == len(inside)
+    taken = order(waiting)
+    assert len(taken) == len(inside)
+    assert set(taken) == set(inside)
+    assert not waiting
+    assert waiting.waiting == 0

@@ -1,0 +1,235 @@
+"""A route of which no endpoint is alive: what waits for it ends after one timeout, and what is busy is not dead."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from scheduler_desk import Desk
+from simulator import Server, Simulation
+
+from qreward.errors import CircuitOpen, NoEndpoint, QRewardError
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.settings.policies import Limits
+
+NEVER_SENT = "never sent: no endpoint of first has answered for 5 s"
+ROUNDING = 1 / 8
+"""Seconds by which ends may differ: the time in which breakers open, and the wheel's steps."""
+
+
+class Play:
+    """A desk whose servers answer, refuse connections or hang from some time to another."""
+
+    def __init__(self, servers: dict[str, Server], *, seed: int = 0, caps: int = 8) -> None:
+        self.desk = Desk(dict.fromkeys(servers, caps), seed=seed)
+        self.simulation = Simulation(self.desk, servers, self.desk.rng)
+        self.ended_at = self.answered_at = 0.0
+
+    def run(self, count: int, timeout: float) -> Counter[str]:
+        """Play a batch to its end; how many of its items ended how."""
+        self.desk.feed(count, timeout=timeout)
+        self.simulation.run()
+        ends = [(when, entry[1]) for when, what, *entry in self.desk.watch.trace if what == "finish"]
+        self.ended_at = ends[-1][0]
+        self.answered_at = max((when for when, end in ends if end == "Answer"), default=0.0)
+        return Counter("answered" if isinstance(end, Answer) else type(end).__name__ for end in self.desk.watch.finished.values())
+
+
+def refusing(until: float = 1e9, since: float = 0.0) -> Server:
+    return Server(dead=(since, until))
+
+
+def hanging(until: float = 1e9, since: float = 0.0) -> Server:
+    return Server(dead=(since, until), dead_after=1e6)
+
+
+def test_a_batch_ends_about_one_timeout_after_the_last_sign_of_life_of_an_endpoint() -> None:
+    """A refused connection shows an outage at once, requests that run out of their time show it after one timeout."""
+    cases: dict[str, tuple[Callable[[], dict[str, Server]], float, float]] = {
+        "one refuses": (lambda: {"a": refusing()}, 0.0, 5.0),
+        "all refuse": (lambda: {name: refusing() for name in "abc"}, 0.0, 5.0),
+        "they die amid the batch": (lambda: {name: refusing(since=20.0) for name in "ab"}, 20.0, 5.0),
+        "one after the other": (lambda: {"a": refusing(since=4.0), "b": refusing(since=20.0)}, 20.0, 5.0),
+        "both hang": (lambda: {name: hanging() for name in "ab"}, 0.0, 10.0),
+        "one hangs, one refuses": (lambda: {"a": hanging(), "b": refusing()}, 0.0, 10.0),
+        "they hang amid the batch": (
+            lambda: {name: hanging(since=20.0) for name in "ab"},
+            20.0,
+            13.0,
+        ),
+    }
+    wrong = {}
+    for what, (servers, died_at, longest) in cases.items():
+        play = Play(servers())
+        found = play.run(3000, timeout=5.0)
+        late = play.ended_at > 1.25 * longest + play.answered_at + ROUNDING
+        if found.total() != 3000 or late or play.ended_at < died_at + 5.0:
+            wrong[what] = (play.ended_at, play.answered_at, found)
+    assert wrong == {}
+
+
+def test_the_items_say_that_no_endpoint_has_answered_and_what_the_last_failure_was() -> None:
+    play = Play({"a": refusing(), "b": refusing()})
+    play.run(100, timeout=5.0)
+    said = Counter(str(end) for end in play.desk.watch.finished.values() if str(end).startswith(NEVER_SENT))
+    assert said.total() > 80
+    assert said.keys() == {f"{NEVER_SENT}, the timeout of an item ('a', 'b'); the last failure was: nobody there"}
+    errors = [end for end in play.desk.watch.finished.values() if isinstance(end, QRewardError)]
+    assert len({id(error) for error in errors}) == len(errors)  # each item has an error of its own
+
+
+def test_an_endpoint_that_returns_within_the_timeout_rescues_the_batch() -> None:
+    """If it returns late, those items are lost that were under way when it died, and wait for another try."""
+    lost = {}
+    for seed in range(10):
+        for dies, back, most in ((0.0, 15.0, 0), (10.0, 25.0, 0), (0.0, 27.0, 20), (10.0, 37.0, 20)):
+            play = Play({name: refusing(since=dies, until=back) for name in "ab"}, seed=seed)
+            found = play.run(400, timeout=30.0)
+            if found["answered"] < 400 - most:
+                lost[seed, dies, back] = found
+    assert lost == {}
+
+
+def test_a_batch_that_takes_far_longer_than_its_timeout_does_not_fail_while_one_endpoint_is_alive() -> None:
+    play = Play({"a": Server(mean=0.5), "b": refusing()}, caps=1)
+    found = play.run(600, timeout=60.0)
+    assert play.ended_at > 200
+    assert found == {"answered": 600}
+
+
+def test_rate_limited_and_full_endpoints_are_alive() -> None:
+    """Such an endpoint may turn everything away for longer than the timeout."""
+    for server in (Server(overloaded=(2.0, 60.0)), Server(rate=0.05, burst=5)):
+        play = Play({"a": server, "b": refusing()})
+        play.run(30, timeout=8.0)
+        texts = [str(end) for end in play.desk.watch.finished.values() if not isinstance(end, Answer)]
+        assert not [text for text in texts if text.startswith("never sent")]
+        assert play.ended_at > 16.0
+
+
+def test_a_batch_that_comes_in_an_outage_has_its_whole_timeout() -> None:
+    desk = Desk({"a": 2})
+    early = desk.feed(100, timeout=20.0)
+    _refuse_until(desk, 12.0)
+    late = desk.feed(100, timeout=20.0)
+    _refuse_until(desk, 25.0)
+    assert early.failing is not None
+    assert late.failing is None
+    assert len(late.buffer) > 0
+    _refuse_until(desk, 40.0)
+    assert late.failing is not None
+    assert not early.buffer
+    assert not late.buffer
+    assert not desk.watch.open
+    assert all(isinstance(end, QRewardError) for end in desk.watch.finished.values())
+
+
+def test_an_item_sent_in_an_outage_has_the_time_that_answers_usually_take() -> None:
+    desk = Desk({"a": 1})
+    feed = desk.feed(100, timeout=20.0)
+    _refuse_until(desk, 16.9)
+    desk.withdraw(*desk.watch.open)  # whose time began before
+    while not desk.at("a"):
+        desk.wait(1 / 8)
+        assert desk.now < 20
+    (probe,) = desk.at("a")
+    desk.ok(probe, after=4.5)
+    assert desk.now > 21
+    assert isinstance(desk.outcome(probe.task), Answer)
+    assert feed.failing is None
+    assert not [end for end in desk.watch.finished.values() if str(end).startswith("never sent")]
+
+
+def test_a_sign_of_life_ends_an_outage() -> None:
+    """An answer, the first token of one, a rejection of the request, an overload, a mark of the operator, another endpoint."""
+
+    def answer(desk: Desk) -> None:
+        desk.ok(desk.at("a")[0], after=0.01)
+
+    def token(desk: Desk) -> None:
+        desk.scheduler.commit(desk.now, desk.at("a")[0])
+
+    def refused(desk: Desk) -> None:
+        desk.fail(desk.at("a")[0], FailureKind.REFUSED)
+
+    def overloaded(desk: Desk) -> None:
+        desk.fail(desk.at("a")[0], FailureKind.OVERLOADED)
+
+    def marked(desk: Desk) -> None:
+        desk.mark("a", down=False)
+
+    def joined(desk: Desk) -> None:
+        desk.add("b", Limits(max_concurrency=1))
+
+    for sign in (answer, token, refused, overloaded, marked, joined):
+        desk = Desk({"a": 1})
+        feed = desk.feed(1000, timeout=5.0)
+        _refuse_until(desk, 8.0)
+        feed.ended, feed.failing = False, feed.failing  # its input goes on
+        assert feed.failing is not None, sign.__name__
+        assert feed.pool.down_since < 1.0
+        desk.submit()
+        while not desk.at("a"):
+            desk.wait(0.125)
+        sign(desk)
+        assert feed.failing is None, sign.__name__
+        assert feed.pool.down_since > desk.now, sign.__name__
+
+
+def test_items_fail_at_once_where_all_endpoints_are_marked_unhealthy_or_gone_and_go_on_when_one_is_back() -> None:
+    for down, back, error in (
+        (lambda desk: desk.mark("a", down=True), lambda desk: desk.mark("a", down=False), CircuitOpen),
+        (lambda desk: desk.remove("a"), lambda desk: desk.add("b", Limits(max_concurrency=2)), NoEndpoint),
+    ):
+        desk = Desk({"a": 2}, refill=False)
+        feed = desk.feed(100, timeout=None)
+        desk.serve(feed)
+        down(desk)
+        assert [type(end) for end in desk.watch.finished.values()] == [error] * 30  # two are under way
+        desk.serve(feed)
+        assert [type(end) for end in desk.watch.finished.values()] == [error] * 62
+        back(desk)
+        desk.serve(feed)
+        assert len(desk.watch.finished) == 62
+        assert len(feed.buffer) + len(desk.watch.live) > 30
+
+
+def test_a_feed_without_a_timeout_waits_for_ever() -> None:
+    desk = Desk({"a": 1})
+    feed = desk.feed(100)
+    _refuse_until(desk, 3600.0)
+    assert feed.failing is None
+    assert feed.buffer
+
+
+def test_a_feed_that_is_closed_in_an_outage_leaves_nothing_behind() -> None:
+    desk = Desk({"a": 1})
+    feed = desk.feed(100, timeout=60.0)
+    _refuse_until(desk, 10.0)
+    desk.withdraw(*desk.close_feed(feed), *desk.watch.open)
+    assert feed.due < 0
+    assert not feed.pool.feeds
+    desk.wait(100.0)
+    desk.watch.check_all_over()
+
+
+def test_one_long_stall_of_the_loop_is_not_taken_for_an_outage() -> None:
+    """What came meanwhile may lie unread."""
+    desk = Desk({"a": 1})
+    feed = desk.feed(100, timeout=5.0)
+    _refuse_until(desk, 1.9)
+    while not desk.at("a"):
+        desk.wait(1 / 8)
+        assert desk.now < 5
+    desk.now += 60.0
+    desk.tick()
+    assert feed.failing is None
+    assert isinstance(desk.scheduler.wheel.next_wake(), float)
+
+
+def _refuse_until(desk: Desk, then: float) -> None:
+    """Refuse all connections as they are made."""
+    while desk.now < then:
+        desk.wait(1 / 32)
+        for attempt in list(desk.watch.live):
+            desk.fail(attempt, FailureKind.UNREACHABLE, after=0.0)

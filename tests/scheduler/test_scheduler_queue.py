@@ -1,0 +1,376 @@
+"""Who is next: by priority, by age, by deadline, retries first; and an entry that a source must not have is in nobody's way."""
+
+from __future__ import annotations
+
+from sys import getrefcount
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_queue import A, B, C, feed, order, queue, task
+
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.queueing.entries import MOST_GROUPS, PATIENCE
+from qreward.scheduler.queueing.priority_level import BULK
+from qreward.scheduler.queueing.queue import AGEING, LEVELS, SWEEP, Queue
+from qreward.scheduler.request import Task, TaskState
+from qreward.settings.policies import Priority
+
+
+def test_urgent_goes_before_normal_before_low() -> None:
+    low, normal, high = task(Priority.LOW), task(Priority.NORMAL), task(Priority.HIGH)
+    assert order(queue(low, normal, high)) == [high, normal, low]
+
+
+def test_tasks_of_one_level_go_in_the_order_they_came() -> None:
+    tasks = [task(born=float(number)) for number in range(5)]
+    assert order(queue(*tasks)) == tasks
+
+
+@pytest.mark.parametrize(("age", "first"), [(AGEING * 5 - 1, "high"), (AGEING * 5 + 1, "normal")])
+def test_fifteen_seconds_of_waiting_outweigh_a_level(age: float, first: str) -> None:
+    normal, high = task(Priority.NORMAL, born=100.0 - age), task(Priority.HIGH, born=100.0)
+    assert order(queue(normal, high))[0] is (normal if first == "normal" else high)
+
+
+def test_nothing_starves_under_a_flood_of_urgent_tasks() -> None:
+    low, waiting = task(Priority.LOW, born=0.0), Queue()
+    waiting.put(low)
+    for second in range(1000):
+        waiting.put(task(Priority.HIGH, born=float(second)))
+        entry = waiting.take(A, float(second))
+        assert entry is not None
+        if entry[0] is low:
+            assert second <= AGEING * Priority.LOW + 1
+            return
+    pytest.fail("the low one never went")
+
+
+def test_a_bulk_lets_single_tasks_of_its_level_go_first_for_a_minute() -> None:
+    bulk, early, late = feed(1, served=0.0), task(born=BULK - 1), task(born=BULK + 1)
+    batch = bulk.buffer[0]
+    assert order(queue(bulk, early, late)) == [early, batch, late]
+
+
+def test_while_single_tasks_wait_a_bulk_of_their_level_gets_one_item_a_minute() -> None:
+    bulk, waiting = feed(99), Queue()
+    waiting.put_feed(bulk)
+    for second in range(601):
+        waiting.put(task(born=float(second)))
+        waiting.take(A, float(second))
+    assert len(bulk.buffer) == 99 - 600 // (BULK + 1)
+
+
+def test_an_urgent_bulk_goes_before_normal_single_tasks() -> None:
+    bulk, single = feed(1, level=Priority.HIGH), task(Priority.NORMAL)
+    assert order(queue(single, bulk))[0] is not single
+
+
+def test_feeds_of_one_level_take_turns() -> None:
+    first, second, third = feed(3), feed(3), feed(1)
+    waiting, taken = queue(first, second, third), []
+    while (entry := waiting.take(A, 1.0)) is not None:
+        taken.append(entry[1])
+    assert taken == [first, second, third, first, second, first, second]
+
+
+def test_a_feed_that_ran_dry_joins_again_at_the_end_of_the_round() -> None:
+    first, second = feed(1), feed(2)
+    waiting = queue(first, second)
+    waiting.take(A, 1.0)
+    assert not first.lined
+    first.buffer.append(task())
+    waiting.put_feed(first)
+    waiting.put_feed(first)
+    turns = [entry[1] for entry in iter(lambda: waiting.take(A, 2.0), None)]
+    assert turns == [second, first, second]
+
+
+def test_a_retried_task_goes_before_fresh_ones_that_came_after_it() -> None:
+    fresh, again = task(born=5.0), task(born=4.0, avoids=())
+    assert order(queue(fresh, feed(1), again))[0] is again
+
+
+def test_retried_tasks_go_oldest_first_whatever_they_avoid() -> None:
+    one, two, three = task(born=1.0, avoids=(B,)), task(born=2.0, avoids=()), task(born=3.0, avoids=(C,))
+    assert order(queue(three, one, two)) == [one, two, three]
+
+
+def test_an_entry_that_avoids_a_source_does_not_keep_others_from_it() -> None:
+    avoiding, other = task(born=0.0, avoids=(A,)), task(born=9.0)
+    waiting = queue(avoiding, other)
+    assert waiting.key(A) == 9.0 + 5 * AGEING
+    assert order(waiting) == [other]
+    assert order(waiting, B) == [avoiding]
+
+
+def test_any_number_of_entries_that_avoid_a_source_cost_it_one_look() -> None:
+    """They stand in one line, not each at the head of the queue."""
+    avoiding = [task(born=0.0, avoids=(A,)) for _ in range(1000)]
+    other = task(born=9.0, avoids=(B,))
+    assert MOST_GROUPS >= 2
+    assert order(queue(*avoiding, other)) == [other]
+
+
+def test_the_key_is_that_of_the_task_that_would_be_taken() -> None:
+    waiting = queue(task(7, born=3.0), task(5, born=20.0, avoids=(A,)))
+    assert waiting.key(A) == 3.0 + 7 * AGEING
+    assert waiting.key(B) == 20.0 + 5 * AGEING
+    assert Queue().key(A) == float("inf")
+
+
+def test_tasks_that_ended_while_they_waited_are_not_handed_out() -> None:
+    gone, gone_again, left = task(born=0.0), task(born=0.0, avoids=()), task(born=1.0)
+    waiting = queue(gone, gone_again, left)
+    gone.state = gone_again.state = TaskState.DONE
+    assert order(waiting) == [left]
+    assert not waiting
+    assert len(waiting) == 0
+
+
+def test_emptying_hands_over_everything_the_read_ahead_included() -> None:
+    fresh, again, bulk = task(), task(avoids=(A,)), feed(2)
+    ended = task()
+    waiting = queue(fresh, again, bulk, ended)
+    ended.state = TaskState.DONE
+    inside = list(bulk.buffer)
+    assert set(waiting.empty()) == {fresh, again, *inside}
+    assert not bulk.buffer
+    assert not bulk.lined
+    assert not waiting
+
+
+def test_only_tasks_that_avoid_all_that_is_left_are_reclaimed() -> None:
+    stuck, free, fresh = task(avoids=(A,)), task(avoids=(B,)), task()
+    waiting = queue(stuck, free, fresh)
+    assert waiting.reclaim((A, B)) == []
+    assert waiting.reclaim((A,)) == [stuck]
+    assert set(order(waiting)) == {free, fresh}
+
+
+def test_a_feed_that_is_dropped_is_no_longer_served() -> None:
+    first, second = feed(2), feed(1)
+    waiting = queue(first, second)
+    waiting.drop_feed(first)
+    waiting.drop_feed(first)
+    assert [entry[1] for entry in iter(lambda: waiting.take(A, 0.0), None)] == [second]
+
+
+def test_the_earliest_deadline_goes_first() -> None:
+    patient, hurried, middling = task(timeout=300.0), task(born=1.0, timeout=5.0), task(born=2.0, timeout=60.0)
+    assert order(queue(patient, hurried, middling)) == [hurried, middling, patient]
+
+
+def test_equal_timeouts_keep_the_order_of_submission_whatever_else_waits() -> None:
+    first, hurried, second, third = task(timeout=60.0), task(timeout=5.0), task(timeout=60.0), task(timeout=60.0)
+    assert order(queue(first, hurried, second, third)) == [hurried, first, second, third]
+
+
+def test_equal_deadlines_keep_the_order_of_submission() -> None:
+    late, early = task(born=0.0, timeout=100.0), task(born=50.0, timeout=50.0)
+    assert order(queue(late, early)) == [late, early]
+    behind = task(timeout=500.0)
+    assert order(queue(behind, late, early)) == [late, early, behind]
+    assert order(queue(late, behind, early)) == [late, early, behind]
+
+
+def test_equal_deadlines_keep_their_order_although_one_between_them_has_ended() -> None:
+    gone, first, second = task(timeout=100.0), task(timeout=50.0), task(timeout=50.0)
+    waiting = queue(gone, first)
+    gone.state = TaskState.DONE
+    assert waiting.key(A) == 5 * AGEING
+    waiting.put(second)
+    assert order(waiting) == [first, second]
+
+
+def test_a_task_without_a_deadline_is_not_starved_by_those_that_have_one() -> None:
+    patient, waiting = task(born=0.0), Queue()
+    waiting.put(patient)
+    for second in range(2000):
+        waiting.put(task(born=float(second), timeout=30.0))
+        entry = waiting.take(A, float(second))
+        assert entry is not None
+        if entry[0] is patient:
+            assert second <= PATIENCE
+            return
+    pytest.fail("the patient one never went")
+
+
+def test_deadlines_do_not_outweigh_priority() -> None:
+    normal, high = task(Priority.NORMAL, timeout=1.0), task(Priority.HIGH)
+    assert order(queue(normal, high)) == [high, normal]
+
+
+def test_the_items_of_a_bulk_keep_their_order() -> None:
+    bulk = feed(3)
+    items = list(bulk.buffer)
+    items[2].deadline = 1.0
+    assert order(queue(bulk)) == items
+
+
+def test_a_reserved_slot_takes_single_tasks_only() -> None:
+    bulk, single, again = feed(2), task(born=5.0), task(born=7.0, avoids=(B,))
+    waiting = queue(bulk, single, again)
+    assert order(waiting, now=1e6, bulk=False) == [single, again]
+    assert waiting.key(A, bulk=False) == float("inf")
+    assert len(order(waiting)) == 2
+
+
+def test_a_reserved_slot_takes_a_bulks_item_that_is_tried_again_but_no_fresh_one() -> None:
+    """Its last hope may be this source: others may have to leave it."""
+    bulk = feed(2)
+    waiting = queue(bulk)
+    entry = waiting.take(A, 0.0)
+    assert entry is not None
+    item = entry[0]
+    assert item.feed is bulk
+    item.sent_at, item.excluded = 0.0, (B,)
+    waiting.put(item)
+    single = task(born=9.0)
+    waiting.put(single)
+    assert order(waiting, bulk=False) == [item, single]
+    assert len(waiting) == 1
+
+
+def test_a_reserved_slot_takes_the_single_task_of_the_tenant_whose_turn_it_is() -> None:
+    waiting = queue(feed(9, tenant="bulk"), *(task(tenant="x", cost=5.0) for _ in range(3)), *(task(tenant="y") for _ in range(3)))
+    taken = order(waiting, bulk=False)
+    assert [each.tenant for each in taken] == ["x", "y", "y", "y", "x", "x"]
+
+
+def test_a_level_is_as_urgent_for_a_reserved_slot_as_its_single_tasks() -> None:
+    waiting = queue(feed(1, level=Priority.HIGH), task(Priority.HIGH, born=200.0), task(Priority.NORMAL, born=10.0))
+    assert waiting.key(A, bulk=False) == 10.0 + AGEING * Priority.NORMAL
+    assert waiting.key(A) == BULK
+
+
+def test_single_tasks_that_wait_are_counted_bulks_are_not() -> None:
+    fresh, again, bulk = task(), task(avoids=(A,)), feed(3)
+    waiting = queue(fresh, again, bulk)
+    assert waiting.waiting == 2
+    item = waiting.take(A, 1e6)
+    assert item is not None
+    assert item[0] is fresh
+    assert waiting.waiting == 1
+    assert waiting.reclaim((A,)) == [again]
+    assert waiting.waiting == 0
+    waiting.put(fresh)
+    waiting.empty()
+    assert waiting.waiting == 0
+
+
+def test_a_task_that_ended_is_not_counted_and_a_queue_of_such_is_empty() -> None:
+    gone, left = task(born=0.0), task(born=1.0)
+    waiting = queue(gone, left)
+    for _ in range(2):
+        gone.state = TaskState.DONE
+        waiting.ended(gone)
+        assert waiting.waiting == 1
+    left.state = TaskState.DONE
+    waiting.ended(left)
+    assert waiting.waiting == 0
+    assert not waiting
+    assert waiting.levels == []
+
+
+def test_an_empty_queue_holds_on_to_no_bulk() -> None:
+    bulk = feed(1)
+    waiting = Queue()
+    before = getrefcount(bulk)
+    waiting.put_feed(bulk)
+    assert getrefcount(bulk) > before
+    assert len(order(waiting)) == 1
+    assert getrefcount(bulk) == before, "it may be that nothing more comes"
+
+
+def test_it_is_known_how_much_the_bulks_are_still_to_give() -> None:
+    ended, counted, endless = feed(3), feed(3), feed(3)
+    ended.ended, counted.left = True, 50
+    waiting = queue(ended, counted, task())
+    assert waiting.left() == 53
+    waiting.put_feed(endless)
+    assert waiting.left() == float("inf")
+    assert Queue().left() == 0
+
+
+def test_what_ended_behind_one_that_waits_is_not_kept() -> None:
+    waiting, first = Queue(), task()
+    waiting.put(first)
+    for number in range(20 * SWEEP):
+        each = task(born=float(number % 7), timeout=1.0 + number % 5, avoids=(B,) if number % 3 else None)
+        waiting.put(each)
+        each.state = TaskState.DONE
+        waiting.ended(each)
+    assert len(waiting) <= SWEEP + 1
+    assert order(waiting) == [first]
+
+
+entries = st.lists(st.tuples(st.integers(0, LEVELS - 1), st.floats(0, 500), st.sampled_from([None, (), (A,), (B,), (A, B)])), max_size=30)
+
+
+@given(entries, st.lists(st.sampled_from([A, B, C]), max_size=40))
+def test_the_queue_hands_out_what_sorting_by_age_and_level_would(
+    entries: list[tuple[int, float, tuple[Source, ...] | None]], takers: list[Source]
+) -> None:
+    """Fresh tasks come in the order of time, as they do in life; retried ones keep theirs."""
+    made = [task(level, born, avoids=avoids) for level, born, avoids in sorted(entries, key=lambda entry: entry[1])]
+    waiting, left = queue(*made), list(made)
+    for source in takers:
+        able = [each for each in left if source not in each.excluded]
+        best = min((each.born + each.level * AGEING for each in able), default=None)
+        entry = waiting.take(source, 0.0)
+        if entry is None:
+            assert best is None
+        else:
+            taken = entry[0]
+            assert source not in taken.excluded
+            assert taken.born + taken.level * AGEING == best
+            left.remove(taken)
+    assert len(waiting) == len(left)
+
+
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, 2), st.sampled_from([None, 1.0, 30.0, 1000.0])),
+        st.tuples(st.just("again"), st.integers(0, 2), st.sampled_from([(), (A,), (A, B)])),
+        st.tuples(st.just("end"), st.integers(0, 50), st.none()),
+        st.tuples(st.just("take"), st.sampled_from([A, B]), st.booleans()),
+        st.tuples(st.just("reclaim"), st.sampled_from([(A,), (A, B)]), st.none()),
+    ),
+    max_size=80,
+)
+
+
+@given(moves)
+def test_counts_are_right_and_deadlines_are_kept_whatever_happens(moves: list[tuple[str, Any, Any]]) -> None:
+    """Against a plain list: within a level the fresh task that is taken is the one that is due first."""
+    waiting, inside, now = Queue(), list[Task](), 0.0
+    for what, first, second in moves:
+        now += 0.5
+        if what in {"put", "again"}:
+            made = task(first, now, timeout=second) if what == "put" else task(first, now, avoids=second)
+            made.number = int(2 * now)
+            waiting.put(made)
+            inside.append(made)
+        elif what == "end" and inside:
+            gone = inside.pop(first % len(inside))
+            gone.state = TaskState.DONE
+            waiting.ended(gone)
+        elif what == "take":
+            entry = waiting.take(first, now, bulk=bool(second))
+            if entry is None:
+                assert all(first in each.excluded for each in inside)
+                continue
+            taken = entry[0]
+            inside.remove(taken)
+            rivals = [each for each in inside if each.level == taken.level and each.sent_at is None and taken.sent_at is None]
+            due = min(taken.deadline, taken.born + PATIENCE)
+            assert all((due, taken.number) < (min(each.deadline, each.born + PATIENCE), each.number) for each in rivals)
+        elif what == "reclaim":
+            stuck = waiting.reclaim(first)
+            assert set(stuck) == {each for each in inside if each.sent_at is not None and set(first) <= set(each.excluded)}
+            inside = [each for each in inside if each not in stuck]
+        assert waiting.waiting == len(inside)
+        assert bool(waiting) == bool(inside)
+        assert sorted({each.level for each in inside}) == waiting.levels

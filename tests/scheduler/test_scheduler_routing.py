@@ -1,0 +1,114 @@
+"""A model's exact name goes first, then the most specific glob that matches, whatever the order in which routes were added."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_memory import bytes_left_by
+
+from qreward.scheduler.routing import Routes, is_glob, specificity
+
+models = st.text("ab-7", min_size=1, max_size=5)
+patterns = st.lists(st.sampled_from(["a", "b", "-", "7", "*", "?", "[ab]", "[!a]"]), min_size=1, max_size=5).map("".join)
+
+
+def table(patterns: list[str]) -> Routes[str]:
+    routes: Routes[str] = Routes()
+    for pattern in patterns:
+        routes.set(pattern, pattern)
+    return routes
+
+
+@given(st.lists(patterns, unique=True, max_size=12), models, st.randoms(use_true_random=False))
+def test_the_order_in_which_routes_are_added_never_matters(names: list[str], model: str, rng: object) -> None:
+    shuffled = list(names)
+    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert table(names).find(model) == table(shuffled).find(model)
+
+
+@given(st.lists(patterns, unique=True, max_size=12), models)
+def test_the_exact_name_wins_else_the_most_specific_glob_that_matches_else_nothing(names: list[str], model: str) -> None:
+    found = table(names).find(model)
+    matching = [pattern for pattern in names if is_glob(pattern) and fnmatchcase(model, pattern)]
+    if model in names:
+        assert found == model
+    elif matching:
+        assert found == max(matching, key=specificity)
+    else:
+        assert found is None
+
+
+@given(st.lists(patterns, unique=True, min_size=1, max_size=8), models, st.data())
+def test_a_route_that_was_removed_is_as_if_it_had_never_been(names: list[str], model: str, data: st.DataObject) -> None:
+    gone = data.draw(st.sampled_from(names))
+    routes = table(names)
+    routes.find(model)
+    routes.remove(gone)
+    assert routes.find(model) == table([name for name in names if name != gone]).find(model)
+
+
+@pytest.mark.parametrize(
+    ("general", "specific"),
+    [
+        ("*", "gpt-*"),
+        ("gpt-*", "gpt-4*"),
+        ("gpt-4*", "gpt-4o-*"),
+        ("*-7b", "judge-*"),
+        ("judge-*", "judge-?"),
+        ("judge-?*", "judge-?"),
+        ("judge-?", "judge-[ab]x"),
+        ("*judge*", "judge*"),
+    ],
+)
+def test_more_letters_then_fewer_stars_then_fewer_wildcards_make_a_pattern_more_specific(general: str, specific: str) -> None:
+    assert specificity(general) < specificity(specific)
+
+
+def test_a_set_of_characters_counts_as_one_wildcard_not_as_letters() -> None:
+    assert specificity("[abcdefgh]*") < specificity("ab*")
+    assert table(["[abcdefgh]*", "ab*"]).find("abc") == "ab*"
+
+
+def test_matching_looks_at_the_whole_name_and_its_case() -> None:
+    routes = table(["judge-*"])
+    assert routes.find("judge-7b") == "judge-*"
+    assert routes.find("Judge-7b") is None
+    assert routes.find("my-judge-7b") is None
+    assert routes.find("judge-\n7b") == "judge-*"
+
+
+def test_a_route_with_the_same_pattern_is_replaced_and_earlier_answers_are_forgotten() -> None:
+    routes: Routes[int] = Routes()
+    assert routes.find("judge-7b") is None
+    routes.set("judge-*", 1)
+    assert routes.find("judge-7b") == 1
+    routes.set("judge-*", 2)
+    assert routes.find("judge-7b") == 2
+    routes.set("judge-7b", 3)
+    assert routes.find("judge-7b") == 3
+    assert routes.items() == {"judge-7b": 3, "judge-*": 2}
+
+
+def test_removing_a_pattern_that_is_not_there_does_nothing() -> None:
+    routes = table(["a"])
+    routes.remove("b*")
+    assert routes.items() == {"a": "a"}
+
+
+def test_routes_are_listed_in_the_order_they_are_tried() -> None:
+    assert list(table(["*", "gpt-*", "gpt-4o", "gpt-4*"]).items()) == ["gpt-4o", "gpt-4*", "gpt-*", "*"]
+
+
+def test_names_that_callers_make_up_do_not_fill_the_memory() -> None:
+    routes = table(["judge-*"])
+
+    def look_up(first: int) -> None:
+        for number in range(first, first + 20_000):
+            assert routes.find(f"judge-{number}") == "judge-*"
+            assert routes.find(f"other-{number}") is None
+
+    look_up(0)
+    assert bytes_left_by(lambda: look_up(20_000)) < 100_000

@@ -1,0 +1,280 @@
+"""A source that holds requests and answers none for far longer than ever: called silent within seconds, and only then."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_desk import Desk
+from scheduler_warm import HANGS_ONLY, live, warm_all
+
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.request import Attempt, Task, TaskState
+from qreward.scheduler.stats.stalls import FACTOR, LEAST_ANSWERS, LEAST_DUE, LEAST_INFLIGHT, LEAST_SECONDS, StallDetector
+from qreward.settings.policies import Hedge, LoadBalanceStrategy, Retry
+
+K = FailureKind
+MIXED = [20] * 63 + [400]
+"""Lengths of which the longest is far from the usual, so that silence is noticed long before a single hang."""
+
+
+def awake(answers: int = LEAST_ANSWERS, every: float = 0.1, inflight: int = 8, mean: float = 1.0) -> StallDetector:
+    """One that was broken so often; the last time at 0."""
+    silence = StallDetector()
+    now = -every * answers
+    for number in range(1, inflight + 1):
+        silence.sent(now, number)
+    for number in range(1, answers + 1):
+        silence.broken(now + number * every, inflight, mean)
+    return silence
+
+
+# what is known of one source
+
+
+def test_little_in_flight_is_never_silent() -> None:
+    silence = awake()
+    assert silence.alarm_at(LEAST_INFLIGHT - 1, 1.0) == inf
+    silence.ended(LEAST_INFLIGHT - 1)
+    assert silence.since == inf
+    silence.sent(5.0, LEAST_INFLIGHT)
+    assert silence.alarm_at(LEAST_INFLIGHT, 1.0) >= 5.0 + LEAST_SECONDS
+
+
+def test_nobody_is_called_silent_before_twenty_answers() -> None:
+    assert awake(LEAST_ANSWERS - 1).alarm_at(8, 1.0) == inf
+    assert awake(LEAST_ANSWERS).alarm_at(8, 1.0) < inf
+
+
+@pytest.mark.parametrize(
+    ("inflight", "mean", "seconds"), [(64, 0.1, LEAST_SECONDS), (8, 1.0, LEAST_DUE / 8), (64, 20.0, LEAST_DUE * 20 / 64)]
+)
+def test_so_many_answers_must_be_missing_and_some_seconds_must_have_passed(inflight: int, mean: float, seconds: float) -> None:
+    assert awake(inflight=inflight, mean=mean, every=0.01).alarm_at(inflight, mean) == pytest.approx(seconds)
+
+
+def test_silences_as_long_as_before_are_normal_at_any_load() -> None:
+    silence = awake(every=10.0, inflight=7)  # 10 s without one of 8 answers of a second each: 80 were due
+    assert silence.alarm_at(8, 1.0) == pytest.approx(FACTOR * 10.0, rel=0.02)
+    assert silence.alarm_at(4, 1.0) == pytest.approx(FACTOR * 20.0, rel=0.02)
+    assert silence.alarm_at(8, 2.0) == pytest.approx(FACTOR * 20.0, rel=0.02)
+
+
+def test_a_long_silence_of_long_ago_is_forgotten() -> None:
+    silence = awake(every=10.0)
+    before = silence.alarm_at(8, 1.0)
+    for number in range(10_000):
+        silence.broken(number * 0.1, 8, 1.0)
+    assert silence.alarm_at(8, 1.0) - 999.9 < 0.2 * before
+
+
+@given(st.integers(0, 200), st.floats(0.01, 100.0), st.floats(0.01, 20.0), st.lists(st.floats(0.01, 30.0), min_size=20, max_size=40))
+def test_no_silence_is_alarming_that_is_shorter_than_one_there_has_been(inflight: int, mean: float, more: float, gaps: list[float]) -> None:
+    silence, now = StallDetector(), 0.0
+    for number in range(1, LEAST_INFLIGHT + inflight + 1):
+        silence.sent(now, number)
+    for gap in gaps:
+        now += gap
+        silence.broken(now, LEAST_INFLIGHT + inflight - 1, mean)
+    alarm = silence.alarm_at(LEAST_INFLIGHT + inflight, mean)
+    assert alarm >= now + LEAST_SECONDS or silence.since == inf
+    assert alarm > now + max(gaps) or silence.since == inf
+
+
+# through the scheduler
+
+
+def serve(desk: Desk, seconds: float, mute: str = "", takes: float = 1.0) -> None:
+    """Let all sources but one answer, each request after so many seconds."""
+    end = desk.now + seconds
+    while True:
+        due = [attempt for attempt in desk.watch.live if attempt.source.name != mute and attempt.sent_at + takes <= end]
+        if not due:
+            desk.until(end)
+            return
+        first = min(due, key=lambda attempt: attempt.sent_at)
+        desk.until(max(desk.now, first.sent_at + takes))
+        if first in desk.watch.live:
+            desk.report(first, Answer("yes", 10, 20))
+
+
+def all_silent(hedge: Hedge | None = HANGS_ONLY) -> tuple[Desk, list[Attempt]]:
+    """``a`` holds as much as it may and does not answer any more, while the others go on."""
+    desk = warm_all(Desk({"a": 8, "b": 8, "c": 8}, hedge=hedge), lengths=MIXED)
+    desk.feed(400)
+    serve(desk, 2.0)
+    serve(desk, 0.9)
+    held = desk.at("a")
+    assert len(held) == 8
+    return desk, held
+
+
+def until_left_alone(desk: Desk, mute: str = "a", most: float = 60.0) -> float:
+    began = desk.now
+    while desk[mute].health.in_service:
+        serve(desk, 0.25, mute)
+        assert desk.now - began < most, f"{mute} is still asked after {most} s"
+    return desk.now - began
+
+
+def test_a_source_that_goes_silent_is_left_alone_within_seconds() -> None:
+    desk, held = all_silent()
+    assert until_left_alone(desk) < 10.0
+    sends = len(desk.watch.sends)
+    serve(desk, 5.0, "a")
+    assert all(attempt.source.name != "a" for _, attempt in desk.watch.sends[sends:])
+    assert len(desk.watch.sends) > sends
+    assert not any(desk.is_cancelled(attempt) for attempt in held if attempt.task in desk.watch.open)
+
+
+def test_what_a_silent_source_holds_is_copied_at_once_ahead_of_what_waits() -> None:
+    desk, held = all_silent()
+    until_left_alone(desk)
+    assert all(attempt.task.copy is not None or attempt.task.state is TaskState.QUEUED for attempt in held)
+    sends = len(desk.watch.sends)
+    serve(desk, 1.1, "a")
+    copied = [attempt.task for _, attempt in desk.watch.sends[sends:]][:8]
+    assert all(attempt.task.copy is not None or attempt.task in copied for attempt in held)
+    serve(desk, 2.0, "a")
+    assert all(isinstance(desk.outcome(attempt.task), Answer) for attempt in held)
+    assert all(desk.is_cancelled(attempt) for attempt in held)
+
+
+def test_an_answer_brings_a_silent_source_back_at_once() -> None:
+    desk, held = all_silent()
+    until_left_alone(desk)
+    desk.ok(held[0], after=0.3)
+    assert desk["a"].health.in_service
+    assert desk["a"].health.allowed == inf
+    assert len(desk.at("a")) == 8, "it is given work again"
+    gone, back = desk.scheduler.health_changes
+    assert (gone.source, back.source, back.reason) == ("a", "a", "")
+    assert gone.reason.startswith("none of 8 requests in flight was answered for ")
+    assert 0.3 <= back.seconds < 0.6
+
+
+def test_silence_is_noticed_without_copies_too_and_nothing_is_copied() -> None:
+    desk, held = all_silent(hedge=None)
+    assert until_left_alone(desk) < 10.0
+    serve(desk, 3.0, "a")
+    assert all(attempt.task.copy is None and attempt.task.state is TaskState.SENT for attempt in held)
+    assert desk["b"].tally.hedged == desk["c"].tally.hedged == 0
+
+
+def test_once_what_it_held_is_stopped_a_silent_source_is_asked_with_one_request() -> None:
+    desk, held = all_silent()
+    until_left_alone(desk)
+    serve(desk, 3.0, "a")
+    for attempt in held:
+        desk.cancelled(attempt)
+    desk.wait(3.5)
+    probes = desk.at("a")
+    assert len(probes) == 1
+    desk.ok(probes[0])
+    assert 1 < len(desk.at("a")) < 8
+    desk.ok(desk.at("a")[0])
+    assert desk["a"].health.in_service
+
+
+def test_a_server_that_answers_all_at_once_is_not_called_silent_until_it_is() -> None:
+    """32 requests, answered every 5 s: at a mean of 2.5 s that is 64 answers due each time."""
+    desk = Desk({"a": 32, "b": 100}, strategy=LoadBalanceStrategy.ROUND_ROBIN)
+    for _ in range(12):
+        for _ in range(25):
+            desk.submit()
+            desk.submit()
+            desk.wait(0.2)
+            for attempt in desk.at("b"):
+                desk.report(attempt, Answer("yes", 10, 20))
+            assert desk["a"].health.in_service
+        for attempt in desk.at("a"):
+            desk.report(attempt, Answer("yes", 10, 20))
+    for _ in range(40):
+        desk.submit()
+    assert until_left_alone(desk) <= FACTOR * 5.0 + 5.0
+
+
+def after_failing(desk: Desk, count: int, *, poison: bool) -> list[Task]:
+    """So many tasks at ``a``, which have failed at ``b`` before if they are poison."""
+    if not poison:
+        desk.mark("b", down=True)
+        tasks = [desk.submit() for _ in range(count)]
+        desk.mark("b", down=False)
+        return tasks
+    desk.mark("a", down=True)
+    tasks = [desk.submit() for _ in range(count)]
+    desk.mark("a", down=False)
+    for task in tasks:
+        desk.fail(live(task), K.TRANSIENT, after=0.0)
+    desk.wait(1.0)
+    assert len(desk.at("a")) == count
+    return tasks
+
+
+@pytest.mark.parametrize(("count", "poison", "left_alone"), [(3, False, True), (3, True, False), (2, False, False)])
+def test_three_requests_may_show_a_silence_but_not_if_they_have_failed_elsewhere(count: int, poison: bool, left_alone: bool) -> None:
+    desk = warm_all(Desk({"a": 4, "b": 4}, retry=Retry(base=0.01)))
+    after_failing(desk, count, poison=poison)
+    desk.wait(8.5)
+    assert desk["a"].health.in_service is not left_alone
+
+
+def test_the_last_source_is_never_left_alone() -> None:
+    desk, held = all_silent()
+    desk.mark("b", down=True)
+    desk.mark("c", down=True)
+    for _ in range(90):
+        desk.wait(0.1)
+        assert desk["a"].health.in_service
+    assert not any(attempt.task.copy for attempt in held)
+    assert desk["a"].silence.since > held[0].sent_at + 2, "it is asked anew from time to time, not all the time"
+
+
+def test_what_waits_for_a_silent_source_alone_goes_back_to_where_it_failed() -> None:
+    desk = warm_all(Desk({"a": 4, "b": 4}))
+    after_failing(desk, 4, poison=False)
+    task = desk.submit()
+    desk.fail(live(task), K.TRANSIENT)
+    assert task.state is TaskState.QUEUED
+    assert desk.path(task) == ["b"]
+    desk.wait(7.0)
+    assert not desk["a"].health.in_service
+    assert desk.path(task) == ["b", "b"]
+
+
+def test_after_a_stall_of_the_loop_nobody_is_called_silent_until_answers_could_be_read() -> None:
+    desk, _ = all_silent()
+    wake = desk.scheduler.next_wake()
+    assert wake is not None
+    desk.now = wake + 30.0
+    desk.tick()
+    desk.wait(0.08)
+    assert all(source.health.in_service for source in desk.sources.values())
+    for name in "abc":
+        desk.ok(desk.at(name)[0], after=0.0)
+    desk.wait(1.0)
+    assert all(source.health.in_service for source in desk.sources.values())
+
+
+def test_failures_that_come_from_the_source_are_signs_of_life_and_those_that_do_not_are_none() -> None:
+    desk, held = all_silent(hedge=None)
+    desk.fail(held[0], K.TRANSIENT, after=1.0)
+    alive = desk["a"].silence.since
+    assert alive == desk.now
+    for attempt, kind in zip(held[1:4], (K.UNREACHABLE, K.TIMEOUT, K.LOCAL), strict=True):
+        desk.fail(attempt, kind, after=0.1)
+        assert desk["a"].silence.since == alive
+
+
+def test_a_source_with_too_little_in_flight_is_not_watched_and_one_that_is_full_again_is() -> None:
+    desk = warm_all(Desk({"a": 4, "b": 4}, hedge=None))
+    desk.mark("b", down=True)
+    tasks = [desk.submit() for _ in range(3)]
+    assert desk["a"].silence.since == desk.now
+    desk.ok(live(tasks[0]), after=0.5)
+    assert desk["a"].silence.since == inf
+    desk.wait(3.0)
+    desk.submit()
+    assert desk["a"].silence.since == desk.now

@@ -1,0 +1,147 @@
+"""The wheel does what a plain table of times would do, nothing dead stays in it, and its clock never stands still."""
+
+from __future__ import annotations
+
+from math import ceil, nextafter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_memory import bytes_left_by
+
+from qreward.scheduler.timer_wheel import PER_SECOND, TimerWheel
+
+BUCKET = 1 / PER_SECOND
+times = st.one_of(st.floats(0, 1e4), st.integers(0, 640).map(lambda k: k / PER_SECOND), st.floats(1e8, 1e9))
+
+
+class Item:
+    def __init__(self) -> None:
+        self.due = -1
+
+
+moves = st.lists(
+    st.tuples(st.sampled_from(["add", "remove", "move", "wake", "pop"]), st.integers(0, 7), times),
+    max_size=60,
+)
+
+
+class Model:
+    """What a wheel must do, without buckets: each item with its time, rounded up to a whole 1/64 s."""
+
+    def __init__(self) -> None:
+        self.held: dict[Item, int] = {}
+
+    def add(self, item: Item, when: float) -> None:
+        self.held[item] = ceil(when * PER_SECOND)
+
+    def pop_due(self, now: float) -> list[Item]:
+        due = sorted((item for item in self.held if self.held[item] * BUCKET <= now), key=lambda item: self.held[item])
+        for item in due:
+            del self.held[item]
+        return due
+
+
+@given(moves)
+def test_the_wheel_does_what_a_plain_table_of_times_does(moves: list[tuple[str, int, float]]) -> None:
+    wheel, model, items = TimerWheel(), Model(), [Item() for _ in range(8)]
+    for what, number, when in moves:
+        item = items[number]
+        if what == "remove":
+            wheel.remove(item)
+            model.held.pop(item, None)
+        elif what == "pop":
+            assert wheel.pop_due(when) == model.pop_due(when)
+        elif what == "wake":
+            assert wheel.next_wake() == min((bucket * BUCKET for bucket in model.held.values()), default=None)
+        elif what == "move" or item.due < 0:
+            wheel.move(item, when)
+            model.held.pop(item, None)
+            model.add(item, when)
+        assert len(wheel) == len(model.held)
+        assert all((item.due >= 0) == (item in model.held) for item in items)
+
+
+@given(st.lists(times, min_size=1, max_size=50))
+def test_every_tick_at_the_next_wake_takes_something_out(whens: list[float]) -> None:
+    wheel = TimerWheel()
+    for when in whens:
+        wheel.add(Item(), when)
+    taken = 0
+    while (wake := wheel.next_wake()) is not None:
+        due = wheel.pop_due(wake)
+        assert due
+        taken += len(due)
+    assert taken == len(whens)
+    assert len(wheel) == 0
+
+
+@given(times)
+def test_an_item_is_due_at_its_time_or_less_than_a_bucket_later_and_never_before(when: float) -> None:
+    wheel, item = TimerWheel(), Item()
+    wheel.add(item, when)
+    wake = wheel.next_wake()
+    assert wake is not None
+    assert when <= wake < when + BUCKET + 1e-6
+    assert wheel.pop_due(nextafter(wake, -1)) == []
+    assert wheel.pop_due(wake) == [item]
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.1, 0.3, 1 / 3, 1e-9])
+def test_adding_a_delay_again_and_again_moves_the_clock(seconds: float) -> None:
+    wheel, item, now = TimerWheel(), Item(), 1e6
+    for _ in range(1000):
+        wheel.move(item, now + seconds)
+        wake = wheel.next_wake()
+        assert wake is not None
+        assert wake > now or seconds < 1e-9
+        now = max(now, wake)
+        assert wheel.pop_due(now) == [item]
+
+
+def test_items_of_one_bucket_come_in_the_order_they_were_added() -> None:
+    wheel, items = TimerWheel(), [Item() for _ in range(5)]
+    for item in items:
+        wheel.add(item, 3.0)
+    assert wheel.pop_due(3.0) == items
+
+
+def test_items_come_earliest_first_however_late_the_tick_is() -> None:
+    wheel, early, late = TimerWheel(), Item(), Item()
+    wheel.add(late, 2.0)
+    wheel.add(early, 1.0)
+    assert wheel.pop_due(1000.0) == [early, late]
+
+
+def test_removing_what_is_not_in_the_wheel_does_nothing() -> None:
+    wheel, item = TimerWheel(), Item()
+    wheel.remove(item)
+    wheel.add(item, 1.0)
+    wheel.pop_due(1.0)
+    wheel.remove(item)
+    assert len(wheel) == 0
+
+
+def test_a_short_time_behind_a_long_one_is_woken_for() -> None:
+    wheel, long, short = TimerWheel(), Item(), Item()
+    wheel.add(long, 600.0)
+    wheel.add(short, 0.5)
+    assert wheel.next_wake() == 0.5
+
+
+def test_what_was_removed_leaves_no_memory_behind() -> None:
+    """Deadlines of 60 s that are met at once, twenty minutes long, while something else is always due soon."""
+    wheel, soon = TimerWheel(), Item()
+
+    def work() -> None:
+        for number in range(20 * 60 * 20):
+            now, item = number / 20, Item()
+            wheel.add(item, now + 60)
+            wheel.move(soon, now + 10)
+            wheel.next_wake()
+            wheel.remove(item)
+
+    assert bytes_left_by(work) < 400_000  # 60 s of empty buckets at most; 20 minutes of them would be some megabytes
+    assert len(wheel) == 1
+    wheel.remove(soon)
+    assert wheel.next_wake() is None

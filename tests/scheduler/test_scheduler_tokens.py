@@ -1,0 +1,178 @@
+"""Token limits: a guess is reserved at the send, corrected by the answer, and the next guess is better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_desk import Desk
+
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.limits.tokens import FIRST_OUTPUT
+from qreward.scheduler.outcome import FailureKind
+from qreward.scheduler.request import Task
+from qreward.settings.policies import Limits
+
+TPM = 6000.0
+PER_SECOND = TPM / 60
+Estimate = Callable[[Any], tuple[float, float]]
+
+
+def desk(estimate: Estimate | None = None, *, reserved: bool = False, tpm: float = TPM) -> Desk:
+    """One source with a token limit; a payload is its own (prompt, most output) unless said otherwise."""
+    made = Desk(estimate=estimate or (lambda payload: payload))
+    made.add("a", Limits(tpm=tpm, tpm_counts="reserved" if reserved else "used"))
+    return made
+
+
+def ready_at(desk: Desk) -> float:
+    tokens = desk["a"].tokens
+    assert tokens is not None
+    return tokens.ready_at + tokens.burst
+
+
+def answer(desk: Desk, task: Task, prompt: int | None, output: int | None) -> None:
+    assert task.attempt is not None
+    desk.ok(task.attempt, after=0.0, prompt=prompt, output=output)
+
+
+def test_the_prompt_and_the_first_guess_of_the_output_are_reserved() -> None:
+    scene = desk()
+    scene.submit(payload=(100.0, 0.0))
+    assert ready_at(scene) == pytest.approx((100 + FIRST_OUTPUT) / PER_SECOND)
+
+
+def test_a_task_that_may_write_less_than_the_guess_reserves_less() -> None:
+    scene = desk()
+    scene.submit(payload=(100.0, 16.0))
+    assert ready_at(scene) == pytest.approx(116 / PER_SECOND)
+
+
+def test_the_most_output_is_reserved_where_the_provider_counts_it() -> None:
+    scene = desk(reserved=True)
+    scene.submit(payload=(100.0, 4096.0))
+    assert ready_at(scene) == pytest.approx(4196 / PER_SECOND)
+
+
+def test_an_answer_corrects_the_charge_to_what_was_used() -> None:
+    scene = desk()
+    answer(scene, scene.submit(payload=(100.0, 0.0)), 80, 20)
+    assert ready_at(scene) == pytest.approx(100 / PER_SECOND)
+
+
+def test_an_answer_that_used_more_than_was_reserved_is_paid_for() -> None:
+    scene = desk()
+    answer(scene, scene.submit(payload=(100.0, 10.0)), 500, 1500)
+    assert ready_at(scene) == pytest.approx(2000 / PER_SECOND)
+
+
+def test_where_the_reservation_is_counted_an_answer_corrects_nothing() -> None:
+    scene = desk(reserved=True)
+    answer(scene, scene.submit(payload=(100.0, 400.0)), 80, 20)
+    assert ready_at(scene) == pytest.approx(500 / PER_SECOND)
+
+
+def test_an_answer_without_usage_leaves_the_charge_as_it_was_guessed() -> None:
+    scene = desk()
+    answer(scene, scene.submit(payload=(100.0, 10.0)), None, None)
+    assert ready_at(scene) == pytest.approx(110 / PER_SECOND)
+
+
+@pytest.mark.parametrize("kind", [FailureKind.OVERLOADED, FailureKind.REFUSED, FailureKind.TRANSIENT])
+def test_a_failure_returns_the_charge(kind: FailureKind) -> None:
+    scene = desk()
+    task = scene.submit(payload=(100.0, 10.0))
+    assert task.attempt is not None
+    scene.fail(task.attempt, kind, after=0.0)
+    assert ready_at(scene) <= 0.0
+
+
+def test_a_cancelled_attempt_returns_its_charge() -> None:
+    scene = desk()
+    task = scene.submit(payload=(100.0, 10.0))
+    attempt = task.attempt
+    assert attempt is not None
+    scene.withdraw(task)
+    assert ready_at(scene) == pytest.approx(110 / PER_SECOND), "it may still be written"
+    scene.cancelled(attempt)
+    assert ready_at(scene) <= 0.0
+
+
+def test_guesses_learn_from_answers() -> None:
+    """Prompts are twice as long as they look, outputs forty tokens: after some answers the reservation says so."""
+    scene = desk(tpm=6e9)
+    for _ in range(60):
+        answer(scene, scene.submit(payload=(100.0, 0.0)), 200, 40)
+    scene.wait(1.0)
+    before = scene.now
+    scene.submit(payload=(100.0, 0.0))
+    assert (ready_at(scene) - before) * 1e8 == pytest.approx(240, rel=0.05)
+
+
+def test_a_request_larger_than_the_bucket_is_let_through_alone() -> None:
+    scene = desk()
+    first, second = scene.submit(payload=(50_000.0, 1.0)), scene.submit(payload=(10.0, 1.0))
+    assert scene.where(first) == "a"
+    assert scene.where(second) is None
+    scene.until(50_001 / PER_SECOND - 1)
+    assert scene.where(second) is None
+    scene.until(50_001 / PER_SECOND + 1)
+    assert scene.where(second) == "a"
+
+
+def test_a_request_larger_than_the_bucket_waits_for_no_one_who_came_later() -> None:
+    """Long prompts do not starve behind short ones."""
+    scene = desk()
+    scene.submit(payload=(1000.0, 1.0))
+    large = scene.submit(payload=(50_000.0, 1.0))
+    small = [scene.submit(payload=(1.0, 1.0)) for _ in range(20)]
+    scene.wait(11.0)
+    assert scene.where(large) == "a"
+    assert not any(scene.where(task) for task in small)
+
+
+def test_without_a_token_limit_nobody_is_asked_for_an_estimate() -> None:
+    def never(payload: Any) -> tuple[float, float]:
+        raise AssertionError(f"asked for {payload}")
+
+    scene = Desk({"a": 4}, estimate=never)
+    answer(scene, scene.submit(payload=(1.0, 1.0)), 1, 1)
+
+
+def test_without_an_estimate_only_the_output_is_guessed() -> None:
+    scene = Desk()
+    scene.add("a", Limits(tpm=TPM))
+    scene.submit()
+    assert ready_at(scene) == pytest.approx(FIRST_OUTPUT / PER_SECOND)
+
+
+def test_rate_and_tokens_hold_together() -> None:
+    scene = Desk(estimate=lambda payload: payload)
+    source: Source = scene.add("a", Limits(rpm=60, tpm=600_000))
+    scene.submit(payload=(10.0, 1.0))
+    assert source.ready_at(0.0) == pytest.approx(0.9), "the rate of requests is the narrower one"
+    scene.submit(payload=(10.0, 1.0))
+    scene.wait(1.0)
+    assert source.ready_at(0.0) == pytest.approx(1.9, abs=0.02)
+
+
+@given(st.lists(st.tuples(st.floats(1, 2000), st.floats(0.1, 1.0)), min_size=2, max_size=40))
+def test_as_long_as_guesses_are_not_too_low_the_limit_holds_over_what_is_used(requests: list[tuple[float, float]]) -> None:
+    """Each prompt is guessed exactly or too long; all are submitted at once and answered in order."""
+    scene = desk()
+    for prompt, _ in requests:
+        scene.submit(payload=(prompt, 1.0))
+    used, largest = 0.0, max(prompt for prompt, _ in requests) + 1
+    for prompt, share in requests:
+        while not scene.watch.live:
+            wake = scene.scheduler.next_wake()
+            assert wake is not None
+            scene.until(wake)
+        attempt = next(iter(scene.watch.live))
+        used += int(prompt * share) + 1
+        assert used <= PER_SECOND * (scene.now + 0.1) + largest + 2 * len(requests)
+        answer(scene, attempt.task, int(prompt * share), 1)
+    assert len(scene.watch.finished) == len(requests)

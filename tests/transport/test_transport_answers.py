@@ -1,0 +1,296 @@
+"""Reading answers: the sixteen odd ones that strict types refuse among them, and what is no answer at all."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import struct
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from openai.types import CreateEmbeddingResponse
+from openai.types.chat import ChatCompletion, ChatCompletionMessage
+from transport_server import completion
+
+from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
+from qreward.codecs.chat import CHAT
+from qreward.codecs.embeddings import EMBEDDINGS
+from qreward.errors import BadRequest, InvalidResponse
+from qreward.results import Usage
+
+USER = {"role": "user", "content": "12345678901234"}
+ASKED = WireRequest(CHAT, "judge-7b", [USER], {}, None)
+
+
+def _input(*texts: str) -> WireRequest:
+    return WireRequest(EMBEDDINGS, "e", list(texts), {}, None)
+
+
+def _without(*names: str) -> dict[str, Any]:
+    return {name: value for name, value in completion().items() if name not in names}
+
+
+def _choice(**members: Any) -> dict[str, Any]:
+    return completion(choices=[completion()["choices"][0] | members])
+
+
+def _message(**members: Any) -> dict[str, Any]:
+    return _choice(message={"role": "assistant", "content": "yes"} | members)
+
+
+ODD = {
+    "as it should be": completion(),
+    "no object": _without("object"),
+    "no id": _without("id"),
+    "no model": _without("model"),
+    "no created": _without("created"),
+    "nothing but choices": {"choices": [{"message": {"content": "yes"}}]},
+    "finish_reason eos_token": _choice(finish_reason="eos_token"),
+    "finish_reason null": _choice(finish_reason=None),
+    "role model": _message(role="model"),
+    "no role": _choice(message={"content": "yes"}),
+    "float created": completion(created=1700000000.25),
+    "text created": completion(created="2026-01-01"),
+    "content as parts": _message(content=[{"type": "text", "text": "y"}, {"type": "text", "text": "es"}]),
+    "content as texts": _message(content=["y", "es"]),
+    "usage null": completion(usage=None),
+    "usage of floats": completion(usage={"prompt_tokens": 12.0, "completion_tokens": 3.0}),
+    "usage of texts": completion(usage="unknown"),
+    "index missing": completion(choices=[{"message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}]),
+    "unknown members": completion(kv_transfer_params={"x": 1}, prompt_logprobs=[None]),
+    "empty error": completion(error=None),
+    "empty error object": completion(error={}),
+    "tool calls null": _message(tool_calls=None),
+}
+ODD_BYTES = {name: json.dumps(document).encode() for name, document in ODD.items()} | {
+    "byte order mark": b"\xef\xbb\xbf" + json.dumps(completion()).encode(),
+    "minus infinity": json.dumps(_choice(logprobs={"content": [{"token": "y", "logprob": 0.0, "bytes": None, "top_logprobs": []}]}))
+    .replace("0.0", "-Infinity")
+    .encode(),
+    "lone surrogate elsewhere": json.dumps(completion(system_fingerprint="\ud800")).encode(),
+    "control character": json.dumps(completion(system_fingerprint="@")).replace("@", "\x01").encode(),
+    "broken utf-8 elsewhere": json.dumps(completion(system_fingerprint="@")).encode().replace(b"@", b"\xff"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_BYTES)
+def test_an_odd_but_real_answer_is_read_and_becomes_an_openai_object(name: str) -> None:
+    answer = CHAT.decode(ODD_BYTES[name], ASKED)
+    assert answer.text() == "yes"
+    assert answer.body == ODD_BYTES[name]
+    built = answer.build()
+    assert type(built) is ChatCompletion
+    assert built.choices[0].message.content == "yes"
+    assert built.choices[0].index == 0
+    assert isinstance(built.id, str)
+    assert built.object == "chat.completion"
+    assert isinstance(built.model, str)
+
+
+def test_usage_is_read_where_there_is_any() -> None:
+    assert CHAT.decode(ODD_BYTES["as it should be"], ASKED).usage == Usage(12, 3, 15)
+    assert CHAT.decode(ODD_BYTES["usage of floats"], ASKED).usage == Usage(12, 3, None)
+    assert CHAT.decode(ODD_BYTES["byte order mark"], ASKED).usage == Usage(12, 3, 15)
+    assert CHAT.decode(ODD_BYTES["usage null"], ASKED).usage is None
+    assert CHAT.decode(ODD_BYTES["usage of texts"], ASKED).usage is None
+
+
+@pytest.mark.parametrize("content", [None, "", [], 7, {}])
+def test_an_answer_without_words_has_an_empty_text(content: Any) -> None:
+    answer = CHAT.decode(json.dumps(_message(content=content, tool_calls=[])).encode(), ASKED)
+    assert answer.text() == ""
+    assert type(answer.build()) is ChatCompletion
+
+
+def test_a_lone_surrogate_in_the_words_is_kept() -> None:
+    answer = CHAT.decode(json.dumps(completion("a\ud800b")).encode(), ASKED)
+    assert answer.text() == "a\ud800b"
+    assert answer.build().choices[0].message.content == "a\ud800b"
+
+
+def test_broken_utf_8_in_the_words_is_replaced_not_fatal() -> None:
+    body = b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": "bad \xff byte"}}]}'
+    answer = CHAT.decode(body, ASKED)
+    assert answer.text() == "bad \ufffd byte"
+    assert answer.build().choices[0].message.content == "bad \ufffd byte"
+
+
+def test_an_answer_survives_pickling() -> None:
+    answer = CHAT.decode(ODD_BYTES["as it should be"], ASKED)
+    assert pickle.loads(pickle.dumps(answer)) == answer
+
+
+NO_ANSWER = [b"", b"null", b"[]", b'"yes"', b"{}", b"<html>502</html>", ODD_BYTES["as it should be"][:-20]]
+NO_CHAT = [
+    *NO_ANSWER,
+    b'{"choices": null}',
+    b'{"choices": []}',
+    b'{"choices": [null]}',
+    b'{"choices": {}}',
+    b'{"choices": [{"message": null}]}',
+]
+NO_VECTORS = [*NO_ANSWER, b'{"data": null}', b'{"data": []}', b'{"data": {}}']
+
+
+@pytest.mark.parametrize("body", NO_CHAT)
+def test_what_is_no_chat_answer_is_malformed(body: bytes) -> None:
+    with pytest.raises(Malformed):
+        CHAT.decode(body, ASKED)
+
+
+@pytest.mark.parametrize("body", NO_VECTORS)
+def test_what_is_no_embeddings_answer_is_malformed(body: bytes) -> None:
+    with pytest.raises(Malformed):
+        EMBEDDINGS.decode(body, _input("one"))
+
+
+ERROR = {"code": 429, "message": "slow down"}
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"error": ERROR}, ERROR),
+        (completion(error=ERROR), ERROR),
+        ({"error": "out of memory", "choices": None}, "out of memory"),
+        (_choice(error=ERROR, finish_reason="error"), ERROR),
+        ({"error": ERROR, "choices": "odd"}, ERROR),
+    ],
+)
+def test_an_error_in_a_successful_answer_is_found(document: dict[str, Any], expected: Any) -> None:
+    with pytest.raises(EmbeddedError) as caught:
+        CHAT.decode(json.dumps(document).encode(), ASKED)
+    assert caught.value.body == expected
+
+
+def test_an_error_in_a_successful_embeddings_answer_is_found() -> None:
+    for body in (b'{"error": "no"}', b'\xef\xbb\xbf{"error": "no"}'):
+        with pytest.raises(EmbeddedError):
+            EMBEDDINGS.decode(body, _input("one"))
+
+
+def _vectors(*items: Any, **members: Any) -> bytes:
+    usage = {"prompt_tokens": 4, "total_tokens": 4}
+    return json.dumps({"object": "list", "model": "e", "data": items, "usage": usage} | members).encode()
+
+
+def _item(index: int, vector: Any) -> dict[str, Any]:
+    return {"object": "embedding", "index": index, "embedding": vector}
+
+
+PACKED = base64.b64encode(struct.pack("<2f", 0.5, -2.0)).decode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _vectors(_item(0, [0.5, -2.0]), _item(1, [1.0, 1.0])),
+        _vectors(_item(1, [1.0, 1.0]), _item(0, [0.5, -2.0])),
+        _vectors(_item(0, PACKED), _item(1, [1.0, 1.0])),
+        _vectors(_item(1, [1.0, 1.0]), _item(0, PACKED)),
+        _vectors({"embedding": [0.5, -2.0]}, {"embedding": [1.0, 1.0]}, object=None),
+        _vectors(_item(0, [0.5, -2.0]), _item(1, [1.0, 1.0]), usage=None),
+        _vectors(_item(0, [0.5, -2.0]), _item(0, [1.0, 1.0])),
+        b"\xef\xbb\xbf" + _vectors(_item(0, PACKED), _item(1, [1, 1])),
+    ],
+)
+def test_vectors_come_as_floats_in_the_order_of_the_input(body: bytes) -> None:
+    answer = EMBEDDINGS.decode(body, _input("one", "two"))
+    assert answer.text() == ""
+    built = answer.build()
+    assert type(built) is CreateEmbeddingResponse
+    assert [item.embedding for item in built.data] == [[0.5, -2.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize("vector", ["not base64!", base64.b64encode(b"abc").decode(), None, {}])
+def test_a_vector_that_is_none_says_so_when_it_is_asked_for(vector: Any) -> None:
+    with pytest.raises(InvalidResponse, match="embedding 0"):
+        EMBEDDINGS.decode(_vectors(_item(0, vector)), _input("one")).build()
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "x" * 999}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "params", "expected"),
+    [
+        ([USER], {}, (4.0, 0.0)),
+        ([USER, USER], {"max_tokens": 100}, (8.0, 100.0)),
+        ([USER], {"max_completion_tokens": 7, "max_tokens": 100}, (4.0, 7.0)),
+        ([USER], {"max_tokens": 10, "n": 3}, (4.0, 30.0)),
+        ([USER], {"max_tokens": "many"}, (4.0, 0.0)),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "1234567"}, {"type": "image_url", "image_url": {"url": "x" * 999}}]}],
+            {},
+            (2.0, 0.0),
+        ),
+        ([{"role": "assistant", "tool_calls": []}], {}, (0.0, 0.0)),
+    ],
+)
+def test_tokens_of_a_chat_are_estimated(messages: Any, params: dict[str, Any], expected: tuple[float, float]) -> None:
+    assert CHAT.estimate_tokens(WireRequest(CHAT, "m", messages, params, None)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("inputs", "expected"), [("1234567", 2.0), (["1234567"] * 2, 4.0), ([1, 2, 3], 3.0), ([[1, 2], [3]], 3.0)])
+def test_tokens_of_embeddings_are_estimated(inputs: Any, expected: float) -> None:
+    assert EMBEDDINGS.estimate_tokens(WireRequest(EMBEDDINGS, "m", inputs, {}, None)) == pytest.approx((expected, 0.0))
+
+
+def test_messages_of_the_right_shape_pass_untouched() -> None:
+    messages = [{"role": "system", "content": "x"}, USER]
+    assert CHAT.validate(messages) is messages
+
+
+def test_message_objects_become_dicts() -> None:
+    spoken = ChatCompletionMessage(role="assistant", content="hello")
+    assert CHAT.validate((USER, spoken)) == [USER, {"role": "assistant", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ("hello", "messages is a text"),
+        (USER, "messages is one message; put it in a list"),
+        (None, "messages is a NoneType"),
+        (iter([USER]), "messages is a list_iterator"),
+        ([], "messages is empty"),
+        ((), "messages is empty"),
+        ([USER, "hello"], r"messages\[1\] is a str"),
+        ([[USER]], "batch_chat_completion"),
+        ([USER, {"content": "x"}], r"messages\[1\] has no 'role'"),
+        ([{"role": None, "content": "x"}], r"messages\[0\]\.role is a NoneType"),
+        ([SimpleNamespace(role="user")], r"messages\[0\] is a SimpleNamespace"),
+    ],
+)
+def test_messages_of_a_wrong_shape_are_refused_with_what_to_change(messages: Any, expected: str) -> None:
+    with pytest.raises(BadRequest, match=expected):
+        CHAT.validate(messages)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        (None, "input is None"),
+        ({"a": 1}, "input is a dict"),
+        ([], "input is empty"),
+        (["a", 1], r"input\[1\] is a int"),
+        ([1.5], r"input\[0\] is a float"),
+        ([None], r"input\[0\] is a NoneType"),
+        ([[1], []], r"input\[1\] is empty"),
+        ([[1], [2, "x"]], r"input\[1\]\[1\] is a str"),
+        ([[1], "x"], r"input\[1\] is a str"),
+    ],
+)
+def test_embedding_inputs_of_a_wrong_shape_are_refused(inputs: Any, expected: str) -> None:
+    with pytest.raises(BadRequest, match=expected):
+        EMBEDDINGS.validate(inputs)
+
+
+@pytest.mark.parametrize("inputs", ["one text", ["one text"], [1, 2, 3], [[1, 2, 3]]])
+def test_two_vectors_for_one_input_are_no_answer(inputs: Any) -> None:
+    call = WireRequest(EMBEDDINGS, "e", inputs, {}, None)
+    assert EMBEDDINGS.decode(_vectors(_item(0, [1.0])), call).build().data[0].embedding == [1.0]
+    with pytest.raises(Malformed, match="2 vectors for 1 input"):
+        EMBEDDINGS.decode(_vectors(_item(0, [1.0]), _item(1, [2.0])), call)

@@ -1,0 +1,135 @@
+"""Which ``finish_reason`` makes an answer whole, and what the wire makes of the others: in a body, in a stream, in a list."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stream_tools import DONE, said, sse
+from stream_tools import outcome_of as streamed
+from transport_server import Server as WireServer
+from transport_server import always, answer, endpoint_of, run
+
+from qreward.codecs.base import Malformed, WireRequest
+from qreward.codecs.chat import CHAT, VERBATIM_CHAT, ChatCodec
+from qreward.codecs.finish_reason import ending_of, is_whole
+from qreward.codecs.rewards.registry import COMPLETE, SCORE, bound
+from qreward.errors import InvalidResponse
+from qreward.judge.response_format import JUDGE
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.settings.policies import Endpoint
+from qreward.transport.backend import HttpBackend
+
+MESSAGES = [{"role": "user", "content": "?"}]
+NOT_WHOLE = ("length", "content_filter", "abort", "error", "odd", "STOP")
+
+
+def body(*reasons: Any) -> bytes:
+    choices = [{"index": at, "finish_reason": reason, "message": {"content": "Score: 1"}} for at, reason in enumerate(reasons)]
+    return json.dumps({"choices": choices}).encode()
+
+
+def ends(codec: ChatCodec, reasons: tuple[Any, ...]) -> tuple[str, Any]:
+    """What one attempt comes to over a real socket: the kind of failure, or ``answer``; and the ending that the answer tells."""
+    found: list[tuple[str, Any]] = []
+
+    async def test() -> None:
+        async with WireServer(always(answer(body(*reasons)))) as server, endpoint_of("aiohttp", server.url, name="gpu-0") as endpoint:
+            wire = HttpBackend()
+            outcome = await wire.send(endpoint, WireRequest(codec, "judge-7b", MESSAGES, {}, None))
+            await wire.aclose()
+            if isinstance(outcome, Answer):
+                found.append(("answer", outcome.value.finish_reason))
+            else:
+                assert isinstance(outcome.error, InvalidResponse), outcome
+                assert "not whole" in str(outcome.error)
+                found.append((outcome.kind.name, None))
+
+    run(test)
+    return found[0]
+
+
+def test_only_an_answer_that_the_model_ended_is_whole() -> None:
+    whole = ["stop", "tool_calls", "function_call", "eos_token", "stop_sequence", None, "", "null", {"type": "stop"}]
+    assert [reason for reason in whole if not is_whole(ending_of(reason))] == []
+    assert [reason for reason in (*NOT_WHOLE, 7, {"type": "abort"}, {}, ["stop"]) if is_whole(ending_of(reason))] == []
+
+
+def test_what_an_answer_comes_to_by_how_it_ended_and_by_who_reads_it() -> None:
+    wanted: dict[tuple[ChatCodec, tuple[Any, ...]], tuple[str, Any]] = {}
+    for reasons, plain, judged in (
+        (("stop",), "answer", "answer"),
+        ((None,), "answer", "answer"),
+        (("tool_calls",), "answer", "answer"),
+        (("length",), "answer", "answer"),
+        (("abort",), "TRANSIENT", "TRANSIENT"),
+        (("error",), "TRANSIENT", "TRANSIENT"),
+        (("insufficient_system_resource",), "TRANSIENT", "TRANSIENT"),
+        (("content_filter",), "REFUSED", "answer"),
+        (("odd",), "REFUSED", "answer"),
+        (("stop", "abort"), "TRANSIENT", "TRANSIENT"),
+        (("stop", "content_filter"), "REFUSED", "answer"),
+    ):
+        for codec, outcome in ((CHAT, plain), (JUDGE, judged), (VERBATIM_CHAT, "answer")):
+            wanted[codec, reasons] = outcome, reasons[0] if outcome == "answer" else None
+    found = {(codec, reasons): ends(codec, reasons) for codec, reasons in wanted}
+    assert {key: value for key, value in found.items() if value != wanted[key]} == {}
+
+
+def test_the_reason_of_an_answer_that_must_be_read_leniently_counts_as_well() -> None:
+    odd = b'{"usage": "unknown", ' + body("abort")[1:]
+    found: list[Any] = []
+
+    async def test() -> None:
+        async with WireServer(always(answer(odd))) as server, endpoint_of("aiohttp", server.url, name="gpu-0") as endpoint:
+            wire = HttpBackend()
+            found.append(await wire.send(endpoint, WireRequest(CHAT, "judge-7b", MESSAGES, {}, None)))
+            await wire.aclose()
+
+    run(test)
+    assert isinstance(found[0], Failure)
+
+
+def test_a_stream_that_did_not_end_well_is_a_failure_after_all_of_its_text() -> None:
+    wanted = {
+        "stop": "answer",
+        "length": "answer",
+        "abort": FailureKind.TRANSIENT,
+        "error": FailureKind.TRANSIENT,
+        "content_filter": FailureKind.REFUSED,
+        "odd": FailureKind.REFUSED,
+    }
+    found = {}
+    for reason in wanted:
+        text, outcome, _ = streamed(always(sse(said("ye") + said("s") + said("", finish=reason) + DONE)))
+        assert text == "yes"
+        found[reason] = outcome.kind if isinstance(outcome, Failure) else "answer"
+        assert isinstance(outcome, Failure) or outcome.value.finish_reason == reason
+    assert found == wanted
+
+
+def test_a_stream_for_a_program_that_reads_the_reason_itself_ends_as_the_server_said() -> None:
+    for reason in NOT_WHOLE:
+        what = WireRequest(VERBATIM_CHAT, "judge-7b", MESSAGES, {}, None)
+        _, outcome, _ = streamed(always(sse(said("yes") + said("", finish=reason) + DONE)), "aiohttp", what)
+        assert isinstance(outcome, Answer), reason
+
+
+def test_a_legacy_completion_that_was_given_up_is_an_error_of_its_prompt_alone() -> None:
+    call, codec = bound(WireRequest(COMPLETE, "davinci", ["a", "b", "c"], {}, None), Endpoint("http://gpu-0/v1"))
+    texts = [{"text": "t", "index": at, "finish_reason": reason} for at, reason in enumerate(("stop", "abort", "length"))]
+    items = codec.decode(json.dumps({"choices": texts}).encode(), call).items
+    assert [type(item) for item in items] == [list, InvalidResponse, list]
+    assert "given up by the server" in str(items[1])
+
+
+def test_a_reward_in_a_chat_completion_that_was_given_up_is_none() -> None:
+    call, codec = bound(WireRequest(SCORE, "rm", [SCORE.item(("q", "a"))], {}, None), Endpoint("http://gpu-0/v1", kind="nim"))
+    found = {}
+    for reason in ("stop", "length", None, "abort", "content_filter", "odd"):
+        choice = {"index": 0, "finish_reason": reason, "message": {"content": "reward:1.5"}}
+        try:
+            found[reason] = codec.decode(json.dumps({"choices": [choice]}).encode(), call).items
+        except Malformed as error:
+            found[reason] = "not whole" in str(error)
+    assert found == {"stop": [1.5], "length": [1.5], None: [1.5], "abort": True, "content_filter": True, "odd": True}

@@ -1,0 +1,203 @@
+"""A key never shows, whoever says it and wherever: in no message, repr, argument, attribute, pickle or traceback."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import traceback
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transport_server import Connection, Request, Server, answer, completion, run
+
+from qreward.codecs.base import WireRequest
+from qreward.codecs.chat import CHAT
+from qreward.errors import QRewardError
+from qreward.results import AttemptRecord, with_trail
+from qreward.scheduler.outcome import Failure
+from qreward.settings.policies import Endpoint
+from qreward.transport.backend import HttpBackend
+from qreward.transport.redaction import Secrets, secrets_of
+
+KEY = 'K3y"of\\mine/+=x'
+TEAM = "Team-Header-Value-1"
+OF_CALL = "Header-Of-This-Call-2"
+HEADERS = {"X-Team": TEAM, "X-Scheme": "Token Sch3me-Value"}
+ALL = (KEY, TEAM, OF_CALL, "Sch3me-Value")
+
+PRINTABLE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=8, max_size=30)
+
+
+@given(PRINTABLE, st.text(max_size=20), st.text(max_size=20))
+def test_a_secret_is_hidden_wherever_it_stands_and_however_it_is_spelled(secret: str, before: str, after: str) -> None:
+    secrets = Secrets([secret])
+    for spelled in (secret, json.dumps(secret)[1:-1], quote(secret), quote(secret, safe="")):
+        assert spelled not in secrets.hide(before + spelled + after).replace("***", "")
+    assert secret not in repr(secrets)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Bearer abcdefgh.ijk", "***"),
+        ("authorization: bearer abcdefghijk!", "authorization: ***!"),
+        ("key sk-abc***xyz is wrong", "key *** is wrong"),
+        ("sk-proj-AbC_123-x is wrong", "*** is wrong"),
+        ("task-force", "task-force"),
+        ("http://me:pw@proxy:1", "http://***@proxy:1"),
+        ("a bearer of news", "a bearer of news"),
+    ],
+)
+def test_what_looks_like_a_key_is_hidden_too(text: str, expected: str) -> None:
+    assert Secrets().hide(text) == expected
+
+
+def test_a_short_key_is_hidden_where_it_stands_alone() -> None:
+    secrets = Secrets(["a", "EMPTY"])
+    assert secrets.hide("a bad key EMPTY, an EMPTYISH name") == "*** bad key ***, an EMPTYISH name"
+
+
+@pytest.mark.parametrize("by", ["setting", "environment"])
+def test_the_credentials_of_a_proxy_are_secret(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    url = "http://proxyuser:pass%20word-1@proxy.example:1"
+    monkeypatch.setenv("https_proxy", url)
+    monkeypatch.delenv("no_proxy", raising=False)
+    secrets = secrets_of(Endpoint("https://judge.example/v1", proxy=url if by == "setting" else None))
+    hidden = secrets.hide(f"{url} | pass%20word-1 | pass word-1 | cHJveHl1c2VyOnBhc3Mgd29yZC0x")
+    assert hidden == "*** | *** | *** | ***"
+
+
+def _says(text: str) -> list[bytes]:
+    """Every way in which a server may give a text back."""
+    told = {"error": {"message": f"bad {text}", "type": text, "code": text}}
+    return [
+        *(answer(told, status=status) for status in (400, 401, 404, 429, 500, 503)),
+        answer({"detail": text}, status=422),
+        answer({"detail": [{"loc": [text], "msg": text}]}, status=422),
+        answer(f"<p>{text}</p>".encode(), status=500),
+        answer(f"<p>{text[:5]}<b></b>{text[5:]}</p>".encode(), status=500),
+        answer(("x" * (290 - len(text)) + text * 3).encode(), status=500),
+        answer(json.dumps(text).encode(), status=400),
+        answer(told),
+        answer({"error": text}),
+        answer(completion(error=text)),
+        answer(text.encode()),
+        answer(b"x" * 195 + text.encode()),
+        answer(b'{"choices": [' + json.dumps(text).encode()),
+        answer(
+            b"",
+            status=307,
+            location=f"http://{text.lower().replace(chr(34), '').replace(chr(92), '').replace('/', '')}.example/{quote(text)}",
+        ),
+        answer(b"", status=500, x_request_id=text.encode("latin-1").decode()),
+        b"HTTP/1.1 200 OK\r\ncontent-length: " + text.encode() + b"\r\n\r\n",
+        b"HTTP/1.1 " + text.encode() + b"\r\n\r\n",
+    ]
+
+
+def _shown(error: BaseException) -> str:
+    """Everything by which an error can be looked at."""
+    chain = "".join(traceback.format_exception(error))
+    return "\n".join(
+        [str(error), repr(error), repr(error.args), repr(vars(error)), chain, repr(pickle.loads(pickle.dumps(error)).__dict__)]
+    )
+
+
+def _check(outcome: Any, where: object) -> None:
+    assert isinstance(outcome, Failure), where
+    error = outcome.error
+    assert isinstance(error, QRewardError)
+    with_trail(error, (AttemptRecord("gpu-0", outcome.kind.name, 0.1, None, str(error)),))
+    shown = _shown(error) + repr(outcome)
+    spellings = {spelled for secret in ALL for spelled in (secret, json.dumps(secret)[1:-1], quote(secret), repr(secret)[1:-1])}
+    assert not [spelled for spelled in spellings if spelled in shown], (where, shown)
+    assert not any(secret[:-2] in shown for secret in ALL), ("cut off in the middle", where, shown)
+
+
+CALL = WireRequest(CHAT, "judge-7b", [{"role": "user", "content": "?"}], {}, {"X-Call": OF_CALL})
+
+
+@pytest.mark.parametrize("engine", ["aiohttp", "httpx"])
+@pytest.mark.parametrize("said", [*ALL, f"Bearer {KEY}", f"Bearer sk-{KEY}"])
+def test_a_server_that_repeats_a_secret_does_not_bring_it_into_an_error(said: str, engine: str) -> None:
+    async def test() -> None:
+        lines = iter(_says(said))
+
+        async def script(_: Request, connection: Connection) -> None:
+            line = next(lines)
+            await connection.send(line)
+            connection.writer.close()
+
+        async with Server(script) as server, httpx.AsyncClient(trust_env=False) as client:
+            settings = {"http_client": client} if engine == "httpx" else {}
+            endpoint = Endpoint(server.url, name="gpu-0", api_key=KEY, headers=HEADERS, proxy="", **settings)
+            for number in range(len(_says(said))):
+                wire = HttpBackend()  # a line of its own each, so that a closed connection cannot be picked up
+                _check(await wire.send(endpoint, CALL), (number, said))
+                await wire.aclose()
+            assert next(lines, None) is None
+
+    run(test)
+
+
+class _Talkative(httpx.AsyncBaseTransport):
+    """A user's transport that fails with all that it knows."""
+
+    def __init__(self, kind: type[Exception]) -> None:
+        self.kind = kind
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        raise self.kind(f"failed for {dict(request.headers)}")
+
+
+@pytest.mark.parametrize(
+    "kind", [httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError, OSError, ValueError, AssertionError, RuntimeError]
+)
+def test_an_exception_of_the_users_own_client_does_not_bring_a_secret_along(kind: type[Exception]) -> None:
+    async def test() -> None:
+        wire = HttpBackend()
+        endpoint = Endpoint("http://judge.example/v1", name="gpu-0", api_key=KEY, headers=HEADERS, http_client=_Talkative(kind))
+        _check(await wire.send(endpoint, CALL), kind)
+        await wire.aclose()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"headers": {"Content-Length": KEY}},
+        {"proxy": f"socks5://me:{TEAM}@host:1"},
+        {"http_client": KEY},
+        {"base_url": "http://127.0.0.1:1/v1"},
+        {"base_url": "https://127.0.0.1:1/v1", "proxy": f"http://me:{TEAM}@127.0.0.1:1"},
+    ],
+)
+def test_a_wrong_setting_or_a_dead_server_does_not_show_a_secret(settings: dict[str, Any]) -> None:
+    async def test() -> None:
+        wire = HttpBackend()
+        endpoint = Endpoint(**({"base_url": "http://judge.example/v1", "name": "gpu-0", "api_key": KEY, "proxy": ""} | settings))
+        _check(await wire.send(endpoint, CALL), settings)
+        await wire.aclose()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "headers", [{"X-Call": f"{OF_CALL}\r\nX-Other: 1"}, {"X Call": OF_CALL}, {"Transfer-Encoding": OF_CALL}, {"X-Call": OF_CALL + "é"}]
+)
+def test_an_extra_header_that_cannot_be_sent_is_named_without_its_value(headers: dict[str, str]) -> None:
+    async def test() -> None:
+        wire = HttpBackend()
+        endpoint = Endpoint("http://127.0.0.1:1/v1", name="gpu-0", proxy="")
+        outcome = await wire.send(endpoint, WireRequest(CHAT, "judge-7b", [], {}, headers))
+        _check(outcome, headers)
+        assert isinstance(outcome, Failure)
+        assert next(iter(headers)) in str(outcome.error)
+        await wire.aclose()
+
+    run(test)

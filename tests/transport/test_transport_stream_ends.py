@@ -1,0 +1,219 @@
+"""The one answer or failure in which a streamed attempt ends, whatever the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion
+from stream_tools import (
+    DONE,
+    END,
+    ENDED,
+    MESSAGES,
+    USAGE,
+    WHOLE,
+    ask,
+    begun,
+    break_off,
+    call,
+    close,
+    event,
+    outcome_of,
+    said,
+    sse,
+)
+from transport_server import ENGINES, PATIENCE, Script, Server, always, answer, completion, endpoint_of, hang, run
+
+from qreward.codecs.sse import MOST_BYTES
+from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RateLimited, RequestError, ServerError
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.settings.policies import Timeouts
+from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
+from qreward.transport.backend import HttpBackend
+
+COMPLETE = {
+    "no [DONE]": WHOLE.removesuffix(DONE),
+    "no blank line at the end": WHOLE[:-2],
+    "[DONE] without a finish reason": said("yes") + DONE,
+    "more after [DONE]": WHOLE + said("more") + b"data: nonsense\n\n",
+    "usage before the end": said("yes") + USAGE + ENDED + DONE,
+    "pings among the chunks": b"event: ping\ndata: {}\n\n" + WHOLE,
+}
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_a_stream_is_complete_once_its_choices_or_its_server_say_so(name: str) -> None:
+    text, outcome, _ = outcome_of(always(sse(COMPLETE[name])))
+    assert isinstance(outcome, Answer)
+    assert text == outcome.value.text() == "yes"
+
+
+@pytest.mark.parametrize("then", [break_off, close, always(END)], ids=["reset", "closed", "ended"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stream_that_breaks_off_is_a_passing_failure_unless_the_answer_was_complete(engine: str, then: Script) -> None:
+    text, outcome, _ = outcome_of(begun(said("ye") + said("s"), then), engine)
+    assert isinstance(outcome, Failure)
+    assert (text, outcome.kind, type(outcome.error)) == ("yes", FailureKind.TRANSIENT, ConnectionFailed)
+    assert (outcome.error.endpoint, outcome.error.model) == ("gpu-0", "judge-7b")
+    text, outcome, _ = outcome_of(begun(said("yes") + ENDED, then), engine)
+    assert isinstance(outcome, Answer)
+    assert (text, outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("yes", "yes", None, None)
+
+
+def test_of_several_choices_all_must_have_ended() -> None:
+    one = said("a") + said("b", index=1) + ENDED
+    assert isinstance(outcome_of(always(sse(one)))[1], Failure)
+    assert isinstance(outcome_of(always(sse(one + said("", index=1, finish="length"))))[1], Answer)
+    assert isinstance(outcome_of(always(sse(said("a") + ENDED)), what=call(n=2))[1], Failure)
+
+
+def test_silence_in_a_stream_is_a_timeout() -> None:
+    text, outcome, _ = outcome_of(begun(said("ye"), hang), timeouts=Timeouts(read=0.05))
+    assert (text, outcome.kind) == ("ye", FailureKind.TIMEOUT)
+
+
+ERRORS: dict[str, tuple[bytes, FailureKind, type[RequestError]]] = {
+    "overloaded": (event({"error": {"message": "busy", "type": "overloaded_error"}}), FailureKind.OVERLOADED, RateLimited),
+    "a code": (event({"error": {"message": "upstream", "code": 502}}), FailureKind.TRANSIENT, ServerError),
+    "an account used up": (event({"error": {"message": "no", "code": "insufficient_quota"}}), FailureKind.QUOTA, RateLimited),
+    "the request's fault": (event({"error": {"message": "no", "code": 400}}), FailureKind.REFUSED, BadRequest),
+    "an event of that name": (b'event: error\ndata: {"message": "no", "code": 503}\n\n', FailureKind.OVERLOADED, RateLimited),
+    "an event in words": (b"event: error\ndata: CUDA out of memory\n\n", FailureKind.TRANSIENT, ServerError),
+    "a field": (b'error: {"code": 503, "message": "loading"}\n\n', FailureKind.OVERLOADED, RateLimited),
+    "a choice": (event({"choices": [{"delta": {}, "error": {"code": 429}}]}), FailureKind.OVERLOADED, RateLimited),
+    "no json": (b'data: {"id": "chatcmpl-\n\n', FailureKind.TRANSIENT, InvalidResponse),
+    "an endless event": (b"data: " + b"x" * MOST_BYTES + b"\n\n", FailureKind.TRANSIENT, InvalidResponse),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_error_in_a_stream_is_the_failure_it_tells_of_after_the_words_before_it(engine: str, name: str) -> None:
+    body, kind, error = ERRORS[name]
+    for end in (b"", DONE):
+        text, outcome, _ = outcome_of(always(sse(said("ye") + body + end)), engine)
+        assert isinstance(outcome, Failure)
+        assert (text, outcome.kind, type(outcome.error)) == ("ye", kind, error)
+        assert (outcome.error.request_id, outcome.error.status_code) == ("r-1", 200)
+
+
+def test_an_error_leaves_at_once_what_the_server_still_wants_to_say() -> None:
+    async def test() -> None:
+        async with Server(begun(said("a") + ERRORS["a code"][0], hang)) as server, endpoint_of("aiohttp", server.url) as endpoint:
+            wire = HttpBackend()
+            _, outcome = await ask(wire, endpoint)
+            assert isinstance(outcome, Failure)
+            async with asyncio.timeout(PATIENCE):
+                await server.connections[0].gone.wait()
+            await wire.aclose()
+
+    run(test)
+
+
+NO_STREAM: dict[str, tuple[bytes, FailureKind, str]] = {
+    "an error": (answer({"error": {"message": "busy", "code": 503}}), FailureKind.OVERLOADED, "busy"),
+    "an error as text/event-stream": (answer({"error": {"code": 503}}, content_type="text/event-stream"), FailureKind.OVERLOADED, "200"),
+    "half an answer": (answer(json.dumps(completion()).encode()[:90]), FailureKind.TRANSIENT, "cut off"),
+    "a page": (answer(b"<html>Welcome</html>", content_type="text/html"), FailureKind.TRANSIENT, "Welcome"),
+    "a list": (answer(b"[]"), FailureKind.TRANSIENT, "list"),
+    "words": (answer(b"Hello from the proxy", content_type="text/plain"), FailureKind.TRANSIENT, "Hello from the proxy"),
+    "nothing": (answer(b""), FailureKind.TRANSIENT, "no chunk"),
+    "blanks": (answer(b" \r\n" * 9000), FailureKind.TRANSIENT, "no chunk"),
+    "no content": (b"HTTP/1.1 204 No Content\r\n\r\n", FailureKind.TRANSIENT, "no chunk"),
+    "comments": (sse(b": ping\n\n" * 9), FailureKind.TRANSIENT, "no chunk"),
+    "only [DONE]": (sse(DONE), FailureKind.TRANSIENT, "no chunk"),
+    "only usage": (sse(USAGE + DONE), FailureKind.TRANSIENT, "no chunk"),
+}
+
+
+@pytest.mark.parametrize("name", NO_STREAM)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_success_that_is_no_stream_is_a_failure_that_shows_what_came(engine: str, name: str) -> None:
+    body, kind, words = NO_STREAM[name]
+    text, outcome, _ = outcome_of(always(body), engine)
+    assert isinstance(outcome, Failure)
+    assert (text, outcome.kind) == ("", kind)
+    assert words in str(outcome.error)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream", "text/plain"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_server_that_does_not_stream_gives_its_answer_as_one_chunk(engine: str, kind: str) -> None:
+    text, outcome, _ = outcome_of(always(answer(completion("all of it"), content_type=kind)), engine)
+    assert isinstance(outcome, Answer)
+    assert (text, outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("all of it", "all of it", 12, 3)
+    assert outcome.value.build() == ChatCompletion.model_validate(completion("all of it"))
+
+
+REFUSED: list[tuple[bytes, FailureKind]] = [
+    (answer({"error": {"message": "slow down"}}, status=429, retry_after="2"), FailureKind.OVERLOADED),
+    (answer({"error": {"message": "no"}}, status=400), FailureKind.REFUSED),
+    (answer(b"", status=401), FailureKind.UNSUITABLE),
+    (answer(b"", status=307, location="http://other.example"), FailureKind.UNSUITABLE),
+    (answer(b"", status=500), FailureKind.TRANSIENT),
+    (b"nonsense\r\n\r\n", FailureKind.TRANSIENT),
+]
+
+
+@pytest.mark.parametrize(("line", "kind"), REFUSED)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_attempt_that_opens_no_stream_says_why(engine: str, line: bytes, kind: FailureKind) -> None:
+    _, outcome, requests = outcome_of(always(line), engine)
+    assert isinstance(outcome, Failure)
+    assert (outcome.kind, outcome.retry_after) == (kind, 2.0 if kind is FailureKind.OVERLOADED else None)
+    assert len(requests) == 1
+
+
+@pytest.mark.parametrize("body", [sse(said("x" * 2000) + ENDED), answer(completion("x" * 2000)), answer(b"x" * 2000, status=500)])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_answer_longer_than_max_response_bytes_is_refused(engine: str, body: bytes) -> None:
+    for cap, kind in ((1000, Failure), (9000, Answer)):
+        _, outcome, _ = outcome_of(always(body), engine, max_response_bytes=cap)
+        if b" 500 " not in body:
+            assert type(outcome) is kind
+        assert ("max_response_bytes" in str(getattr(outcome, "error", ""))) == (cap == 1000)
+
+
+def test_the_wrapping_of_a_stream_does_not_count_as_its_answer() -> None:
+    text, outcome, _ = outcome_of(always(sse(said("word ") * 300 + ENDED)), max_response_bytes=3000)
+    assert isinstance(outcome, Answer)
+    assert len(text) == 1500
+
+
+FLEET: dict[str, tuple[dict[str, Any], FailureKind | None]] = {
+    "well": ({}, None),
+    "slowly": ({"faults": Faults(slow_trickle=1.0, trickle_gap=0.001)}, None),
+    "cut": ({"faults": Faults(cut=1.0)}, FailureKind.TRANSIENT),
+    "truncated": ({"faults": Faults(truncated=1.0)}, FailureKind.TRANSIENT),
+    "with an error inside": ({"faults": Faults(error_in_200=1.0)}, FailureKind.TRANSIENT),
+    "with a broken event": ({"faults": Faults(malformed=1.0)}, FailureKind.TRANSIENT),
+    "not at all": ({"faults": Faults(error_503=1.0)}, FailureKind.OVERLOADED),
+}
+
+
+@pytest.mark.parametrize("name", FLEET)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_fake_endpoint_streams_well_or_badly(engine: str, name: str) -> None:
+    settings, kind = FLEET[name]
+
+    async def test() -> None:
+        async with FakeFleet([FakeEndpoint("a", latency=Latency(tokens=20, per_token=0.0001), **settings)]) as fleet:
+            async with endpoint_of(engine, fleet.urls["a"]) as endpoint:
+                wire = HttpBackend()
+                text, outcome = await ask(wire, endpoint)
+                if kind is None:
+                    assert isinstance(outcome, Answer)
+                    assert text == outcome.value.text() == echo_of(MESSAGES)
+                    assert outcome.output_tokens == 20
+                else:
+                    assert isinstance(outcome, Failure)
+                    assert outcome.kind is kind
+                    assert echo_of(MESSAGES).startswith(text)
+                    assert text != echo_of(MESSAGES)
+                await wire.aclose()
+            assert fleet.seen("a").answered == (kind is None)
+
+    run(test)

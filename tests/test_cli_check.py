@@ -27,7 +27,7 @@ from qreward.testing import FakeEndpoint, FakeFleet
 
 KINDS = ("openai", "vllm", "sglang", "tei", "openrlhf", "nim")
 KEY, WRONG = "sk-right-key-1234567", "sk-wrong-key-7654321"
-CERTIFICATE = Path(__file__).parent / "wire" / "data" / "loopback.pem"
+CERTIFICATE = Path(__file__).parent / "transport" / "data" / "loopback.pem"
 
 
 class Check:

@@ -191,7 +191,7 @@ def test_a_slot_that_is_not_given_back_is_an_error(sim: Any, monkeypatch: pytest
 
 
 def test_a_result_that_nobody_is_told_is_an_error(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    bulk = importlib.import_module("qreward.engine.batch").Bulk
+    bulk = importlib.import_module("qreward.engine.batch").BatchWaiter
     settle = bulk._settle
     monkeypatch.setattr(bulk, "_settle", lambda self, result: None if result.index == 7 else settle(self, result))
     with pytest.raises(RuntimeError, match="50 ended, 49 were told, 49 counted"):

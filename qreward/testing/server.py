@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import math
 import os
@@ -25,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -315,7 +314,7 @@ class InProcess:
     def start(self) -> None:
         # A module of its own rather than multiprocessing: that would import the caller's __main__ once more.
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "qreward.testing.server"],
+            [sys.executable, "-m", "qreward.testing.subprocess_main"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -392,43 +391,3 @@ def fast_loop() -> LoopFactory | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
-
-
-def main() -> None:
-    """Serve the fleet of the first line, then answer calls."""
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a responder prints must not look like a reply
-    # With thousands of requests under way the default thresholds spend a third of the time in the collector.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
-    try:
-        host = InThread(FleetSpec(**json.loads(sys.stdin.readline())), fast_loop())
-        host.start()
-    except Exception as error:
-        _reply(replies, _failure(error))
-        return
-    _reply(replies, {"ok": None})
-    for line in sys.stdin:
-        _reply(replies, _answer(host, json.loads(line)))
-    host.stop()
-
-
-def _answer(host: InThread, question: dict[str, Any]) -> dict[str, Any]:
-    try:
-        args = [FakeEndpoint(**each) if isinstance(each, dict) else each for each in question["args"]]
-        return {"ok": host.call(question["verb"], *args)}
-    except Exception as error:
-        return _failure(error)
-
-
-def _failure(error: Exception) -> dict[str, Any]:
-    return {"error": str(error), "config": isinstance(error, ConfigError)}
-
-
-def _reply(replies: TextIO, reply: dict[str, Any]) -> None:
-    replies.write(json.dumps(reply) + "\n")
-    replies.flush()
-
-
-if __name__ == "__main__":
-    main()

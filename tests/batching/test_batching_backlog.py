@@ -16,7 +16,7 @@ from qreward.batching import Backlog, Item, halves
 from qreward.batching.backlog import OVER, TAKEN, WAITING
 from qreward.scheduler.queueing.queue import AGEING, SWEEP
 
-PURE = ("backlog", "cap", "forming", "outcomes", "settings")
+PURE = ("backlog", "policy", "settings")
 IMPURE = {"asyncio", "threading", "time", "datetime", "concurrent", "socket", "logging", "random"}
 
 

@@ -48,12 +48,12 @@ ENDS = {
     "blocking": "check(here.score_blocking(ITEMS))",
     "a loop in a daemon thread that is never closed": "check(asyncio.run_coroutine_threadsafe(many(), forever()).result())",
     "such a loop that takes its time to close": """
-from qreward.engine.driver import Shell
-close = Shell._close
+from qreward.engine.driver import LoopDriver
+close = LoopDriver._close
 async def slowly(self):
     await asyncio.sleep(0.2)
     await close(self)
-Shell._close = slowly
+LoopDriver._close = slowly
 check(asyncio.run_coroutine_threadsafe(many(), forever()).result())
 """,
     "two such loops and blocking": """

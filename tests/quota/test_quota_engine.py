@@ -284,8 +284,8 @@ def test_a_client_that_shares_nothing_has_no_thread_and_its_sources_are_as_ever(
     client = QRewardClient([House.endpoint(rpm=600, shared="none", adaptive=True)])
     source = client._fleet.source("a")
     assert source.share is None
-    assert type(source.requests).__name__ == "Pace"
-    assert type(source.window).__name__ == "AdaptiveWindow"
+    assert type(source.requests).__name__ == "Gcra"
+    assert type(source.window).__name__ == "AdaptiveLimit"
     assert client._sharing._thread is None
 
 

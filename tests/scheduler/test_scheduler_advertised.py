@@ -483,5 +483,5 @@ def test_outcomes_tell_nothing_unless_they_say_so() -> None:
     assert "limits" in Failure.__slots__
     assert (
         repr(RateLimitInfo(RateLimit(60, 59, 1.0)))
-        == "RateLimitInfo(requests=Allowance(limit=60, remaining=59, reset=1.0, window=None), tokens=None)"
+        == "RateLimitInfo(requests=RateLimit(limit=60, remaining=59, reset=1.0, window=None), tokens=None)"
     )

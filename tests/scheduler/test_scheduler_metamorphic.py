@@ -98,21 +98,19 @@ def test_a_slow_source_more_makes_no_bulk_of_some_length_take_longer(added: str)
 # all times multiplied
 
 IN_SECONDS: dict[str, tuple[str, ...]] = {
-    "aftermath": ("QUOTA_AWAY",),
-    "dispatch": ("LOOK_LATER",),
-    "duplicates": ("LOOK_LEAST", "LOOK_MOST", "LEAST_GAIN", "LEAST_SECONDS"),
-    "endgame": ("REFRESH", "LONGEST"),
-    "gate": ("FIRST", "LONGEST"),
+    "failure_policy": ("QUOTA_AWAY",),
+    "scheduler": ("LOOK_LATER", "ONLINE", "STALLED"),
+    "hedging": ("LOOK_LEAST", "LOOK_MOST", "LEAST_GAIN", "LEAST_SECONDS"),
+    "tail_guard": ("REFRESH", "LONGEST"),
     "health": ("FIRST_OPEN", "LONGEST_OPEN"),
-    "lane": ("BULK",),
-    "lines": ("PATIENCE",),
-    "scheduler": ("ONLINE", "STALLED"),
-    "queue": ("AGEING",),
-    "silence": ("LEAST_SECONDS",),
-    "source": ("ATTEMPT_FIRST", "ATTEMPT_LEAST", "SOON"),
-    "vigil": ("LOOK_LATER",),
+    "endpoint_state": ("ATTEMPT_FIRST", "ATTEMPT_LEAST", "SOON"),
+    "limits.cooldown": ("FIRST", "LONGEST"),
+    "queueing.priority_level": ("BULK",),
+    "queueing.entries": ("PATIENCE",),
+    "queueing.queue": ("AGEING",),
+    "stats.stalls": ("LEAST_SECONDS",),
 }
-"""Every constant of the scheduler that is a time, but for two rooms: a rate is learned from hints second by second, and what endpoints
+"""Every constant of the scheduler that is a time, but for two modules: a rate is learned from hints second by second, and what endpoints
 advertise are windows of usual seconds and minutes. Streams have times of their own, which are not played here."""
 
 
@@ -135,7 +133,7 @@ def multiply_constants(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
         for name in names:
             place = importlib.import_module(f"qreward.scheduler.{module}")
             monkeypatch.setattr(place, name, getattr(place, name) * factor)
-    for module in ("timers", "dispatch"):
+    for module in ("timer_wheel", "scheduler"):
         monkeypatch.setattr(importlib.import_module(f"qreward.scheduler.{module}"), "PER_SECOND", PER_SECOND / factor)
     adaptive = importlib.import_module("qreward.scheduler.limits.adaptive")
     monkeypatch.setattr(adaptive, "TUNING", replace(TUNING, hold=TUNING.hold * factor, settle=TUNING.settle * factor))

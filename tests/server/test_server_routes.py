@@ -260,7 +260,7 @@ def test_a_failure_nobody_thought_of_is_told_without_what_it_says(monkeypatch: p
 
 
 def test_settings_come_as_a_config_or_by_name_and_not_both() -> None:
-    assert create_app(Lengths(), ServerConfig(model="x")).state.qreward.settings.client.model == "x"
+    assert create_app(Lengths(), ServerConfig(model="x")).state.qreward.config.model == "x"
     with pytest.raises(ConfigError, match="not both"):
         create_app(Lengths(), ServerConfig(), model="x")
     assert json.loads(ServerConfig().model_dump_json())["port"] == 5000

@@ -1,10 +1,12 @@
-"""The client's calls for rewards, labels, rankings and vectors, which are merged on the wire.
+"""The client's methods for rewards, labels, rankings, embeddings, completions and moderations, whose items share requests.
 
-An item waits in a ``Collector``, one for all that may share a request in one event loop. What the scheduler sees is a *carrier*, a task
-that is empty until an endpoint takes it: only then is it filled from the head of what waits, with as much as that endpoint takes in one
-request. So lists grow while requests are scarce (no slot, no rate token, a closed gate), and nothing waits for a timer.
+Items that may share a request wait in one ``RequestMerger`` per event loop. The scheduler queues a ``MergedRequest``, a task that is empty
+until an endpoint takes it. Only then is it filled from the head of the waiting items, with as many as that endpoint accepts in one request.
+Requests therefore grow while sending is limited (no free slot, no rate token, a cooldown), and batches wait for no timer. Single items may
+wait a fraction of a response time for others (``sizing.pause``).
 
-``calls`` and ``blocking`` are what people call; ``asking`` turns arguments into items, ``bulk`` reads a batch of them; ``member`` and
-``carrier`` are the tasks; ``stock`` is what waits, ``spread`` says how long a list should be, ``collector`` sends lists and shares out the
-answers; ``lists`` and ``embedded`` know what items are. Knows the scheduler's tasks and the wire's codecs, neither HTTP nor any body.
+``methods`` holds the client's methods, ``formats`` turns arguments into items and items into requests, and ``batch`` reads a batch.
+``items`` defines the tasks, ``merge_queue`` holds the waiting items, ``sizing`` decides how many go into a request, ``endpoint_limits``
+learns how many an endpoint accepts, and ``merger`` sends requests and distributes the answers. The package uses the scheduler's tasks and
+the codecs. It knows neither HTTP nor request bodies.
 """

@@ -1,4 +1,4 @@
-"""A batch whose items are merged. A ``BatchWaiter`` in all but this: what it reads goes to collectors, one for each shape of item."""
+"""A batch whose items share requests: a ``BatchWaiter`` that puts what it reads into one ``RequestMerger`` per merge key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qreward.scoring.merger import AHEAD, RequestMerger
 
 
 class ItemTerms(RequestOptions):
-    """Terms of items that are merged."""
+    """Options whose tasks are ``MergedItem``."""
 
     __slots__ = ()
 
@@ -30,11 +30,11 @@ class ItemTerms(RequestOptions):
 
 
 class MergedBulk(BatchWaiter):
-    """See :class:`BatchWaiter`. Its feed is never given to the scheduler: what is read ahead is in the collectors.
+    """See :class:`BatchWaiter`. The scheduler watches the feed for outages but takes no items from it: they are in the mergers.
 
     Args:
-        asking: what is asked of each item.
-        find: gives the collector of a key.
+        asking: the operation, and how its items are merged.
+        find: returns the merger of a key.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class MergedBulk(BatchWaiter):
             for collector in self._collectors.values():
                 collector.detach(self)
 
-    # the collectors' side
+    # called by the mergers
 
     @property
     def opened_at(self) -> float:
-        """When its input began to be read."""
+        """When reading of the input began, in seconds on the engine's clock."""
         return self._feed.opened_at
 
     def more(self) -> None:
@@ -74,7 +74,7 @@ class MergedBulk(BatchWaiter):
         return inf if self._size is None else max(0, self._size - self._read)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        if task in self._live:  # else it was given up while others were told
+        if task in self._live:  # otherwise it was dropped while other items were being finished
             super().finish(task, outcome, source, seconds)
 
     def abandon(self) -> list[Task]:
@@ -105,7 +105,7 @@ class MergedBulk(BatchWaiter):
             self._hand_over(feed)
 
     def _hand_over(self, feed: BatchFeed) -> None:
-        """What was read goes where it waits."""
+        """Move items from the feed's buffer to their mergers."""
         fresh: dict[Hashable, list[MergedItem]] = {}
         for task in feed.buffer:
             fresh.setdefault(self._asking.key(task.payload), []).append(cast("MergedItem", task))
@@ -130,7 +130,10 @@ class MergedBulk(BatchWaiter):
         return bool(feed.buffer or self._waiting())
 
     def _end_trying(self, feed: BatchFeed) -> None:
-        """While no endpoint is alive, what waits in the collectors fails, except for one item while there are more to come."""
+        """While no endpoint is alive, fail the items that wait in the mergers.
+
+        Until the input has ended, one item stays: its attempts show when an endpoint is alive again.
+        """
         if feed.failing is not None:
             for collector, members in self._by_collector(self._waiting()[not feed.ended :]):
                 collector.end(members, [feed.failing() for _ in members])

@@ -1,6 +1,7 @@
-"""How long the lists are that each endpoint takes, found out once and kept for as long as the endpoint is there.
+"""How many items each endpoint accepts in one request, learned once and kept until the endpoint is removed.
 
-Shared by all collectors of a client, in all its loops, so under the engine's lock. Knows no items and no HTTP.
+All mergers of a client share these limits, in all its event loops, so they are used under the engine's lock. This module knows no items and
+no HTTP.
 """
 
 from __future__ import annotations
@@ -12,29 +13,30 @@ from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import ProbeResult
 
 LONE_REJECTS = 2
-"""Lists that a source turns away one after another, while it has nothing else of ours, before shorter ones are tried there."""
+"""Successive rejections by an endpoint that has no other request of this client, before shorter requests are tried there."""
 MOST_PATIENCE = 64
-"""Most lists that such a source takes before a longer one is tried again."""
+"""Maximum number of answered requests after such a rejection before a longer one is tried."""
 REFUSED_PATIENCE = 1000
-"""Lists that a source takes before one is tried again that is longer than what it refused; doubled each time that fails."""
+"""Answered requests after a refusal before a longer one is tried. Doubled each time the longer one is refused."""
 
 
 class Known:
-    """The lists that one source takes, of one kind.
+    """The limits of requests to one endpoint, for items of one kind.
 
-    A server that limits the items of a list may have a place for each (Text Embeddings Inference): a list longer than all of them is never
-    let in, and all that is said is that there is no room. So shorter ones are tried. If not even one item is let in it was not the
-    length, and lists are whole again; if one is, the next are as long, and then longer as far as that goes.
+    A server that limits the number of items may hold a queue slot for each item (Text Embeddings Inference). It never accepts a request
+    with more items than slots, and reports only that it has no capacity. Therefore shorter requests are tried. If even a single item is
+    rejected, the length was not the cause and the full limit applies again. If a request is accepted, the next ones have the same length,
+    and later ones double it up to the limit.
 
-    A list that was refused while its halves were taken was too long, too. That may have been its items' size, so that after many lists a
-    longer one is tried again.
+    A request that was refused while its halves were accepted was also too long. The size of its items may have been the cause, so a
+    longer request is tried again after many answers.
 
     Args:
-        usual: what the source's kind takes.
-        cap: most items of a list for reasons of our own, or None.
+        usual: the limits of this kind of server.
+        cap: the client's own maximum number of items, or None.
 
     Attributes:
-        limits: of a list now.
+        limits: the current limits of one request.
     """
 
     __slots__ = ("_answered", "_cap", "_counts_items", "_most", "_patience", "_refused_patience", "_rejects", "_taken", "_told", "_usual",
@@ -51,13 +53,13 @@ class Known:
         self._rejects = self._taken = self._answered = 0
 
     def told(self, items: int) -> None:
-        """The server says how many items a list may have, which counts instead of what is usual."""
+        """Apply the maximum number of items that the server reports. It replaces that of its kind."""
         if self._counts_items and self._usual != ALONE and items != self._told:
             self._told = items
             self._begin(self._usual.of_items(items))
 
     def refused(self, most: int) -> None:
-        """It takes no longer lists than this, whatever its kind usually takes."""
+        """Limit requests to ``most`` items, because a longer request was refused while its halves were accepted."""
         if self._most is not self._usual:
             self._refused_patience *= 2
         self._answered = 0
@@ -65,7 +67,7 @@ class Known:
         self.limits = self.limits.with_items(most)
 
     def turned_away(self, length: int) -> None:
-        """A list came back for want of room, though there was nothing else of ours."""
+        """Record a rejection for lack of capacity while the endpoint had no other request of this client."""
         self._rejects += 1
         if not self._counts_items or self._rejects < LONE_REJECTS:
             return
@@ -77,7 +79,7 @@ class Known:
             self.limits, self._rejects = self._most, 0
 
     def took(self) -> None:
-        """A list was answered."""
+        """Record an answered request."""
         self._rejects = 0
         if self.limits is not self._most:
             self._taken += 1
@@ -92,14 +94,14 @@ class Known:
 
 
 class KnownLists:
-    """What is known of the lists of all sources of a client."""
+    """The learned limits of all endpoints of a client."""
 
     def __init__(self) -> None:
         self._known: dict[Source, dict[Hashable, Known]] = {}
         self._told: dict[Source, int] = {}
 
     def at(self, source: Source, usual: MergeLimits, cap: int | None) -> Known:
-        """What is known of lists at a source; lists with the same limits count as one kind. For ``usual`` and ``cap`` see ``Known``."""
+        """The limits of requests to an endpoint. Items with equal ``usual`` and ``cap`` (see ``Known``) count as one kind."""
         kinds = self._known.get(source)
         if kinds is None:
             self._forget_removed()
@@ -112,7 +114,7 @@ class KnownLists:
         return known
 
     def look(self, source: Source, look: ProbeResult) -> None:
-        """A server was looked at."""
+        """Apply the result of a probe."""
         if look.items is None:
             return
         self._told[source] = look.items

@@ -1,10 +1,8 @@
-"""What a collector collects: how items become one call, how many go into it, and what each gets out of the answer.
+"""How items are merged into one request, how many fit, and how the response is split among them.
 
-An answer with the vectors of several callers, taken apart: each gets a document as if it had asked alone.
-
-Vectors stay as they came, for nobody may ever look at them. Knows the members of the answer, nothing of who asked.
-
-From a caller's arguments to items that may be merged: what is asked of them, checked once for all that belong together.
+A ``MergeSpec`` is made from the arguments of a call or batch; what its items share is validated once. A merged embeddings response is
+split into one document per call, as if each had been sent alone. The vectors are copied without being parsed, because callers may never
+read them.
 """
 
 from __future__ import annotations
@@ -33,15 +31,19 @@ _INDEX = msgspec.json.Decoder(int)
 
 
 class SharedEmbeddings(EmbeddingsAnswer, gc=False):
-    """Embeddings that came with those of others; the usage is a share, by the size of the inputs."""
+    """Embeddings of one call from a merged request. Its usage is a share of the request's, in proportion to the size of its inputs."""
 
     estimated: bool = True
 
 
 def parts_of(answer: EmbeddingsAnswer, counts: Sequence[int], sizes: Sequence[float]) -> list[EmbeddingsAnswer | InvalidResponse]:
-    """One answer for each caller, of so many vectors and of inputs of such a size.
+    """Split a merged embeddings response into one response per call.
 
-    An answer that is too odd to be taken apart with certainty gives an error to all, so that they ask again, each alone.
+    If the response cannot be split with certainty, every call receives an ``InvalidResponse``, so that each is sent again alone.
+
+    Args:
+        counts: the number of vectors of each call.
+        sizes: the size of the inputs of each call; usage is shared in this proportion.
     """
     try:
         document = _DOCUMENT.decode(answer.body)
@@ -63,7 +65,7 @@ def parts_of(answer: EmbeddingsAnswer, counts: Sequence[int], sizes: Sequence[fl
 
 
 def _in_order(rows: list[_Document]) -> list[_Document]:
-    """By ``index`` if the indexes are 0..n-1 in some order; else as they came."""
+    """Sort rows by ``index`` if the indexes are 0..n-1 in some order; otherwise keep their order."""
     try:
         indexes = [_INDEX.decode(row["index"]) for row in rows]
     except (*jsonio.REFUSED, KeyError):
@@ -80,36 +82,36 @@ def _document(whole: _Document, rows: list[_Document], usage: Usage | None) -> b
 
 
 class MergeFormat(Protocol):
-    """One kind of list.
+    """How items of one kind are merged into a request.
 
     Attributes:
-        spreads: a list may be shorter than it could be, so that several requests share the work.
+        spreads: a request may hold fewer items than it could, so that several requests share the work.
     """
 
     @property
     def spreads(self) -> bool: ...
 
     def shape(self, call: WireRequest) -> Hashable:
-        """Calls of different shapes share no request."""
+        """The shape of a call. Calls of different shapes never share a request."""
 
     def limits(self, endpoint: Endpoint, call: WireRequest) -> MergeLimits:
-        """How much a request to an endpoint may hold of items such as this call's."""
+        """The limits of one request to an endpoint, for items like those of ``call``."""
 
     def fitting(self, limits: MergeLimits, calls: Sequence[WireRequest]) -> int:
-        """How many of the calls, from the first on, go into one request; at least 1."""
+        """How many of the first calls fit into one request; at least 1."""
 
     def merged(self, calls: Sequence[WireRequest]) -> WireRequest:
-        """One call that asks for all."""
+        """Merge the calls into one request."""
 
     def shares(self, answer: Any, calls: Sequence[WireRequest]) -> Sequence[Answered | InvalidResponse]:
-        """What each call gets."""
+        """Split the response into one answer or error per call."""
 
 
 class Items:
-    """Lists of single items, each of which gets a value of its own: scores, labels, rankings.
+    """Merges calls of one item each, which receive one value each: scores, labels, rankings, completions, moderations.
 
     Args:
-        built: what an item's answer is given out as, if not as it came.
+        built: the type into which the answer of an item is converted, if any.
     """
 
     def __init__(self, operation: Operation, *, spreads: bool = True, built: type[ItemAnswer] | None = None) -> None:
@@ -124,7 +126,7 @@ class Items:
         try:
             codec = codec_of(endpoint.kind, self._operation, settings_of(endpoint))
             return codec.limits if codec.mergeable(call.inputs[0]) else ALONE
-        except (ConfigError, BadRequest):  # this endpoint does not take it, and will say so
+        except (ConfigError, BadRequest):  # this endpoint does not support it, and sending will report that
             return ALONE
 
     def fitting(self, limits: MergeLimits, calls: Sequence[WireRequest]) -> int:
@@ -140,7 +142,7 @@ class Items:
             else WireRequest(first.codec, first.model, [call.inputs[0] for call in calls], first.params, first.headers)
         )
 
-    def shares(self, answer: Any, calls: Sequence[WireRequest]) -> Sequence[Answered | InvalidResponse]:  # noqa: ARG002 - as all have it
+    def shares(self, answer: Any, calls: Sequence[WireRequest]) -> Sequence[Answered | InvalidResponse]:  # noqa: ARG002 - part of the protocol
         found: Sequence[ItemAnswer | InvalidResponse] = answer.shares()
         built = self._built
         if built is None:
@@ -149,9 +151,10 @@ class Items:
 
 
 class Embeddings:
-    """Lists of whole calls for embeddings: each gets the answer that it would have got alone.
+    """Merges whole embeddings calls. Each receives the response that it would have received alone.
 
-    A call that goes alone is sent as it was given, and gets what came. So one that holds more than a server takes fails as it would have.
+    A call that is sent alone is sent unchanged and receives the response unchanged. One with more inputs than the server accepts fails as
+    it would without merging.
     """
 
     spreads = True
@@ -159,7 +162,7 @@ class Embeddings:
     def shape(self, call: WireRequest) -> Hashable:
         return TEXT if isinstance(inputs_of(call)[0], str) else TOKENS
 
-    def limits(self, endpoint: Endpoint, call: WireRequest) -> MergeLimits:  # noqa: ARG002 - all shapes are taken
+    def limits(self, endpoint: Endpoint, call: WireRequest) -> MergeLimits:  # noqa: ARG002 - all shapes are accepted
         try:
             return codec_of(endpoint.kind, EMBED, settings_of(endpoint)).limits
         except ConfigError:
@@ -184,19 +187,19 @@ class Embeddings:
 
 
 def inputs_of(call: WireRequest) -> list[Any]:
-    """The inputs of a call for embeddings; a text, or the tokens of one, are one."""
+    """The inputs of an embeddings call. A text or a list of token ids is one input."""
     inputs = call.inputs
     return [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else list(inputs)
 
 
 class MergeSpec:
-    """What is asked of each item of a call or a batch.
+    """The request that a call or batch makes for each of its items.
 
     Args:
-        listing: how such items are merged.
-        blank: the call without an item.
-        call: makes an item into the call that it would be alone, or raises ``BadRequest``.
-        key: equal for all that may share a request, but for the shape of the items.
+        listing: how the items are merged.
+        blank: the request without items.
+        call: converts an item into the request that it would be alone, or raises ``BadRequest``.
+        key: merge key without the shape of the items.
     """
 
     __slots__ = ("_key", "blank", "call", "listing")
@@ -208,7 +211,7 @@ class MergeSpec:
         self._key = key
 
     def calls(self, name: str, items: Iterable[Any]) -> list[WireRequest]:
-        """Several items of one argument. Raises ``BadRequest`` saying which is wrong."""
+        """Convert the items of an argument. Raises ``BadRequest`` naming the index of an invalid one."""
         calls = []
         for index, item in enumerate(items):
             try:
@@ -218,18 +221,18 @@ class MergeSpec:
         return calls
 
     def key(self, call: WireRequest) -> Hashable:
-        """Calls of equal keys may share a request."""
+        """The merge key of a call. Calls with equal keys may share a request."""
         return self._key, self.listing.shape(call)
 
 
 _LISTS = {operation: Items(operation, spreads=operation is not RERANK) for operation in (SCORE, CLASSIFY, RERANK)}
 _LISTS |= {COMPLETE: Items(COMPLETE, built=Choices), MODERATE: Items(MODERATE, built=Moderated)}
-"""A ranking is not cut up without need: there are models that look at all documents together."""
+"""Rankings are split only if a limit requires it: some models compare all documents of a request."""
 _EMBEDDINGS = Embeddings()
 
 
 class _NoItems:
-    """In place of a codec, while there is no item."""
+    """Replaces the codec of a request without items."""
 
     path = ""
 
@@ -245,7 +248,7 @@ def asking(
     headers: Mapping[str, str] | None,
     body: Mapping[str, Any] | None,
 ) -> MergeSpec:
-    """What is asked by an operation of the wire. Raises ``ConfigError`` or ``BadRequest`` for what the items share."""
+    """The spec of an operation. Raises ``ConfigError`` or ``BadRequest`` for invalid parameters, headers or body."""
     checked = preparer(_NoItems(), model, params, headers, body)(None)  # type: ignore[arg-type]
     operation.check(checked.params)
     blank = WireRequest(operation, model, [], checked.params, checked.headers)
@@ -260,7 +263,7 @@ def asking(
 def asking_embeddings(
     model: str, params: Mapping[str, Any], headers: Mapping[str, str] | None, body: Mapping[str, Any] | None
 ) -> MergeSpec:
-    """The same for embeddings, whose items are whole calls."""
+    """The spec of embeddings, whose items are whole calls. Raises as ``asking``."""
     call = preparer(EMBEDDINGS, model, params, headers, body)
     checked = preparer(_NoItems(), model, params, headers, body)(None)  # type: ignore[arg-type]
     blank = WireRequest(EMBEDDINGS, model, [], checked.params, checked.headers)

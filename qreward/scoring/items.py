@@ -1,6 +1,7 @@
-"""One item that waits to be sent with others, and the caller of a few of them.
+"""The tasks of merging: items, and the merged requests in which they are sent.
 
-The task that carries items: empty until an endpoint takes it.
+Callers and observers receive the outcome of a ``MergedItem``. The scheduler sends a ``MergedRequest``, which is empty until an endpoint
+takes it.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ if TYPE_CHECKING:
 
 
 class MergedItem(Task):
-    """An item. What its caller is told of is this task; what is sent is the carrier's.
+    """One item. The caller receives the outcome of this task; the scheduler sends the ``MergedRequest`` that carries it.
 
-    To the backlog it is an item of one key and of cost 1, whose deadline is none of its business.
+    It also serves as the item of a ``Backlog``: all items have the same key and cost 1, and ``MergeQueue`` keeps their deadlines.
 
     Attributes:
-        payload: the call that it would be alone.
-        until: when it is too late for an answer; inf while its time has not begun, as that of an item that a bulk has read ahead.
-        place: where it is: in the backlog, in a carrier, or over. It is over before it is put in, too.
-        lane: where it is counted while it waits.
-        carrier: who carries it, or None.
-        since: how many records the trail of its carrier had when it came, and how often that had been sent.
+        payload: the request that it would be alone.
+        until: its deadline on the engine's clock; inf while its time limit has not started, as for an item that a batch has read ahead.
+        place: ``WAITING`` in the backlog, ``TAKEN`` by a merged request, or ``OVER``. It is ``OVER`` before it is added, too.
+        lane: the lane that counts it while it waits.
+        carrier: the merged request that holds it, or None.
+        since: the length of the carrier's trail, and its number of sends, when the item joined.
     """
 
     __slots__ = ("carrier", "lane", "place", "since", "until")
@@ -54,24 +55,24 @@ class MergedItem(Task):
 
     @property
     def arrived(self) -> float:
-        """When it came, as the backlog calls it."""
+        """When it was added, under the backlog's name."""
         return self.born
 
     def board(self, carrier: MergedRequest, now: float) -> None:
-        """A carrier that is about to be sent takes it."""
+        """Join a merged request that is about to be sent."""
         if self.sent_at is None:
             self.sent_at = now
         self.change_to(carrier)
         self.place, self.state = TAKEN, TaskState.SENT
 
     def change_to(self, carrier: MergedRequest) -> None:
-        """Another carries it from now on."""
+        """Move to another merged request."""
         self.alight()
         self.carrier = carrier
         self.since = 0 if carrier.trail is None else len(carrier.trail), carrier.sends
 
     def alight(self) -> None:
-        """It leaves its carrier, and takes along what it went through there."""
+        """Leave the merged request, and keep the sends, attempt records and last error that it had since the item joined."""
         carrier = self.carrier
         if carrier is None:
             return
@@ -84,25 +85,25 @@ class MergedItem(Task):
             self.trail = [*(self.trail or ()), *carrier.trail[tried:]]
 
     def fail(self, record: AttemptRecord, error: QRewardError) -> None:
-        """Its carrier was answered, but not for it."""
+        """Record that the merged request was answered without a valid answer for this item."""
         self.alight()
         self.trail = [*(self.trail or ()), record]
         self.last_error = error
 
     def with_last_error(self) -> MergedItem:
-        """The same, knowing what its carrier went through last."""
+        """Copy the last error of the merged request to the item, and return the item."""
         if self.carrier is not None and self.carrier.last_error is not None:
             self.last_error = self.carrier.last_error
         return self
 
     def end(self) -> None:
-        """It has its answer or its error, or nobody wants it."""
+        """Mark the item as over: it has an outcome, or its caller has given it up."""
         self.alight()
         self.place, self.state = OVER, TaskState.DONE
 
 
 class ItemWaiter:
-    """The sink of the items of one call, of which there are few."""
+    """The waiter for the items of one call (see ``engine.protocols.Waiter``)."""
 
     carry = None
     __slots__ = ("_left", "_results", "_waiter", "context", "shell")
@@ -112,14 +113,17 @@ class ItemWaiter:
         self.context = copy_context()
 
     async def results(self, collector: RequestMerger, members: list[MergedItem]) -> list[Result[Any]]:
-        """Send the items and wait for all. Raises the first error; if the caller is cancelled, what is not done is dropped."""
+        """Send the items and wait for all of them.
+
+        Raises the first error. If the caller is cancelled, unfinished items are dropped.
+        """
         self._results: list[Any] = [None] * len(members)
         self._left = len(members)
         self._waiter = self.shell.loop.create_future()
         collector.put(members)
         try:
             await self._waiter
-        except GeneratorExit:  # thrown away, perhaps by the garbage collector amid our own work, where the lock is held
+        except GeneratorExit:  # the garbage collector may close this coroutine while the engine's lock is held
             self.shell.later(partial(collector.drop, members))
             raise
         except BaseException:
@@ -139,7 +143,7 @@ class ItemWaiter:
         if not self._left:
             self._waiter.set_result(None)
 
-    # what the shell asks of those who send tasks themselves
+    # required by Waiter, but unused: the merger sends the items
 
     def start(self, attempt: Attempt) -> None:
         raise AssertionError(f"an item is not sent by itself: {attempt}")
@@ -148,19 +152,19 @@ class ItemWaiter:
         raise AssertionError(f"a few items have no feed: {feed}")
 
     def close(self) -> None:
-        """The collector does it."""
+        """Nothing to do: the merger ends the items."""
 
     def abandon(self) -> list[Task]:
         return []
 
 
 class PriorityLane:
-    """The waiting items of one priority: single ones, or those of bulks.
+    """The waiting items of one priority, either single ones or those of batches.
 
     Attributes:
-        waiting: how many.
-        carrier: what the scheduler has for them that was not sent yet, or None.
-        feed: of those of bulks, for it is bulks that leave room to single calls.
+        waiting: number of waiting items.
+        carrier: the unfilled merged request in the scheduler, or None.
+        feed: the feed of the items of batches, beside which the scheduler keeps capacity for single calls. None for single items.
     """
 
     __slots__ = ("carrier", "feed", "level", "tenant", "waiting")
@@ -174,12 +178,14 @@ class PriorityLane:
 
 
 class Split:
-    """A list that failed, and was sent again in parts. If all are taken and it was refused, it was no item's fault: it was too long.
+    """The split of a failed merged request into parts.
+
+    If an endpoint refused the request and both parts are answered, no item was at fault: the request had too many items.
 
     Attributes:
-        source: who refused it, if anybody did.
-        length: of the longest part.
-        others_served: others of the list were answered, so what still fails has itself to blame, and not the server.
+        source: the endpoint that refused the request, or None.
+        length: number of items of the longer part.
+        others_served: other items of the request were answered, so a further failure is the fault of the items, not of the server.
     """
 
     __slots__ = ("_open", "length", "others_served", "source")
@@ -191,23 +197,23 @@ class Split:
         self._open = 2
 
     def taken(self) -> bool:
-        """A part was taken; True if it was the second of a list that was refused."""
+        """Record that a part was answered. Returns True if it was the second part of a request that an endpoint refused."""
         self.others_served = True
         self._open -= 1
         return not self._open and self.source is not None
 
 
 class MergedRequest(Task):
-    """One request of several items.
+    """One request with the items of several calls.
 
     Attributes:
-        sink: the collector.
-        lane: the line that it was made for; it takes from all.
-        members: what it carries, those that are over included.
-        alive: how many of them are not over.
-        closed: nothing is added to it: it is a part of a list that failed.
-        cut: by what it came to be such a part.
-        refused_by: who refused it.
+        sink: the merger.
+        lane: the lane for which it was made. It takes items from all lanes.
+        members: its items, including those that are over.
+        alive: number of its items that are not over.
+        closed: no items are added, because it is part of a failed request.
+        cut: the split that made it such a part, or None.
+        refused_by: the endpoint that refused it, or None.
     """
 
     __slots__ = ("alive", "closed", "cut", "lane", "members", "refused_by")
@@ -223,24 +229,27 @@ class MergedRequest(Task):
         self.refused_by: Source | None = None
 
     def load(self, now: float, source: Source) -> bool:
-        """Fill it, as it is about to be sent."""
+        """Fill it just before it is sent. Returns False if there are no items."""
         return self.sink.fill(now, self, source)
 
     def left(self) -> list[MergedItem]:
-        """What it carries that is still wanted."""
+        """The items that are not over."""
         return [member for member in self.members if member.place is not OVER]
 
     def is_suspect(self) -> bool:
-        """Others that were sent with these items were answered, but not they."""
+        """Whether other items that were sent with these were answered."""
         return self.cut is not None and self.cut.others_served
 
     def lost_one(self) -> bool:
-        """One of its items is over; True if it was the last."""
+        """Record that one of its items is over. Returns True if it was the last."""
         self.alive -= 1
         return not self.alive
 
     def take_in(self, members: list[MergedItem], payload: Any) -> None:
-        """It is to be sent with these. One item alone is told of as the call that it is; several are told to be carried."""
+        """Set the items and the payload of the next attempt.
+
+        Observers see a request of one item as that item's own call, and a request of several items as a batch of them.
+        """
         self.members, self.alive, self.payload, self.items = members, len(members), payload, tuple(members)
         if not self.serial and len(members) == 1 and members[0].serial > 0:
             alone = members[0]

@@ -1,9 +1,7 @@
-"""What waits to be merged, and what is taken of it when an endpoint has room.
+"""The items that wait to be merged, and the choice of those that go into the next request.
 
-Every method is called under the engine's lock, and so is ``lanes`` read, for a carrier may be sent by another loop's thread. ``waiting``
-alone may be read without it: a number that may be old when it is there. Knows no loop, no clock (``now`` comes in) and no HTTP.
-
-When items are too late: one entry for all items of a list whose time began together.
+Everything here is used under the engine's lock, because a merged request may be filled in another event loop's thread. Only ``waiting`` may
+be read without the lock; its value may then be out of date. This module knows no event loop, no clock (``now`` is passed in) and no HTTP.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from qreward.scoring.formats import MergeFormat
 from qreward.scoring.items import MergedItem, MergedRequest, PriorityLane
 
 SWEEP = 64
-"""Entries before the first look for those of which nothing is left."""
+"""Number of entries above which those without live items are removed for the first time."""
 
 
 class Deadlines:
-    """The deadlines of items that wait or are under way. Pure."""
+    """The deadlines of items that wait or were sent, one entry per group with the same deadline. Pure."""
 
     __slots__ = ("_entries", "_most", "_numbers")
 
@@ -40,7 +38,7 @@ class Deadlines:
         self._most = SWEEP
 
     def add(self, members: list[MergedItem], until: float) -> None:
-        """Items that have the same time."""
+        """Add items that share a deadline."""
         heappush(self._entries, (until, next(self._numbers), members))
         if len(self._entries) > self._most:
             self._entries = [entry for entry in self._entries if _lives(entry[2])]
@@ -48,13 +46,13 @@ class Deadlines:
             self._most = 2 * len(self._entries) + SWEEP
 
     def next(self) -> float | None:
-        """The earliest that still matters, or None."""
+        """The earliest deadline of an item that is not over, or None."""
         while self._entries and not _lives(self._entries[0][2]):
             heappop(self._entries)
         return self._entries[0][0] if self._entries else None
 
     def due(self, now: float) -> list[MergedItem]:
-        """Those whose time has passed, each once."""
+        """Remove the entries whose deadline has passed, and return their items that are not over."""
         late: list[MergedItem] = []
         while self._entries and self._entries[0][0] <= now:
             late += [member for member in heappop(self._entries)[2] if member.place is not OVER]
@@ -66,33 +64,33 @@ def _lives(members: list[MergedItem]) -> bool:
 
 
 BREAKS = 3
-"""What each list counts that fails at a server, against 1 for each that is answered: more than a quarter is not by chance."""
+"""Added to ``MergeQueue.broken`` for each request that a server fails; each answer subtracts 1. The sum grows if over a quarter fail."""
 BY_CHANCE = 6
-"""Count up to which such a list is tried again whole; beyond it, up to twice as much, it is cut in two at once."""
+"""Up to this value of ``MergeQueue.broken`` a failed request is retried whole; above it, it is split at once. Twice this is the maximum."""
 
 
 class MergeQueue:
-    """The waiting items of one collector.
+    """The waiting items of one ``RequestMerger``.
 
     Args:
-        pool: where they may go.
-        listing: how they become lists.
-        lists: how long those may be.
+        pool: the endpoints that may serve them.
+        listing: how they are merged into one request.
+        lists: the known limits of merged requests, by endpoint.
 
     Attributes:
-        lanes: what waits by (priority, of bulks), the most urgent first.
-        loaded: the carriers that carry something.
-        deadlines: of items whose time has begun.
-        unread: items that bulks are still to put in; inf if nobody knows.
-        sent_at: when a list was last sent.
-        broken: how many lists have failed at a server of late; parts of others do not count.
+        lanes: the waiting items by (priority, whether they belong to batches), the most urgent first.
+        loaded: the merged requests that hold items.
+        deadlines: the deadlines of items whose time limit has started.
+        unread: items that batches have yet to put in; inf if unknown.
+        sent_at: when a merged request was last filled to be sent.
+        broken: score of recent failures at servers, see ``BREAKS``. Parts of a split request do not count.
     """
 
     def __init__(self, pool: Pool, listing: MergeFormat, lists: KnownLists) -> None:
         self._pool, self._listing, self._lists = pool, listing, lists
-        self._backlog: Any = Backlog()  # of members, which are its items in all but name
+        self._backlog: Any = Backlog()  # of MergedItem, which has the attributes of backlog.Item
         self._services: dict[Source, spread.ServiceTimeModel] = {}
-        self._limits: dict[Source, Known] = {}  # of these items' shape
+        self._limits: dict[Source, Known] = {}  # for the item shape of this queue
         self.lanes: dict[tuple[int, bool], PriorityLane] = {}
         self.loaded: dict[MergedRequest, None] = {}
         self.deadlines = Deadlines()
@@ -102,48 +100,50 @@ class MergeQueue:
 
     @property
     def waiting(self) -> int:
-        """Items that no carrier has taken."""
+        """Number of items that are in no merged request."""
         waiting: int = self._backlog.waiting
         return waiting
 
     def look(self, now: float, unread: float) -> tuple[bool, float]:
-        """Whether something waits that no carrier waits for, and seconds that single items are to wait for others though there is room.
+        """Whether a lane with waiting items needs a merged request, and the seconds that single items should wait for others first.
+
+        Zero or fewer seconds mean that nothing should wait.
 
         Args:
-            unread: as the attribute, which it becomes.
+            unread: the new value of the attribute.
         """
         self.unread = unread
         wanted = any(lane.waiting and lane.carrier is None for lane in self.lanes.values())
         return wanted, self.sent_at + spread.pause(self._pool) - now if wanted and not self._fills() else 0.0
 
     def _fills(self) -> bool:
-        """Whether what waits would fill a list of some endpoint, as far as they are known."""
+        """Whether the waiting items fill a request at one of the endpoints whose limits are known."""
         return self.waiting >= min((known.limits.items or spread.MOST for known in self._limits.values()), default=spread.MOST)
 
     def singles(self) -> tuple[int, int]:
-        """Single items that wait, and carriers that wait for them."""
+        """Number of waiting single items, and of unfilled merged requests for them."""
         lanes = [lane for lane in self.lanes.values() if lane.feed is None]
         return sum(lane.waiting for lane in lanes), sum(lane.carrier is not None for lane in lanes)
 
     def unsent(self) -> list[MergedRequest]:
-        """The carriers that wait for items that wait."""
+        """The unfilled merged requests in the scheduler."""
         return [lane.carrier for lane in self.lanes.values() if lane.carrier is not None]
 
     def unload(self) -> list[MergedRequest]:
-        """Forget all carriers that carry something, and return them."""
+        """Forget the merged requests that hold items, and return them."""
         loaded, self.loaded = list(self.loaded), {}
         return loaded
 
     def returned(self, carrier: MergedRequest) -> None:
-        """A carrier has come to its end."""
+        """Forget a merged request that has ended."""
         if carrier.lane.carrier is carrier:
             carrier.lane.carrier = None
         self.loaded.pop(carrier, None)
 
-    # what comes and goes otherwise
+    # adding and removing items, and recording outcomes
 
     def put(self, now: float, members: Sequence[MergedItem], sink: Any, *, bulk: bool) -> None:
-        """Add items at the end. The time of single ones begins; that of a bulk's begins when they are taken."""
+        """Add items at the end. The time limit of single items starts now, that of a batch's items when they are taken."""
         for member in members:
             member.born = now
             member.state = TaskState.QUEUED
@@ -163,7 +163,11 @@ class MergeQueue:
         return lane
 
     def _begin(self, now: float, members: Sequence[MergedItem], source: Source | None = None) -> None:
-        """The time of items begins, as a source takes them if one is given."""
+        """Start the time limit of items.
+
+        Args:
+            source: the endpoint that takes them, for items of a batch.
+        """
         times: dict[float, list[MergedItem]] = {}
         for member in members:
             if member.timeout is not None:
@@ -176,19 +180,19 @@ class MergeQueue:
             self.deadlines.add(each, until)
 
     def remove(self, member: MergedItem) -> None:
-        """Take out an item that waits."""
+        """Remove a waiting item."""
         self._backlog.remove(member)
         member.lane.waiting -= 1
 
     def remove_all(self) -> list[MergedItem]:
-        """Take out all that wait."""
+        """Remove and return all waiting items, in their order."""
         waiting: list[MergedItem] = sorted(self._backlog.items(), key=lambda member: member.number)
         for member in waiting:
             self.remove(member)
         return waiting
 
     def took(self, carrier: MergedRequest, source: Source, seconds: float) -> None:
-        """A list was answered."""
+        """Record that a merged request was answered after so many seconds."""
         items = len(carrier.members)
         service = self._services.get(source)
         if service is None:
@@ -204,26 +208,30 @@ class MergeQueue:
             shorter.refused(cut.length)
 
     def turned_away(self, source: Source, items: int) -> None:
-        """A list came back for want of room, though the source had nothing else of ours."""
+        """Record that an endpoint rejected a request for lack of capacity while it had no other request of this client."""
         known = self._limits.get(source)
         if known is not None:
             known.turned_away(items)
 
     def broke(self, carrier: MergedRequest) -> bool:
-        """A list failed at a server, which is there. Whether that looks like something in it: it is part of one, or too many did."""
+        """Record that a server responded to a merged request with a failure.
+
+        Returns:
+            Whether an item may have caused it: the request is part of a split one, or too many requests have failed.
+        """
         if carrier.closed:
             return True
         if not carrier.tries:
             self.broken = min(2 * BY_CHANCE, self.broken + BREAKS)
         return self.broken > BY_CHANCE
 
-    # the filling
+    # filling a merged request
 
     def fill(self, now: float, carrier: MergedRequest, source: Source) -> bool:
-        """A source takes a carrier: the last moment to say what is in it. False if nothing waits any more.
+        """Choose the items of a merged request just before it is sent. Returns False if there are none.
 
-        One that was turned away, and not to blame, takes what has come meanwhile as well. One that holds more than this source takes
-        leaves the rest at the head of what waits.
+        A request whose earlier attempts were not charged (such as a 429) also takes items that came since. Items that exceed the
+        endpoint's limits return to the head of the queue.
         """
         if carrier.lane.carrier is carrier:
             carrier.lane.carrier = None
@@ -246,19 +254,19 @@ class MergeQueue:
         taken: list[MergedItem] = self._backlog.take(now, self._most(now, source, len(before), limits) - len(before))
         for member in taken:
             member.lane.waiting -= 1
-        taken = [member for member in taken if member.until > now]  # the timer tells the others, at once
+        taken = [member for member in taken if member.until > now]  # the deadline timer ends the others at once
         if taken:
             taken = self._cut([*before, *taken], limits)[len(before) :]
         for member in taken:
             member.board(carrier, now)
         first = [member for member in taken if member.lane.feed is not None and member.until == inf and member.sent_at == now]
-        self._begin(now, first, source)  # their time begins as they are taken: they were read ahead by bulks
+        self._begin(now, first, source)  # a batch read them ahead, so their time limit starts only now
         for member in first:
             member.born = now
         return taken
 
     def _most(self, now: float, source: Source, before: int, limits: MergeLimits) -> int:
-        """Items that the list should have at most."""
+        """Maximum number of items for a request that already holds ``before`` items."""
         most = ALL if limits.items is None else limits.items
         if not self._listing.spreads:
             return max(most, before)
@@ -267,7 +275,7 @@ class MergeQueue:
         return max(before, min(most, wanted))
 
     def _cut(self, members: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
-        """As many as go into one request; the others return to the head of what waits."""
+        """Return as many items as fit into one request. The others return to the head of the queue."""
         fits = self._listing.fitting(limits, [member.payload for member in members])
         if fits < len(members):
             for member in members[fits:]:
@@ -278,7 +286,7 @@ class MergeQueue:
         return members[:fits]
 
     def _limits_at(self, source: Source, members: Sequence[MergedItem]) -> MergeLimits:
-        """How much a request to a source may hold, of the one shape that is here."""
+        """The limits of one request to an endpoint, for the item shape of this queue."""
         known = self._limits.get(source)
         if known is not None:
             return known.limits
@@ -291,7 +299,7 @@ class MergeQueue:
         return known.limits
 
     def _fits_anywhere(self, members: list[MergedItem], limits: MergeLimits) -> bool:
-        """Whether a copy may go to any source: what is under way cannot be made shorter."""
+        """Whether a hedge may go to any endpoint of the pool: a request that was sent cannot be shortened."""
         others = {self._limits_at(source, members) for source in self._pool.sources} - {limits}
         calls = [member.payload for member in members]
         return all(self._listing.fitting(other, calls) == len(calls) for other in others)

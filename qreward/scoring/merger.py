@@ -1,7 +1,7 @@
-"""Where items wait to be merged, and what becomes of the lists that they go out in. Nothing here knows what an item is.
+"""Merges waiting items into requests, and distributes each answer or error among the items of its request.
 
-One for all items that may share a request, in one event loop. What waits is in the ``stock``, which is used under the engine's lock; all
-else happens in the loop's own thread.
+Items that may share a request have one ``RequestMerger`` per event loop. Its ``MergeQueue`` is used under the engine's lock; everything
+else runs in the event loop's thread. This module does not know what an item is.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from qreward.scoring.items import MergedItem, MergedRequest, Split
 from qreward.scoring.merge_queue import MergeQueue
 
 AHEAD = 4 * spread.MOST
-"""Items that bulks read ahead, and below half of which they read on."""
+"""Maximum number of items that batches read ahead. Reading continues when fewer than half of them wait."""
 
 
 class Reader(Protocol):
-    """A bulk, which reads its input when it is told to."""
+    """A batch that reads its input when the merger asks for more items."""
 
     def more(self) -> None:
-        """Put in what there is room for."""
+        """Read items and put them in, up to ``AHEAD`` waiting items."""
 
     def unread(self) -> float:
-        """Items that are still to come; inf if nobody knows."""
+        """Number of items not yet read; inf if unknown."""
 
 
 class RequestMerger:
-    """The sink of carriers.
+    """The waiter of merged requests (see ``engine.protocols.Waiter``).
 
     Args:
-        pool: where items may go.
-        listing: how they become lists.
-        lists: how long the lists may be at each endpoint.
-        blank: a call without items, what a carrier is before it is filled.
-        attempts: failures after which a list is given up, or split.
-        most_waiting: single items that may wait, or None.
-        idle: called when nothing is left in it.
+        pool: the endpoints that may serve the items.
+        listing: how items are merged into one request.
+        lists: the known limits of merged requests, by endpoint.
+        blank: a request without items, the payload of a merged request before it is filled.
+        attempts: failed attempts after which a merged request fails or is split.
+        most_waiting: maximum number of requests that wait for the pool, single items included; None is no limit.
+        idle: called when the merger has neither items nor batches left.
     """
 
     def __init__(
@@ -82,12 +82,13 @@ class RequestMerger:
         self._live = 0  # items that are not over
         self._soon = False
 
-    # what comes
+    # adding items
 
     def put(self, members: Sequence[MergedItem], *, bulk: bool = False) -> None:
-        """Add items. They go when the loop has had its turn, for then those that come together are seen together.
+        """Add items. They are submitted in the next iteration of the event loop, so that items added together are merged together.
 
-        Raises ``QueueFull`` for single ones.
+        Raises:
+            QueueFull: ``most_waiting`` is reached. Does not apply to the items of a batch.
         """
         engine, watch = self.shell.engine, self.shell.watch
         if not bulk:
@@ -112,19 +113,19 @@ class RequestMerger:
 
     @property
     def waiting(self) -> int:
-        """Items that no carrier has taken."""
+        """Number of items that are in no merged request."""
         return self._stock.waiting
 
     def attach(self, reader: Reader) -> None:
-        """A bulk that will put items in, and is told when there is room."""
+        """Register a batch. The merger calls its ``more`` when few items wait."""
         self._readers[reader] = None
 
     def detach(self, reader: Reader) -> None:
-        """It has come to its end."""
+        """Unregister a batch that has ended."""
         self._readers.pop(reader, None)
         self._rest_if_idle()
 
-    # what goes
+    # submitting merged requests
 
     def _go_on_soon(self) -> None:
         if not self._soon:
@@ -132,7 +133,7 @@ class RequestMerger:
             self.shell.loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """See that what waits has a carrier, and that there is something to wait."""
+        """Let batches read ahead, and make sure that waiting items have a merged request in the scheduler."""
         self._soon = False
         if not self._live and not self._readers:
             return
@@ -153,7 +154,7 @@ class RequestMerger:
         self._go_on()
 
     def _submit(self, now: float, paused: bool) -> None:
-        """Of each lane one carrier waits in the scheduler; what is sent at once makes way for another."""
+        """Keep one unfilled merged request per lane in the scheduler. When one is sent at once, submit the next."""
         for lane in self._stock.lanes.values():
             if paused and lane.feed is None:
                 continue
@@ -162,10 +163,10 @@ class RequestMerger:
                 self._hand_in(now, lane.carrier)
 
     def _hand_in(self, now: float, carrier: MergedRequest) -> None:
-        """Give a carrier to the scheduler; one that was sent before goes ahead of what was not."""
+        """Submit a merged request to the scheduler. In a lane of batches, one that already has items goes ahead of unfilled ones."""
         scheduler, feed = self.shell.engine.scheduler, carrier.lane.feed
         if feed is None:
-            carrier.state = TaskState.WAITING  # not NEW: it is items, and not carriers, that may be too many
+            carrier.state = TaskState.WAITING  # not NEW: the queue limit counts items, not merged requests
             scheduler.submit(now, carrier)
             return
         if carrier.members:
@@ -177,13 +178,13 @@ class RequestMerger:
         feed.left = None if unread == inf else len(feed.buffer) + ceil((self._stock.waiting + unread) / spread.MOST)
         scheduler.refill(now, feed)
 
-    # the shell's side
+    # called by the loop driver
 
     def start(self, attempt: Attempt) -> None:
         self.shell.spawn(attempt, self.context.copy(), self)
 
     async def carry(self, attempt: Attempt) -> Outcome:
-        """Try once. What failed and may be the fault of one item is not tried again as a whole."""
+        """Make one attempt. A failure that one item may have caused becomes ``REFUSED``: the request is split, not retried as a whole."""
         self._go_on()
         carrier = attempt.task
         assert isinstance(carrier, MergedRequest)
@@ -202,11 +203,11 @@ class RequestMerger:
                 suspicious = self._stock.broke(carrier)
             if suspicious and count > 1 and may_be_one_items_fault(outcome.error):
                 return Failure(FailureKind.REFUSED, outcome.error, limits=outcome.limits)
-            if carrier.is_suspect():  # tried again, and nobody's health suffers
+            if carrier.is_suspect():  # retried without harm to the endpoint's health
                 return Failure(FailureKind.LOCAL, outcome.error, limits=outcome.limits)
         return outcome
 
-    def read(self, feed: BatchFeed) -> bool:  # noqa: ARG002 - its carriers come with the items
+    def read(self, feed: BatchFeed) -> bool:  # noqa: ARG002 - merged requests are added when items are
         return False
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
@@ -219,7 +220,7 @@ class RequestMerger:
         if isinstance(outcome, Answer):
             assert source is not None
             self._share(task, outcome, source, seconds)
-        elif not task.members:  # nothing will ever take it
+        elif not task.members:  # no endpoint will fill it
             self._fail(self._remove_waiting(), outcome)
         elif len(task.members) > 1 and may_be_one_items_fault(outcome):
             self._split(task)
@@ -244,7 +245,7 @@ class RequestMerger:
         self._idle()
         return left
 
-    # what became of a list
+    # the outcome of a merged request
 
     def _share(self, carrier: MergedRequest, answer: Answer, source: Source, seconds: float) -> None:
         members = carrier.members
@@ -260,11 +261,14 @@ class RequestMerger:
                 again.append(member)
             else:
                 self._settle(member, share, source, seconds)
-        for member in again:  # alone: then its answer is what any request would get
+        for member in again:  # alone, so that the item gets the answer of an ordinary request
             self._send_again([member], 1, Split(None, 1, True))
 
     def _split(self, carrier: MergedRequest) -> None:
-        """Halves, until the bad item is alone. Those of a list that failed again and again have fewer tries: it may be all of them."""
+        """Send the items again in halves, until a bad item is alone.
+
+        If the request has used up its attempts, all of its items may be bad; each part then has at most two attempts.
+        """
         members, source = carrier.left(), carrier.refused_by
         tries = max(0, self._attempts - 2) if carrier.tries >= self._attempts else 0
         parts = halves(members) if len(members) > 1 else [members]
@@ -304,21 +308,21 @@ class RequestMerger:
     # ending early
 
     def drop(self, members: Iterable[MergedItem]) -> None:
-        """Nobody waits for them any more; those that are over are left as they are."""
+        """Remove items whose caller no longer waits. Items that are over are left as they are."""
         self._leave(members)
         if self.shell.watch is not None:
             self.shell.watch.withdrawn(members)
         self._rest_if_idle()
 
     def end(self, members: Sequence[MergedItem], errors: Sequence[QRewardError]) -> None:
-        """Their time is over: they end with errors, wherever they are."""
+        """End items with one error each, whether they wait or were sent. None of them may be over."""
         self._leave(members, errors[0] if errors else None)
         for member, error in zip(members, errors, strict=True):
             self._tell(member, error, None, 0.0)
         self._rest_if_idle()
 
     def _leave(self, members: Iterable[MergedItem], error: QRewardError | None = None) -> None:
-        """Take them out, wherever they are; a carrier that has lost all is withdrawn."""
+        """Remove items from the queue or from their merged request. A merged request without live items is withdrawn."""
         empty: list[Task] = []
         with self.shell.engine.lock:
             for member in members:
@@ -353,7 +357,7 @@ class RequestMerger:
                 self.shell.close_feed(lane.feed)
 
     def _rest_if_idle(self) -> None:
-        """Leave nothing behind: no timer, no carrier, no place among the shell's sinks."""
+        """Without items and batches, cancel the timers, withdraw unfilled requests and unregister from the loop driver."""
         if self._live or self._readers:
             return
         for timer in (self._timer, self._pacer):
@@ -367,7 +371,7 @@ class RequestMerger:
         self.shell.sinks.pop(self, None)
         self._idle()
 
-    # time
+    # deadlines
 
     def _arm(self) -> None:
         with self.shell.engine.lock:
@@ -387,5 +391,5 @@ class RequestMerger:
 
 
 def _was_answered(failure: Failure) -> bool:
-    """Whether the endpoint is there and said something, rather than that a connection was lost."""
+    """Whether the endpoint responded, rather than that the connection was lost."""
     return isinstance(failure.error, RequestError) and failure.error.status_code is not None

@@ -1,6 +1,6 @@
-"""The calls of the client for rewards, labels, rankings and vectors. Validates, finds the route, hands the items to be merged.
+"""The client's methods for rewards, labels, rankings, embeddings, legacy completions and moderations.
 
-The calls of the client for legacy completions and moderations, whose items are merged on the wire as those for rewards are.
+They validate the arguments, find the route and hand the items to a ``RequestMerger``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class RewardCalls:
-    """The part of ``QRewardClient`` whose items are merged on the wire."""
+    """The methods of ``QRewardClient`` for rewards, labels, rankings and embeddings. Their items share requests."""
 
     _config: ClientConfig
     _engine: Engine[Scheduler]
@@ -63,26 +63,26 @@ class RewardCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> Score:
-        """The reward of one response, from a reward model.
+        """Score one response with a reward model.
 
-        Scores that wait for the same route and model at the same time share a request, as far as the server takes lists.
+        Calls with the same model and parameters that wait at the same time share a request, if the server accepts lists.
 
         Args:
-            prompt: with ``response`` the prompt, a text or messages; without it a conversation whose last message is judged, a text that
-                is ready for the model, or a dict with ``prompt``, ``response`` and perhaps ``label``.
-            response: what is judged.
-            model: chooses the route.
+            prompt: with ``response``, the prompt: a text or messages. Without it, a conversation whose last message is scored, a text
+                ready for the model, or a dict with ``prompt``, ``response`` and optionally ``label``.
+            response: the response to score.
+            model: model name; selects the route.
             timeout, priority, hedge, tenant, extra_headers: as in :meth:`chat_completion`.
-            extra_body, params: go into the JSON body.
+            extra_body, params: added to the JSON body.
 
         Returns:
-            A float, with the server's other numbers in ``attributes``.
+            A float. Its ``attributes`` hold the server's other numbers.
 
         Raises:
-            RequestError: see its subclasses. A score that is missing or no number is ``InvalidResponse``, never 0.0; a prompt or a
-                response that is None is ``BadRequest``, and nothing is sent.
+            RequestError: the request failed; see its subclasses. A missing or non-numeric score is ``InvalidResponse``, never 0.0. A
+                prompt or response that is None is ``BadRequest``, and nothing is sent.
             NoEndpoint: no route matches the model.
-            ConfigError: an argument is wrong; nothing was sent.
+            ConfigError: an argument is invalid; nothing was sent.
 
         Example:
             >>> async def reward(client, prompt, response):
@@ -109,21 +109,23 @@ class RewardCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> BatchResult[Score]:
-        """The rewards of many responses, merged into requests as long as the servers take and the fleet can share.
+        """Score many responses with a reward model.
+
+        The responses are merged into requests that are as large as the servers accept and small enough to keep all endpoints busy.
 
         Args:
-            pairs: ``(prompt, response)``, conversations, texts that are ready, or dicts, as in :meth:`score`: a list, an iterator or an
-                async iterator; read no faster than they are sent.
-            model: chooses the route.
+            pairs: a list, an iterator or an async iterator of ``(prompt, response)`` tuples, conversations, texts ready for the model, or
+                dicts, as in :meth:`score`. It is read no faster than requests are sent.
+            model: model name; selects the route.
             timeout, deadline, priority, hedge, tenant, on_result, progress, keep_results: as in :meth:`batch_chat_completion`.
             extra_headers, extra_body, params: as in :meth:`score`.
 
         Returns:
-            Results in the order of the input; an item that fails is a ``Result`` with an error, and sinks none of those it was sent with.
+            Results in input order. An item that fails is a ``Result`` with an error; the other items of its request are not affected.
 
         Raises:
             NoEndpoint, ConfigError: before anything is sent.
-            BatchInterrupted: the input or ``on_result`` raised; it holds the results that are done.
+            BatchInterrupted: the input or ``on_result`` raised. The exception holds the finished results.
 
         Example:
             >>> async def rewards(client, prompts, responses):
@@ -148,7 +150,7 @@ class RewardCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> dict[str, float]:
-        """Probabilities by label of one item. Arguments and errors as in :meth:`score`."""
+        """Classify one item. Returns the probability of each label. Arguments and errors are those of :meth:`score`."""
         asked = asking(CLASSIFY, model, params, extra_headers, extra_body)
         item = prompt if response is DEFAULT else (prompt, response)
         return cast("dict[str, float]", await self._merged_one(asked, item, model, self._terms(timeout, priority, hedge, tenant)))
@@ -170,7 +172,7 @@ class RewardCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> BatchResult[dict[str, float]]:
-        """Probabilities by label of many items. Arguments and errors as in :meth:`batch_score`."""
+        """Classify many items. Each result is the probability of each label. Arguments and errors are those of :meth:`batch_score`."""
         asked = asking(CLASSIFY, model, params, extra_headers, extra_body)
         given, terms = arguments.items("items", items), self._terms(timeout, priority, hedge, tenant)
         return await self._merged_many(asked, given, model, terms, deadline, on_result, progress, keep_results)
@@ -189,9 +191,13 @@ class RewardCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> list[float]:
-        """How well each document answers the query, in the order of the documents.
+        """Score how well each document answers the query.
 
-        They go in one request, or in as many as the server's limits make of them. Other arguments and errors as in :meth:`score`.
+        The documents go in one request, or in several if the server's limits require it. Other arguments and errors are those of
+        :meth:`score`.
+
+        Returns:
+            One score per document, in the order of ``documents``.
         """
         if isinstance(documents, str | Mapping) or not isinstance(documents, Sequence):
             raise ConfigError(f"documents must be a list of texts, not a {type(documents).__name__}")
@@ -213,9 +219,10 @@ class RewardCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> CreateEmbeddingResponse:
-        """Embeddings of one input: a text, a list of texts, or tokens. Arguments and errors as in :meth:`chat_completion`.
+        """Create embeddings of one input: a text, a list of texts, or token ids.
 
-        Calls with the same parameters that wait at the same time share a request; each gets its own answer, as if it had gone alone.
+        Calls with the same parameters that wait at the same time share a request. Each receives its own response, as if it had been
+        sent alone. Arguments and errors are those of :meth:`chat_completion`.
         """
         asked = asking_embeddings(model, params, extra_headers, extra_body)
         return cast("CreateEmbeddingResponse", await self._merged_one(asked, input, model, self._terms(timeout, priority, hedge, tenant)))
@@ -237,19 +244,22 @@ class RewardCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> BatchResult[CreateEmbeddingResponse]:
-        """An answer for each item of ``batch_input``, merged on the wire. Arguments and errors as in :meth:`batch_chat_completion`."""
+        """Create embeddings of many inputs, merged into shared requests.
+
+        Each result is the response to one item of ``batch_input``. Arguments and errors are those of :meth:`batch_chat_completion`.
+        """
         asked = asking_embeddings(model, params, extra_headers, extra_body)
         items, terms = arguments.items("batch_input", batch_input), self._terms(timeout, priority, hedge, tenant)
         return await self._merged_many(asked, items, model, terms, deadline, on_result, progress, keep_results)
 
-    # between the two
+    # merging
 
     async def _merged_one(self, asked: MergeSpec, item: Any, model: str, terms: RequestOptions) -> Any:
         (result,) = await self._merged(asked, [asked.call(item)], model, terms)
         return result.value
 
     async def _merged(self, asked: MergeSpec, calls: list[WireRequest], model: str, terms: RequestOptions) -> list[Result[Any]]:
-        """The results of a few items, which have one shape."""
+        """Send the items of one call, all of one shape, and return their results."""
         pool = self._fleet.pool(model)
         if not calls:
             return []
@@ -286,7 +296,7 @@ class RewardCalls:
         return await bulk.run()
 
     def _collector(self, shell: LoopDriver, pool: Pool, asked: MergeSpec, tenant: str | None, key: Hashable) -> RequestMerger:
-        """Where items wait that may share a request; made when the first comes, gone when the last has its answer."""
+        """The merger of items that may share a request. It is created for the first item and removed after the last."""
         collectors = self._collectors
         place = (shell, pool, tenant, key)
         found = collectors.get(place)
@@ -305,7 +315,7 @@ class RewardCalls:
 
 
 class TextCalls:
-    """The part of ``QRewardClient`` for texts that are no conversations."""
+    """The methods of ``QRewardClient`` for legacy completions and moderations. Their items share requests."""
 
     _terms: Callable[..., RequestOptions]
     _merged_one: Callable[..., Any]
@@ -324,22 +334,22 @@ class TextCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> list[CompletionChoice]:
-        """What a model writes after a prompt, by the legacy route ``/completions``, which takes lists.
+        """Complete a prompt with the legacy route ``/completions``, which accepts lists.
 
         Calls with the same parameters that wait at the same time share a request.
 
         Args:
-            prompt: a text, or its token ids.
-            model: chooses the route.
+            prompt: a text or its token ids.
+            model: model name; selects the route.
             timeout, priority, hedge, tenant, extra_headers: as in :meth:`chat_completion`.
-            extra_body, params: go into the JSON body: ``max_tokens``, ``n``, ``logprobs``, anything.
+            extra_body, params: added to the JSON body: ``max_tokens``, ``n``, ``logprobs`` or any other member.
 
         Returns:
-            The choices, as many as ``n`` says (1 by default): openai's ``CompletionChoice``. What they used is in ``Result.usage`` of
-            :meth:`batch_text_completion`.
+            ``n`` choices (1 by default) as openai's ``CompletionChoice``. Token usage is not included;
+            :meth:`batch_text_completion` returns it in ``Result.usage``.
 
         Raises:
-            RequestError, NoEndpoint, ConfigError: as :meth:`chat_completion`.
+            RequestError, NoEndpoint, ConfigError: as in :meth:`chat_completion`.
         """
         asked = asking(COMPLETE, model, params, extra_headers, extra_body)
         return cast("list[CompletionChoice]", await self._merged_one(asked, prompt, model, self._terms(timeout, priority, hedge, tenant)))
@@ -361,7 +371,10 @@ class TextCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> BatchResult[list[CompletionChoice]]:
-        """The same for many prompts, merged on the wire. Arguments and errors as in :meth:`batch_chat_completion`."""
+        """Complete many prompts as :meth:`text_completion` does, merged into shared requests.
+
+        Arguments and errors are those of :meth:`batch_chat_completion`.
+        """
         asked = asking(COMPLETE, model, params, extra_headers, extra_body)
         given, terms = arguments.items("prompts", prompts), self._terms(timeout, priority, hedge, tenant)
         return cast(
@@ -382,9 +395,9 @@ class TextCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> Moderation:
-        """Whether a text, or a list of parts, is to be flagged: openai's ``Moderation``.
+        """Check whether a text or a list of parts should be flagged. Returns openai's ``Moderation``.
 
-        Arguments and errors as in :meth:`text_completion`.
+        Arguments and errors are those of :meth:`text_completion`.
         """
         asked = asking(MODERATE, model, params, extra_headers, extra_body)
         return cast("Moderation", await self._merged_one(asked, input, model, self._terms(timeout, priority, hedge, tenant)))
@@ -406,7 +419,10 @@ class TextCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> BatchResult[Moderation]:
-        """The same for many inputs, merged on the wire. Arguments and errors as in :meth:`batch_chat_completion`."""
+        """Check many inputs as :meth:`moderation` does, merged into shared requests.
+
+        Arguments and errors are those of :meth:`batch_chat_completion`.
+        """
         asked = asking(MODERATE, model, params, extra_headers, extra_body)
         given, terms = arguments.items("inputs", inputs), self._terms(timeout, priority, hedge, tenant)
         return cast(

@@ -1,7 +1,8 @@
-"""The reward server: any scoring function behind HTTP, in batches, in the dialects that trainers and our own client speak.
+"""The reward server: serves any scoring function over HTTP, in batches, with the APIs that trainers and the qreward client use.
 
-``forms`` and ``answers`` know the bodies, ``service`` what is behind the routes, ``app`` FastAPI, ``running`` uvicorn. Needs the extra
-``qreward[server]``; what scores is ``qreward.batching.reward_buffer``, which knows nothing of this. The names are loaded when first used.
+``forms`` and ``responses`` define the bodies, ``service`` implements the routes, ``app`` uses FastAPI and ``server`` uvicorn. Scoring is
+done by ``qreward.batching.reward_buffer``, which knows nothing of the server. The package needs the extra ``qreward[server]``. Its names
+are loaded on first use.
 """
 
 from __future__ import annotations

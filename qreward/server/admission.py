@@ -1,4 +1,4 @@
-"""Who is let in now: a rate of requests, room in the queue, room in memory. Nothing here waits: it says no, and when to come again."""
+"""Admission limits of the server: request rate, queue length, memory. A request over a limit is rejected with a retry time; none waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qreward.server.http_errors import busy
 
 _BISECTIONS = 24  # leaves 1e-7 of a request
 _FREED = 1.0
-"""Seconds after which memory is asked for again; nobody knows when it is given back."""
+"""Retry time in seconds while memory is full; when memory will be freed cannot be predicted."""
 
 
 class Admission:
@@ -22,10 +22,10 @@ class Admission:
 
     Args:
         config: the limits.
-        buffer: what is asked for room.
+        buffer: the buffer whose queue length is limited.
 
     Attributes:
-        pending: bytes of the requests that are being read or wait for their answer.
+        pending: bytes of the requests that are being read or wait for their response.
     """
 
     def __init__(self, config: ServerConfig, buffer: RewardBuffer) -> None:
@@ -36,7 +36,7 @@ class Admission:
         self.pending = 0
 
     async def enter(self) -> None:
-        """Let a scoring request in before its body is read, or raise ``Refusal``. Never waits."""
+        """Admit a scoring request before its body is read, or raise ``HTTPError``. Never waits."""
         if (seconds := self._buffer.room_in(1)) > 0:
             raise busy("queue_full", f"{self._buffer.waiting} completions wait to be scored, which is all that may", seconds)
         if (rate := self._config.rate) is None:
@@ -44,11 +44,11 @@ class Admission:
         limiter = self._its_limiter(rate)
         if not limiter.has_capacity(1):
             raise busy("rate_limited", f"more than {rate:g} requests came in a second", _wait(limiter, rate))
-        await limiter.acquire(1)  # does not suspend: there is room
+        await limiter.acquire(1)  # does not suspend: it has capacity
 
     @contextmanager
     def hold(self) -> Iterator[Held]:
-        """The memory of one request, given back at its end."""
+        """The memory of one request. It is released when the context ends."""
         held = Held(self)
         try:
             yield held
@@ -56,24 +56,24 @@ class Admission:
             self.pending -= held.bytes
 
     def grow(self, count: int) -> None:
-        """Take so many bytes more, or raise ``Refusal``."""
+        """Reserve ``count`` more bytes, or raise ``HTTPError``."""
         if self.pending + count > self._config.max_pending_bytes:
             raise busy("memory_full", f"requests of {self.pending} bytes are pending, and there is no room for more", _FREED)
         self.pending += count
 
     def _its_limiter(self, rate: float) -> AsyncLimiter:
         loop = asyncio.get_running_loop()
-        if self._limiter is None or self._loop is not loop:  # a limiter belongs to one loop
+        if self._limiter is None or self._loop is not loop:  # a limiter belongs to one event loop
             at_once = max(1.0, rate)
             self._limiter, self._loop = AsyncLimiter(at_once, at_once / rate), loop
         return self._limiter
 
 
 class Held:
-    """What one request has of the memory.
+    """The memory reserved for one request.
 
     Attributes:
-        bytes: so much.
+        bytes: the reserved bytes.
     """
 
     def __init__(self, admission: Admission) -> None:
@@ -81,13 +81,13 @@ class Held:
         self.bytes = 0
 
     def grow(self, count: int) -> None:
-        """Take more, or raise ``Refusal``."""
+        """Reserve ``count`` more bytes, or raise ``HTTPError``."""
         self._admission.grow(count)
         self.bytes += count
 
 
 def _wait(limiter: AsyncLimiter, rate: float) -> float:
-    """Seconds until one request has room. The limiter tells whether there is, not how much; so it is asked for ever finer parts."""
+    """Seconds until one request is allowed. The limiter reports only whether an amount fits, so the free capacity is found by bisection."""
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2

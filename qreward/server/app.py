@@ -1,4 +1,4 @@
-"""The app: routes, and nothing but what FastAPI has to be told. What is behind them is the service."""
+"""The FastAPI app: its routes and exception handlers. ``Service`` implements the routes."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from qreward.server.responses import write
 from qreward.server.service import Read, Service
 
 _LEFT = 499
-"""Status that is noted for a caller who closed the connection, as nginx does; nobody is sent it."""
+"""Status counted for a caller that closed the connection, as in nginx. It is never received."""
 SCORING: dict[str, tuple[Read, tuple[type[msgspec.Struct], ...]]] = {
     "/get_reward": (forms.read_get_reward, (forms.OpenRlhfBody, forms.BufferBody)),
     "/classify": (forms.read_classify, (forms.ClassifyBody,)),
     "/score": (forms.read_score, (forms.ScoreBody,)),
     "/v1/score": (forms.read_score, (forms.ScoreBody,)),
 }
-"""Path -> how its body is read, and what it may look like."""
+"""Path -> the function that parses its body, and the accepted bodies."""
 LOOKING = ("/health", "/liveness", "/v1/models", "/metrics")
 
 
 def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any) -> FastAPI:
-    """An ASGI app that scores with a function, in batches, in the dialects of OpenRLHF, MolGenDocking and vLLM.
+    """Create an ASGI app that scores with a function, in batches, through the APIs of OpenRLHF, MolGenDocking and vLLM.
 
     Args:
         scorer: ``scorer(completions: list[str], metadata: list[dict]) -> rewards``; see ``RewardBuffer``.
-        config: the settings; or
-        settings: the same by name; see :class:`ServerConfig`.
+        config: the settings.
+        settings: the settings as keyword arguments, instead of ``config``; see :class:`ServerConfig`.
 
     Raises:
-        ConfigError: a setting is wrong, or both are given.
-        TypeError: the scorer cannot be called so.
+        ConfigError: a setting is invalid, or both ``config`` and ``settings`` were passed.
+        TypeError: the scorer cannot be called with these arguments.
 
     Example:
         app = create_app(scorer, max_batch_size=32)    # then: uvicorn module:app
@@ -83,7 +83,7 @@ def _scoring(service: Service, read: Read) -> Callable[[Request], Any]:
 
 
 def _add_looks(app: FastAPI, service: Service) -> None:
-    """The routes that only tell."""
+    """Add the routes for health, models and metrics."""
 
     async def health() -> Response:
         if service.draining:
@@ -102,7 +102,7 @@ def _add_looks(app: FastAPI, service: Service) -> None:
 
 
 def _described(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
-    """What the body may look like, for the app's OpenAPI document."""
+    """The JSON schema of the accepted bodies, for the OpenAPI document."""
     schemas = [msgspec.json.schema(body)["$defs"][body.__name__] for body in bodies]
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}}}
 
@@ -113,17 +113,17 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return refused(error)
 
 
-async def _left(request: Request, error: Exception) -> Response:  # noqa: ARG001 - as all handlers have it
+async def _left(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the signature of exception handlers
     return Response(status_code=_LEFT)
 
 
 async def _no_such(request: Request, error: Exception) -> Response:
-    """An unknown path, or another method."""
+    """Handle an unknown path or method."""
     assert isinstance(error, HTTPException)
     kind = "method_not_allowed" if error.status_code == 405 else "not_found"
     return refused(HTTPError(error.status_code, kind, f"there is no route {request.method} {request.url.path}", dict(error.headers or {})))
 
 
 async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    """What nobody thought of; the error goes on to the log."""
+    """Handle an unexpected error. Starlette re-raises it, so that it is logged."""
     return refused(HTTPError(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))

@@ -1,6 +1,6 @@
-"""The settings of a reward server, each written once: the command line and the environment are made of this model.
+"""The settings of a reward server. The command line options and environment variables are derived from ``ServerConfig``.
 
-Knows texts and the environment; knows nothing of HTTP or of scoring.
+This module reads texts and the environment. It knows nothing of HTTP or of scoring.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from qreward.settings.base import Count, Number, Policy, Rate, Seconds, SomeSeco
 
 _TOKEN = "on the command line with --token-env NAME or --token-file PATH"  # noqa: S105 - no token
 PREFIX = "QREWARD_SERVE_"
-"""What the names of environment variables begin with, such as ``QREWARD_SERVE_PORT``."""
+"""Prefix of the environment variables, such as ``QREWARD_SERVE_PORT``."""
 
 Port = Annotated[int, BeforeValidator(Number(whole=True, least=0, most=65535))]
 
 
 class ServerConfig(Policy):
-    """All that may be set of a reward server.
+    """Settings of a reward server.
 
     Args:
-        host: address to listen at. One that can be reached from other machines needs a token.
-        port: port to listen at; 0 takes any that is free.
-        token: what callers send as ``Authorization: Bearer``. ``${VAR}`` is read from the environment. Never shown.
-        model: the name of what scores, as the server tells it.
-        mode: shape of the answers to queries with metadata: singleton, batch, or auto, which is that of the query.
-        max_batch_size: most completions in one call of the scorer.
-        batch_wait_timeout_s: seconds for which a batch that is not full waits for more, although a slot is free.
-        max_concurrent_batches: calls of the scorer under way at once.
-        isolate_errors: when the scorer raises for a batch, call it again with the halves, so that only what fails alone has an error.
-        timeout: seconds for one completion, queueing included; none is no limit.
-        max_queue: most completions waiting; a request that finds no room is answered 429.
-        rate: scoring requests a second, in the long run and at once; none is no limit.
-        max_items: most completions in one request.
-        max_text_chars: most characters of one text.
-        max_body_bytes: most bytes of one request.
-        max_pending_bytes: most bytes of all requests that are being read or wait for their answer; more are answered 429.
-        body_timeout: seconds in which a request must have come whole.
-        drain_timeout: seconds that are given to what is under way when the server is to end.
+        host: address to listen on. An address that other machines can reach requires a token.
+        port: port to listen on; 0 for any free port.
+        token: bearer token that callers must send. ``${VAR}`` is read from the environment. Never shown.
+        model: model name that the server reports.
+        mode: shape of responses to queries with metadata: singleton, batch, or auto for the shape of the query.
+        max_batch_size: maximum number of completions in one call of the scorer.
+        batch_wait_timeout_s: seconds for which a partial batch waits for more completions, although a slot is free.
+        max_concurrent_batches: maximum number of concurrent calls of the scorer.
+        isolate_errors: when the scorer raises for a batch, call it again with each half, so that only what fails alone has an error.
+        timeout: seconds for one completion, including queueing; none for no limit.
+        max_queue: maximum number of waiting completions; a request that does not fit is rejected with 429.
+        rate: scoring requests per second, and the largest burst (at least 1); none for no limit.
+        max_items: maximum number of completions in one request.
+        max_text_chars: maximum number of characters in one text.
+        max_body_bytes: maximum number of bytes in one request.
+        max_pending_bytes: maximum bytes of all requests being read or waiting for a response; requests beyond it are rejected with 429.
+        body_timeout: seconds in which a request body must arrive completely.
+        drain_timeout: seconds that running requests have to finish when the server shuts down.
 
     Raises:
-        ConfigError: a setting is unknown or wrong; the message says where, never the value of a secret.
+        ConfigError: a setting is unknown or invalid. The message names the setting, and never shows the value of a secret.
 
     Example:
         >>> ServerConfig(port=8080, max_batch_size=32).max_queue
@@ -103,7 +103,10 @@ class ServerConfig(Policy):
 
     @classmethod
     def from_texts(cls, **given: str | None) -> Self:
-        """A configuration of texts, of which None and empty ones are not given and ``none`` is off; the environment says the rest."""
+        """Create a configuration from texts.
+
+        A text of None is replaced by its environment variable. An empty text stands for the default, and ``none`` for None.
+        """
         texts = {name.removeprefix(PREFIX).lower(): text for name, text in os.environ.items() if name.startswith(PREFIX)}
         texts |= {name: text for name, text in given.items() if text is not None}
         values: dict[str, Any] = {name: None if text.lower() == "none" else text for name, text in texts.items() if text}
@@ -111,12 +114,12 @@ class ServerConfig(Policy):
 
     @classmethod
     def from_env(cls) -> Self:
-        """A configuration of the environment: ``QREWARD_SERVE_PORT`` is ``port``, and so on. Raises ``ConfigError``."""
+        """Create a configuration from environment variables: ``QREWARD_SERVE_PORT`` is ``port``, and so on. Raises ``ConfigError``."""
         return cls.from_texts()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone.
+    """Whether an address can be reached only from this machine.
 
     Example:
         >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
@@ -129,17 +132,17 @@ def is_loopback(host: str) -> bool:
 
 
 def helps() -> dict[str, str]:
-    """Setting -> what it is, out of the words above."""
+    """Setting -> its description, from the docstring of ``ServerConfig``."""
     lines = (ServerConfig.__doc__ or "").partition("Args:")[2].partition("Raises:")[0].splitlines()
     found = (line.strip().partition(": ") for line in lines)
     return {name: text for name, _, text in found if name in ServerConfig.model_fields}
 
 
 def token_of(variable: str | None, path: str | None) -> str | None:
-    """The token in an environment variable or a file; None if neither is named.
+    """Read the token from an environment variable or a file. Returns None if neither is named.
 
     Raises:
-        ConfigError: both are named, or it is not there; what it holds is never shown.
+        ConfigError: both are named, or the named one is missing, empty or unreadable. The message never shows the token.
     """
     if variable and path:
         raise ConfigError("pass --token-env or --token-file, not both")

@@ -1,7 +1,7 @@
-"""The bodies that are taken, by form: OpenRLHF's and the buffer's ``/get_reward``, vLLM's ``/classify`` and ``/score``.
+"""The accepted request bodies: ``/get_reward`` of OpenRLHF and of MolGenDocking's buffer, ``/classify`` and ``/score`` of vLLM.
 
-A form reads a body into completions with metadata, and says what is wrong with it and where. Members that a form does not know are
-ignored, as those servers do. Knows no HTTP beyond that a body is JSON.
+Each reader converts a body into completions with metadata, or raises an error that names the invalid place. Unknown members are ignored,
+as those servers do. This module knows no HTTP except that bodies are JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+|\.\.\.)\]")
 
 
 class OpenRlhfBody(msgspec.Struct):
-    """``POST /get_reward`` as OpenRLHF sends it."""
+    """Body of ``POST /get_reward`` as OpenRLHF sends it."""
 
     query: str | list[str]
     prompts: str | list[str] | None = None
@@ -33,7 +33,7 @@ class OpenRlhfBody(msgspec.Struct):
 
 
 class BufferBody(msgspec.Struct):
-    """``POST /get_reward`` as MolGenDocking sends it: it has ``metadata``."""
+    """Body of ``POST /get_reward`` as MolGenDocking sends it, with ``metadata``."""
 
     query: str | list[str]
     metadata: dict[str, Any] | list[dict[str, Any]]
@@ -41,7 +41,7 @@ class BufferBody(msgspec.Struct):
 
 
 class ClassifyBody(msgspec.Struct):
-    """``POST /classify`` as vLLM takes it: texts, or one conversation whose last message is judged."""
+    """Body of ``POST /classify`` as vLLM accepts it: texts, or one conversation whose last message is scored."""
 
     input: str | list[str] | None = None
     messages: list[dict[str, Any]] | None = None
@@ -51,7 +51,7 @@ class ClassifyBody(msgspec.Struct):
 
 
 class ScoreBody(msgspec.Struct):
-    """``POST /score`` as vLLM takes it: 1 by N or N by N, under any of its names."""
+    """Body of ``POST /score`` as vLLM accepts it: 1 to N or N to N texts, under any of its names."""
 
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None
@@ -69,12 +69,12 @@ BODIES: tuple[type[msgspec.Struct], ...] = (OpenRlhfBody, BufferBody, ClassifyBo
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """What a body asks.
+    """The parsed body of a scoring request.
 
     Args:
-        form: ``openrlhf``, ``buffer``, ``classify`` or ``score``: the answer has the same.
-        query: what is to be scored.
-        activation: rewards are wanted through a sigmoid.
+        form: ``openrlhf``, ``buffer``, ``classify`` or ``score``. The response has the same form.
+        query: the completions to score, and their metadata.
+        activation: apply a sigmoid to the rewards.
     """
 
     form: str
@@ -83,7 +83,7 @@ class ScoreRequest:
 
 
 def read_get_reward(body: bytes, config: ServerConfig) -> ScoreRequest:
-    """``/get_reward``, whose forms are told apart by ``metadata``. Raises ``HTTPError``."""
+    """Read the body of ``/get_reward``. A body with ``metadata`` has the buffer form, any other the OpenRLHF form. Raises ``HTTPError``."""
     document = _decode(body, dict[str, Any])
     if "metadata" not in document:
         return _openrlhf(document, config)
@@ -93,7 +93,7 @@ def read_get_reward(body: bytes, config: ServerConfig) -> ScoreRequest:
 
 
 def read_classify(body: bytes, config: ServerConfig) -> ScoreRequest:
-    """``/classify``. Raises ``HTTPError``."""
+    """Read the body of ``/classify``. Raises ``HTTPError``."""
     asked = _decode(body, ClassifyBody)
     if (asked.input is None) == (asked.messages is None):
         raise invalid(["input"], "send input, a text or a list of texts, or messages, one conversation")
@@ -105,7 +105,7 @@ def read_classify(body: bytes, config: ServerConfig) -> ScoreRequest:
 
 
 def read_score(body: bytes, config: ServerConfig) -> ScoreRequest:
-    """``/score``. Raises ``HTTPError``."""
+    """Read the body of ``/score``. Raises ``HTTPError``."""
     asked = _decode(body, ScoreBody)
     left_name, left = _either(asked, ("text_1", "queries", "data_1"))
     right_name, right = _either(asked, ("text_2", "documents", "data_2", "items"))
@@ -149,7 +149,7 @@ def _buffer(document: dict[str, Any], config: ServerConfig) -> ScoreRequest:
 
 
 def _conversation(messages: list[dict[str, Any]], config: ServerConfig) -> Query:
-    """One conversation: its last message is the completion, the latest of the user before it the prompt."""
+    """Convert a conversation: the last message is the completion, and the last user message before it is the prompt."""
     if not messages:
         raise invalid(["messages"], "is empty; its last message is what is judged")
     said = [_words(message, at) for at, message in enumerate(messages)]
@@ -164,11 +164,11 @@ def _words(message: dict[str, Any], at: int) -> str:
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise invalid(["messages", at, "content"], "must be a text, or a list of parts that are texts")
-    return "".join(texts)  # type: ignore[arg-type] # they are all texts
+    return "".join(texts)  # type: ignore[arg-type] # checked above
 
 
 def _texts(value: str | list[str] | None, name: str, config: ServerConfig) -> list[str]:
-    """One or several texts as a list, none of them too long, and not too many."""
+    """Return one or several texts as a list. Raises ``HTTPError`` if a text is too long or there are too many."""
     assert value is not None
     texts = [value] if isinstance(value, str) else value
     if len(texts) > config.max_items:
@@ -212,8 +212,8 @@ def _converted(document: dict[str, Any], kind: type[T]) -> T:
 
 
 def _misfit(error: Exception) -> HTTPError:
-    """The place and the words of a message such as ``Expected `str`, got `int` - at `$.query[3]```."""
+    """Split a message such as ``Expected `str`, got `int` - at `$.query[3]``` into its place and its text."""
     match = _PLACE.fullmatch(str(error))
-    assert match is not None  # it matches anything
+    assert match is not None  # the pattern matches any text
     where: list[str | int] = [name or (int(at) if at.isdigit() else at) for name, at in _STEP.findall(match["path"] or "")]
     return invalid(where, match["words"])

@@ -1,4 +1,4 @@
-"""``module:function``: the object that a text names. Knows imports only."""
+"""Loads the object that a text such as ``module:function`` names. Knows imports only."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from qreward.spelling import closest, did_you_mean
 
 
 def load_object(name: str, what: str, example: str) -> Any:
-    """The object that ``module:name`` or ``package.module:holder.name`` names; modules of the working directory are found.
+    """Load the object named ``module:name`` or ``package.module:holder.name``. Modules in the working directory are found.
 
     Args:
-        name: the text.
-        what: what messages call the object, such as ``scorer``.
-        example: a name that could be right.
+        name: the name.
+        what: name of the object's role in error messages, such as ``scorer``.
+        example: a valid name, shown in error messages.
 
     Raises:
-        ConfigError: there is none; the message says which part of the name is wrong.
+        ConfigError: the object cannot be loaded. The message says which part of the name is wrong.
     """
     try:
         return _object(name, example)

@@ -1,6 +1,6 @@
-"""What a server counts, written as Prometheus reads it (text format 0.0.4). Knows numbers and names only.
+"""Metrics of the server in the Prometheus text format 0.0.4. Knows numbers and names only.
 
-The names of batches are those of Ray Serve, with ``qreward_`` before them.
+The names of batch metrics are those of Ray Serve, prefixed with ``qreward_``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Counter:
-    """Numbers that only rise, one for each set of labels."""
+    """A Prometheus counter: one increasing number per set of label values."""
 
     kind = "counter"
 
@@ -23,7 +23,7 @@ class Counter:
         self._values: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
 
     def add(self, *values: str, amount: float = 1.0) -> None:
-        """Count; the values are those of the labels."""
+        """Add to the counter of the label values ``values``."""
         self._values[values] = self._values.get(values, 0.0) + amount
 
     def samples(self, name: str) -> Iterator[str]:
@@ -32,7 +32,7 @@ class Counter:
 
 
 class Histogram:
-    """How values are spread over buckets, for each value of a label."""
+    """A Prometheus histogram, one per value of a label."""
 
     kind = "histogram"
 
@@ -44,7 +44,7 @@ class Histogram:
             self._of("")
 
     def observe(self, value: float, of: str = "") -> None:
-        """Note one value."""
+        """Record one value. ``of`` is the value of the label."""
         series = self._of(of)
         series[bisect_left(self._bounds, value)] += 1
         series[-1] += value
@@ -60,11 +60,11 @@ class Histogram:
             yield f"{name}_count{_braces(label)} {_number(total)}"
 
     def _of(self, of: str) -> list[float]:
-        return self._series.setdefault(of, [0.0] * (len(self._bounds) + 2))  # one bucket above all bounds, and the sum
+        return self._series.setdefault(of, [0.0] * (len(self._bounds) + 2))  # one bucket above all bounds, then the sum
 
 
 class Gauge:
-    """A number as it is now."""
+    """A Prometheus gauge: the current value of a number."""
 
     kind = "gauge"
 
@@ -79,7 +79,7 @@ Metric = Counter | Histogram | Gauge
 
 
 def exposition(metrics: Mapping[str, tuple[str, Metric]]) -> str:
-    """Name -> what it says, and the metric, as one text.
+    """Format metrics, given as name -> (help text, metric), as one text.
 
     Example:
         >>> print(exposition({"qreward_queue_length": ("Completions that wait.", Gauge(3))}), end="")

@@ -1,6 +1,6 @@
-"""What each request passes before it reaches a route: is the server about to end, may the caller come in; and how it ended.
+"""Middleware that runs before every route: it rejects requests while the server drains, checks the token, and counts responses.
 
-Plain ASGI, so that it costs next to nothing and never reads a body.
+It is plain ASGI, so that it costs almost nothing and never reads a body.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from qreward.server.service import Service
 Message = MutableMapping[str, Any]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 OPEN = ("/health", "/liveness")
-"""Paths that need no token: probes have none."""
+"""Paths that need no token, because health probes have none."""
 ALWAYS = (*OPEN, "/metrics")
-"""Paths that are answered while the server drains."""
+"""Paths that are served while the server drains."""
 JSON = "application/json"
 
 
 def refused(refusal: HTTPError) -> Response:
-    """A refusal as an answer."""
+    """Convert an error into a response."""
     return Response(write(refusal.document()), refusal.status, refusal.headers, JSON)
 
 
 class Gate:
-    """Middleware around the app of a service."""
+    """Middleware around the app of a service. Paths that are not in ``routes`` are counted as ``other``."""
 
     def __init__(self, app: App, service: Service, routes: frozenset[str]) -> None:
         self._app = app
@@ -69,12 +69,12 @@ class Gate:
 
 
 class _Told:
-    """Sends an answer on, notes its status, and asks for the connection to be closed while the server drains."""
+    """Forwards a response, records its status, and adds ``Connection: close`` while the server drains."""
 
     def __init__(self, send: Callable[[Message], Awaitable[None]], service: Service) -> None:
         self._send = send
         self._service = service
-        self.status = 500  # unless the app says otherwise
+        self.status = 500  # until the app sends a status
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""A request as it comes in: who sends it, and its body, read with care. Knows HTTP; knows nothing of rewards."""
+"""Incoming requests: authentication, reading the body within its limits, and disconnects. Knows HTTP; knows nothing of rewards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class ClientDisconnected(Exception):
 
 
 def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
-    """Raise ``HTTPError`` unless the request has the token, or, where there is none, came to an address of this machine alone."""
+    """Raise ``HTTPError`` unless the request carries the token.
+
+    Without a configured token, raise it if the request arrived at an IP address that other machines can reach.
+    """
     if config.token is None:
         host = (scope.get("server") or ("",))[0]
         if _is_address(host) and not is_loopback(host):
@@ -35,16 +38,16 @@ def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
 
 
 def _is_address(host: str) -> bool:
-    """Whether it is an IP address, rather than the name or the path of a socket that is not one of the network."""
+    """Whether the host is an IP address, rather than a name or the path of a Unix socket."""
     return host[:1].isdigit() or ":" in host
 
 
 async def read_body(receive: Receive, headers: Mapping[str, str], held: Held, config: ServerConfig) -> bytes:
-    """The whole body.
+    """Read the whole body.
 
     Raises:
-        Refusal: it is too long, too slow or packed, or there is no memory for it.
-        Gone: the caller has left.
+        HTTPError: the body is too long, too slow or compressed, or there is no memory for it.
+        ClientDisconnected: the caller has closed the connection.
     """
     most = config.max_body_bytes
     if headers.get("content-encoding", "identity").lower() != "identity":
@@ -76,7 +79,7 @@ async def _read(receive: Receive, held: Held, most: int) -> bytes:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
-    """The result of the work, which is cancelled if the caller leaves. Raises ``ClientDisconnected`` then."""
+    """Return the result of ``work``. If the caller disconnects, cancel it and raise ``ClientDisconnected``."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -88,7 +91,7 @@ async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
             each.cancel()
         await asyncio.wait({task, gone})
         if not task.cancelled():
-            task.exception()  # if it failed in the moment in which its caller left, nobody else looks
+            task.exception()  # marks the error as retrieved if the work failed while its caller disconnected
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,7 +1,8 @@
-"""Rewards as bodies: OpenRLHF's, the buffer's, vLLM's. A completion without a reward is an error in the form, or of the whole request.
+"""Response bodies for rewards, in the forms of OpenRLHF, MolGenDocking's buffer and vLLM.
 
-A number is never made up: where a form has room for numbers only (OpenRLHF), one completion without a reward fails the request, with a
-status that tells our own client to send the list again in halves. Knows no HTTP but statuses.
+A completion without a reward is an error in its row, or of the whole request. A reward is never invented: the OpenRLHF form has room for
+numbers only, so one completion without a reward fails the request, with a status (424) on which the qreward client sends the list again in
+halves. This module knows no HTTP except statuses.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from qreward.server.http_errors import HTTPError, draining
 from qreward.transport.error_mapping import INVALID_SCORES
 
 LABEL = "LABEL_0"
-"""The only class, as vLLM calls it."""
+"""vLLM's name for the only class."""
 
 
 def answer(asked: ScoreRequest, scored: Sequence[Scored], model: str, mode: Mode) -> bytes:
-    """The body for the rewards of what was asked. Raises ``HTTPError`` if the form cannot say that they are missing."""
+    """Build the response body. Raises ``HTTPError`` if the form cannot express missing rewards, or if it would have no reward at all."""
     if asked.form == "buffer":
         return write(answer_of(asked.query, [_tellable(one) for one in scored], mode))
-    if any(isinstance(one.cause, InvalidScores) for one in scored):  # a client must not ask for parts of the list instead
+    if any(isinstance(one.cause, InvalidScores) for one in scored):  # clients must not send parts of the list instead, see InvalidScores
         raise HTTPError(500, INVALID_SCORES, _summary(scored), errors=_errors(scored))
     if scored and all(one.reward is None for one in scored):
         raise nothing(scored)
@@ -42,7 +43,10 @@ def answer(asked: ScoreRequest, scored: Sequence[Scored], model: str, mode: Mode
 
 
 def nothing(scored: Sequence[Scored]) -> HTTPError:
-    """Why there is no reward at all: 504 if time was over, 503 if the server ends, 422 if it is the completions' own fault, else 500."""
+    """The error if no completion has a reward.
+
+    The status is 504 after timeouts, 503 during shutdown, 422 if the completions themselves are at fault, and 500 otherwise.
+    """
     kinds = {type(one.cause) for one in scored}
     if kinds == {RequestTimeout}:
         return HTTPError(504, "timeout", _summary(scored), errors=_errors(scored))
@@ -62,7 +66,7 @@ def _openrlhf(scored: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _logs(scored: Sequence[Scored]) -> dict[str, list[float]]:
-    """What the scorer said of all completions in numbers."""
+    """The metadata that the scorer returned as finite numbers for all completions, by name."""
     names = scored[0].meta if scored else ()
     columns = {name: [_finite(one.meta.get(name)) for one in scored] for name in names}
     return {str(name): column for name, column in columns.items() if None not in column}  # type: ignore[misc]
@@ -89,7 +93,7 @@ def _with_error(row: dict[str, Any], one: Scored) -> dict[str, Any]:
 
 
 def _squeezed(reward: float | None) -> float | None:
-    """The sigmoid, as vLLM squeezes the logit of a model with one class."""
+    """The sigmoid, which vLLM applies to the logit of a model with one class."""
     if reward is None:
         return None
     small = math.exp(-abs(reward))
@@ -108,25 +112,25 @@ def _errors(scored: Sequence[Scored]) -> list[str | None]:
 
 
 def write(document: Any) -> bytes:
-    """A document as JSON; NaN is null."""
+    """Encode a document as JSON. NaN becomes null."""
     return msgspec.json.encode(document, enc_hook=_plain)
 
 
 def _tellable(one: Scored) -> Scored:
-    """The same with what the scorer said of it as JSON; what cannot be written is told as text."""
+    """Convert the scorer's metadata and feedback to JSON. Values that JSON cannot express become text."""
     return Scored(one.reward, one.error, _raw(one.meta), None if one.feedback is None else _raw(one.feedback))
 
 
 def _raw(value: Any) -> Any:
-    """As JSON that is ready; in other words if it cannot be."""
+    """Encode a value as JSON, or as text if that fails."""
     for attempt in (lambda: value, lambda: {str(key): str(each) for key, each in value.items()}, lambda: str(value)):
         try:
             return msgspec.Raw(write(attempt()))
-        except Exception:  # noqa: S112 - a scorer may say anything, even of itself
+        except Exception:  # noqa: S112 - a scorer may return objects whose methods raise
             continue
     return {"unreadable": type(value).__name__} if isinstance(value, Mapping) else None
 
 
 def _plain(value: Any) -> Any:
-    """What msgspec does not know: arrays, tensors and their numbers as Python has them, anything else as text."""
+    """Convert types that msgspec does not know: arrays, tensors and their numbers to Python values, anything else to text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

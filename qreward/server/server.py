@@ -1,4 +1,4 @@
-"""A server in this process: a socket, uvicorn, and an end in good order. It is stopped by whoever started it, or by a signal."""
+"""Runs the reward server in this process: a socket, uvicorn and graceful shutdown. The caller or a signal stops it."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ from qreward.server.service import Service
 
 _BACKLOG = 2048
 _FAREWELL = 2
-"""Seconds in which the last answers may be sent."""
+"""Seconds in which the last responses may be sent (uvicorn's graceful shutdown timeout)."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class RewardServer:
-    """A reward server in the running event loop, for as long as its ``async with`` lasts; then it finishes what is under way.
+    """A reward server in the running event loop.
+
+    It serves for the duration of its ``async with`` block, and then finishes the running requests.
 
     Args:
         scorer: see :class:`~qreward.batching.reward_buffer.RewardBuffer`.
-        config: the settings; or
-        settings: the same by name; see :class:`ServerConfig`.
+        config: the settings.
+        settings: the settings as keyword arguments, instead of ``config``; see :class:`ServerConfig`.
 
     Attributes:
-        url: where it is reached, such as ``http://127.0.0.1:5000``.
-        service: what is behind its routes.
-        all_done: after its end, whether everything was finished within ``drain_timeout``.
+        url: base URL of the server, such as ``http://127.0.0.1:5000``.
+        service: the service that implements its routes.
+        all_done: after shutdown, whether all requests finished within ``drain_timeout``.
 
     Raises:
-        ConfigError: a setting is wrong; or, when it is entered, the address cannot be listened at.
+        ConfigError: a setting is invalid; or, on entering, the address cannot be bound.
         TypeError: the scorer cannot be called.
 
     Example:
@@ -70,7 +72,7 @@ class RewardServer:
         return self
 
     async def _started(self) -> None:
-        """Wait until it serves, or has failed to."""
+        """Wait until the server accepts requests or has failed to start."""
         begun = asyncio.ensure_future(self._uvicorn.begun.wait())
         try:
             await asyncio.wait({self._serving, begun}, return_when=asyncio.FIRST_COMPLETED)
@@ -78,7 +80,7 @@ class RewardServer:
             begun.cancel()
 
     async def _stop(self) -> None:
-        """End the server. One that is still starting is started first: uvicorn closes nothing of what is half begun."""
+        """Stop the server. If it is still starting, wait for that first: uvicorn does not clean up a partial start."""
         await self._started()
         self._uvicorn.should_exit = True
         await self._serving
@@ -92,27 +94,30 @@ class RewardServer:
             self.hurry()
             await self.service.break_off()
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # it was not hurry()
+            if task is not None and task.cancelling():  # cancelled from outside, not by hurry()
                 raise
         finally:
             await asyncio.shield(self._stop())
 
     def hurry(self) -> None:
-        """Break off what is under way, if the server is about to end."""
+        """Abort the running requests if the server is shutting down."""
         if self._draining is not None:
             self._draining.cancel()
 
 
 async def serve(scorer: Any, config: ServerConfig | None = None, ready: Callable[[str], object] | None = None) -> bool:
-    """Serve until SIGTERM or SIGINT, then finish what is under way; a second signal breaks it off.
+    """Serve until SIGTERM or SIGINT, then finish the running requests. A second signal aborts them.
 
     Args:
-        scorer: see :class:`RewardServer`, also for what is raised.
+        scorer: see :class:`RewardServer`.
         config: the settings.
-        ready: called with the address as soon as it is served.
+        ready: called with the URL as soon as the server accepts requests.
 
     Returns:
-        Whether all that was under way was finished within ``drain_timeout``.
+        Whether all running requests finished within ``drain_timeout``.
+
+    Raises:
+        ConfigError, TypeError: as :class:`RewardServer`.
     """
     server, asked = RewardServer(scorer, config), asyncio.Event()
 
@@ -130,12 +135,12 @@ async def serve(scorer: Any, config: ServerConfig | None = None, ready: Callable
 
 
 def run(scorer: Any, config: ServerConfig | None = None, ready: Callable[[str], object] | None = None) -> bool:
-    """``serve`` in an event loop of its own."""
+    """Run :func:`serve` in a new event loop. Arguments, return value and errors are those of :func:`serve`."""
     return asyncio.run(serve(scorer, config, ready))
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn that leaves signals alone, and says when it serves."""
+    """A uvicorn server that installs no signal handlers and sets ``begun`` when it accepts requests."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -163,7 +168,7 @@ def _handled(on_signal: Callable[[], None]) -> Iterator[None]:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket that is bound; uvicorn lets it listen. Raises ``ConfigError``."""
+    """A bound socket; uvicorn calls ``listen`` on it. Raises ``ConfigError``."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

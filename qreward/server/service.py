@@ -1,4 +1,4 @@
-"""A reward server without HTTP routes: the buffer, who is let in, what is counted, and the end. One for each app."""
+"""A reward server without its HTTP routes: scoring, admission, metrics and shutdown. There is one per app."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from qreward.server.responses import answer
 
 Read = Callable[[bytes, ServerConfig], ScoreRequest]
 _LAST_WORDS = 1.0
-"""Seconds in which what was broken off may say so to its callers."""
+"""Seconds in which aborted requests may report their errors to callers."""
 
 
 class Service:
-    """What the routes of an app share.
+    """The state and operations that the routes of an app share.
 
     Args:
         scorer: see :class:`~qreward.batching.reward_buffer.RewardBuffer`.
         config: the settings.
 
     Attributes:
-        active: requests under way.
-        draining: nothing new is taken.
+        active: number of running requests.
+        draining: no new requests are accepted.
     """
 
     def __init__(self, scorer: Any, config: ServerConfig) -> None:
@@ -59,7 +59,7 @@ class Service:
         self.waits, self.sizes = Histogram(SECONDS), Histogram(SIZES)
 
     async def rewards(self, request: Request, read: Read) -> bytes:
-        """The body that answers a scoring request. Raises ``Refusal``, or ``Gone`` if the caller left."""
+        """Score a request and return the response body. Raises ``HTTPError``, or ``ClientDisconnected`` if the caller has left."""
         await self.admission.enter()
         with self.admission.hold() as held:
             asked = read(await read_body(request.receive, request.headers, held, self.config), self.config)
@@ -81,21 +81,25 @@ class Service:
         self.completions.add("scored", amount=len(scored) - missing)
         return scored
 
-    # the end
+    # shutdown
 
     def begin(self) -> None:
-        """A request came."""
+        """Count a request as running."""
         self.active += 1
         self._idle.clear()
 
     def end(self) -> None:
-        """A request was answered."""
+        """Count a request as answered."""
         self.active -= 1
         if not self.active:
             self._idle.set()
 
     async def drain(self) -> bool:
-        """Take nothing new, finish what is under way, and break off what is not done in time; whether all was done. Does not raise."""
+        """Accept no new requests, finish the running ones, and abort those not finished within ``drain_timeout``. Does not raise.
+
+        Returns:
+            Whether all requests finished.
+        """
         self.draining = True
         try:
             async with asyncio.timeout(self.config.drain_timeout):
@@ -108,13 +112,13 @@ class Service:
         return True
 
     async def break_off(self) -> None:
-        """Fail what waits and what is under way; a scorer in a thread is left alone."""
+        """Fail the waiting and running completions. A scorer that runs in a thread is not stopped."""
         self.draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS):
                 await self.buffer.close(drain=False)
 
-    # what is counted
+    # metrics
 
     def _count_batch(self, record: BatchRecord) -> None:
         self.batch_seconds.observe(record.seconds)
@@ -123,7 +127,7 @@ class Service:
             self.waits.observe(wait)
 
     def metrics(self) -> str:
-        """All of it, as Prometheus reads it."""
+        """All metrics in the Prometheus text format."""
         stats = self.buffer.stats()
         return exposition(
             {

@@ -1,4 +1,5 @@
-"""Streamed answers as callers hold them: one stream, a batch of streams, both for blocking code, and the calls that give them.
+"""Streamed responses for callers: one stream, a batch of streams, blocking versions of both, and the client methods that return them.
 
-Nothing is decided here, nothing is known of HTTP: the engine's outlets are read, and pieces become what the caller asked for.
+The package reads the engine's stream sinks and converts their events into texts, chunks or results. It makes no scheduling decisions and
+knows no HTTP.
 """

@@ -1,4 +1,4 @@
-"""Leaving a stream that blocking code reads, wherever that happens: Python may collect it in any thread. Knows no SDK."""
+"""Closes streams that blocking code reads, from any thread, because Python may collect them in any thread. Knows no SDK."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from qreward.engine import portal
 from qreward.errors import ClientClosed, QRewardError
 
 _under_way: set[asyncio.Task[None]] = set()
-"""Which a loop alone would not keep."""
+"""Strong references to running tasks; an event loop keeps only weak ones."""
 
 
 def leave(pieces: portal.BlockingIterator[Any], aclose: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Leave; the connection is closed when this returns. In the portal's own thread, which must not wait for itself, that is only begun.
+    """Close a stream. The connection is closed when this returns.
+
+    In the portal's own thread, which must not wait for itself, closing is only started.
 
     Args:
-        pieces: what reads it.
-        aclose: closes what is read, even if it was never begun to be read. May be called again.
+        pieces: the iterator that reads the stream.
+        aclose: closes the stream, even if reading never started. It can be called repeatedly.
     """
-    with contextlib.suppress(ClientClosed):  # the process ends, and the portal closed it
+    with contextlib.suppress(ClientClosed):  # the process is ending, and the portal has closed the stream
         here = portal.portal()
-        with contextlib.suppress(Broken, QRewardError):  # what broke it off is for who reads so far
+        with contextlib.suppress(Broken, QRewardError):  # the error of the stream concerns only its reader
             pieces.close()
         if here.is_here():
             here.soon(lambda: _begin(aclose))
@@ -38,9 +40,9 @@ def _begin(aclose: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def _quietly(aclose: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    with contextlib.suppress(QRewardError):  # nobody is there to hear it
+    with contextlib.suppress(QRewardError):  # no caller is left to receive it
         await aclose()
 
 
 class Broken(Exception):
-    """What follows the event that says why."""
+    """Raised by a stream of server-sent events on the read after the event that reports its error."""

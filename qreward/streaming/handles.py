@@ -1,10 +1,7 @@
-"""What one stream and a batch of them have in common for who holds them: nothing is begun before it is wanted, and leaving ends it.
+"""The objects through which callers read streamed responses: ``Stream`` for one and ``BatchStream`` for many.
 
-One loop over a stream: takes what comes, shows what is asked for, and leaves the stream when it is left.
-
-One streamed answer, as a caller holds it.
-
-Many streamed answers at once, as a caller holds them.
+Nothing is sent before the caller uses the object, and leaving it early stops the requests. Each iteration is a ``Reader`` of its own, which
+closes the stream when the loop ends.
 """
 
 from __future__ import annotations
@@ -25,11 +22,11 @@ S = TypeVar("S", bound=Carrier)
 
 
 class Held(Generic[S]):
-    """A stream that may not have begun.
+    """A stream that may not have started.
 
     Args:
-        begin: sends it, and gives what is read. Called once, in the event loop to which it then belongs.
-        restarts: an answer may begin anew amid the stream.
+        begin: starts the stream and returns its sink. Called once, in the event loop to which the stream then belongs.
+        restarts: a response may start over after part of it was delivered.
     """
 
     __slots__ = ("_begin", "_closed", "_restarts", "_source")
@@ -48,7 +45,7 @@ class Held(Generic[S]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Leave: what is under way is stopped, and its connections are closed when this returns. May be called again."""
+        """Stop all requests. Their connections are closed when this returns. It can be called repeatedly."""
         self._closed = True
         source = self._source
         if source is None:
@@ -73,7 +70,7 @@ class Held(Generic[S]):
         return (self._source or self._open()).take()
 
     async def _ended(self) -> Any:
-        """Its end; who gives up waiting for it leaves."""
+        """Wait for the end and return its result. If the wait is cancelled or fails, the stream is left."""
         try:
             return await self._open().ends()
         except BaseException:
@@ -97,25 +94,25 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Readable(Protocol):
-    """What a reader needs of a stream."""
+    """The methods of a stream that a ``Reader`` uses."""
 
     def _take(self) -> Awaitable[Any]:
-        """The next item, None at the end."""
+        """Return the next item, or None at the end."""
 
     def _drop(self) -> None:
-        """Leave, soon; from any thread, and in the midst of anything."""
+        """Leave the stream soon. May be called from any thread and at any point, such as during garbage collection."""
 
     async def aclose(self) -> None: ...
 
 
 class Reader(AsyncIterator[T_co], Generic[T_co]):
-    """An iterator over a stream; leaving it early closes the stream.
+    """An iterator over a stream. Leaving it early closes the stream.
 
-    It is an object of its own, not the stream, so that it goes when its loop is left, by ``break`` or by an error, although the
-    stream is still held.
+    The iterator is separate from the stream, so that it is freed when its loop ends by ``break`` or by an error, although the caller
+    still holds the stream.
 
     Args:
-        show: makes an item into what is given out, or into None, which is left out.
+        show: converts an item into the value to return, or into None to skip the item.
     """
 
     __slots__ = ("_show", "_stream")
@@ -133,7 +130,7 @@ class Reader(AsyncIterator[T_co], Generic[T_co]):
                 shown = self._show(item)
                 if shown is not None:
                     return shown
-        except BaseException:  # cancelled, broken off, or thrown away: nobody will read on
+        except BaseException:  # cancelled, interrupted or discarded: no caller will read on
             self._stream._drop()
             raise
         raise StopAsyncIteration
@@ -147,17 +144,18 @@ class Reader(AsyncIterator[T_co], Generic[T_co]):
 
 
 class Stream(Held[Outlet]):
-    """A chat completion that comes token by token: what ``QRewardClient.stream_chat_completion`` returns.
+    """A chat completion that arrives token by token. ``QRewardClient.stream_chat_completion`` returns it.
 
-    Nothing is sent before it is iterated, entered, or awaited; it then belongs to the running event loop, and is read by one
-    task at a time. Leaving it early, by ``break``, by an error, by :meth:`aclose`, by the end of ``async with``, or by letting go of
-    it, closes the request upstream at once, and its slot is free for others. If it is read slowly, the server is, too.
+    Nothing is sent before the stream is iterated, entered or awaited. It then belongs to the running event loop, and one task at a time
+    may read it. Leaving it early closes the upstream request at once and frees its slot. A stream is left by ``break``, by an error, by
+    :meth:`aclose`, at the end of ``async with``, or when its last reference is dropped. A slow reader slows the server down: the client
+    stops reading the response while its buffer is full.
 
-    Until the first token a failure is not seen here: the request goes to another endpoint. After it, an error comes as
-    :class:`~qreward.errors.StreamInterrupted` when all that had come is read; with ``on_interrupt="restart"`` the answer begins anew
-    instead, which :meth:`events` tells of.
+    Until the first token, a failed request is retried, at another endpoint if possible. After it, an error is raised as
+    :class:`~qreward.errors.StreamInterrupted` once all received text has been read. With ``on_interrupt="restart"`` the answer starts over
+    instead; :meth:`events` reports each restart.
 
-    ``async for`` over it gives texts, none of them empty. ``await stream`` waits for the first token and returns the stream.
+    ``async for`` over the stream yields non-empty texts. ``await stream`` waits for the first token and returns the stream.
 
     Example:
         >>> async def show(client, messages):
@@ -176,41 +174,41 @@ class Stream(Held[Outlet]):
         return Reader(self, _text)
 
     def chunks(self) -> AsyncIterator[ChatCompletionChunk]:
-        """All chunks as openai's objects, those without text included: tool calls, logprobs, usage.
+        """Iterate over all chunks as openai's objects, including those without text: tool calls, logprobs, usage.
 
         Raises:
-            ConfigError: the stream may begin anew, which chunks do not tell: see :meth:`events`.
+            ConfigError: ``on_interrupt`` is ``"restart"``. Chunks cannot report a restart; use :meth:`events`.
         """
         self._refuse_restarts("final()")
         return Reader(self, lambda chunk: cast("ChatCompletionChunk", chunk.build()))
 
     def events(self) -> AsyncIterator[str | StreamRestarted]:
-        """Texts, and with ``on_interrupt="restart"`` a ``StreamRestarted`` where all texts before it are void."""
+        """Iterate over texts. With ``on_interrupt="restart"``, a ``StreamRestarted`` marks where all earlier texts become void."""
         return Reader(self, _text_or_restart)
 
     async def final(self) -> ChatCompletion:
-        """The whole answer, with its usage if the server told it. What was not read yet is not given out any more.
+        """Return the whole response, with its usage if the server reported it. Iterators receive no text that was not read before.
 
         Raises:
-            RequestError: and others, as :meth:`QRewardClient.chat_completion`; ``StreamInterrupted`` as well after the first token,
-                and if the stream was left early.
+            RequestError: and others, as :meth:`QRewardClient.chat_completion`. After the first token, and if the stream was left early,
+                the error is ``StreamInterrupted``.
         """
         result: Result[ChatCompletion] = await self._ended()
         return result.value
 
-    # what is known of it
+    # state
 
     @property
     def text(self) -> str:
-        """What has come so far, read or not; since the last restart."""
+        """The text received so far, read or not, since the last restart."""
         return "" if self._source is None else self._source.text()
 
     @property
     def result(self) -> Result[ChatCompletion] | None:
-        """How it ended, with endpoint, attempts and times; None while it has not, and if it was left early."""
+        """The outcome, with endpoint, attempts and times. None before the end, and if the stream was left early."""
         return None if self._source is None else self._source.result
 
-    # coming and going
+    # starting
 
     def __await__(self) -> Generator[Any, Any, Stream]:
         return self._begun().__await__()
@@ -244,10 +242,10 @@ OnStreamError = Callable[[int, QRewardError], object] | None
 
 
 class BatchStream(Held[BatchStreamSink]):
-    """Chat completions that come token by token, all at once: what ``QRewardClient.batch_stream_chat_completion`` returns.
+    """Many chat completions that arrive token by token. ``QRewardClient.batch_stream_chat_completion`` returns it.
 
-    ``async for index, token in stream`` gives the texts of all streams in the order in which they arrive; ``index`` is the place of
-    a conversation in the input. What is said of :class:`Stream` on beginning, leaving, and slow readers holds here for all of them.
+    ``async for index, token in stream`` yields the texts of all streams in the order in which they arrive. ``index`` is the position of
+    the conversation in the input. Starting, leaving and slow reading work as for :class:`Stream`, for all streams together.
 
     Example:
         >>> async def show(client, conversations):
@@ -270,15 +268,17 @@ class BatchStream(Held[BatchStreamSink]):
         return Reader(self, self._text)
 
     def events(self) -> AsyncIterator[tuple[int, str | StreamRestarted | Result[ChatCompletion]]]:
-        """Texts, and at the end of each stream its ``Result``; with ``on_interrupt="restart"`` also a ``StreamRestarted`` where all
-        earlier texts of that stream are void."""
+        """Iterate over texts, and at the end of each stream its ``Result``.
+
+        With ``on_interrupt="restart"``, a ``StreamRestarted`` marks where all earlier texts of that stream become void.
+        """
         return Reader(self, self._event)
 
     async def results(self) -> BatchResult[ChatCompletion]:
-        """All results in the order of the input, when the last stream has ended. What was not read yet is not given out any more.
+        """Wait for the last stream to end and return all results in input order. Iterators receive no text that was not read before.
 
         Raises:
-            BatchInterrupted: the input raised; it holds the results that are done.
+            BatchInterrupted: the input raised. The exception holds the finished results.
             StreamInterrupted: the batch was left early.
         """
         merge = self._open()
@@ -296,7 +296,7 @@ class BatchStream(Held[BatchStreamSink]):
         return None
 
     def _event(self, event: tuple[int, Any]) -> tuple[int, Any]:
-        """The event, after the caller was told of the error in it, if there is one."""
+        """Return the event, after calling ``on_stream_error`` if it is a failed result."""
         what = event[1]
         if self._on_stream_error is not None and isinstance(what, Result) and what.error is not None:
             self._on_stream_error(event[0], what.error)

@@ -1,4 +1,4 @@
-"""The calls of the client that give streams. Validates, finds the route; nothing is sent before the stream is begun."""
+"""The client's streaming methods. They validate arguments and find the route; nothing is sent before the stream is used."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OnInterrupt = Literal["raise", "restart"]
 
 
 class StreamCalls:
-    """The part of ``QRewardClient`` that streams."""
+    """The streaming methods of ``QRewardClient``."""
 
     _engine: Engine[Scheduler]
     _fleet: Fleet
@@ -50,24 +50,24 @@ class StreamCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> Stream:
-        """One chat completion, token by token.
+        """Stream one chat completion token by token.
 
-        Until the first token it is a request like any other: it waits for room, fails over, may be hedged. A first token that is late, or
-        a pause amid the answer, ends an attempt when it takes far longer than the endpoint's streams usually do.
+        Until the first token it is handled like any other request: it waits for a slot, fails over and may be hedged. An attempt is
+        ended when its first token, or a pause between tokens, takes far longer than is usual for streams of that endpoint.
 
         Args:
             messages, model, priority, tenant: as in :meth:`chat_completion`.
-            timeout: seconds for the whole stream, queueing and the time in which nobody reads included; the client's by default.
-            hedge: False for a request that must not be sent to two endpoints at once, which happens before the first token only.
-            on_interrupt: what follows if the stream breaks off after the first token: ``"raise"`` ends it with ``StreamInterrupted``,
-                ``"restart"`` begins the answer anew, within the limits of :class:`Retry`; read it by ``events()`` or ``final()``.
-            extra_headers, extra_body, params: as in :meth:`chat_completion`. The usage is asked for unless ``stream_options`` is given.
+            timeout: seconds for the whole stream, including queueing and time in which the caller does not read. Defaults to the client's.
+            hedge: False for a request that must not be sent to two endpoints at once. Streams are hedged only before the first token.
+            on_interrupt: what happens if the stream breaks off after the first token. ``"raise"`` ends it with ``StreamInterrupted``.
+                ``"restart"`` starts the answer over, within the limits of :class:`Retry`; read it with ``events()`` or ``final()``.
+            extra_headers, extra_body, params: as in :meth:`chat_completion`. Usage is requested unless ``stream_options`` is given.
 
         Returns:
-            A :class:`Stream`, of which nothing is sent yet.
+            A :class:`Stream`. Nothing is sent until it is used.
 
         Raises:
-            NoEndpoint, ConfigError, BadRequest: at once. All else is raised where the stream is read.
+            NoEndpoint, ConfigError, BadRequest: immediately. All other errors are raised where the stream is read.
 
         Example:
             >>> async def ask(client, messages):
@@ -97,23 +97,23 @@ class StreamCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> BatchStream:
-        """Many chat completions over all endpoints of the route, token by token.
+        """Stream many chat completions over all endpoints of the route, token by token.
 
         Args:
-            batch_messages: conversations: a list, an iterator or an async iterator; read no faster than they are sent.
-            model: chooses the route.
-            max_concurrent_streams: most streams under way at once; 0 is as many as the endpoints take.
-            on_stream_error: called with index and error of each stream that failed, when its last token has been read; the others go on.
-                What it raises ends the loop.
+            batch_messages: a list, an iterator or an async iterator of conversations. It is read no faster than requests are sent.
+            model: model name; selects the route.
+            max_concurrent_streams: maximum number of concurrent streams; 0 for as many as the endpoints accept.
+            on_stream_error: called with the index and error of each failed stream after its last token was read. The other streams
+                continue. An exception that it raises ends the iteration.
             on_interrupt: as in :meth:`stream_chat_completion`.
             timeout, deadline, priority, hedge, tenant, progress, keep_results: as in :meth:`batch_chat_completion`.
             extra_headers, extra_body, params: as in :meth:`chat_completion`.
 
         Returns:
-            A :class:`BatchStream`, of which nothing is sent yet.
+            A :class:`BatchStream`. Nothing is sent until it is used.
 
         Raises:
-            NoEndpoint, ConfigError: at once. An item that fails is in the results.
+            NoEndpoint, ConfigError: immediately. The error of an item is in its result.
 
         Example:
             >>> async def ask(client, conversations):
@@ -135,7 +135,7 @@ class StreamCalls:
         return BatchStream(begin, failed, restarts=restarts)
 
     def _stream(self, call: WireRequest, terms: RequestOptions) -> Stream:
-        """The stream of a call that was checked. Raises ``NoEndpoint``."""
+        """The stream of a validated request. Raises ``NoEndpoint``."""
         self._fleet.pool(call.model)
         return Stream(partial(_begin, self, call, terms._replace(streamed=True)), restarts=terms.restarts)
 

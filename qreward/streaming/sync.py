@@ -1,4 +1,4 @@
-"""Streams for code that does not await: views through the portal, in whose thread the streams are read, a little ahead of their reader."""
+"""Streams for blocking code. The portal's event loop reads them in its thread, a bounded number of items ahead of the caller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class SyncStream:
-    """A chat completion that comes token by token: what ``SyncQRewardClient.stream_chat_completion`` returns. See :class:`Stream`.
+    """A chat completion that arrives token by token. ``SyncQRewardClient.stream_chat_completion`` returns it. See :class:`Stream`.
 
     Example:
         >>> def show(client, messages):
@@ -38,30 +38,30 @@ class SyncStream:
         return _read(aiter(self._stream))
 
     def chunks(self) -> Iterator[ChatCompletionChunk]:
-        """All chunks as openai's objects. See :meth:`Stream.chunks`."""
+        """Iterate over all chunks as openai's objects. See :meth:`Stream.chunks`."""
         return _read(self._stream.chunks())
 
     def events(self) -> Iterator[str | StreamRestarted]:
-        """Texts and restarts. See :meth:`Stream.events`."""
+        """Iterate over texts and restarts. See :meth:`Stream.events`."""
         return _read(self._stream.events())
 
     def final(self) -> ChatCompletion:
-        """The whole answer. See :meth:`Stream.final`."""
+        """Return the whole response. See :meth:`Stream.final`."""
         return portal().call(self._stream.final)
 
     @property
     def text(self) -> str:
-        """What has come so far, since the last restart."""
+        """The text received so far, since the last restart."""
         return self._stream.text
 
     @property
     def result(self) -> Result[ChatCompletion] | None:
-        """How it ended; None while it has not, and if it was left early."""
+        """The outcome. None before the end, and if the stream was left early."""
         return self._stream.result
 
     def close(self) -> None:
-        """Leave: the connection is closed when this returns. May be called again."""
-        with contextlib.suppress(ClientClosed):  # the process ends, and the portal closed it
+        """Stop the request. Its connection is closed when this returns. It can be called repeatedly."""
+        with contextlib.suppress(ClientClosed):  # the process is ending, and the portal has closed the stream
             portal().call(self._stream.aclose)
 
     def __enter__(self) -> SyncStream:
@@ -75,7 +75,7 @@ class SyncStream:
 
 
 class SyncBatchStream:
-    """Chat completions that come token by token, all at once. See :class:`BatchStream`."""
+    """Many chat completions that arrive token by token. See :class:`BatchStream`."""
 
     __slots__ = ("_stream",)
 
@@ -86,16 +86,16 @@ class SyncBatchStream:
         return _read(aiter(self._stream))
 
     def events(self) -> Iterator[tuple[int, str | StreamRestarted | Result[ChatCompletion]]]:
-        """Texts, results and restarts. See :meth:`BatchStream.events`."""
+        """Iterate over texts, results and restarts. See :meth:`BatchStream.events`."""
         return _read(self._stream.events())
 
     def results(self) -> BatchResult[ChatCompletion]:
-        """All results in the order of the input. See :meth:`BatchStream.results`."""
+        """Return all results in input order. See :meth:`BatchStream.results`."""
         return portal().call(self._stream.results)
 
     def close(self) -> None:
-        """Leave: what is under way is stopped, the input is closed. May be called again."""
-        with contextlib.suppress(ClientClosed):  # the process ends, and the portal closed it
+        """Stop all requests and close the input. It can be called repeatedly."""
+        with contextlib.suppress(ClientClosed):  # the process is ending, and the portal has closed the stream
             portal().call(self._stream.aclose)
 
     def __enter__(self) -> SyncBatchStream:

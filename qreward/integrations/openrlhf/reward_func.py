@@ -11,7 +11,7 @@ from qreward.engine.portal import portal
 from qreward.integrations.openrlhf.scoring import results
 
 
-def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwargs: Any) -> dict[str, Any]:  # noqa: ARG001 - fixed signature
+def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwargs: Any) -> dict[str, Any]:  # noqa: ARG001 - signature
     """Score responses. May be called from any number of threads. The settings are in the file that ``QREWARD_REWARD`` names.
 
     Args:

@@ -218,10 +218,9 @@ class ScorerPool:
     async def close(self, drain: bool = True) -> None:
         """Accept no more batches, wait for those that are running, and stop the actors. May be called more than once.
 
-        If the scorer has a method ``close``, it is called.
-
         Args:
-            drain: Score the waiting batches first. False fails waiting and running batches with ``ClientClosed`` and kills the actors.
+            drain: Score the waiting batches first, and call the scorer's method ``close``, if it has one. False fails waiting and running
+                batches with ``ClientClosed`` and kills the actors.
         """
         with self._lock:
             self._closed = True

@@ -36,17 +36,17 @@ def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids:
     """Score one completion. For ``reward_fn`` of AReaL's workflows, which runs in a forked or spawned child of its process pool.
 
     Args:
-        prompt: The prompt as the model received it. A column ``messages`` of the data takes precedence.
-        completions: The model's answer, with special tokens.
-        prompt_ids, completion_ids: Token ids; used only if a template names them.
-        data: The columns of the data.
+        prompt: the prompt as the model received it. A column ``messages`` of the data takes precedence.
+        completions: the model's answer, with special tokens.
+        prompt_ids, completion_ids: token ids; used only if a template names them.
+        data: the columns of the data.
 
     Returns:
         A finite float; or None if the settings say ``on_failure: none``. AReaL cannot train on None and rejects it without a retry.
 
     Raises:
-        ConfigError: The settings in the file that ``QREWARD_REWARD`` names are missing or wrong.
-        QRewardError: There is no reward, and ``on_failure`` does not replace it. ``NoReward`` if the time ran out.
+        ConfigError: the settings in the file that ``QREWARD_REWARD`` names are missing or wrong.
+        QRewardError: there is no reward, and ``on_failure`` does not replace it. ``NoReward`` if the time ran out.
     """
     here = rewarder(deadline=DEADLINE)
     _check(here.deadline)

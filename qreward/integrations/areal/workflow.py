@@ -20,10 +20,10 @@ class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no type
     ``group_size``.
 
     Args:
-        arguments: Those of ``RLVRWorkflow`` without ``reward_fn``: ``gconfig``, ``tokenizer``, ``enable_thinking``, ...
+        arguments: those of ``RLVRWorkflow`` without ``reward_fn``: ``gconfig``, ``tokenizer``, ``enable_thinking``, ...
 
     Raises:
-        ConfigError: The settings are missing or wrong.
+        ConfigError: the settings are missing or wrong.
     """
 
     def __init__(self, **arguments: Any) -> None:

@@ -62,11 +62,11 @@ class PlainCodec:
     """Codec of a ``POST`` to one path. Requests are neither merged nor split.
 
     Args:
-        path: Path of the API, such as ``/completions``.
+        path: path of the API, such as ``/completions``.
 
     Attributes:
-        path: Path of the API.
-        name: Name of the operation, for telemetry.
+        path: path of the API.
+        name: name of the operation, for telemetry.
     """
 
     def __init__(self, path: str) -> None:
@@ -110,8 +110,8 @@ class Exchange:
     """Handles requests with a client, in any event loop.
 
     Args:
-        client: The client that sends the requests. It stays open; its owner closes it.
-        priority, hedge, tenant: Options of all requests, as in ``QRewardClient.chat_completion``.
+        client: the client that sends the requests. It stays open; its owner closes it.
+        priority, hedge, tenant: options of all requests, as in ``QRewardClient.chat_completion``.
     """
 
     def __init__(self, client: QRewardClient, priority: int | str, hedge: bool, tenant: str | None) -> None:
@@ -124,10 +124,10 @@ class Exchange:
 
         Args:
             method: HTTP method.
-            path: Path of the URL; its end selects the operation.
-            headers: Headers of the request.
-            body: Body of the request.
-            seconds: Timeout of the request, in seconds. Without streaming it covers the whole answer, including queueing and retries. With
+            path: path of the URL; its end selects the operation.
+            headers: headers of the request.
+            body: body of the request.
+            seconds: timeout of the request, in seconds. Without streaming it covers the whole answer, including queueing and retries. With
                 streaming it covers the wait for the first token and each pause between two chunks. None leaves it to the client.
         """
         path = path.rstrip("/")

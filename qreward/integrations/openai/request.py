@@ -28,11 +28,11 @@ class Asked(NamedTuple):
     """One request.
 
     Attributes:
-        route: One of ``ROUTES``.
-        model: Name of the model, which selects the endpoints.
-        inputs: The messages, or the corresponding member of the body; None if it is missing.
-        params: All other members of the body, unchanged.
-        headers: The headers to forward; None if there are none.
+        route: one of ``ROUTES``.
+        model: name of the model, which selects the endpoints.
+        inputs: the messages, or the corresponding member of the body; None if it is missing.
+        params: all other members of the body, unchanged.
+        headers: the headers to forward; None if there are none.
     """
 
     route: str

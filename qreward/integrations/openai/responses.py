@@ -49,11 +49,11 @@ class Events:
     """The events of a stream that has begun: an asynchronous iterator of bytes.
 
     Args:
-        stream: The stream to read.
-        seconds: Maximum pause between two chunks, in seconds; None is no limit.
-        told_usage: Whether the caller wants the chunk that reports the usage. The client always requests that chunk, because the scheduler
+        stream: the stream to read.
+        seconds: maximum pause between two chunks, in seconds; None is no limit.
+        told_usage: whether the caller wants the chunk that reports the usage. The client always requests that chunk, because the scheduler
             learns from it, but a program that did not request it does not expect a chunk without choices.
-        as_event: Converts an error to an event.
+        as_event: converts an error to an event.
     """
 
     def __init__(self, stream: Stream, seconds: float | None, told_usage: bool, as_event: Callable[[QRewardError], bytes]) -> None:

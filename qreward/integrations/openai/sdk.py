@@ -18,7 +18,7 @@ def async_openai_client(client: QRewardClient | SyncQRewardClient, **settings: A
     """Return an ``AsyncOpenAI`` whose requests go through a client. Libraries built on the SDK accept it like any other.
 
     Args:
-        client: The client. Closing the SDK's client does not close it.
+        client: the client. Closing the SDK's client does not close it.
         settings: ``priority``, ``hedge`` and ``tenant``, as in :func:`~qreward.integrations.openai.transport`.
 
     Example:

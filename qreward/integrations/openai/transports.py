@@ -60,13 +60,13 @@ def transport(
     The model in the body selects a route of ``client``, whose scheduler sends the request.
 
     Args:
-        client: A client of either kind, for a transport of either kind. Closing the SDK's client does not close it.
-        priority: Priority of all requests, 0 (most urgent) to 9.
+        client: a client of either kind, for a transport of either kind. Closing the SDK's client does not close it.
+        priority: priority of all requests, 0 (most urgent) to 9.
         hedge: False for requests that must not be sent to two endpoints at once.
-        tenant: Tenant of all requests. Tenants that wait at the same priority get equal shares of the fleet.
+        tenant: tenant of all requests. Tenants that wait at the same priority get equal shares of the fleet.
 
     Raises:
-        ConfigError: An argument is wrong.
+        ConfigError: an argument is wrong.
 
     Example:
         >>> import httpx

@@ -19,10 +19,10 @@ class AgentExecutor(_Executor):  # type: ignore[misc]  # OpenRLHF has no types
     """OpenRLHF's single-turn executor, which scores all samples concurrently.
 
     Args:
-        remote_rm_url: Accepted and ignored. The settings are in the file that ``QREWARD_REWARD`` names.
+        remote_rm_url: accepted and ignored. The settings are in the file that ``QREWARD_REWARD`` names.
 
     Raises:
-        ConfigError: The settings are missing or wrong. Raised on construction, because OpenRLHF would only log it later.
+        ConfigError: the settings are missing or wrong. Raised on construction, because OpenRLHF would only log it later.
     """
 
     def __init__(self, remote_rm_url: object = None) -> None:  # noqa: ARG002

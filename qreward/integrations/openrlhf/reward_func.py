@@ -15,15 +15,15 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwa
     """Score responses. May be called from any number of threads. The settings are in the file that ``QREWARD_REWARD`` names.
 
     Args:
-        queries, prompts, labels: As OpenRLHF passes them: one of each, or several.
-        kwargs: Accepted and ignored.
+        queries, prompts, labels: as OpenRLHF passes them: one of each, or several.
+        kwargs: accepted and ignored.
 
     Returns:
         ``rewards``, ``scores`` and ``extra_logs`` (``judge_ok``, ``judge_seconds``): numbers for one query, lists of them for several.
 
     Raises:
-        ConfigError: The settings are missing or wrong. OpenRLHF only logs exceptions of this function and continues without a reward.
-        QRewardError: A reward is missing, and the settings say ``on_failure: raise``.
+        ConfigError: the settings are missing or wrong. OpenRLHF only logs exceptions of this function and continues without a reward.
+        QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
     """
     found = portal().call(results, queries, prompts, labels)
     if len(found) == 1:

@@ -28,13 +28,13 @@ async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterab
     """Return what OpenRLHF takes for each sample: ``rewards``, ``scores`` and ``extra_logs``, always with the same keys.
 
     Args:
-        queries: Prompts and responses as the tokenizer decodes them, with special tokens.
-        prompts: The prompts as they were sent to the model.
-        labels: The labels of the data; ``""`` if there are none.
+        queries: prompts and responses as the tokenizer decodes them, with special tokens.
+        prompts: the prompts as they were sent to the model.
+        labels: the labels of the data; ``""`` if there are none.
 
     Raises:
-        ConfigError: The settings are missing or wrong.
-        QRewardError: A reward is missing, and the settings say ``on_failure: raise``.
+        ConfigError: the settings are missing or wrong.
+        QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
     """
     here = rewarder(deadline=DEADLINE)
     items = [_item(here, *sample) for sample in zip(queries, prompts, labels, strict=True)]

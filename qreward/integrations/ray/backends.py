@@ -33,15 +33,15 @@ class Recipe:
     """How to make a scorer.
 
     Args:
-        scorer: A class, which is instantiated once in each actor; a function or an object that scores as it is; or, with ``factory``, a
+        scorer: a class, which is instantiated once in each actor; a function or an object that scores as it is; or, with ``factory``, a
             function that makes the scorer.
-        args: Positional arguments for the class or the factory.
-        kwargs: Keyword arguments for the class or the factory.
-        factory: Whether ``scorer`` is a factory.
-        method: Name of the method that scores.
+        args: positional arguments for the class or the factory.
+        kwargs: keyword arguments for the class or the factory.
+        factory: whether ``scorer`` is a factory.
+        method: name of the method that scores.
 
     Raises:
-        TypeError: The scorer cannot be called, or is a generator function, or there are arguments but no class or factory to take them.
+        TypeError: the scorer cannot be called, or is a generator function, or there are arguments but no class or factory to take them.
     """
 
     scorer: Any
@@ -236,9 +236,9 @@ class ActorLost(Exception):
     """The actor of a batch is gone, so the batch has no result. Its items are not at fault so far.
 
     Args:
-        message: What happened to the actor.
-        in_making: The actor never started: its class raised, or its environment could not be set up.
-        excused: No batch can have caused the death, for example because the node was preempted.
+        message: what happened to the actor.
+        in_making: the actor never started: its class raised, or its environment could not be set up.
+        excused: no batch can have caused the death, for example because the node was preempted.
     """
 
     def __init__(self, message: str, *, in_making: bool = False, excused: bool = False) -> None:
@@ -280,16 +280,16 @@ class PoolStats:
 
     Args:
         backend: ``ray`` or ``local``; None before the first batch.
-        ready: Actors that can take batches.
-        starting: Actors that are starting, or wait to be restarted.
-        lost: Actors that were given up.
-        waiting: Batches that wait for an actor.
-        in_flight: Batches on actors.
-        batches: Batches that returned, with results or with an exception of the scorer.
-        deaths: Actors that died or failed to start.
-        retried: Batches that were sent again because their actor died.
-        poisonous: Items that failed because an actor died with only that item on it.
-        timeouts: Batches that exceeded ``batch_timeout``.
+        ready: actors that can take batches.
+        starting: actors that are starting, or wait to be restarted.
+        lost: actors that were given up.
+        waiting: batches that wait for an actor.
+        in_flight: batches on actors.
+        batches: batches that returned, with results or with an exception of the scorer.
+        deaths: actors that died or failed to start.
+        retried: batches that were sent again because their actor died.
+        poisonous: items that failed because an actor died with only that item on it.
+        timeouts: batches that exceeded ``batch_timeout``.
     """
 
     backend: str | None = None
@@ -314,7 +314,7 @@ def length_of(columns: Sequence[Sequence[Any]]) -> int:
     """Return the number of items of a batch.
 
     Raises:
-        ConfigError: There is no column, or the columns differ in length.
+        ConfigError: there is no column, or the columns differ in length.
     """
     counts = {len(column) for column in columns}
     if len(counts) != 1:
@@ -371,7 +371,7 @@ class RayCrew:
     """Actors in Ray.
 
     Raises:
-        ConfigError: This process is not connected to Ray.
+        ConfigError: this process is not connected to Ray.
         ModuleNotFoundError: Ray is not installed.
     """
 

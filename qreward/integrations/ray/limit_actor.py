@@ -51,9 +51,9 @@ class RayCarrier:
         """Renew a member's lease.
 
         Raises:
-            ConnectionError: This process is not connected to Ray, or the actor died.
-            TimeoutError: The actor did not answer in time.
-            Exception: Any other error of Ray.
+            ConnectionError: this process is not connected to Ray, or the actor died.
+            TimeoutError: the actor did not answer in time.
+            Exception: any other error of Ray.
         """
         share: RenewReply = self._call(key, "renew", member, ask)
         self._proven.add(key)

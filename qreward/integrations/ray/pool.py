@@ -50,11 +50,11 @@ def rows_of(given: Any, count: int) -> list[Any]:
     """Return the results of a part as a list with one entry for each item, so that parts can be joined.
 
     Args:
-        given: A list, tuple or array; or a mapping of lists, which reward scorers may return.
-        count: Number of items.
+        given: a list, tuple or array; or a mapping of lists, which reward scorers may return.
+        count: number of items.
 
     Raises:
-        InvalidScores: The results are of another type, or their number differs from ``count``.
+        InvalidScores: the results are of another type, or their number differs from ``count``.
     """
     if isinstance(given, Mapping):
         return [
@@ -89,31 +89,31 @@ class ScorerPool:
     A pool is created without an event loop, and may be used from several loops and threads.
 
     Args:
-        scorer: A class, which is instantiated in each actor; a function, or an object with ``__call__``, which is sent to the actors; or,
+        scorer: a class, which is instantiated in each actor; a function, or an object with ``__call__``, which is sent to the actors; or,
             with ``factory``, a function that makes the scorer in the actor. The scorer takes a list (or several: completions, metadata) and
             returns a list with one result for each item. An exception in the list is the error of that item. It may be ``async def``.
-        actors: Number of actors.
-        max_concurrent_batches: Number of batches that one actor works on at once. A ``def`` scorer runs each in a thread.
+        actors: number of actors.
+        max_concurrent_batches: number of batches that one actor works on at once. A ``def`` scorer runs each in a thread.
         backend: ``ray``; ``local``, which runs ``actors`` scorers in this process; or ``auto``, which is Ray if this process is connected
             to it (``ray.init()``) when the first batch arrives.
-        init_args: Positional arguments for the class or the factory.
-        init_kwargs: Keyword arguments for the class or the factory.
-        factory: Whether ``scorer`` is a factory.
-        method: Name of the method that scores.
-        batch_timeout: Seconds for a batch on an actor. A batch that takes longer fails with ``RequestTimeout`` and is cancelled. If it
+        init_args: positional arguments for the class or the factory.
+        init_kwargs: keyword arguments for the class or the factory.
+        factory: whether ``scorer`` is a factory.
+        method: name of the method that scores.
+        batch_timeout: seconds for a batch on an actor. A batch that takes longer fails with ``RequestTimeout`` and is cancelled. If it
             still runs 5 seconds later, its actor is killed and replaced. None is no limit.
-        start_timeout: Seconds in which an actor must be ready; None is no limit.
-        max_restarts: Consecutive deaths of an actor, without a finished batch between them, after which it is not restarted. An actor that
+        start_timeout: seconds in which an actor must be ready; None is no limit.
+        max_restarts: consecutive deaths of an actor, without a finished batch between them, after which it is not restarted. An actor that
             fails to start, because its class raises, is given up after three attempts.
         num_cpus: CPUs of each actor, as in ``ray.remote``. This and all following arguments are ignored without Ray.
         num_gpus: GPUs of each actor, as in ``ray.remote``.
-        resources: Custom resources of each actor, as in ``ray.remote``.
-        runtime_env: Runtime environment of each actor, as in ``ray.remote``.
-        ray_options: Other options of ``ray.remote``, such as ``memory`` or ``scheduling_strategy``.
+        resources: custom resources of each actor, as in ``ray.remote``.
+        runtime_env: runtime environment of each actor, as in ``ray.remote``.
+        ray_options: other options of ``ray.remote``, such as ``memory`` or ``scheduling_strategy``.
 
     Raises:
-        TypeError: The scorer cannot be called, or an argument has the wrong type.
-        ConfigError: An argument is out of range (a ``ValueError``).
+        TypeError: the scorer cannot be called, or an argument has the wrong type.
+        ConfigError: an argument is out of range (a ``ValueError``).
         ModuleNotFoundError: ``backend`` is ``ray``, and Ray is not installed.
 
     Example:
@@ -181,7 +181,7 @@ class ScorerPool:
 
         Raises:
             ConfigError: ``backend`` is ``ray``, and this process is not connected to Ray.
-            ClientClosed: The pool is closed.
+            ClientClosed: the pool is closed.
         """
         self._opened()
 
@@ -189,18 +189,18 @@ class ScorerPool:
         """Score one batch.
 
         Args:
-            columns: One list for each parameter of the scorer, all of the same length. A scorer with fewer parameters receives only the
+            columns: one list for each parameter of the scorer, all of the same length. A scorer with fewer parameters receives only the
                 first lists.
 
         Returns:
             What the scorer returned. If an actor died on the batch, a list that may be joined from the results of its parts.
 
         Raises:
-            Exception: Any exception of the scorer.
-            RequestTimeout: The batch exceeded ``batch_timeout`` on its actor.
-            ActorDied: No actor is left. As an entry of the list: the item killed its actor.
-            ClientClosed: The pool is closed.
-            ConfigError: The lists differ in length; or as in ``start``.
+            Exception: any exception of the scorer.
+            RequestTimeout: the batch exceeded ``batch_timeout`` on its actor.
+            ActorDied: no actor is left. As an entry of the list: the item killed its actor.
+            ClientClosed: the pool is closed.
+            ConfigError: the lists differ in length; or as in ``start``.
         """
         count = length_of(columns)
         office = self._opened()
@@ -219,7 +219,7 @@ class ScorerPool:
         """Accept no more batches, wait for those that are running, and stop the actors. May be called more than once.
 
         Args:
-            drain: Score the waiting batches first, and call the scorer's method ``close``, if it has one. False fails waiting and running
+            drain: score the waiting batches first, and call the scorer's method ``close``, if it has one. False fails waiting and running
                 batches with ``ClientClosed`` and kills the actors.
         """
         with self._lock:
@@ -290,7 +290,7 @@ class ScorerPool:
         """Return one result for each item. An exception of the scorer is isolated to its item, so that no caller sends that item again.
 
         Raises:
-            InvalidScores: The scorer did not return one result for each item of a part. This is an error of the whole batch.
+            InvalidScores: the scorer did not return one result for each item of a part. This is an error of the whole batch.
         """
         try:
             return rows_of(await self._solve(office, columns, count, SUSPECT), count)

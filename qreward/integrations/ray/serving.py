@@ -43,25 +43,25 @@ def deployment(
     completion, and ``handle.add_query.remote(query)``.
 
     Args:
-        scorer: The scorer, as for :class:`~qreward.integrations.ray.ScorerPool`. It is made once in each replica.
-        name: Name of the deployment.
-        num_replicas: Number of replicas, or ``auto``.
-        max_ongoing_requests: Number of requests that a replica receives at once. Its batches are formed from them. By default twice
+        scorer: the scorer, as for :class:`~qreward.integrations.ray.ScorerPool`. It is made once in each replica.
+        name: name of the deployment.
+        num_replicas: number of replicas, or ``auto``.
+        max_ongoing_requests: number of requests that a replica receives at once. Its batches are formed from them. By default twice
             ``max_batch_size * max_concurrent_batches``, but at least 100.
-        ray_actor_options: Options of each replica, such as ``{"num_gpus": 1}``.
+        ray_actor_options: options of each replica, such as ``{"num_gpus": 1}``.
         autoscaling_config: Serve's autoscaling settings, in place of ``num_replicas``.
-        init_args: Positional arguments for the class or the factory.
-        init_kwargs: Keyword arguments for the class or the factory.
-        factory: Whether ``scorer`` is a factory.
-        method: Name of the method that scores.
-        serve_options: Other options of ``serve.deployment``.
-        settings: Settings of the queue in each replica, and limits on its requests, with the names of
+        init_args: positional arguments for the class or the factory.
+        init_kwargs: keyword arguments for the class or the factory.
+        factory: whether ``scorer`` is a factory.
+        method: name of the method that scores.
+        serve_options: other options of ``serve.deployment``.
+        settings: settings of the queue in each replica, and limits on its requests, with the names of
             :class:`~qreward.server.ServerConfig`: ``max_batch_size``, ``max_concurrent_batches``, ``timeout``, ``token``, ... A ``${VAR}``
             is resolved in the replica.
 
     Raises:
-        TypeError: The scorer cannot be called.
-        ConfigError: A setting is unknown or wrong.
+        TypeError: the scorer cannot be called.
+        ConfigError: a setting is unknown or wrong.
         ModuleNotFoundError: Ray Serve is not installed.
 
     Example:
@@ -82,7 +82,7 @@ class AsgiProxy:
     """ASGI app that is passed to Serve before the real app exists. It is pickled to the replica and forwards requests to the app there.
 
     Args:
-        key: Key of the replica in ``_REPLICAS``.
+        key: key of the replica in ``_REPLICAS``.
     """
 
     def __init__(self, key: str) -> None:
@@ -100,7 +100,7 @@ class Replica:
     """One replica: the scorer, and the reward server's app around it.
 
     Attributes:
-        asgi: The app, as in ``qreward serve``. (Serve reserves the name ``app``.)
+        asgi: the app, as in ``qreward serve``. (Serve reserves the name ``app``.)
     """
 
     def __init__(self, recipe: Recipe, settings: Mapping[str, Any], key: str) -> None:

@@ -45,12 +45,12 @@ class Actor:
     """One of the pool's actors. It stays the same when the instance behind it dies and is replaced.
 
     Attributes:
-        life: Number of the current instance, counted from 0.
-        load: Batches on the current instance.
-        alone: Whether a batch on it must not share the actor.
-        deaths: Consecutive deaths, without a finished batch between them.
-        failed_starts: Consecutive failed starts, without a finished batch between them.
-        chosen: Sequence number of the last assignment, to break ties between actors.
+        life: number of the current instance, counted from 0.
+        load: batches on the current instance.
+        alone: whether a batch on it must not share the actor.
+        deaths: consecutive deaths, without a finished batch between them.
+        failed_starts: consecutive failed starts, without a finished batch between them.
+        chosen: sequence number of the last assignment, to break ties between actors.
     """
 
     number: int
@@ -68,10 +68,10 @@ class BatchRequest:
     """A batch's request for an actor.
 
     Args:
-        alone: The batch is suspected of having killed an actor, and must not share an actor with others.
+        alone: the batch is suspected of having killed an actor, and must not share an actor with others.
 
     Attributes:
-        actor: The assigned actor; None while the batch waits.
+        actor: the assigned actor; None while the batch waits.
         life: ``life`` of that actor at the assignment.
     """
 
@@ -111,13 +111,13 @@ class Placement:
     """The actors of a pool and the batches that wait for one.
 
     Args:
-        count: Number of actors.
-        concurrency: Batches on each actor at once.
-        max_restarts: Consecutive deaths of an actor, without a finished batch between them, after which it is given up.
+        count: number of actors.
+        concurrency: batches on each actor at once.
+        max_restarts: consecutive deaths of an actor, without a finished batch between them, after which it is given up.
 
     Attributes:
-        line: Waiting batches. Those that must not share an actor are at the head.
-        deaths: Total number of deaths.
+        line: waiting batches. Those that must not share an actor are at the head.
+        deaths: total number of deaths.
     """
 
     count: int
@@ -233,9 +233,9 @@ class ActorHandle:
     """The backend's handle of an actor, for one life of the actor.
 
     Attributes:
-        handle: The backend's object for the actor.
-        excused: The actor was killed on purpose or its node was preempted, so its batches are not at fault.
-        watch: Timer that fires if the actor is not ready in time.
+        handle: the backend's object for the actor.
+        excused: the actor was killed on purpose or its node was preempted, so its batches are not at fault.
+        watch: timer that fires if the actor is not ready in time.
     """
 
     __slots__ = ("actor", "excused", "handle", "life", "watch")
@@ -250,10 +250,10 @@ class PendingBatch(BatchRequest):
     """A batch whose caller waits for it.
 
     Attributes:
-        seated: Done when an actor is assigned (None), or when that has become impossible (the error).
-        ended: Done with the actor's reply.
-        gone: The caller no longer waits.
-        over: The actor has finished with the batch, or the batch was never sent.
+        seated: done when an actor is assigned (None), or when that has become impossible (the error).
+        ended: done with the actor's reply.
+        gone: the caller no longer waits.
+        over: the actor has finished with the batch, or the batch was never sent.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, alone: bool) -> None:
@@ -270,13 +270,13 @@ class Supervisor:
     """The actors of one pool in this process.
 
     Args:
-        roster: Makes the decisions.
-        crew: Backend that executes them.
-        start_timeout: Seconds in which an actor must be ready; None is no limit.
+        roster: makes the decisions.
+        crew: backend that executes them.
+        start_timeout: seconds in which an actor must be ready; None is no limit.
 
     Attributes:
-        guests: Batches that wait or are on an actor.
-        batches: Number of batches that returned.
+        guests: batches that wait or are on an actor.
+        batches: number of batches that returned.
     """
 
     def __init__(self, roster: Placement, crew: Crew, start_timeout: float | None) -> None:
@@ -336,8 +336,8 @@ class Supervisor:
         """Stop waiting for a batch. Its actor is free once it has finished the batch.
 
         Args:
-            guest: The batch.
-            overdue: Kill the actor if it has not finished the batch after ``GRACE`` seconds.
+            guest: the batch.
+            overdue: kill the actor if it has not finished the batch after ``GRACE`` seconds.
         """
         with self._lock:
             guest.gone = True

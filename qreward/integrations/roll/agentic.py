@@ -27,19 +27,19 @@ def judge(
     """Judge one response and block until the reward is known. May be called from ``env.step`` in any number of threads.
 
     Args:
-        prompt: A text or a list of messages.
-        response: The text to judge.
-        reference: The correct answer, if the judge's prompt uses one.
-        settings: A file, or a mapping with the same content. None takes the file that ``QREWARD_REWARD`` names.
-        fields: Other fields that the judge's prompt names.
+        prompt: a text or a list of messages.
+        response: the text to judge.
+        reference: the correct answer, if the judge's prompt uses one.
+        settings: a file, or a mapping with the same content. None takes the file that ``QREWARD_REWARD`` names.
+        fields: other fields that the judge's prompt names.
 
     Returns:
         The reward. If there is none: the number in ``on_failure``, or else :data:`INVALID`. ROLL trains on :data:`INVALID` like on any
         other number unless ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops the group.
 
     Raises:
-        QRewardError: There is no reward and ``on_failure`` is ``raise``.
-        ConfigError: The settings are missing or wrong.
+        QRewardError: there is no reward and ``on_failure`` is ``raise``.
+        ConfigError: the settings are missing or wrong.
 
     Example:
         ``reward = judge(self.question, answer, reference=self.truth)``
@@ -61,7 +61,7 @@ class InvalidGroupFilter:
     scores of its steps.
 
     Raises:
-        RewardUnavailable: From ``filter``, when ``MOST_DROPPED`` groups in a row were dropped.
+        RewardUnavailable: from ``filter``, when ``MOST_DROPPED`` groups in a row were dropped.
     """
 
     def __init__(self, config: Any, env_manager_config: Any, mode: str) -> None:  # noqa: ARG002 - ROLL's signature

@@ -16,7 +16,7 @@ class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL
     For ``user_defined_rollout_loop_cls`` of a pipeline. In a validation, too, another prompt replaces the one that was dropped.
 
     Raises:
-        RewardUnavailable: From ``process_new_prompt``, when ``MOST_DROPPED`` prompts in a row were dropped.
+        RewardUnavailable: from ``process_new_prompt``, when ``MOST_DROPPED`` prompts in a row were dropped.
     """
 
     def __init__(self) -> None:

@@ -32,8 +32,8 @@ class Judged:
     """The rewards and metrics of a batch.
 
     Attributes:
-        scores: One reward for each row, in order; finite, and within the range of float16.
-        metrics: Name -> one number for each row.
+        scores: one reward for each row, in order; finite, and within the range of float16.
+        metrics: name -> one number for each row.
     """
 
     scores: list[float]
@@ -73,8 +73,8 @@ async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Ma
     """Score all rows concurrently.
 
     Raises:
-        RewardUnavailable: A reward is missing, and ``on_failure`` names no number.
-        ConfigError: A column that the settings name does not exist, or a reward does not fit into float16.
+        RewardUnavailable: a reward is missing, and ``on_failure`` names no number.
+        ConfigError: a column that the settings name does not exist, or a reward does not fit into float16.
     """
     named = named_in_prompts(config)
     scored = await rewarder.score_many([item_of(row, config.columns, USUAL, named) for row in rows])
@@ -115,8 +115,8 @@ class Drops:
     """Counts consecutive drops, so that a fleet that is down ends the run instead of having it generate forever.
 
     Args:
-        what: Name of the dropped things, for the error message.
-        most: Number of consecutive drops that ends the run.
+        what: name of the dropped things, for the error message.
+        most: number of consecutive drops that ends the run.
     """
 
     def __init__(self, what: str, most: int = MOST_DROPPED) -> None:

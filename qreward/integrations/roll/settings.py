@@ -26,10 +26,10 @@ def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
 
     Args:
         worker: ROLL's ``RewardConfig`` of the domain, or any object with its attributes.
-        prompts: Name -> template of ROLL's own prompts.
+        prompts: name -> template of ROLL's own prompts.
 
     Raises:
-        ConfigError: A setting is wrong, or no judge and no reward model is configured.
+        ConfigError: a setting is wrong, or no judge and no reward model is configured.
     """
     file = (getattr(worker, "system_envs", None) or {}).get(VARIABLE) or os.environ.get(VARIABLE)
     layers: list[Mapping[str, Any]] = [read_settings(file, empty="it must hold at least judge or reward_model")[0]] if file else []

@@ -59,7 +59,7 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
             ``token_level_rewards`` (zeros), ``response_level_rewards`` and ``scores`` in float16, and metrics as lists.
 
         Raises:
-            RewardUnavailable: A reward is missing, and ``on_failure`` names no number for it.
+            RewardUnavailable: a reward is missing, and ``on_failure`` names no number for it.
         """
         with continued(data.meta_info):
             rows = await asyncio.get_running_loop().run_in_executor(self._decoding, self._rows, data)

@@ -33,8 +33,8 @@ class Fallback:
     """What replaces a missing reward.
 
     Attributes:
-        score: The reward of the sample.
-        removes: Whether the sample is removed from the loss.
+        score: the reward of the sample.
+        removes: whether the sample is removed from the loss.
     """
 
     score: float
@@ -45,7 +45,7 @@ class Fallbacks:
     """Computes the fallbacks of one rewarder from the rewards so far.
 
     Args:
-        config: Settings with ``on_failure``. A number is the reward, and the sample trains; ``raise`` raises. Otherwise the sample is
+        config: settings with ``on_failure``. A number is the reward, and the sample trains; ``raise`` raises. Otherwise the sample is
             removed from the loss, and its number is the mean of the other rewards of the same call, or of the last ``MEMORY`` rewards, or
             the middle of the judge's range. After ``MOST_LOST`` failures in a row the next one is raised.
     """
@@ -67,7 +67,7 @@ class Fallbacks:
         """Return the fallback for the failed samples of a call.
 
         Raises:
-            QRewardError: A sample failed, and ``on_failure`` is ``raise`` or more than ``MOST_LOST`` failed in a row.
+            QRewardError: a sample failed, and ``on_failure`` is ``raise`` or more than ``MOST_LOST`` failed in a row.
         """
         failure = self._config.on_failure
         error = self._count(scored)

@@ -24,14 +24,14 @@ async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 
 
     Args:
         args: slime's arguments.
-        sample: One of slime's ``Sample``, or a list of them, which slime passes if one generation produces several.
+        sample: one of slime's ``Sample``, or a list of them, which slime passes if one generation produces several.
 
     Returns:
         A float, or a dict if ``--reward-key`` (in an evaluation: ``--eval-reward-key``) is set; a list of these for a list.
 
     Raises:
-        QRewardError: A reward is missing, and ``on_failure`` is ``raise`` or too many in a row were missing.
-        ConfigError: The settings are missing or wrong.
+        QRewardError: a reward is missing, and ``on_failure`` is ``raise`` or too many in a row were missing.
+        ConfigError: the settings are missing or wrong.
     """
     if isinstance(sample, list | tuple):
         return await _rewards(args, sample)
@@ -44,8 +44,8 @@ async def group_reward(args: Any, samples: Sequence[Any], **kwargs: Any) -> list
     Unlike with :func:`reward`, a sample that could not be judged gets the mean of its group, so that it does not move the baseline.
 
     Raises:
-        QRewardError: As in :func:`reward`.
-        ConfigError: As in :func:`reward`.
+        QRewardError: as in :func:`reward`.
+        ConfigError: as in :func:`reward`.
     """
     return await _rewards(args, samples)
 

@@ -28,7 +28,7 @@ def shared_client(config: ClientConfig | None = None) -> QRewardClient:
     """Return the client of this process for a configuration. The first call creates it. The caller must not close it.
 
     Args:
-        config: The client's settings. None takes those that ``QRewardClient.from_env`` finds.
+        config: the client's settings. None takes those that ``QRewardClient.from_env`` finds.
 
     Raises:
         ConfigError: ``config`` is None and the environment names no configuration.

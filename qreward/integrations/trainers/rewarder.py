@@ -39,9 +39,9 @@ class Scored:
     """A reward, or the error that prevented it.
 
     Attributes:
-        verdict: The verdict; None if scoring failed.
-        error: The error; None if scoring succeeded.
-        seconds: Seconds from the call to the result.
+        verdict: the verdict; None if scoring failed.
+        error: the error; None if scoring succeeded.
+        seconds: seconds from the call to the result.
     """
 
     verdict: Verdict | None
@@ -82,10 +82,10 @@ class Rewarder:
     """Scores with one scorer, within one deadline.
 
     Args:
-        scorer: A judge, a reward model, or a user's object with the same methods.
-        deadline: Seconds for one reward, all requests included.
-        priority: Priority of all requests.
-        config: The settings from which the rewarder was made, if any. Adapters read ``columns`` and ``on_failure`` from them.
+        scorer: a judge, a reward model, or a user's object with the same methods.
+        deadline: seconds for one reward, all requests included.
+        priority: priority of all requests.
+        config: the settings from which the rewarder was made, if any. Adapters read ``columns`` and ``on_failure`` from them.
     """
 
     def __init__(self, scorer: Scorer, deadline: float, priority: int | str = 5, config: RewardConfig | None = None) -> None:
@@ -102,8 +102,8 @@ class Rewarder:
         ``UnicodeEncodeError`` of a lone surrogate. Such a ``ValueError`` is also logged.
 
         Raises:
-            ConfigError: The settings do not fit the data. For example, the prompt names a field that no item has.
-            CancelledError: The caller was cancelled. Any other exception of the scorer also propagates, as it is a bug in code.
+            ConfigError: the settings do not fit the data. For example, the prompt names a field that no item has.
+            CancelledError: the caller was cancelled. Any other exception of the scorer also propagates, as it is a bug in code.
         """
         begun = monotonic()
         if response is None:
@@ -165,11 +165,11 @@ def rewarder(source: str | Path | Mapping[str, Any] | RewardConfig | None = None
     """Return the rewarder of this process for these settings. The first call creates it; it is closed when the process ends.
 
     Args:
-        source: The settings, in any form that :func:`~qreward.integrations.trainers.settings.load_reward_config` accepts.
-        deadline: Default number of seconds for one reward. The adapter passes it; ``deadline`` of the settings overrides it.
+        source: the settings, in any form that :func:`~qreward.integrations.trainers.settings.load_reward_config` accepts.
+        deadline: default number of seconds for one reward. The adapter passes it; ``deadline`` of the settings overrides it.
 
     Raises:
-        ConfigError: The settings are missing or wrong.
+        ConfigError: the settings are missing or wrong.
     """
     given = (_name(source), deadline)
     known = _GIVEN.get(given)
@@ -232,12 +232,12 @@ def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | 
     """Return the reward as a finite float, or the value that replaces a missing one.
 
     Args:
-        scored: The result of scoring.
-        on_failure: The user's choice: a number, ``none`` (the function returns None), ``raise`` or ``default``.
-        default: What ``default`` means for this adapter.
+        scored: the result of scoring.
+        on_failure: the user's choice: a number, ``none`` (the function returns None), ``raise`` or ``default``.
+        default: what ``default`` means for this adapter.
 
     Raises:
-        QRewardError: There is no reward and the choice is ``raise``. The exception is the scoring error.
+        QRewardError: there is no reward and the choice is ``raise``. The exception is the scoring error.
 
     Example:
         >>> from qreward.errors import RequestTimeout

@@ -37,19 +37,19 @@ class RewardConfig(Policy):
     """How a trainer's adapter gets its rewards.
 
     Args:
-        client: The client's settings, or the path of a file with them. None takes those that ``QRewardClient.from_env`` finds.
-        judge: Settings of an LLM judge; see :class:`~qreward.judge.config.JudgeConfig`.
-        reward_model: Name of a reward model. Exactly one of ``judge`` and ``reward_model`` is required.
-        deadline: Seconds for one reward, including queueing, retries and hedges. None takes the default of the adapter, which is below the
+        client: the client's settings, or the path of a file with them. None takes those that ``QRewardClient.from_env`` finds.
+        judge: settings of an LLM judge; see :class:`~qreward.judge.config.JudgeConfig`.
+        reward_model: name of a reward model. Exactly one of ``judge`` and ``reward_model`` is required.
+        deadline: seconds for one reward, including queueing, retries and hedges. None takes the default of the adapter, which is below the
             trainer's own limit.
-        on_failure: What replaces a missing reward: ``raise``, ``none`` (if the trainer supports missing rewards), a number, or
+        on_failure: what replaces a missing reward: ``raise``, ``none`` (if the trainer supports missing rewards), a number, or
             ``default``, the choice of the adapter.
-        columns: Field of the item (``prompt``, ``response``, ``reference``, or any field that the judge's prompt names) -> name of the
+        columns: field of the item (``prompt``, ``response``, ``reference``, or any field that the judge's prompt names) -> name of the
             trainer's column that holds it.
-        priority: Priority of all requests, 0 (most urgent) to 9.
+        priority: priority of all requests, 0 (most urgent) to 9.
 
     Raises:
-        ConfigError: A setting is unknown or wrong.
+        ConfigError: a setting is unknown or wrong.
 
     Example:
         >>> RewardConfig(reward_model="rm-7b", on_failure="none").deadline is None
@@ -119,11 +119,11 @@ def load_reward_config(source: str | Path | Mapping[str, Any] | RewardConfig | N
     """Load the settings of an adapter.
 
     Args:
-        source: A YAML, JSON or TOML file, or a mapping with the same content. None takes the file that ``QREWARD_REWARD`` names.
-        place: Name of the source in error messages; the file's name by default.
+        source: a YAML, JSON or TOML file, or a mapping with the same content. None takes the file that ``QREWARD_REWARD`` names.
+        place: name of the source in error messages; the file's name by default.
 
     Raises:
-        ConfigError: There are no settings, they cannot be read, or a setting is wrong. The message names the file and the setting.
+        ConfigError: there are no settings, they cannot be read, or a setting is wrong. The message names the file and the setting.
     """
     if isinstance(source, RewardConfig):
         return source
@@ -165,13 +165,13 @@ def item_of(row: Mapping[str, Any], columns: Mapping[str, str], usual: Usual, na
     """Return the keyword arguments of ``Scorer.score`` for one row.
 
     Args:
-        row: Column -> value. ``a.b`` is column ``b`` of the mapping in column ``a``.
-        columns: Field -> column, from the user's settings. Each column must exist.
-        usual: Default columns, as in :data:`Usual`.
-        named: Fields that the judge's templates name. Columns of the same name fill them.
+        row: column -> value. ``a.b`` is column ``b`` of the mapping in column ``a``.
+        columns: field -> column, from the user's settings. Each column must exist.
+        usual: default columns, as in :data:`Usual`.
+        named: fields that the judge's templates name. Columns of the same name fill them.
 
     Raises:
-        ConfigError: A configured column does not exist, or no column holds the prompt. The message lists the existing columns.
+        ConfigError: a configured column does not exist, or no column holds the prompt. The message lists the existing columns.
 
     Example:
         >>> item_of({"question": "2 + 2?", "text": "4"}, {"prompt": "question"}, {"response": ("text",)}, frozenset())

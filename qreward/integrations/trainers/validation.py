@@ -33,7 +33,7 @@ def check(config: RewardConfig, client: QRewardClient) -> None:
     """Check what can be known before the first reward.
 
     Raises:
-        ConfigError: A verdict, parameter or column has an unknown name, or no route of the client serves a model, so that every reward
+        ConfigError: a verdict, parameter or column has an unknown name, or no route of the client serves a model, so that every reward
             would fail.
     """
     if config.judge is not None:

@@ -32,22 +32,22 @@ def reward(
     """Make a reward function for ``reward_funcs``.
 
     Args:
-        settings: A file, or a mapping with the same content (see :class:`~qreward.integrations.trainers.RewardConfig`). None takes the file
+        settings: a file, or a mapping with the same content (see :class:`~qreward.integrations.trainers.RewardConfig`). None takes the file
             that ``QREWARD_REWARD`` names.
-        judge: A scorer in place of ``settings``: a ``Judge``, a ``RewardModelScorer``, or an object of your own with their methods.
-        name: Name of the function in TRL's logs.
-        columns: Field of the item -> column of the dataset; overrides the settings. By default the prompt and the completion are TRL's, the
+        judge: a scorer in place of ``settings``: a ``Judge``, a ``RewardModelScorer``, or an object of your own with their methods.
+        name: name of the function in TRL's logs.
+        columns: field of the item -> column of the dataset; overrides the settings. By default the prompt and the completion are TRL's, the
             reference is the first of ``reference``, ``solution``, ``answer``, ``ground_truth`` that is present, and each other field that
             the judge's prompt names is the column of the same name.
-        on_failure: What replaces a missing reward; overrides the settings. One of ``none`` (which ``default`` means if this is the only
+        on_failure: what replaces a missing reward; overrides the settings. One of ``none`` (which ``default`` means if this is the only
             reward function; needs TRL 1.6), ``raise``, or a number.
-        deadline: Seconds for one reward, all requests included; overrides the settings. 300 by default.
+        deadline: seconds for one reward, all requests included; overrides the settings. 300 by default.
 
     Raises:
-        ConfigError: At once if a setting is wrong, or if a missing reward would be None and the installed TRL is older than 1.6. From the
+        ConfigError: at once if a setting is wrong, or if a missing reward would be None and the installed TRL is older than 1.6. From the
             returned function if a column does not exist, or if the trainer has several functions and ``on_failure`` was not chosen, because
             TRL would count a missing reward as 0.0.
-        ValueError: Both ``settings`` and ``judge`` were passed.
+        ValueError: both ``settings`` and ``judge`` were passed.
 
     Example:
         ``GRPOTrainer(model, reward_funcs=reward("reward.yaml"), ...)``
@@ -90,15 +90,15 @@ def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = N
     functions return for it. TRL itself would count the missing reward as 0.0. All functions run concurrently, plain functions in threads.
 
     Args:
-        functions: The functions, as in ``reward_funcs``. Each is called as TRL would call it.
-        weights: The weights, as in ``reward_weights``; 1.0 each by default.
-        name: Name of the sum in TRL's logs. Each function is logged under the name that TRL would use. If several functions have the same
+        functions: the functions, as in ``reward_funcs``. Each is called as TRL would call it.
+        weights: the weights, as in ``reward_weights``; 1.0 each by default.
+        name: name of the sum in TRL's logs. Each function is logged under the name that TRL would use. If several functions have the same
             name, ``_2`` is appended to the second, and so on.
 
     Raises:
-        ValueError: There is no function, or the numbers of functions and weights differ. From the returned function: one returned too few
+        ValueError: there is no function, or the numbers of functions and weights differ. From the returned function: one returned too few
             or too many rewards.
-        ConfigError: From the returned function: a reward is missing and the installed TRL is older than 1.6.
+        ConfigError: from the returned function: a reward is missing and the installed TRL is older than 1.6.
 
     Example:
         ``GRPOTrainer(model, reward_funcs=combined(reward("reward.yaml"), format_reward, weights=[1.0, 0.2]), ...)``

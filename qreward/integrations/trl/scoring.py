@@ -51,7 +51,7 @@ def refuse_silent_zeros(name: str, on_failure: Failure, log_metric: Any) -> None
     choose that.
 
     Raises:
-        ConfigError: There are several reward functions, and ``on_failure`` was not chosen.
+        ConfigError: there are several reward functions, and ``on_failure`` was not chosen.
     """
     trainer = getattr(log_metric, "__self__", None)  # the only way to reach the trainer and its other reward functions
     functions = getattr(trainer, "reward_funcs", ())
@@ -66,7 +66,7 @@ def refuse_old_trl(name: str) -> None:
     """Reject TRL before 1.6, which counts a reward of None as 0.0 even if no function returned one, and trains on it.
 
     Raises:
-        ConfigError: The installed TRL is older than 1.6. If TRL is not an installed package, its version is unknown and nothing is raised.
+        ConfigError: the installed TRL is older than 1.6. If TRL is not an installed package, its version is unknown and nothing is raised.
     """
     try:
         found = version("trl")

@@ -36,9 +36,9 @@ class FleetJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]  # no types where 
     """The settings of a verifiers judge, and where its requests go.
 
     Attributes:
-        fleet: File with a client's settings; by default the file that ``QREWARD_CONFIG`` names, if set. Without a file, ``base_url``,
+        fleet: file with a client's settings; by default the file that ``QREWARD_CONFIG`` names, if set. Without a file, ``base_url``,
             ``api_key_var`` and the headers configure a client with one endpoint; with a file they are not used.
-        deadline: Seconds for a call, including queueing, retries and hedges. Keep it below ``timeout.scoring`` of the agent, if set.
+        deadline: seconds for a call, including queueing, retries and hedges. Keep it below ``timeout.scoring`` of the agent, if set.
         priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
     """
 
@@ -97,15 +97,15 @@ class FleetJudge(_Judge):  # type: ignore[misc]
         """Send a request to the judge. The answer is recorded on the trace, even if it cannot be parsed.
 
         Args:
-            messages: A text, or messages of verifiers.
-            trace: The trace that records the call and its usage.
-            schema: Model of the answer. The answer must match it, and ``parsed`` of the result is an instance of it.
-            parse: Function of the result whose return value becomes ``parsed``. Its exceptions propagate.
-            sampling: Overrides the sampling settings of the config. ``timeout`` (seconds in all) and ``extra_headers`` apply to the
+            messages: a text, or messages of verifiers.
+            trace: the trace that records the call and its usage.
+            schema: model of the answer. The answer must match it, and ``parsed`` of the result is an instance of it.
+            parse: function of the result whose return value becomes ``parsed``. Its exceptions propagate.
+            sampling: overrides the sampling settings of the config. ``timeout`` (seconds in all) and ``extra_headers`` apply to the
                 request.
 
         Raises:
-            QRewardError: There is no answer, the answer is not complete, or it does not match ``schema``.
+            QRewardError: there is no answer, the answer is not complete, or it does not match ``schema``.
         """
         wire = [{"role": "user", "content": messages}] if isinstance(messages, str) else [_to_wire(each) for each in messages]
         response = None

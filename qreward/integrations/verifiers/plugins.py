@@ -44,7 +44,7 @@ class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
     """The settings file of :class:`RewardJudge`, and which part of the rollout is scored. The file is validated before a rollout begins.
 
     Attributes:
-        settings: File with :class:`~qreward.integrations.trainers.RewardConfig`; by default the file that ``QREWARD_REWARD`` names. It
+        settings: file with :class:`~qreward.integrations.trainers.RewardConfig`; by default the file that ``QREWARD_REWARD`` names. It
             configures the scorer and its endpoints; of verifiers' own settings only ``id``, ``name`` and ``weight`` are used.
         view: ``last_reply`` or ``full_trace``.
     """
@@ -69,8 +69,8 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
         """Return the reward.
 
         Raises:
-            QRewardError: There is no reward, and the settings choose no number. verifiers then fails the rollout and scores nothing.
-            ConfigError: The settings are missing or wrong, or say ``on_failure: none``, which verifiers does not support.
+            QRewardError: there is no reward, and the settings choose no number. verifiers then fails the rollout and scores nothing.
+            ConfigError: the settings are missing or wrong, or say ``on_failure: none``, which verifiers does not support.
         """
         here: Rewarder = rewarder(self.config.settings, deadline=DEADLINE)
         assert here.config is not None  # it was made from settings

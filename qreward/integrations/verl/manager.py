@@ -25,7 +25,7 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
     reference. Results have the same keys as those of :func:`~qreward.integrations.verl.compute_score`.
 
     Raises:
-        ConfigError: On construction, if a setting is wrong or another reward function is configured, which this manager would not call.
+        ConfigError: on construction, if a setting is wrong or another reward function is configured, which this manager would not call.
 
     Example:
         ``reward.reward_manager.source=importlib reward.reward_manager.name=QRewardManager``

@@ -25,10 +25,10 @@ async def compute_score(
     """Score one response. verl calls this function for each sample.
 
     Args:
-        data_source: A column for the judge's prompt, like all entries of ``extra_info``.
-        solution_str: The response. None means that there is no response, and therefore no reward.
-        ground_truth: The reference.
-        extra_info: Must hold the question, because verl passes no prompt to a reward function. By default the first of ``prompt``,
+        data_source: a column for the judge's prompt, like all entries of ``extra_info``.
+        solution_str: the response. None means that there is no response, and therefore no reward.
+        ground_truth: the reference.
+        extra_info: must hold the question, because verl passes no prompt to a reward function. By default the first of ``prompt``,
             ``question``, ``problem``, ``query``, ``raw_prompt`` that is present; ``columns: {prompt: name}`` selects another.
         kwargs: ``reward_kwargs`` of the configuration: ``config``, the path of a settings file, or settings of
             :class:`~qreward.integrations.trainers.RewardConfig`, or both; and verl's own additions.
@@ -38,8 +38,8 @@ async def compute_score(
         success; ``judge_seconds``; and ``judge_tokens``, 0.0 if no server reported any.
 
     Raises:
-        ConfigError: A setting is wrong, or a column does not exist.
-        QRewardError: There is no reward and ``on_failure`` is not a number.
+        ConfigError: a setting is wrong, or a column does not exist.
+        QRewardError: there is no reward and ``on_failure`` is not a number.
 
     Example:
         ``reward.custom_reward_function.path=pkg://qreward.integrations.verl``
@@ -61,7 +61,7 @@ def answer(scored: Scored, on_failure: Failure) -> dict[str, Any]:
     """Return the result for verl.
 
     Raises:
-        QRewardError: There is no reward and ``on_failure`` is not a number. In verl a reward can be neither absent nor NaN.
+        QRewardError: there is no reward and ``on_failure`` is not a number. In verl a reward can be neither absent nor NaN.
     """
     if scored.error is not None and NOTE not in getattr(scored.error, "__notes__", ()):  # identical samples may share one error
         scored.error.add_note(NOTE)

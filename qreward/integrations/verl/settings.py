@@ -37,7 +37,7 @@ def settings_of(given: Mapping[str, Any], dialect: str = "vllm") -> RewardConfig
         dialect: ``kind`` of the servers behind verl's router, as in the settings of an endpoint.
 
     Raises:
-        ConfigError: A setting is unknown or wrong, or there are no settings.
+        ConfigError: a setting is unknown or wrong, or there are no settings.
     """
     ours = {name: plain(value) for name, value in given.items() if name in _SETTINGS and value is not None}
     key = json.dumps([ours, str(given.get(ROUTER)), dialect], sort_keys=True, default=repr)

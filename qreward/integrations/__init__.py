@@ -1,1 +1,1 @@
-"""Where this library meets others: one room for each of them, which imports its package only when it is used."""
+"""Adapters for other libraries, one package for each. An adapter imports the library only when it is used."""

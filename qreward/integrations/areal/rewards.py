@@ -1,8 +1,8 @@
-"""The reward of a completion, blocking and awaited. Imports nothing of AReaL.
+"""The reward of a completion, as a blocking function and as a coroutine. Does not import AReaL.
 
-A reward that could not be had is raised, unless the settings choose something else. AReaL asks its process pool again, four times in all,
-then rejects the trajectory with its whole group, instead of training on it. Of a time-out of its own it makes a 0, which is why the
-blocking function is done before that.
+A missing reward is raised as an error unless the settings choose something else. AReaL then calls its process pool again, four times in
+all, and rejects the trajectory with its whole group instead of training on it. AReaL turns a time-out of its own into a reward of 0, so
+the blocking function finishes before that time-out.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from qreward.integrations.trainers.settings import item_of, named_in_prompts
 from qreward.integrations.trainers.texts import without_end
 
 HOST_LIMIT = 15.0
-"""Seconds after which ``AsyncRewardWrapper`` gives a call up, waiting for a free worker included."""
+"""Seconds after which ``AsyncRewardWrapper`` abandons a call, including the wait for a free worker process."""
 DEADLINE = 12.0
-"""Seconds for a reward in the process pool."""
+"""Default number of seconds for a reward in the process pool."""
 WORKFLOW_DEADLINE = 180.0
-"""Seconds for a reward that is awaited in a workflow, where AReaL has no limit of its own."""
+"""Default number of seconds for a reward that is awaited in a workflow, where AReaL has no limit of its own."""
 USUAL = {"prompt": ("messages", "prompt"), "response": ("completions",), "reference": ("answer", "solution", "ground_truth")}
 
 _log = logging.getLogger("qreward.areal")
 
 
 class NoReward(QRewardError):
-    """There was no reward in time. No ``TimeoutError``: of those ``AsyncRewardWrapper`` makes a 0 in the end, as of its own."""
+    """No reward arrived in time. It is not a ``TimeoutError``, because ``AsyncRewardWrapper`` ends up turning those into a reward of 0."""
 
 
 def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any) -> float | None:
-    """The reward of one completion, for ``reward_fn`` of AReaL's workflows: in a child of its process pool, forked or spawned.
+    """Score one completion. For ``reward_fn`` of AReaL's workflows, which runs in a forked or spawned child of its process pool.
 
     Args:
-        prompt: as the model got it. A column ``messages`` of the data goes before it.
-        completions: what the model answered, with special tokens.
-        prompt_ids, completion_ids: tokens; not used, but for templates that name them.
+        prompt: the prompt as the model received it. A column ``messages`` of the data takes precedence.
+        completions: the model's answer, with special tokens.
+        prompt_ids, completion_ids: token ids; used only if a template names them.
         data: the columns of the data.
 
     Returns:
-        A finite float; None, which AReaL cannot train on and rejects without asking again, if the settings say ``on_failure: none``.
+        A finite float; or None if the settings say ``on_failure: none``. AReaL cannot train on None and rejects it without a retry.
 
     Raises:
-        ConfigError: the settings, those of the file that ``QREWARD_REWARD`` names, are missing or wrong.
-        QRewardError: there is no reward, and the settings say nothing else; ``NoReward`` for want of time.
+        ConfigError: the settings in the file that ``QREWARD_REWARD`` names are missing or wrong.
+        QRewardError: there is no reward, and ``on_failure`` does not replace it. ``NoReward`` if the time ran out.
     """
     here = rewarder(deadline=DEADLINE)
     _check(here.deadline)
@@ -59,7 +59,9 @@ def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids:
 async def async_reward(
     prompt: str, completions: str, prompt_ids: list[int] | None = None, completion_ids: list[int] | None = None, **data: Any
 ) -> float | None:
-    """The same, awaited in a workflow: as many at once as there are trajectories, with no process between.
+    """Score one completion, awaited in a workflow. There is no process pool between, so all trajectories are scored concurrently.
+
+    Arguments, result and errors are those of :func:`reward`, except that a time-out raises ``RequestTimeout``.
 
     Example:
         >>> async def score(tokenizer, resp, data):
@@ -70,7 +72,7 @@ async def async_reward(
 
 
 def _row(prompt: str, completions: str | None, prompt_ids: object, completion_ids: object, data: dict[str, Any]) -> dict[str, Any]:
-    said = None if completions is None else without_end(completions)  # None has no reward; see Rewarder.score
+    said = None if completions is None else without_end(completions)  # None gets no reward; see Rewarder.score
     return {**data, "prompt_ids": prompt_ids, "completion_ids": completion_ids, "prompt": prompt, "completions": said}
 
 
@@ -84,7 +86,7 @@ async def _reward(here: Rewarder, row: dict[str, Any]) -> float | None:
 
 @cache
 def _check(deadline: float) -> None:
-    """Once: say that AReaL's limit comes before ours."""
+    """Warn once if AReaL's limit ends a call before ``deadline`` does."""
     if deadline + LATE >= HOST_LIMIT:
         _log.warning(
             "a deadline of %g s is no less than the %g s after which AsyncRewardWrapper makes a reward 0; unless you gave it a longer "

@@ -1,4 +1,4 @@
-"""AReaL's single-turn workflow with rewards that are awaited in its loop: no process pool, no limit of 15 seconds. Imports AReaL."""
+"""AReaL's single-turn workflow with rewards awaited in its event loop: no process pool and no limit of 15 seconds. Imports AReaL."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _trace: Any = importlib.import_module("areal.utils.perf_tracer").trace_session
 
 
 class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no types here
-    """``RLVRWorkflow`` without ``reward_fn``: the settings of the rewards are those of the file that ``QREWARD_REWARD`` names.
+    """``RLVRWorkflow`` without ``reward_fn``. The settings are in the file that ``QREWARD_REWARD`` names.
 
-    A reward that could not be had is raised: AReaL rejects the whole group. ``on_failure: none`` leaves the one trajectory out; AReaL
-    then goes on with a smaller group, which its normalization by groups, that counts them off by ``group_size``, does not expect.
+    A missing reward is raised as an error, and AReaL rejects the whole group. With ``on_failure: none`` only that trajectory is left out.
+    AReaL then continues with a smaller group, which its group normalization does not expect, because it splits trajectories by
+    ``group_size``.
 
     Args:
         arguments: those of ``RLVRWorkflow`` without ``reward_fn``: ``gconfig``, ``tokenizer``, ``enable_thinking``, ...
@@ -28,7 +29,7 @@ class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no type
     def __init__(self, **arguments: Any) -> None:
         load_reward_config()
         super().__init__("qreward.integrations.areal.async_reward", **arguments)
-        self.reward_fn = self.async_reward_fn = async_reward  # not a name any more, so that no process pool is made for it
+        self.reward_fn = self.async_reward_fn = async_reward  # a function, not its name: AReaL would make a process pool for a name
 
     @_trace("reward")  # type: ignore[untyped-decorator]
     async def _compute_rewards(self, resp: Any, prompt_str: str, task_data: dict[str, Any]) -> float:
@@ -39,7 +40,7 @@ class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no type
         return found
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
-        """One trajectory; None if it has no reward, and the settings say ``on_failure: none``."""
+        """Run one trajectory. Returns None if its reward is missing and the settings say ``on_failure: none``."""
         try:
             episode: dict[str, Any] = await super().arun_episode(engine, data)
         except _LeftOutError:
@@ -48,4 +49,4 @@ class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no type
 
 
 class _LeftOutError(Exception):
-    """There is no reward, and the trajectory is to be left out."""
+    """The reward is missing, and the trajectory is left out."""

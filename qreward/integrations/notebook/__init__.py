@@ -1,8 +1,4 @@
-"""Streams that grow before one's eyes in a notebook: ``show`` for one answer, ``show_batch`` for many.
-
-What is read is folded into a state (``state``), of which HTML is made (``cards``), which is put into a cell's output now and then
-(``views``, ``showing``). IPython is imported only there, and only where one of its kernels runs.
-"""
+"""Live display of streams in a notebook: ``show`` for one answer, ``show_batch`` for many. The implementation is ``qreward.notebook``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The openai SDK, and whatever is built on it or on httpx, over the whole fleet; and a client that looks like the SDK's.
+"""The openai SDK, and other libraries built on it or on httpx, over a whole fleet.
 
-``asked`` reads a request of the SDK, ``exchange`` puts it to a ``QRewardClient``, ``replies`` are what comes back, errors included, and
-``events`` the answers that come in pieces: these four know no HTTP library. ``transports`` is where httpx and httpx2 plug in, ``sdk`` makes
-clients of the installed SDK, and ``facade`` is ``client.chat.completions.create``, which needs neither.
+``request`` parses a request of the SDK, ``handler`` sends it through a ``QRewardClient``, and ``responses`` builds the response, errors and
+streams included. These three know no HTTP library. ``transports`` connects them to httpx and httpx2, and ``sdk`` makes clients of the
+installed SDK. ``qreward.chat_namespace``, which provides ``client.chat.completions.create``, needs none of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qreward.integrations.openai.transports import transport as transport
 
 BASE_URL = "http://qreward/v1"
-"""What to give an SDK as ``base_url``. Nothing is looked up or connected to by this name."""
+"""``base_url`` for an SDK. The host name is never resolved or connected to."""
 
 _HOME_OF = dict.fromkeys(("Transport", "transport"), "transports")
 _HOME_OF |= dict.fromkeys(("async_http_client", "async_openai_client", "http_client", "openai_client"), "sdk")
@@ -28,7 +28,7 @@ __all__ = ["BASE_URL", "Transport", "async_http_client", "async_openai_client", 
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when first asked for: every client has the facade, few need httpx."""
+    """Import on first access: every client has ``client.chat``, but few need httpx."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

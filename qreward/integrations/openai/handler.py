@@ -1,10 +1,8 @@
-"""Puts what an SDK asks to a client, and makes replies of what comes of it. Knows clients; knows no HTTP library and no SDK.
+"""Sends the requests of an SDK through a client and returns HTTP replies. Knows clients, but no HTTP library and no SDK.
 
-A chat goes as it came, and its answer comes back as the bytes that the endpoint sent, however it ended: ``finish_reason`` is for the
-program to read. So do legacy completions, moderations and rankings.
-Inputs to embed are merged on the wire with those of other calls.
-
-Requests that are passed on as they are, and answered as they are answered. Knows JSON, not what it means.
+Chat completions, legacy completions, moderations and rerank requests are passed through unchanged, and so are the bytes of the endpoint's
+answer. An answer is returned whatever its ``finish_reason``, which the program must check. Inputs of embedding requests are merged with
+those of other calls.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class _Seen(msgspec.Struct, gc=False):
-    """The part of an answer that is read."""
+    """The members of an answer that are decoded."""
 
     usage: Usage | None = None
     error: Any = None
@@ -45,26 +43,30 @@ _DECODER = msgspec.json.Decoder(_Seen)
 
 
 class PlainAnswer(msgspec.Struct, gc=False):
-    """An answer as it came."""
+    """An answer that is passed through unchanged."""
 
     body: bytes
     model: str
     usage: Usage | None
 
     def text(self) -> str:
-        """``""``: where its words stand is not known here."""
+        """Return ``""``: the position of the text in such an answer is unknown."""
         return ""
 
     def build(self) -> bytes:
-        """The JSON."""
+        """Return the JSON body."""
         return self.body
 
 
 class PlainCodec:
-    """``POST`` to one path, whole: not merged with others, and not split.
+    """Codec of a ``POST`` to one path. Requests are neither merged nor split.
+
+    Args:
+        path: path of the API, such as ``/completions``.
 
     Attributes:
-        name: of the operation, for telemetry.
+        path: path of the API.
+        name: name of the operation, for telemetry.
     """
 
     def __init__(self, path: str) -> None:
@@ -73,11 +75,11 @@ class PlainCodec:
         self._member = MEMBERS[path]
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """The JSON body. Raises ``BadRequest`` for what JSON cannot hold."""
+        """Return the JSON body. Raises ``BadRequest`` for values that JSON cannot represent."""
         return jsonio.write(model, self._member, call.inputs, call.params, all_text=False)
 
     def decode(self, body: bytes, call: WireRequest) -> PlainAnswer:
-        """The answer. Raises ``Malformed`` or ``EmbeddedError``."""
+        """Return the answer. Raises ``Malformed`` or ``EmbeddedError``."""
         try:
             seen = _DECODER.decode(body)
         except jsonio.REFUSED:
@@ -88,11 +90,11 @@ class PlainCodec:
         return PlainAnswer(body, call.model, seen.usage)
 
     def validate(self, inputs: Any) -> Any:
-        """The inputs; it is the server that knows what they may be."""
+        """Return the inputs unchanged; the server validates them."""
         return inputs
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Inputs by their length, output by ``max_tokens``, which only completions have."""
+        """Estimate input tokens from the length of the inputs, and output tokens from ``max_tokens``, which only completions have."""
         inputs, most, choices = call.inputs, call.params.get("max_tokens"), call.params.get("n")
         prompt = len(str(inputs)) / CHARS_PER_TOKEN
         if not isinstance(most, int):
@@ -105,25 +107,28 @@ _CODECS = {"/chat/completions": VERBATIM_CHAT} | {path: PlainCodec(path) for pat
 
 
 class Exchange:
-    """Answers requests by a client, in any event loop.
+    """Handles requests with a client, in any event loop.
 
     Args:
-        client: who does the work; it stays open, and its owner's.
-        priority, hedge, tenant: of all the requests, as in ``QRewardClient.chat_completion``.
+        client: the client that sends the requests. It stays open; its owner closes it.
+        priority, hedge, tenant: options of all requests, as in ``QRewardClient.chat_completion``.
     """
 
     def __init__(self, client: QRewardClient, priority: int | str, hedge: bool, tenant: str | None) -> None:
         self.client = client
         self._terms = partial(client._terms, DEFAULT, priority, hedge, tenant)
-        self._terms()  # what is wrong with them is said now
+        self._terms()  # raises now if one of them is wrong
 
     async def answer(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes, seconds: float | None) -> Reply:
-        """The reply to a request. Raises nothing but ``CancelledError``.
+        """Return the reply to a request. Raises nothing but ``CancelledError``.
 
         Args:
-            path: of its URL; the end says what is asked.
-            seconds: which the request gives itself: for the whole of an answer that is not streamed, queueing and retries included;
-                for the first token, and for each pause, of one that is. None leaves it to the client.
+            method: HTTP method.
+            path: path of the URL; its end selects the operation.
+            headers: headers of the request.
+            body: body of the request.
+            seconds: timeout of the request, in seconds. Without streaming it covers the whole answer, including queueing and retries. With
+                streaming it covers the wait for the first token and each pause between two chunks. None leaves it to the client.
         """
         path = path.rstrip("/")
         try:
@@ -165,7 +170,7 @@ class Exchange:
         return result
 
     async def _stream(self, asked: Asked, seconds: float | None) -> Reply:
-        """The reply once the first token is there: until then a failure is an HTTP error, if it is the last."""
+        """Return the reply when the first token has arrived. A failure before that is an HTTP error, once all attempts have failed."""
         if asked.route != "/chat/completions":
             return replies.not_offered("streamed", asked.route)
         params = {name: value for name, value in asked.params.items() if name != "stream"}
@@ -183,7 +188,7 @@ class Exchange:
 
 
 def _body(result: Result[Any]) -> bytes:
-    """The answer's JSON as it came. Raises the error."""
+    """Return the JSON of the answer as the endpoint sent it. Raises the result's error."""
     body: bytes = result._answered().body  # type: ignore[attr-defined]
     return body
 

@@ -1,4 +1,4 @@
-"""What an SDK asks, out of its HTTP request. Pure; knows the OpenAI API, and nothing of who will answer."""
+"""Parses the HTTP request of an SDK. Pure. Knows the OpenAI API, but not the endpoints that will answer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from qreward.codecs.base import Malformed
 from qreward.errors import BadRequest
 
 ROUTES = ("/chat/completions", "/completions", "/embeddings", "/moderations", "/rerank")
-"""What may be asked by POST, by the end of the path; the first that fits counts."""
+"""Supported POST routes, matched by the end of the path. The first match counts."""
 
 _OURS = frozenset({
     "host", "connection", "content-length", "content-type", "transfer-encoding", "accept", "accept-encoding", "user-agent",
     "authorization", "proxy-authorization", "api-key", "x-api-key", "cookie", "openai-organization", "openai-project",
     "traceparent", "tracestate", "baggage",
 })  # fmt: skip
-"""Headers that are not passed on: they belong to the connection, to the account, which is the endpoint's, or to our own spans."""
+"""Headers that are not forwarded. They belong to the connection, to the account (each endpoint has its own), or to the client's spans."""
 
 _SDK = "x-stainless-"
 
@@ -29,10 +29,10 @@ class Asked(NamedTuple):
 
     Attributes:
         route: one of ``ROUTES``.
-        model: chooses who answers.
-        inputs: messages, or what stands in their place; None if there is nothing.
-        params: everything else of the body, as it was sent.
-        headers: those that are passed on; None if there are none.
+        model: name of the model, which selects the endpoints.
+        inputs: the messages, or the corresponding member of the body; None if it is missing.
+        params: all other members of the body, unchanged.
+        headers: the headers to forward; None if there are none.
     """
 
     route: str
@@ -43,11 +43,11 @@ class Asked(NamedTuple):
 
 
 MEMBERS = dict(zip(ROUTES, ("messages", "prompt", "input", "input", "documents"), strict=True))
-"""What the body calls the inputs."""
+"""Route -> member of the body that holds the inputs."""
 
 
 def route_of(path: str) -> str | None:
-    """Which of ``ROUTES`` a path means, whatever stands before it; None if it is none of them.
+    """Return which of ``ROUTES`` a path ends with; None if it is none of them.
 
     Example:
         >>> route_of("/v1/chat/completions"), route_of("/v1/files")
@@ -57,7 +57,7 @@ def route_of(path: str) -> str | None:
 
 
 def read(route: str, headers: Iterable[tuple[str, str]], body: bytes) -> Asked:
-    """The request. Raises ``BadRequest`` for a body that is none."""
+    """Parse a request. Raises ``BadRequest`` if the body is not a JSON object or names no model."""
     params = _document(body)
     model = params.pop("model", None)
     if not isinstance(model, str) or not model:
@@ -66,7 +66,7 @@ def read(route: str, headers: Iterable[tuple[str, str]], body: bytes) -> Asked:
 
 
 def passed_on(headers: Iterable[tuple[str, str]]) -> dict[str, str] | None:
-    """The headers that go to the endpoint: what the program added, but no key, and nothing that the connection or the SDK put there."""
+    """Return the headers to forward: those that the program added, without keys and without headers of the connection or the SDK."""
     named = ((name.lower(), value) for name, value in headers)
     return {name: value for name, value in named if name not in _OURS and not name.startswith(_SDK)} or None
 

@@ -1,12 +1,10 @@
-"""What an SDK is answered: a status, headers, and a body. Our errors become those of the OpenAI API. Knows no HTTP library.
+"""The HTTP replies that an SDK receives: status, headers, and a body or server-sent events. Knows no HTTP library.
 
-Every error says ``x-should-retry: false``: it is the end of a call that has been queued, tried, tried elsewhere and hedged already, so an
-SDK that tries again by itself would only multiply that.
+Errors of this package become errors of the OpenAI API. Each has the header ``x-should-retry: false``: the scheduler has already queued,
+retried and hedged the request, so retries by the SDK would only multiply the load.
 
-An answer that comes in pieces, as server-sent events. Knows chunks and the form of events; knows no HTTP library.
-
-A stream that breaks off ends in an event with an ``error``, which SDKs raise, and then in a broken connection, for those that do not look
-at errors: it never looks like a short answer.
+A stream that breaks off ends with an event that has an ``error``, which SDKs raise, and then with a broken connection, for programs that
+do not check for errors. It never looks like a short answer.
 """
 
 from __future__ import annotations
@@ -48,14 +46,14 @@ _RAW = msgspec.json.Decoder(msgspec.Raw)
 
 
 class Events:
-    """The events of a stream that has begun, one after the other; an asynchronous iterator of bytes.
+    """The events of a stream that has begun: an asynchronous iterator of bytes.
 
     Args:
-        stream: what is read.
-        seconds: the longest silence between two pieces; None is any.
-        told_usage: the caller wants the chunk that tells the usage. It is asked for in any case, for the scheduler learns from it, but a
-            program that did not ask does not expect a chunk without choices.
-        as_event: how an error is told.
+        stream: the stream to read.
+        seconds: maximum pause between two chunks, in seconds; None is no limit.
+        told_usage: whether the caller wants the chunk that reports the usage. The client always requests that chunk, because the scheduler
+            learns from it, but a program that did not request it does not expect a chunk without choices.
+        as_event: converts an error to an event.
     """
 
     def __init__(self, stream: Stream, seconds: float | None, told_usage: bool, as_event: Callable[[QRewardError], bytes]) -> None:
@@ -84,7 +82,7 @@ class Events:
             return self._told(silence(self._seconds, "amid the answer"))
 
     async def aclose(self) -> None:
-        """Leave; the request is stopped upstream, and its connection closed, when this returns."""
+        """Stop reading. The request is cancelled, and its connection is closed, when this returns."""
         await self._stream.aclose()
 
     def _told(self, error: QRewardError) -> bytes:
@@ -93,7 +91,7 @@ class Events:
 
 
 class _Shown:
-    """From chunks to events."""
+    """Converts chunks to events."""
 
     __slots__ = ("_first", "_told_usage")
 
@@ -108,17 +106,17 @@ class _Shown:
 
 
 def strict(body: bytes) -> bytes:
-    """The same JSON, written anew only where a strict reader would refuse it: a byte order mark, bare control characters, broken UTF-8."""
+    """Return the same JSON, rewritten only if a strict parser rejects it: a byte order mark, bare control characters, invalid UTF-8."""
     try:
         _RAW.decode(body)
-        _ = body.isascii() or body.decode()  # which the decoder does not look at
+        _ = body.isascii() or body.decode()  # the decoder does not check the encoding
     except jsonio.REFUSED:
         return json.dumps(jsonio.read_leniently(body)).encode()
     return body
 
 
 def event(data: bytes) -> bytes:
-    """One event.
+    """Return one server-sent event.
 
     Example:
         >>> event(b'{"a": 1}')
@@ -128,7 +126,7 @@ def event(data: bytes) -> bytes:
 
 
 def in_pieces(body: bytes) -> bytes:
-    """A first chunk as it came; the whole answer of a server that does not stream as the one chunk it stands for."""
+    """Return a first chunk unchanged. The whole answer of a server that does not stream is converted to a single chunk."""
     if b'"message"' not in body:
         return body
     document = read_object(body)
@@ -151,7 +149,7 @@ def _choice_in_pieces(choice: Any) -> Any:
 
 
 def silence(seconds: float | None, when: str) -> RequestTimeout:
-    """The time that the request itself gives was over."""
+    """Return the error for a timeout that the request itself set."""
     return RequestTimeout(f"nothing came for {seconds:g} s {when}, which is the timeout that the request was given; give it more")
 
 
@@ -177,11 +175,11 @@ _STATUSES: tuple[tuple[type[QRewardError], int, frozenset[int]], ...] = (
     (StreamInterrupted, 502, frozenset()),
     (QRewardError, 500, frozenset()),
 )
-"""Error, the first that fits -> its status, and which of the server's own it may have instead."""
+"""Error class -> its HTTP status, and the server's own statuses that it may have instead. The first class that matches counts."""
 
 
 class Reply(NamedTuple):
-    """An HTTP answer, whose body may be still to come."""
+    """An HTTP response. The body may be a stream."""
 
     status: int
     headers: dict[str, str]
@@ -189,47 +187,47 @@ class Reply(NamedTuple):
 
 
 def answered(body: bytes, endpoint: str | None) -> Reply:
-    """An answer, as its endpoint gave it."""
+    """Return an endpoint's answer unchanged."""
     return Reply(200, _headers(**{"x-qreward-endpoint": endpoint}), strict(body))
 
 
 def streamed(events: Events) -> Reply:
-    """An answer that has begun."""
+    """Return the reply for a stream that has begun."""
     return Reply(200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}, events)
 
 
 def models(names: Iterable[str]) -> Reply:
-    """The list of models; a pattern stands in it as it is written."""
+    """Return the list of models. A pattern of a route is listed as written."""
     return Reply(200, _headers(), _json({"object": "list", "data": [_model(name) for name in names]}))
 
 
 def model(name: str) -> Reply:
-    """One model."""
+    """Return one model."""
     return Reply(200, _headers(), _json(_model(name)))
 
 
 def not_offered(method: str, path: str) -> Reply:
-    """404, saying what there is."""
+    """Return a 404 that lists what is supported."""
     offered = ", ".join(f"POST {route}" for route in ROUTES)
     words = f"qreward does not offer {method} {path}; it offers {offered} and GET /models. Send what else there is to its server directly."
     return Reply(404, _headers(**{"x-should-retry": "false"}), _json({"error": _error(words, 404, "not_offered")}))
 
 
 def refused(error: QRewardError) -> Reply:
-    """A call that failed for good."""
+    """Return the reply for a call that failed for good."""
     status, told = status_of(error), error if isinstance(error, RequestError) else None
     more = {"x-request-id": told.request_id, "x-qreward-endpoint": told.endpoint} if told else {}
     return Reply(status, _headers(**{"x-should-retry": "false", **more}), _json({"error": described(error)}))
 
 
 def described(error: QRewardError) -> dict[str, Any]:
-    """The ``error`` of a body: what went wrong in the API's words, where, and after how many attempts."""
+    """Return the ``error`` member of a body: message, type and code of the OpenAI API, and the endpoint and the number of attempts."""
     told = {"endpoint": error.endpoint, "attempts": len(error.attempts)} if isinstance(error, RequestError) else {}
     return _error(str(error), status_of(error), _code(error)) | told
 
 
 def status_of(error: QRewardError) -> int:
-    """The HTTP status that stands for an error: the server's own where SDKs take it for the same.
+    """Return the HTTP status for an error: the server's own status if SDKs treat it as the same error.
 
     Example:
         >>> status_of(NoEndpoint("no route")), status_of(RateLimited("full", status_code=503))
@@ -245,7 +243,7 @@ def _error(message: str, status: int, code: str) -> dict[str, Any]:
 
 
 def _code(error: QRewardError) -> str:
-    """The API's code where programs look for it, else the name of our error."""
+    """Return the API's error code if programs check for one, else the name of the error class in snake case."""
     if isinstance(error, NoEndpoint):
         return "model_not_found"
     if isinstance(error, BadRequest) and meanings.is_too_long(ErrorBody(str(error))):
@@ -260,7 +258,7 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _headers(**more: str | None) -> dict[str, str]:
-    """As HTTP can carry them: names of endpoints may be in any script."""
+    """Return the headers in ASCII, as HTTP requires. Names of endpoints may be in any script."""
     told = {name: value.encode("ascii", "backslashreplace").decode() for name, value in more.items() if value}
     return {"content-type": "application/json", **told}
 

@@ -1,4 +1,4 @@
-"""Clients of the installed openai SDK, of major version 2 or 3, over a ``QRewardClient``. The only file here that knows the SDK."""
+"""Clients of the installed openai SDK, of major version 2 or 3, over a ``QRewardClient``. Only this module knows the SDK."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def async_openai_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> openai.AsyncOpenAI:
-    """An ``AsyncOpenAI`` whose requests go through a client; what is built on the SDK takes it as it takes any other.
+    """Return an ``AsyncOpenAI`` whose requests go through a client. Libraries built on the SDK accept it like any other.
 
     Args:
-        client: it is not closed with what is made here.
+        client: the client. Closing the SDK's client does not close it.
         settings: ``priority``, ``hedge`` and ``tenant``, as in :func:`~qreward.integrations.openai.transport`.
 
     Example:
@@ -30,22 +30,22 @@ def async_openai_client(client: QRewardClient | SyncQRewardClient, **settings: A
 
 
 def openai_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> openai.OpenAI:
-    """An ``OpenAI``, for code that does not await. See :func:`async_openai_client`."""
+    """Return an ``OpenAI``, for blocking code. See :func:`async_openai_client`."""
     return openai.OpenAI(base_url=BASE_URL, api_key=_KEY, http_client=http_client(client, **settings))
 
 
 def async_http_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> Any:
-    """What the installed SDK takes as ``http_client``: an ``httpx.AsyncClient``, or from openai 3 on one of ``httpx2``.
+    """Return an ``http_client`` for the installed SDK: an ``httpx.AsyncClient``, or from openai 3 on an ``httpx2.AsyncClient``.
 
-    It sets no time limit, so that the ``timeout`` of the client is the one that counts, unless a request has its own.
+    It sets no timeout, so the ``timeout`` of the client applies unless a request has its own.
     """
     return openai.DefaultAsyncHttpxClient(transport=transport(client, **settings), timeout=None)
 
 
 def http_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> Any:
-    """The same for code that does not await."""
+    """Return the same as :func:`async_http_client`, for blocking code."""
     return openai.DefaultHttpxClient(transport=transport(client, **settings), timeout=None)
 
 
 _KEY = "-"
-"""The SDK wants one; the keys that are sent are those of the endpoints."""
+"""The SDK requires a key. Requests are sent with the keys of the endpoints."""

@@ -1,6 +1,6 @@
-"""Where httpx and httpx2 plug in: their requests become plain values, replies become their responses. The only file here that knows them.
+"""Transports for httpx and httpx2: they convert requests to plain values and replies to responses. Only this module knows these libraries.
 
-One class serves both libraries, awaited and blocking: each request is answered in the words of the library that sends it.
+One class serves both libraries, in async and in blocking code. Each request is answered with a response of the library that sent it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qreward.sync_client import SyncQRewardClient
 if TYPE_CHECKING:
     import httpx2
 
-    class _Transports(  # type: ignore[misc]  # their requests differ by name only
+    class _Transports(  # type: ignore[misc]  # the two libraries' types differ by name only
         httpx.AsyncBaseTransport, httpx.BaseTransport, httpx2.AsyncBaseTransport, httpx2.BaseTransport
     ):
         pass
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 else:
     try:
         import httpx2
-    except ImportError:  # openai 2 does without it
+    except ImportError:  # openai 2 does not need it
         httpx2 = httpx
 
     def _joined(*names: str) -> type:
@@ -55,14 +55,15 @@ def transport(
     hedge: bool = True,
     tenant: str | None = None,
 ) -> Transport:
-    """A transport for ``httpx.AsyncClient`` and ``httpx.Client``, and for those of ``httpx2``, that sends nothing by itself: the model
-    in the body chooses a route of ``client``, whose scheduler does the rest.
+    """Return a transport for the async and blocking clients of ``httpx`` and ``httpx2``. It opens no connections of its own.
+
+    The model in the body selects a route of ``client``, whose scheduler sends the request.
 
     Args:
-        client: either kind, for either kind of transport. It is not closed with the SDK.
-        priority: 0 (most urgent) to 9, of all requests.
+        client: a client of either kind, for a transport of either kind. Closing the SDK's client does not close it.
+        priority: priority of all requests, 0 (most urgent) to 9.
         hedge: False for requests that must not be sent to two endpoints at once.
-        tenant: on whose behalf; tenants that wait at the same priority get equal shares of the fleet.
+        tenant: tenant of all requests. Tenants that wait at the same priority get equal shares of the fleet.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -81,31 +82,31 @@ def transport(
 
 
 class Transport(_Transports):
-    """What :func:`transport` gives. May be used in several event loops and threads at once."""
+    """The transport that :func:`transport` returns. May be used in several event loops and threads at once."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
 
     async def handle_async_request(self, request: Any) -> Any:
-        """A response. Raises nothing but ``CancelledError``, which stops the request upstream; failures are responses."""
+        """Return a response. Failures are responses, too. Only ``CancelledError`` is raised; it cancels the request to the endpoint."""
         body = await request.aread()
         reply = await self._exchange.answer(*_asked(request), body, _read_timeout(request))
         return _response(request, reply, _AsyncEvents)
 
     def handle_request(self, request: Any) -> Any:
-        """The same in blocking code. The work is done in the thread of all blocking clients."""
+        """Return a response, in blocking code. The work runs in the event loop thread that all blocking clients share."""
         body = request.read()
         try:
             reply = portal().call(self._exchange.answer, *_asked(request), body, _read_timeout(request))
-        except QRewardError as error:  # of the portal itself, at the end of the process
+        except QRewardError as error:  # raised by the portal when the process ends
             reply = replies.refused(error)
         return _response(request, reply, _SyncEvents)
 
     async def aclose(self) -> None:
-        """Nothing is open here."""
+        """Do nothing: the transport holds no connections."""
 
     def close(self) -> None:
-        """Nothing is open here."""
+        """Do nothing: the transport holds no connections."""
 
     def __repr__(self) -> str:
         return f"<Transport of {self._exchange.client!r}>"
@@ -129,7 +130,7 @@ class _AsyncEvents(_AsyncBody):
 
 
 class _SyncEvents(_SyncBody):
-    """The same in blocking code."""
+    """The body of a streamed answer, for blocking code."""
 
     def __init__(self, events: Events, package: Any) -> None:
         self._events, self._package = events, package
@@ -146,12 +147,12 @@ class _SyncEvents(_SyncBody):
 
 
 def _asked(request: Any) -> tuple[str, str, list[tuple[str, str]]]:
-    """Method, path and headers."""
+    """Return the method, path and headers."""
     return request.method, request.url.path, list(request.headers.items())
 
 
 def _read_timeout(request: Any) -> float | None:
-    """Seconds of silence that the request bears. Those for a connection and for a place in a pool mean nothing here."""
+    """Return the read timeout of a request, in seconds. Its connect and pool timeouts have no meaning here."""
     seconds: float | None = (request.extensions.get("timeout") or {}).get("read")
     return seconds
 

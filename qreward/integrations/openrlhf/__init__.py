@@ -1,4 +1,4 @@
-"""Rewards for OpenRLHF: two files whose paths its command line takes, of which one is a function and one an executor free of threads.
+"""Rewards for OpenRLHF: two files whose paths its command line takes, one with a function, one with an agent executor without threads.
 
 Only ``agent.py`` imports OpenRLHF. ``python -m qreward.integrations.openrlhf`` prints the paths.
 """
@@ -13,10 +13,10 @@ __all__ = ["DEADLINE", "agent_path", "results", "reward_func_path"]
 
 
 def reward_func_path() -> str:
-    """For ``--reward.remote_url``."""
+    """Return the path for ``--reward.remote_url``."""
     return str(Path(__file__).with_name("reward_func.py"))
 
 
 def agent_path() -> str:
-    """For ``--train.agent_func_path``."""
+    """Return the path for ``--train.agent_func_path``."""
     return str(Path(__file__).with_name("agent.py"))

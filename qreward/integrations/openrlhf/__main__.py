@@ -1,4 +1,4 @@
-"""``python -m qreward.integrations.openrlhf`` prints options for OpenRLHF; with ``agent`` or ``reward_func`` one path alone."""
+"""``python -m qreward.integrations.openrlhf`` prints options for OpenRLHF; with ``agent`` or ``reward_func`` it prints that path only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATHS = {"agent": agent_path, "reward_func": reward_func_path}
 
 
 def main(arguments: list[str]) -> int:
-    """Print both options with their paths, or the one path that was asked for; 2 if there is no such."""
+    """Print both options with their paths, or only the path that ``arguments`` names. Returns the exit code, 2 for an unknown name."""
     if not arguments:
         sys.stdout.write(f"--train.agent_func_path {agent_path()}\n--reward.remote_url {reward_func_path()}\n")
         return 0

@@ -1,4 +1,4 @@
-"""A file for OpenRLHF's ``--train.agent_func_path``: its single turn, with rewards awaited in its own loop instead of in threads.
+"""A file for OpenRLHF's ``--train.agent_func_path``: its single-turn executor, with rewards awaited in its event loop, not in threads.
 
 The only file that imports OpenRLHF.
 """
@@ -16,19 +16,19 @@ _Executor: Any = importlib.import_module("openrlhf.utils.agent").SingleTurnAgent
 
 
 class AgentExecutor(_Executor):  # type: ignore[misc]  # OpenRLHF has no types
-    """OpenRLHF's single-turn executor, whose rewards run as many at once as there are samples.
+    """OpenRLHF's single-turn executor, which scores all samples concurrently.
 
     Args:
-        remote_rm_url: taken, and not used: the settings are those of the file that ``QREWARD_REWARD`` names.
+        remote_rm_url: accepted and ignored. The settings are in the file that ``QREWARD_REWARD`` names.
 
     Raises:
-        ConfigError: the settings are missing or wrong; when it is made, for later OpenRLHF would only log it.
+        ConfigError: the settings are missing or wrong. Raised on construction, because OpenRLHF would only log it later.
     """
 
     def __init__(self, remote_rm_url: object = None) -> None:  # noqa: ARG002
         super().__init__(None)
         load_reward_config()
-        self.reward_endpoints = [__file__]  # so that rewards are fetched at all, and from the function below
+        self.reward_endpoints = [__file__]  # not empty, so that rewards are fetched, by the method below
         self.reward_func = reward_func
 
     async def _fetch_rewards_via_func(self, queries_list: list[str], prompts_list: list[str], labels_list: list[Any]) -> list[Any]:

@@ -1,8 +1,8 @@
-"""From OpenRLHF's queries, prompts and labels to what it takes as rewards. Imports nothing of it.
+"""Scores OpenRLHF's queries and returns the rewards in its format. Does not import OpenRLHF.
 
-OpenRLHF 0.11 treats what it gets so: a sample without ``rewards`` stops the run where its experience is made; one whose ``scores`` is NaN
-is dropped with its whole group, and replaced by a new prompt, if ``--algo.dynamic_filtering_enable`` is set. A judge that failed
-therefore gives no reward and the score NaN, unless the settings name a number.
+OpenRLHF 0.11 handles missing values as follows. A sample without ``rewards`` stops the run where its experience is made. A sample whose
+``scores`` is NaN is dropped with its whole group, and replaced by a new prompt, if ``--algo.dynamic_filtering_enable`` is set. A sample
+that could not be scored therefore has no reward and the score NaN, unless the settings name a number.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from qreward.integrations.trainers.settings import item_of, named_in_prompts
 from qreward.integrations.trainers.texts import response_in, without_end
 
 DEADLINE = 180.0
-"""Seconds for one reward: what OpenRLHF gives a remote reward model for a try. It has no limit of its own for functions and executors."""
+"""Default number of seconds for one reward, as OpenRLHF allows a remote reward model per attempt. Functions and executors have no limit."""
 USUAL = {"prompt": ("prompt",), "response": ("response",), "reference": ("label",)}
 
 _log = logging.getLogger("qreward.openrlhf")
 
 
 async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterable[Any]) -> list[dict[str, Any]]:
-    """What OpenRLHF takes for each sample: ``rewards``, ``scores`` and ``extra_logs``, with the same keys whatever came of it.
+    """Return what OpenRLHF takes for each sample: ``rewards``, ``scores`` and ``extra_logs``, always with the same keys.
 
     Args:
         queries: prompts and responses as the tokenizer decodes them, with special tokens.
-        prompts: as they were sent to the model.
-        labels: of the data; ``""`` where there are none.
+        prompts: the prompts as they were sent to the model.
+        labels: the labels of the data; ``""`` if there are none.
 
     Raises:
         ConfigError: the settings are missing or wrong.
-        QRewardError: a reward could not be had, and the settings say ``on_failure: raise``.
+        QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
     """
     here = rewarder(deadline=DEADLINE)
     items = [_item(here, *sample) for sample in zip(queries, prompts, labels, strict=True)]
@@ -51,7 +51,7 @@ _NOT_FOUND = Scored(
 
 
 def _item(here: Rewarder, query: str, prompt: str, label: Any) -> Mapping[str, Any] | None:
-    """What is scored; None if the response cannot be told from the prompt."""
+    """Return the item to score; None if the response cannot be separated from the prompt."""
     response = response_in(query, prompt)
     row = {"query": query, "prompt": prompt, "label": None if label == "" else label}
     if response is not None:

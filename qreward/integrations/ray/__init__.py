@@ -1,7 +1,8 @@
-"""Ray: a scorer in a pool of actors, and a scorer on Ray Serve, both behind our own queue. It works without Ray, too, in this process.
+"""Ray: a scorer in a pool of actors, and a scorer on Ray Serve, both behind qreward's own queue. The pool also works without Ray.
 
-The queue stays in the caller's process, where batches fill while the actors are busy; Ray carries whole batches. ``roster`` decides
-and is pure; ``office`` carries out, ``crews`` calls Ray, ``host`` is what runs in an actor, ``pool`` is what people use.
+The queue stays in the caller's process, where batches fill while the actors are busy; Ray transports whole batches. ``supervisor`` places
+batches on actors and restarts actors, ``backends`` starts and calls actors in Ray or in this process, ``pool`` is the public class,
+``serving`` is Ray Serve, and ``limit_actor`` shares rate limits in a cluster.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""Where scorers live and work: Ray's actors, or objects in this process. The only place that calls Ray's core.
+"""Backends of a pool: Ray actors, or scorers in this process. The only module that calls Ray's core.
 
-What is here may block for a while (Ray pickles, copies into its store), so it is called in worker threads only. It decides nothing.
-
-How a scorer is made, there where it is to work, and how it is called. Knows neither Ray nor event loops: it travels to the actors.
-
-What an actor is: a scorer, made there, and called with whole batches. What it raises comes back as a value that can travel.
-
-Runs in the actor's process, and imports Ray's pickler only there.
-
-What the rooms here say to each other and to callers: errors, the settings of a pool, its numbers. No Ray, no asyncio.
+It makes and calls scorers in the actor's process and in the caller's, and holds the pool's settings, statistics and errors. The part that
+runs in an actor is pickled to it and imports Ray's pickler only there. Calls to a backend may block (Ray pickles arguments and copies them
+into its store), so they are made in worker threads only. The module decides nothing: placement and restarts are in ``supervisor``.
 """
 
 from __future__ import annotations
@@ -36,18 +30,18 @@ CALL = "__call__"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a scorer is made of.
+    """How to make a scorer.
 
     Args:
-        scorer: a class, which is made once in each actor; a function, or an object, that scores as it is; or, with ``factory``,
-            a function that makes the scorer.
-        args: for the class or the factory.
-        kwargs: likewise.
-        factory: ``scorer`` makes the scorer.
-        method: which method of the object scores.
+        scorer: a class, which is instantiated once in each actor; a function or an object that scores as it is; or, with ``factory``, a
+            function that makes the scorer.
+        args: positional arguments for the class or the factory.
+        kwargs: keyword arguments for the class or the factory.
+        factory: whether ``scorer`` is a factory.
+        method: name of the method that scores.
 
     Raises:
-        TypeError: it cannot be called, or it yields, or there are arguments with nothing to take them.
+        TypeError: the scorer cannot be called, or is a generator function, or there are arguments but no class or factory to take them.
     """
 
     scorer: Any
@@ -66,21 +60,21 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """Name of the scorer in messages."""
         named = getattr(self.scorer, "__qualname__", None) or type(self.scorer).__qualname__
         return named if self.method == CALL else f"{named}.{self.method}"
 
     @property
     def blocks(self) -> bool:
-        """It is known to be no ``async def``. What a factory makes is not known before it is made."""
+        """Whether the scorer is known not to be ``async def``. For a factory that is unknown until it has made the scorer."""
         return not self.factory and not is_async(self._seen())
 
     def make(self) -> Any:
-        """The scorer, or the object whose method it is. Raises what its constructor raises."""
+        """Return the scorer, or the object whose method scores. Raises any exception of its constructor."""
         return self.scorer(*self.args, **self.kwargs) if self._is_made else self.scorer
 
     def function(self, made: Any) -> Callable[..., Any]:
-        """What scores, of what was made. Raises ``TypeError`` if there is no such thing."""
+        """Return the scoring function of what ``make`` returned. Raises ``TypeError`` if there is none."""
         function: Any = made if self.method == CALL else getattr(made, self.method, None)
         check(function, self.name)
         return function  # type: ignore[no-any-return]
@@ -90,15 +84,15 @@ class Recipe:
         return self.factory or isinstance(self.scorer, type)
 
     def _seen(self) -> Any:
-        """What will be called, as far as it can be seen before anything is made."""
+        """Return the scoring function as far as it is known before anything is made; None if there is none."""
         scorer = self.scorer
-        if isinstance(scorer, type):  # the call of a class itself is its making
+        if isinstance(scorer, type):  # calling the class itself would instantiate it
             return getattr(scorer, self.method) if any(self.method in vars(each) for each in scorer.__mro__) else None
         return scorer if self.method == CALL else getattr(scorer, self.method, None)
 
 
 def check(function: Any, name: str) -> None:
-    """Raise ``TypeError`` for what cannot score."""
+    """Raise ``TypeError`` for an object that cannot be a scorer."""
     if not callable(function):
         raise TypeError(f"{name} cannot be called; a scorer takes lists and returns a list (see `method` for an object's method)")
     if any(map(inspect.isasyncgenfunction, _looks(function))) or any(map(inspect.isgeneratorfunction, _looks(function))):
@@ -106,12 +100,12 @@ def check(function: Any, name: str) -> None:
 
 
 def is_async(function: Any) -> bool:
-    """Whether it must be awaited."""
+    """Whether the function returns a coroutine."""
     return any(map(inspect.iscoroutinefunction, _looks(function)))
 
 
 def accepted(function: Callable[..., Any], columns: Sequence[Any]) -> Sequence[Any]:
-    """The columns that a scorer takes: one that takes only the completions is not given their metadata.
+    """Return the columns that a scorer takes. A scorer that takes only the completions does not receive their metadata.
 
     Example:
         >>> accepted(len, (["a", "b"], [{}, {}]))
@@ -119,7 +113,7 @@ def accepted(function: Callable[..., Any], columns: Sequence[Any]) -> Sequence[A
     """
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of something written in C
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return columns
     for count in range(len(columns), 1, -1):
         with suppress(TypeError):
@@ -133,18 +127,18 @@ def _looks(function: Any) -> tuple[Any, Any]:
 
 
 Reply = tuple[bool, Any]
-"""Whether the scorer gave results, and they; else False and what it raised."""
+"""``(True, results)``, or ``(False, exception)`` if the scorer raised one."""
 
 
 class Host:
-    """The actor of a scorer that blocks. With several batches at once Ray gives it a thread for each."""
+    """The actor class of a blocking scorer. For several batches at once Ray runs it with one thread for each."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._made = recipe.make()
         self._score = recipe.function(self._made)
 
     def ready(self) -> bool:
-        """It has been made."""
+        """Return True. Ray runs this call when the constructor has returned."""
         return True
 
     def run(self, columns: tuple[Any, ...]) -> Reply:
@@ -152,13 +146,13 @@ class Host:
         return attempt(partial(self._score, *accepted(self._score, columns)))
 
     def end(self) -> None:
-        """Let the scorer put away what it has, if it has a ``close``."""
+        """Call the scorer's method ``close``, if it has one."""
         if callable(close := getattr(self._made, "close", None)):
             close()
 
 
 class AsyncHost:
-    """The actor of a scorer that is awaited, or of which that is not known before it is made."""
+    """The actor class of an async scorer, or of a factory, whose scorer may be either."""
 
     def __init__(self, recipe: Recipe, concurrency: int) -> None:
         self._made = recipe.make()
@@ -166,11 +160,11 @@ class AsyncHost:
         self._threads = None if is_async(self._score) else ThreadPoolExecutor(concurrency, thread_name_prefix="scorer")
 
     async def ready(self) -> bool:
-        """It has been made."""
+        """Return True. Ray runs this call when the constructor has returned."""
         return True
 
     async def run(self, columns: tuple[Any, ...]) -> Reply:
-        """Score a batch. A thread cannot be stopped: its batch ends with it, even when it is cancelled."""
+        """Score a batch. A thread cannot be stopped, so a batch in a thread runs to its end even if it is cancelled."""
         call = partial(self._score, *accepted(self._score, columns))
         if self._threads is not None:
             thread = asyncio.get_running_loop().run_in_executor(self._threads, attempt, call)
@@ -187,13 +181,13 @@ class AsyncHost:
             return raised(error)
 
     async def end(self) -> None:
-        """Let the scorer put away what it has, if it has a ``close``."""
+        """Call the scorer's method ``close``, if it has one, and await its result if needed."""
         if callable(close := getattr(self._made, "close", None)) and inspect.isawaitable(ended := close()):
             await ended
 
 
 def attempt(call: partial[Any]) -> Reply:
-    """What a blocking scorer gives or raises. One that exits does not take the actor with it."""
+    """Return what a blocking scorer returns or raises. An exception such as ``SystemExit`` does not end the actor."""
     try:
         return given(call())
     except BaseException as error:
@@ -201,26 +195,26 @@ def attempt(call: partial[Any]) -> Reply:
 
 
 def given(results: Any) -> Reply:
-    """Results that can travel: exceptions among them are made fit for it."""
+    """Return a reply with results. Exceptions among them are made picklable."""
     if isinstance(results, list | tuple) and any(isinstance(one, BaseException) for one in results):
         return True, [portable(one) if isinstance(one, BaseException) else one for one in results]
     return True, results
 
 
 def raised(error: BaseException) -> Reply:
-    """What a scorer raised, with where that was in words: a traceback does not travel."""
+    """Return a reply with an exception. Its traceback is added as a note, because tracebacks are not pickled."""
     shown = portable(error)
     shown.add_note("In the actor:\n" + "".join(traceback.format_exception(error)).rstrip())
     return False, shown
 
 
 def mild(error: BaseException) -> Exception:
-    """The exception, unless it is one that would end its caller's loop or program."""
+    """Return the exception, or a ``RuntimeError`` in place of one that would end the caller's event loop or program."""
     return error if isinstance(error, Exception) else RuntimeError(f"the scorer raised {type(error).__name__}: {error}")
 
 
 def portable(error: BaseException) -> BaseException:
-    """The exception, or one that says the same, if it cannot be taken to another process and made again there."""
+    """Return the exception, or a ``RuntimeError`` with the same text if it cannot be pickled and unpickled."""
     error = mild(error)
     try:
         again = pickle.loads(importlib.import_module("ray.cloudpickle").dumps(error))  # noqa: S301
@@ -235,16 +229,16 @@ INSTALL = "pip install 'qreward[ray]'"
 
 
 class ActorDied(ConnectionFailed, ConnectionError):
-    """An actor died and took the score with it: time after time with this one item alone on it, or no actor is left at all."""
+    """An actor died, and the score with it: repeatedly with this item alone on it, or no actor is left."""
 
 
 class ActorLost(Exception):
-    """A batch has no outcome, because its actor is gone; it says nothing of its items yet.
+    """The actor of a batch is gone, so the batch has no result. Its items are not at fault so far.
 
     Args:
-        message: what became of the actor.
-        in_making: it never came to be: its class raised, or its environment could not be set up.
-        excused: nothing that it was given can be the reason, such as a node that was taken back.
+        message: what happened to the actor.
+        in_making: the actor never started: its class raised, or its environment could not be set up.
+        excused: no batch can have caused the death, for example because the node was preempted.
     """
 
     def __init__(self, message: str, *, in_making: bool = False, excused: bool = False) -> None:
@@ -255,7 +249,7 @@ class ActorLost(Exception):
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """The settings of a pool; :class:`~qreward.integrations.ray.ScorerPool` says what they mean."""
+    """The settings of a pool, as documented in :class:`~qreward.integrations.ray.ScorerPool`."""
 
     actors: int = 1
     max_concurrent_batches: int = 1
@@ -276,26 +270,26 @@ class PoolConfig:
 
     @property
     def slots(self) -> int:
-        """Batches that may be under way at once."""
+        """Number of batches that the actors can take at once."""
         return self.actors * self.max_concurrent_batches
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """Where a pool stands.
+    """The state of a pool.
 
     Args:
         backend: ``ray`` or ``local``; None before the first batch.
-        ready: actors that can be given batches.
-        starting: actors that are being made, or wait to be made again.
+        ready: actors that can take batches.
+        starting: actors that are starting, or wait to be restarted.
         lost: actors that were given up.
         waiting: batches that wait for an actor.
         in_flight: batches on actors.
-        batches: that came back, whole or with an exception of the scorer.
-        deaths: actors that died or could not be made.
-        retried: batches that went back because their actor died.
-        poisonous: items that failed because an actor died with each of them alone on it.
-        timeouts: batches that took too long.
+        batches: batches that returned, with results or with an exception of the scorer.
+        deaths: actors that died or failed to start.
+        retried: batches that were sent again because their actor died.
+        poisonous: items that failed because an actor died with only that item on it.
+        timeouts: batches that exceeded ``batch_timeout``.
     """
 
     backend: str | None = None
@@ -312,15 +306,15 @@ class PoolStats:
 
 
 def cancelled() -> RequestError:
-    """The error of a batch that somebody else cancelled."""
+    """Return the error of a batch that was cancelled, though not by its caller."""
     return RequestError("the batch was cancelled in its actor; its items may be submitted again")
 
 
 def length_of(columns: Sequence[Sequence[Any]]) -> int:
-    """How many items a batch has.
+    """Return the number of items of a batch.
 
     Raises:
-        ConfigError: there is no column, or they differ in length.
+        ConfigError: there is no column, or the columns differ in length.
     """
     counts = {len(column) for column in columns}
     if len(counts) != 1:
@@ -345,36 +339,36 @@ def _seconds(name: str, value: Any) -> None:
 
 
 FAREWELL = 5.0
-"""Seconds that a scorer is given to put away what it has."""
+"""Seconds for a scorer's ``close``."""
 DEATHS = ("RayActorError", "NodeDiedError", "WorkerCrashedError", "OutOfMemoryError", "ObjectLostError", "LocalRayletDiedError")
-"""Of ``ray.exceptions``: an actor, or what it gave, is gone."""
+"""Names in ``ray.exceptions``: an actor, or a result of it, is gone."""
 HOPELESS = ("RuntimeEnvSetupError", "ActorUnschedulableError")
-"""An actor cannot be made."""
+"""Names in ``ray.exceptions``: an actor cannot be started."""
 SHOWN = 240
-"""Characters of Ray's own words that are told; it goes on with advice."""
+"""Maximum number of characters of Ray's message in an error. Ray appends long advice."""
 Stop = Callable[[], object]
 
 
 class Crew(Protocol):
-    """A kind of actors."""
+    """A backend: starts, calls and stops actors of one kind."""
 
     name: str
 
     def hire(self) -> tuple[Any, Future[Any]]:
-        """Begin to make an actor; the future is done when it is ready."""
+        """Begin to start an actor. The future is done when it is ready."""
 
     def send(self, actor: Any, columns: tuple[Any, ...], loop: asyncio.AbstractEventLoop) -> tuple[Future[Reply], Stop]:
-        """Have a batch scored; the function asks for it to be stopped."""
+        """Send a batch to an actor. The returned function requests its cancellation."""
 
     def read(self, error: BaseException) -> BaseException:
-        """What a future raised, as a caller may see it; ``ActorLost`` if the actor is gone."""
+        """Convert an exception of a future to the one that the caller sees; ``ActorLost`` if the actor is gone."""
 
     def dismiss(self, actor: Any, gently: bool) -> None:
-        """End an actor. Does not raise."""
+        """Stop an actor. Does not raise."""
 
 
 class RayCrew:
-    """Actors of Ray.
+    """Actors in Ray.
 
     Raises:
         ConfigError: this process is not connected to Ray.
@@ -392,11 +386,12 @@ class RayCrew:
         self._hopeless: tuple[Any, ...] = tuple(getattr(errors, name) for name in HOPELESS)
         most = terms.max_concurrent_batches
         kind, more = (Host, ()) if recipe.blocks else (AsyncHost, (most,))
-        asked = {"max_concurrency": most if recipe.blocks else most + 1, "max_restarts": 0, "max_task_retries": 0}  # it looks, too
+        # an async actor needs one slot more than batches, for Ray's own monitoring
+        asked = {"max_concurrency": most if recipe.blocks else most + 1, "max_restarts": 0, "max_task_retries": 0}
         self._make: Callable[[], Any] = partial(ray.remote(kind).options(**terms.options, **asked).remote, recipe, *more)
 
     def hire(self) -> tuple[Any, Future[Any]]:
-        if not self._ray.is_initialized():  # else it would start a cluster of its own
+        if not self._ray.is_initialized():  # else Ray would start a new cluster
             raise ConfigError("this process is not connected to Ray any more")
         actor = self._make()
         return actor, actor.ready.remote().future()
@@ -411,23 +406,23 @@ class RayCrew:
             return ActorLost(summary(str(error)), in_making=in_making, excused=getattr(error, "preempted", False))
         if isinstance(error, self._ray.exceptions.TaskCancelledError):
             return cancelled()
-        cause = getattr(error, "cause", None)  # of a RayTaskError, such as for results that cannot be pickled
+        cause = getattr(error, "cause", None)  # a RayTaskError has one, such as for unpicklable results
         return cause if isinstance(cause, Exception) else error
 
     def dismiss(self, actor: Any, gently: bool) -> None:
         with suppress(Exception):
             if gently:
                 actor.end.remote().future().result(FAREWELL)
-        with suppress(Exception):  # it may be dead, and Ray too
+        with suppress(Exception):  # the actor may be dead, or Ray
             self._ray.kill(actor)
 
     def _cancel(self, reference: Any) -> None:
-        with suppress(Exception):  # it may be done, or its actor dead
+        with suppress(Exception):  # the batch may be done, or its actor dead
             self._ray.cancel(reference)
 
 
 class EmbeddedCrew:
-    """Scorers in this process: a blocking one runs in the worker thread that sends, one to be awaited in the loop of its caller."""
+    """Scorers in this process. A blocking scorer runs in the worker thread that sends the batch, an async one in the caller's loop."""
 
     name = "local"
 
@@ -461,25 +456,25 @@ class EmbeddedCrew:
 
 
 def choose(recipe: Recipe, terms: PoolConfig) -> Crew:
-    """Ray's actors if this process is connected to Ray, or they are asked for; else this process."""
+    """Return the backend: Ray if ``backend`` is ``ray``, or ``auto`` while this process is connected to Ray; else this process."""
     use_ray = terms.backend == "ray" or (terms.backend == "auto" and is_connected())
     return RayCrew(recipe, terms) if use_ray else EmbeddedCrew(recipe)
 
 
 def is_connected() -> bool:
-    """Whether this process uses Ray already; does not import it."""
+    """Whether this process is connected to Ray. Does not import Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 
 
 def check_installed(backend: Backend) -> None:
-    """Raise ``ModuleNotFoundError`` with the remedy if Ray is asked for and is not there; does not import it."""
+    """Raise ``ModuleNotFoundError`` with the install command if ``backend`` is ``ray`` and Ray is not installed. Does not import Ray."""
     if backend == "ray" and "ray" not in sys.modules and importlib.util.find_spec("ray") is None:
         raise ModuleNotFoundError(f"backend='ray' needs Ray: {INSTALL}", name="ray")
 
 
 def require_ray() -> Any:
-    """The module. Raises ``ModuleNotFoundError`` with the remedy."""
+    """Import and return Ray. Raises ``ModuleNotFoundError`` with the install command."""
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
@@ -487,7 +482,7 @@ def require_ray() -> Any:
 
 
 def summary(text: str) -> str:
-    """What Ray says of a death, on one line: of its many lines the last says why.
+    """Return the last line of Ray's message about a death, which has the cause, at most ``SHOWN`` characters.
 
     Example:
         >>> summary("The actor died.\\n  pid: 7\\nits worker process has died.\\n")
@@ -511,4 +506,4 @@ def _done(value: Any) -> Future[Any]:
 
 
 def _nothing() -> None:
-    """A thread cannot be stopped."""
+    """Do nothing: a thread cannot be stopped."""

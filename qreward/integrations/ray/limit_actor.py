@@ -1,7 +1,8 @@
-"""The processes of a Ray cluster share limits: the ledger of each key lives in a named actor, which whoever comes first makes.
+"""Shares rate limits between the processes of a Ray cluster. The ledger of each key is in a named actor, which the first process creates.
 
-The actor belongs to the process that made it, and goes with it; whoever renews next makes another. That one begins with a young
-ledger: for one lease everybody goes on with what it held. Clocks of nodes never meet: shares are told as durations.
+The actor belongs to the process that created it and ends with it. The next process that renews a lease creates another, with a new ledger.
+For the duration of one lease every member then keeps the share that it held. The clocks of nodes are never compared: shares are sent as
+durations.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from qreward.quota.messages import RenewReply, RenewRequest
 
 NAMESPACE = "qreward"
 PATIENCE = 1.0
-"""Seconds for which an answer is waited for."""
+"""Seconds to wait for an answer of the actor."""
 MAKING = 15.0
-"""Seconds for which the first answer is waited for: the actor may still be starting, and there is no share to go on with."""
+"""Seconds to wait for the first answer: the actor may still be starting, and there is no earlier share to use meanwhile."""
 
 
 class Broker:
-    """What runs in the actor: the ledger of one key, in the actor's time."""
+    """The actor's class: the ledger of one key, with the clock of the actor's process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -40,25 +41,31 @@ class Broker:
 
 
 class RayCarrier:
-    """Brokers of this cluster. The process must be connected to Ray when it sends its first request."""
+    """Sends renewals to the ledger actors of this cluster. The process must be connected to Ray when it sends its first request."""
 
     def __init__(self) -> None:
         self._brokers: dict[str, Any] = {}
         self._proven: set[str] = set()
 
     def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
-        """Raises ``ConnectionError`` if this process is not connected to Ray, or what Ray raises."""
+        """Renew a member's lease.
+
+        Raises:
+            ConnectionError: this process is not connected to Ray, or the actor died.
+            TimeoutError: the actor did not answer in time.
+            Exception: any other error of Ray.
+        """
         share: RenewReply = self._call(key, "renew", member, ask)
         self._proven.add(key)
         return share
 
     def leave(self, key: str, member: str, ask: RenewRequest) -> None:
-        """The member goes. If that does not arrive its lease runs out."""
+        """Remove a member from the ledger. If the message is lost, the member's lease expires."""
         if key in self._brokers and is_connected():
             self._call(key, "leave", member, ask)
 
     def close(self) -> None:
-        """Nothing is held but names."""
+        """Forget the actors. No connection needs to be closed."""
         self._brokers.clear()
         self._proven.clear()
 

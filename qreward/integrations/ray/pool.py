@@ -1,8 +1,7 @@
-"""ScorerPool: a scorer in many actors, called with whole batches. The queue stays with the caller; Ray only carries.
+"""``ScorerPool``: a scorer in many actors, called with whole batches. The queue stays in the caller's process.
 
-Sends what must be scored again after an actor died, and finds out which item it was that killed it.
-
-A batch in parts, and what came of them as one list again. Knows neither actors nor queues.
+The pool sends a batch again after its actor died, finds the item that kills actors by splitting the batch, and joins the results of the
+parts. It does not know how actors are started or placed.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from qreward.integrations.ray.backends import (
 from qreward.integrations.ray.supervisor import Placement, State, Supervisor, closed
 
 Columns = tuple[Sequence[Any], ...]
-"""A list for each parameter of the scorer, all of one length."""
+"""One list for each parameter of the scorer, all of the same length."""
 
 
 def parts_of(columns: Columns) -> tuple[Columns, Columns]:
-    """The first and the second half of a batch.
+    """Split a batch into its first and its second half.
 
     Example:
         >>> parts_of((["a", "b", "c"], [1, 2, 3]))
@@ -48,14 +47,14 @@ def parts_of(columns: Columns) -> tuple[Columns, Columns]:
 
 
 def rows_of(given: Any, count: int) -> list[Any]:
-    """What a scorer gave for a part, with one thing for each item, so that parts can be put together.
+    """Return the results of a part as a list with one entry for each item, so that parts can be joined.
 
     Args:
-        given: a list, tuple or array; or, as scorers of rewards may give, a mapping of lists.
-        count: how many items there were.
+        given: a list, tuple or array; or a mapping of lists, which reward scorers may return.
+        count: number of items.
 
     Raises:
-        InvalidScores: it is neither, or it holds more or fewer.
+        InvalidScores: the results are of another type, or their number differs from ``count``.
     """
     if isinstance(given, Mapping):
         return [
@@ -71,49 +70,51 @@ def rows_of(given: Any, count: int) -> list[Any]:
 
 
 SUSPECT = 1
-"""Deaths of its actor after which a batch is sent alone: so it takes no other with it, and at the next death it was no other."""
+"""Deaths of its actor after which a batch is sent alone. It then endangers no other batch, and another death must be its own fault."""
 GUILTY = 2
-"""Deaths after which a batch is split, or its only item fails. A half has one behind it when it begins."""
+"""Deaths after which a batch is split, or its only item fails. A half starts with one death counted."""
 _OURS = ("max_concurrency", "max_restarts", "max_task_retries")
 
 
 class ScorerPool:
-    """A scorer in several actors of Ray, each of which takes some batches at once; without Ray, in this process.
+    """Runs a scorer in several Ray actors, each of which takes one or more batches at once; without Ray, in this process.
 
-    It is called with a batch, as a batch function is: ``await pool(texts)``. So it can be the function of a ``BatchQueue`` or the
-    scorer of a ``RewardBuffer``; ``queue`` and ``buffer`` make them with a slot for each batch that the actors can take. A batch goes
-    to the actor with the fewest; if that dies, the batch goes back and a new actor is made. An item that kills actors is found by
-    halving, and fails alone; it is not known before that item has died alone, so scoring should be harmless to repeat.
+    A pool is called with a batch, like a batch function: ``await pool(texts)``. It can therefore be the function of a ``BatchQueue`` or the
+    scorer of a ``RewardBuffer``. ``queue`` and ``buffer`` make these with as many concurrent batches as the actors can take.
+
+    A batch goes to the actor with the fewest batches. If the actor dies, the batch is sent again and a new actor is started. An item that
+    kills actors is found by splitting its batch, and only that item fails. It must have killed an actor alone before it fails, so an item
+    may be scored several times: scoring should be idempotent.
+
+    A pool is created without an event loop, and may be used from several loops and threads.
 
     Args:
-        scorer: a class, which is made in each actor; a function, or an object with ``__call__``, which is sent to them as it is; or,
-            with ``factory``, a function that makes the scorer there. What scores takes a list (or several: completions, metadata),
-            and returns a list with a result for each item; an exception in the list is that item's own. It may be ``async def``.
-        actors: how many.
-        max_concurrent_batches: batches that one actor works on at once; with a ``def``, in a thread each.
-        backend: ``ray``; ``local``, this process, with ``actors`` scorers in it; or ``auto``: Ray, if this process is connected to
-            it (``ray.init()``) when the first batch comes.
-        init_args: for the class or the factory.
-        init_kwargs: likewise.
-        factory: ``scorer`` makes the scorer.
+        scorer: a class, which is instantiated in each actor; a function, or an object with ``__call__``, which is sent to the actors; or,
+            with ``factory``, a function that makes the scorer in the actor. The scorer takes a list (or several: completions, metadata) and
+            returns a list with one result for each item. An exception in the list is the error of that item. It may be ``async def``.
+        actors: number of actors.
+        max_concurrent_batches: number of batches that one actor works on at once. A ``def`` scorer runs each in a thread.
+        backend: ``ray``; ``local``, which runs ``actors`` scorers in this process; or ``auto``, which is Ray if this process is connected
+            to it (``ray.init()``) when the first batch arrives.
+        init_args: positional arguments for the class or the factory.
+        init_kwargs: keyword arguments for the class or the factory.
+        factory: whether ``scorer`` is a factory.
         method: name of the method that scores.
-        batch_timeout: seconds for a batch on an actor; then it fails with ``RequestTimeout``, is cancelled, and, if its actor does
-            not let go of it within 5 seconds, that is killed and made again. None is no limit.
+        batch_timeout: seconds for a batch on an actor. A batch that takes longer fails with ``RequestTimeout`` and is cancelled. If it
+            still runs 5 seconds later, its actor is killed and replaced. None is no limit.
         start_timeout: seconds in which an actor must be ready; None is no limit.
-        max_restarts: deaths of an actor in succession, without a batch done between, after which it is given up; one that cannot be
-            made, because its class raises, is given up after three tries.
-        num_cpus: of each actor, as in ``ray.remote``; like all that follows it has no meaning without Ray.
-        num_gpus: likewise.
-        resources: likewise.
-        runtime_env: likewise.
-        ray_options: any other options of ``ray.remote``, such as ``memory`` or ``scheduling_strategy``.
+        max_restarts: consecutive deaths of an actor, without a finished batch between them, after which it is not restarted. An actor that
+            fails to start, because its class raises, is given up after three attempts.
+        num_cpus: CPUs of each actor, as in ``ray.remote``. This and all following arguments are ignored without Ray.
+        num_gpus: GPUs of each actor, as in ``ray.remote``.
+        resources: custom resources of each actor, as in ``ray.remote``.
+        runtime_env: runtime environment of each actor, as in ``ray.remote``.
+        ray_options: other options of ``ray.remote``, such as ``memory`` or ``scheduling_strategy``.
 
     Raises:
-        TypeError: the scorer cannot be called, or a setting is of the wrong kind.
-        ConfigError: a setting is out of range (a ``ValueError``).
-        ModuleNotFoundError: Ray is asked for, and is not installed.
-
-    A pool needs no running event loop to be made, and may be used from several loops and threads.
+        TypeError: the scorer cannot be called, or an argument has the wrong type.
+        ConfigError: an argument is out of range (a ``ValueError``).
+        ModuleNotFoundError: ``backend`` is ``ray``, and Ray is not installed.
 
     Example:
         >>> class Lengths:
@@ -161,7 +162,7 @@ class ScorerPool:
         self._closed = False
         self._retried = self._poisonous = self._timeouts = 0
         self._lock = threading.Lock()
-        self.__qualname__ = recipe.name  # so it is called in errors
+        self.__qualname__ = recipe.name  # the name in error messages
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self._recipe, self._terms)
@@ -170,18 +171,16 @@ class ScorerPool:
         stats = self.stats()
         return f"ScorerPool({self._recipe.name}: {stats.ready} of {self._terms.actors} actors ready, {stats.in_flight} batches in flight)"
 
-    # use
-
     @property
     def slots(self) -> int:
-        """Batches that the actors can take at once; more wait here."""
+        """Number of batches that the actors can take at once. Further batches wait in the pool."""
         return self._terms.slots
 
     def start(self) -> None:
-        """Begin to make the actors now, not when the first batch comes. Does not wait for them.
+        """Start the actors now instead of with the first batch. Does not wait for them.
 
         Raises:
-            ConfigError: Ray is asked for, and this process is not connected to it.
+            ConfigError: ``backend`` is ``ray``, and this process is not connected to Ray.
             ClientClosed: the pool is closed.
         """
         self._opened()
@@ -190,17 +189,18 @@ class ScorerPool:
         """Score one batch.
 
         Args:
-            columns: a list for each parameter of the scorer, all of one length. A scorer of one parameter is not given the others.
+            columns: one list for each parameter of the scorer, all of the same length. A scorer with fewer parameters receives only the
+                first lists.
 
         Returns:
-            What the scorer returned; after an actor died on it, perhaps put together from parts.
+            What the scorer returned. If an actor died on the batch, a list that may be joined from the results of its parts.
 
         Raises:
-            Exception: what the scorer raised.
-            RequestTimeout: the batch took too long on its actor.
-            ActorDied: no actor is left. In the list it is the error of an item that killed its actor.
+            Exception: any exception of the scorer.
+            RequestTimeout: the batch exceeded ``batch_timeout`` on its actor.
+            ActorDied: no actor is left. As an entry of the list: the item killed its actor.
             ClientClosed: the pool is closed.
-            ConfigError: the lists differ in length; or as ``start``.
+            ConfigError: the lists differ in length; or as in ``start``.
         """
         count = length_of(columns)
         office = self._opened()
@@ -208,22 +208,19 @@ class ScorerPool:
             return await self._solve(office, columns, count) if count else []
 
     def queue(self, **settings: Unpack[Options]) -> BatchQueue[Any, Any]:
-        """A queue whose batches are scored here; see :class:`~qreward.batching.Settings`. Close it before the pool."""
+        """Return a queue whose batches this pool scores; see :class:`~qreward.batching.Settings`. Close it before the pool."""
         return BatchQueue(self, **Options(max_concurrent_batches=self.slots) | settings)
 
     def buffer(self, **settings: Any) -> RewardBuffer:
-        """A buffer whose scorer this is; see :class:`~qreward.batching.reward_buffer.RewardBuffer`. Close it before the pool."""
+        """Return a buffer with this pool as its scorer; see :class:`~qreward.batching.reward_buffer.RewardBuffer`. Close it first."""
         return RewardBuffer(self, **{"max_concurrent_batches": self.slots} | settings)
 
-    # the end
-
     async def close(self, drain: bool = True) -> None:
-        """Take nothing more, wait until nothing is under way, and end the actors. May be called again.
-
-        A scorer with a method ``close`` is asked to put away what it has.
+        """Accept no more batches, wait for those that are running, and stop the actors. May be called more than once.
 
         Args:
-            drain: score what waits. False fails it with ``ClientClosed``, as it does what is under way, and kills the actors.
+            drain: score the waiting batches first, and call the scorer's method ``close``, if it has one. False fails waiting and running
+                batches with ``ClientClosed`` and kills the actors.
         """
         with self._lock:
             self._closed = True
@@ -241,10 +238,8 @@ class ScorerPool:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.close(drain=kind is None)
 
-    # what can be seen
-
     def stats(self) -> PoolStats:
-        """Where it stands."""
+        """Return the current state of the pool."""
         office = self._office
         if office is None:
             return PoolStats()
@@ -264,8 +259,6 @@ class ScorerPool:
             timeouts=self._timeouts,
         )
 
-    # how it is done
-
     def _opened(self) -> Supervisor:
         with self._lock:
             if self._closed:
@@ -278,7 +271,7 @@ class ScorerPool:
             return self._office
 
     async def _solve(self, office: Supervisor, columns: Columns, count: int, deaths: int = 0) -> Any:
-        """The results of a batch, however often its actor dies. A batch that did so repeatedly is halved."""
+        """Return the results of a batch, however often its actor dies. A batch that repeatedly kills its actor is split in half."""
         while deaths < GUILTY:
             try:
                 return await self._once(office, columns, alone=deaths >= SUSPECT)
@@ -294,10 +287,10 @@ class ScorerPool:
         return found
 
     async def _solve_part(self, office: Supervisor, columns: Columns, count: int) -> list[Any]:
-        """A row for each item. What a scorer raises is isolated to its item, too, so that nobody has to send that item again.
+        """Return one result for each item. An exception of the scorer is isolated to its item, so that no caller sends that item again.
 
         Raises:
-            InvalidScores: the scorer did not return one result for each item of a part: an error of the whole batch.
+            InvalidScores: the scorer did not return one result for each item of a part. This is an error of the whole batch.
         """
         try:
             return rows_of(await self._solve(office, columns, count, SUSPECT), count)

@@ -1,6 +1,7 @@
-"""A scorer as a deployment of Ray Serve: our own queue in each replica, HTTP in the forms of the reward server, and a handle.
+"""A scorer as a deployment of Ray Serve, with a qreward queue in each replica, the HTTP API of the reward server, and a Serve handle.
 
-Of Ray it knows Serve only; the forms and the queue are ``qreward.server``'s, which a replica imports, and a caller need not have.
+This module knows Serve, but not the rest of Ray. The HTTP API and the queue are ``qreward.server``, which a replica imports and a caller
+does not need.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from qreward.errors import ConfigError
 from qreward.integrations.ray.backends import CALL, INSTALL, Recipe, accepted, is_async, require_ray
 
 _REPLICAS: dict[str, Replica] = {}
-"""Those in this process, of which there is usually one, by the key of their door."""
+"""Replicas in this process, usually one, by the key of their :class:`AsgiProxy`."""
 
 
 def deployment(
@@ -35,27 +36,28 @@ def deployment(
     serve_options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Any:
-    """An application for ``serve.run`` that scores in batches.
+    """Return an application for ``serve.run`` that scores in batches.
 
-    Over HTTP it answers as ``qreward serve`` does (``/get_reward``, ``/classify``, ``/score``, ``/health``, ``/metrics``, ...). By
-    handle there are ``handle.score.remote(completions, metadata)``, which gives a :class:`~qreward.batching.reward_buffer.Scored` for each
+    Over HTTP it has the routes of ``qreward serve`` (``/get_reward``, ``/classify``, ``/score``, ``/health``, ``/metrics``, ...). Through a
+    handle it has ``handle.score.remote(completions, metadata)``, which returns one :class:`~qreward.batching.reward_buffer.Scored` for each
     completion, and ``handle.add_query.remote(query)``.
 
     Args:
-        scorer: as for :class:`~qreward.integrations.ray.ScorerPool`; it is made once in each replica.
-        name: of the deployment.
-        num_replicas: how many; or ``auto``.
-        max_ongoing_requests: requests that a replica is given at once; they are what its batches are made of. By default two full
-            sets of batches, or 100 if that is more.
-        ray_actor_options: of each replica, such as ``{"num_gpus": 1}``.
-        autoscaling_config: as Serve has it; instead of ``num_replicas``.
-        init_args: for the class or the factory.
-        init_kwargs: likewise.
-        factory: ``scorer`` makes the scorer.
+        scorer: the scorer, as for :class:`~qreward.integrations.ray.ScorerPool`. It is made once in each replica.
+        name: name of the deployment.
+        num_replicas: number of replicas, or ``auto``.
+        max_ongoing_requests: number of requests that a replica receives at once. Its batches are formed from them. By default twice
+            ``max_batch_size * max_concurrent_batches``, but at least 100.
+        ray_actor_options: options of each replica, such as ``{"num_gpus": 1}``.
+        autoscaling_config: Serve's autoscaling settings, in place of ``num_replicas``.
+        init_args: positional arguments for the class or the factory.
+        init_kwargs: keyword arguments for the class or the factory.
+        factory: whether ``scorer`` is a factory.
         method: name of the method that scores.
-        serve_options: any other options of ``serve.deployment``.
-        settings: of the queue in each replica, and of what is let in, by the names of :class:`~qreward.server.ServerConfig`:
-            ``max_batch_size``, ``max_concurrent_batches``, ``timeout``, ``token``, ... A ``${VAR}`` is read in the replica.
+        serve_options: other options of ``serve.deployment``.
+        settings: settings of the queue in each replica, and limits on its requests, with the names of
+            :class:`~qreward.server.ServerConfig`: ``max_batch_size``, ``max_concurrent_batches``, ``timeout``, ``token``, ... A ``${VAR}``
+            is resolved in the replica.
 
     Raises:
         TypeError: the scorer cannot be called.
@@ -77,17 +79,17 @@ def deployment(
 
 
 class AsgiProxy:
-    """What Serve takes for the app while nothing is made yet: it travels to the replica, and finds the app there.
+    """ASGI app that is passed to Serve before the real app exists. It is pickled to the replica and forwards requests to the app there.
 
     Args:
-        key: by which it finds it.
+        key: key of the replica in ``_REPLICAS``.
     """
 
     def __init__(self, key: str) -> None:
         self.key = key
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        """As any ASGI app; it takes the prefix of the route off the path."""
+        """Forward an ASGI request to the replica's app, with the route prefix removed from the path."""
         replica = _REPLICAS[self.key]
         if prefix := scope.get("root_path", ""):
             scope = {**scope, "root_path": "", "path": scope["path"].removeprefix(prefix) or "/"}
@@ -98,7 +100,7 @@ class Replica:
     """One replica: the scorer, and the reward server's app around it.
 
     Attributes:
-        asgi: the app, as ``qreward serve`` has it. (``app`` is Serve's own.)
+        asgi: the app, as in ``qreward serve``. (Serve reserves the name ``app``.)
     """
 
     def __init__(self, recipe: Recipe, settings: Mapping[str, Any], key: str) -> None:
@@ -110,7 +112,7 @@ class Replica:
         _REPLICAS[key] = self
 
     async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[Scored]:
-        """An outcome for each completion, in their order; see :meth:`~qreward.batching.reward_buffer.RewardBuffer.score`."""
+        """Return a result for each completion, in order; see :meth:`~qreward.batching.reward_buffer.RewardBuffer.score`."""
         return [_portable(one) for one in await self._buffer.score(completions, metadata)]
 
     async def add_query(self, query: Any) -> SingletonAnswer | BatchAnswer:
@@ -118,7 +120,7 @@ class Replica:
         return await self._buffer.add_query(query)
 
     async def tell(self, send: Any, message: Mapping[str, Any]) -> None:
-        """Pass on what the app says of its life; before its end the scorer may put away what it has."""
+        """Forward the app's lifespan messages to Serve. Before shutdown completes, the scorer's ``close`` is called."""
         if message["type"] == "lifespan.shutdown.complete":
             close = getattr(self._made, "close", None)
             if callable(close) and inspect.isawaitable(ended := close()):
@@ -127,7 +129,7 @@ class Replica:
 
 
 def _scorer(recipe: Recipe, made: Any) -> Any:
-    """What the buffer may call: a plain function of completions and metadata, for there may be more parameters than that."""
+    """Wrap the scorer in a function of exactly completions and metadata for the buffer; the scorer itself may have other parameters."""
     score = recipe.function(made)
     if is_async(score):
 
@@ -145,13 +147,13 @@ def _scorer(recipe: Recipe, made: Any) -> Any:
 
 
 def _portable(scored: Scored) -> Scored:
-    """Without the exception, which may not travel; its words are in ``error``."""
+    """Return the result without its exception, which may not be picklable. The text of the exception is in ``error``."""
     return scored if scored.cause is None else Scored(scored.reward, scored.error, scored.meta, scored.feedback)
 
 
 def _checked(settings: Mapping[str, Any]) -> Any:
-    """The settings of a replica, as they are here; what its token is may be known there alone."""
-    from qreward.server.config import ServerConfig  # noqa: PLC0415 - so that a pool needs no part of a server
+    """Validate the settings of a replica. ``token`` is left out, because its value may only be known in the replica."""
+    from qreward.server.config import ServerConfig  # noqa: PLC0415 - the extra qreward[server] is not needed by a pool
 
     if wrong := [name for name in ("host", "port") if name in settings]:
         raise ConfigError(f"{wrong[0]} cannot be set here; use serve.start(http_options=...)")

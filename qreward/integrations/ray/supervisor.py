@@ -1,10 +1,10 @@
-"""Carries out what the roster decides, for callers in any event loop: one lock, no task, and nothing that blocks a loop.
+"""Places batches on actors, starts and restarts actors, and reports results to callers in any event loop.
 
-Whatever may block runs in worker threads; what comes of it is told to the caller's loop. It knows crews, not what they are.
+``Placement`` decides: which actor takes which batch, when a dead actor is restarted, and when it is given up. It never assigns a batch to
+an actor that is not ready. It is pure: events in, commands out; no Ray, no threads, no clock.
 
-Which actor takes which batch, when a dead one is made again, when it is given up. Nothing is bound to an actor that is not ready.
-
-Pure: events in, commands out; no Ray, no threads, no clock.
+``Supervisor`` executes its commands with one lock and without tasks, and never blocks an event loop: calls that may block run in worker
+threads, and their results are passed to the caller's loop. It does not know which backend runs the actors.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from qreward.errors import ClientClosed, QueueFull
 from qreward.integrations.ray.backends import FAREWELL, ActorDied, ActorLost, Crew, Reply, cancelled
 
 FIRST_DELAY = 0.1
-"""Seconds before the second death in succession is made good; the first is at once, and each later one waits twice as long."""
+"""Seconds before the restart after the second death in a row. The first restart is immediate; later delays double each time."""
 LONGEST_DELAY = 30.0
 STARTS = 3
-"""Times that an actor which cannot be made is tried: a constructor that raises will most likely raise again."""
+"""Attempts to start an actor that fails to start: a constructor that raises will most likely raise again."""
 
 
 class State(Enum):
-    """Of an actor: being made (or to be made soon), at work, given up."""
+    """State of an actor: starting (or to be restarted), ready, or given up."""
 
     STARTING = "starting"
     READY = "ready"
@@ -42,15 +42,15 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Actor:
-    """A place for an actor, which outlives the actors in it.
+    """One of the pool's actors. It stays the same when the instance behind it dies and is replaced.
 
     Attributes:
-        life: counts the actors that were in it.
-        load: batches on the present one.
-        alone: there is a batch on it that must have no company.
-        deaths: in succession, with no batch done between.
-        failed_starts: likewise.
-        chosen: when it was last given a batch, as a count.
+        life: number of the current instance, counted from 0.
+        load: batches on the current instance.
+        alone: whether a batch on it must not share the actor.
+        deaths: consecutive deaths, without a finished batch between them.
+        failed_starts: consecutive failed starts, without a finished batch between them.
+        chosen: sequence number of the last assignment, to break ties between actors.
     """
 
     number: int
@@ -65,14 +65,14 @@ class Actor:
 
 @dataclass(eq=False, slots=True)
 class BatchRequest:
-    """A batch's wish for a seat on an actor.
+    """A batch's request for an actor.
 
     Args:
-        alone: it is suspected of having killed an actor, and must not drag others with it.
+        alone: the batch is suspected of having killed an actor, and must not share an actor with others.
 
     Attributes:
-        actor: where it sits; None while it waits.
-        life: which actor that is.
+        actor: the assigned actor; None while the batch waits.
+        life: ``life`` of that actor at the assignment.
     """
 
     alone: bool = False
@@ -82,7 +82,7 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Hire:
-    """Make an actor in this place, after so many seconds."""
+    """Start this actor after ``delay`` seconds."""
 
     actor: Actor
     life: int
@@ -91,14 +91,14 @@ class Hire:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """This batch may go to ``ticket.actor``."""
+    """The batch may be sent to ``ticket.actor``."""
 
     ticket: BatchRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """There will never be an actor for this batch."""
+    """No actor will ever be available for this batch."""
 
     ticket: BatchRequest
 
@@ -111,13 +111,13 @@ class Placement:
     """The actors of a pool and the batches that wait for one.
 
     Args:
-        count: actors.
-        concurrency: batches on each at once.
-        max_restarts: deaths of one actor in succession, without a batch done between, after which it is given up.
+        count: number of actors.
+        concurrency: batches on each actor at once.
+        max_restarts: consecutive deaths of an actor, without a finished batch between them, after which it is given up.
 
     Attributes:
-        line: those that wait; who must be alone stands at the head.
-        deaths: all that there were.
+        line: waiting batches. Those that must not share an actor are at the head.
+        deaths: total number of deaths.
     """
 
     count: int
@@ -129,12 +129,12 @@ class Placement:
     _choices: int = 0
 
     def begin(self) -> list[Command]:
-        """Make them all."""
+        """Start all actors."""
         self.actors = [Actor(number) for number in range(self.count)]
         return [Hire(actor, actor.life, 0.0) for actor in self.actors]
 
     def ask(self, ticket: BatchRequest) -> list[Command]:
-        """A batch wants a seat; one that must be alone has been here before and goes first."""
+        """Add a batch. One that must not share an actor has waited before, and goes to the head of the queue."""
         if ticket.alone:
             self.line.appendleft(ticket)
         else:
@@ -142,7 +142,7 @@ class Placement:
         return self._assign()
 
     def leave(self, ticket: BatchRequest, well: bool = False) -> list[Command]:
-        """A batch waits no more, or has left its actor: ``well`` if the actor was alive to answer."""
+        """Remove a batch from the queue or from its actor. ``well`` if the actor was alive to answer."""
         actor = ticket.actor
         if actor is None:
             if ticket in self.line:
@@ -155,13 +155,13 @@ class Placement:
         return self._assign()
 
     def ready(self, actor: Actor, life: int) -> list[Command]:
-        """An actor can be given batches."""
+        """Record that an actor is ready."""
         if life == actor.life and actor.state is State.STARTING:
             actor.state = State.READY
         return self._assign()
 
     def died(self, actor: Actor, life: int, in_making: bool = False) -> list[Command]:
-        """An actor is gone, or could not be made. Said twice it counts once."""
+        """Record that an actor died or failed to start. A second report of the same death is ignored."""
         if life != actor.life or actor.state is State.LOST:
             return []
         self.deaths += 1
@@ -175,7 +175,7 @@ class Placement:
         return [Hire(actor, actor.life, delay_of(actor.deaths)), *self._assign()]
 
     def count_of(self, state: State) -> int:
-        """How many actors are in a state."""
+        """Return the number of actors in a state."""
         return sum(actor.state is state for actor in self.actors)
 
     def _assign(self) -> list[Command]:
@@ -186,7 +186,10 @@ class Placement:
         return list(self._seats())
 
     def _seats(self) -> Iterator[Command]:
-        """Seats from the head of the line on. Who must be alone and finds no idle actor holds one free of others until it is idle."""
+        """Assign batches from the head of the queue.
+
+        A batch that must not share an actor, and finds none idle, reserves one: that actor takes no other batch until it is idle.
+        """
         free = [actor for actor in self.actors if actor.state is State.READY and not actor.alone and actor.load < self.concurrency]
         kept: deque[BatchRequest] = deque()
         while self.line and free:
@@ -210,7 +213,7 @@ class Placement:
 
 
 def delay_of(deaths: int) -> float:
-    """Seconds to wait before an actor is made again.
+    """Return the seconds to wait before an actor is restarted.
 
     Example:
         >>> [delay_of(deaths) for deaths in (1, 2, 3, 4)]
@@ -221,18 +224,18 @@ def delay_of(deaths: int) -> float:
 
 _log = logging.getLogger("qreward")
 GRACE = 5.0
-"""Seconds after which an actor that goes on with a batch which was cancelled for its time is killed and made again."""
+"""Seconds after which an actor that still works on a timed-out batch is killed and restarted."""
 LOOK = 0.1
-"""Seconds after which ``idle`` looks whether the loops of other callers still run."""
+"""Seconds between two checks in ``idle`` of whether the event loops of other callers still run."""
 
 
 class ActorHandle:
-    """One actor.
+    """The backend's handle of an actor, for one life of the actor.
 
     Attributes:
-        handle: what its crew knows it by.
-        excused: it was ended on purpose, which is no fault of what else was on it.
-        watch: rings if it is not ready in time.
+        handle: the backend's object for the actor.
+        excused: the actor was killed on purpose or its node was preempted, so its batches are not at fault.
+        watch: timer that fires if the actor is not ready in time.
     """
 
     __slots__ = ("actor", "excused", "handle", "life", "watch")
@@ -244,13 +247,13 @@ class ActorHandle:
 
 
 class PendingBatch(BatchRequest):
-    """A batch, as its caller waits for it.
+    """A batch whose caller waits for it.
 
     Attributes:
-        seated: done when it has an actor, or with the error for which it never will.
-        ended: its reply.
-        gone: its caller waits no more.
-        over: its actor is done with it, or it never got to one.
+        seated: done when an actor is assigned (None), or when that has become impossible (the error).
+        ended: done with the actor's reply.
+        gone: the caller no longer waits.
+        over: the actor has finished with the batch, or the batch was never sent.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, alone: bool) -> None:
@@ -267,13 +270,13 @@ class Supervisor:
     """The actors of one pool in this process.
 
     Args:
-        roster: decides.
-        crew: does it.
+        roster: makes the decisions.
+        crew: backend that executes them.
         start_timeout: seconds in which an actor must be ready; None is no limit.
 
     Attributes:
         guests: batches that wait or are on an actor.
-        batches: that came back.
+        batches: number of batches that returned.
     """
 
     def __init__(self, roster: Placement, crew: Crew, start_timeout: float | None) -> None:
@@ -294,11 +297,11 @@ class Supervisor:
         with self._lock:
             self._carry(roster.begin())
 
-    # for callers, in their loops
+    # called in the event loops of callers
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """While a caller is inside."""
+        """Count a caller while it is inside, for ``idle``."""
         loop = asyncio.get_running_loop()
         with self._lock:
             self._calls[loop] = self._calls.get(loop, 0) + 1
@@ -314,7 +317,7 @@ class Supervisor:
                     self._tell(*waiters.pop(), None)
 
     def enter(self, alone: bool) -> PendingBatch:
-        """Wait for an actor: await ``seated`` of what is returned, and tell ``leave`` if you stop waiting for it or for its end."""
+        """Request an actor. Await ``seated`` of the result. Call ``leave`` to stop waiting for ``seated`` or for ``ended``."""
         guest = PendingBatch(asyncio.get_running_loop(), alone)
         with self._lock:
             if self._shut:
@@ -324,13 +327,18 @@ class Supervisor:
         return guest
 
     def send(self, guest: PendingBatch, columns: tuple[Any, ...]) -> None:
-        """Have it scored by its actor; await ``ended``."""
+        """Send the batch to its actor. Await ``ended`` for the reply."""
         guest.sent = True
         if not SHARED.run(partial(self._send, guest, columns)):
             self._end(guest, (False, QueueFull("all worker threads are busy, perhaps with calls that hang; submit fewer batches at once")))
 
     def leave(self, guest: PendingBatch, overdue: bool = False) -> None:
-        """Its caller waits no more. Its actor is free when it is done with it; one that is ``overdue`` is killed if that is not soon."""
+        """Stop waiting for a batch. Its actor is free once it has finished the batch.
+
+        Args:
+            guest: the batch.
+            overdue: kill the actor if it has not finished the batch after ``GRACE`` seconds.
+        """
         with self._lock:
             guest.gone = True
             if guest.over:
@@ -344,13 +352,13 @@ class Supervisor:
                 self._later(GRACE, partial(self._kill, guest))
 
     def lost(self) -> ActorDied:
-        """The error when no actor is left."""
+        """Return the error for a pool without actors."""
         return ActorDied(f"no actor is left to score with; of the last it was said: {self._reason}")
 
-    # the end
+    # shutdown
 
     async def idle(self) -> None:
-        """Wait until no caller is inside, in loops that still run."""
+        """Wait until no caller is inside in any event loop that still runs."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Any] = loop.create_future()
         with self._lock:
@@ -359,7 +367,7 @@ class Supervisor:
             await asyncio.wait([waiter], timeout=LOOK)
 
     def abandon(self) -> None:
-        """Fail all that wait and all that is under way."""
+        """Fail all waiting and running batches."""
         with self._lock:
             self._shut = True
             for guest in list(self.guests):
@@ -368,21 +376,21 @@ class Supervisor:
                 self.leave(guest)
 
     def shut(self, gently: bool) -> None:
-        """Dismiss all actors; blocks."""
+        """Stop all actors. Blocks."""
         with self._lock:
             self._shut = True
             hands = list(self._hands.values())
             self._hands.clear()
             for timer in self._timers:
                 timer.cancel()
-            self._hired.wait_for(lambda: not self._hiring, FAREWELL)  # what is being made ends by itself
+            self._hired.wait_for(lambda: not self._hiring, FAREWELL)  # an actor that is still starting stops itself
         threads = [threading.Thread(target=self.crew.dismiss, args=(hand.handle, gently), daemon=True) for hand in hands]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    # in worker threads, timers and Ray's callbacks
+    # called in worker threads, timers and Ray's callbacks
 
     def _send(self, guest: PendingBatch, columns: tuple[Any, ...]) -> None:
         hand = guest.hand
@@ -411,7 +419,7 @@ class Supervisor:
             self._end(guest, future.result())
 
     def _end(self, guest: PendingBatch, reply: Reply | None) -> None:
-        """It is not on its actor any more, and not in the line."""
+        """Remove a batch from its actor or from the queue, and pass the reply to its caller."""
         with self._lock:
             if guest.over:
                 return
@@ -430,17 +438,17 @@ class Supervisor:
             self._carry(commands)
 
     def _bury(self, hand: ActorHandle, loss: ActorLost) -> None:
-        """An actor is gone: make another."""
+        """Record the death of an actor and have it restarted."""
         if hand.actor.life == hand.life and not self._shut:
             self._reason = str(loss)
             hand.excused = hand.excused or loss.excused
             _log.warning("actor %d died: %s", hand.actor.number, loss)
             if hand.handle is not None:
-                _in_thread(partial(self.crew.dismiss, hand.handle, False))  # it may be unreachable, and not dead
+                _in_thread(partial(self.crew.dismiss, hand.handle, False))  # it may be unreachable rather than dead
             self._carry(self.roster.died(hand.actor, hand.life, loss.in_making))
 
     def _kill(self, guest: PendingBatch) -> None:
-        """Its time is over, and its actor does not let go of it."""
+        """Kill the actor of a timed-out batch that it has not finished."""
         with self._lock:
             hand = guest.hand
             if guest.over or hand is None:
@@ -498,7 +506,7 @@ class Supervisor:
                 self._bury(hand, ActorLost(says, in_making=True))
 
     def _carry(self, commands: list[Command]) -> None:
-        """Do what the roster says; under the lock."""
+        """Execute the commands of the placement. Called with the lock held."""
         todo = deque(commands)
         while todo:
             command = todo.popleft()
@@ -514,13 +522,13 @@ class Supervisor:
             refusal = closed() if self._shut else self.lost() if isinstance(command, Refuse) else None
             if refusal is None and guest.actor is not None:
                 guest.hand = self._hands[guest.actor.number]
-            if not self._tell(guest.seated, guest.loop, refusal) or refusal is not None:  # or its loop is closed
+            if not self._tell(guest.seated, guest.loop, refusal) or refusal is not None:  # False: its loop is closed
                 guest.over = True
                 self.guests.discard(guest)
                 todo.extend(self.roster.leave(guest))
 
     def _later(self, seconds: float, function: Callable[[], object]) -> threading.Timer:
-        """Call something in a thread of its own."""
+        """Call a function after a delay, in a thread of its own."""
 
         def ring() -> None:
             self._timers.discard(timer)
@@ -533,7 +541,7 @@ class Supervisor:
         return timer
 
     def _tell(self, future: asyncio.Future[Any], loop: asyncio.AbstractEventLoop, value: Any) -> bool:
-        """Settle a future in its loop; False if that is closed."""
+        """Set the result of a future in its event loop. Returns False if the loop is closed."""
         try:
             loop.call_soon_threadsafe(_settle, future, value)
         except RuntimeError:
@@ -542,7 +550,7 @@ class Supervisor:
 
 
 def closed() -> ClientClosed:
-    """The error of whoever comes too late."""
+    """Return the error for calls after the pool was closed."""
     return ClientClosed("the pool of scorers is closed; make a new one")
 
 
@@ -556,7 +564,7 @@ def _in_making(error: BaseException) -> ActorLost:
 
 
 def _in_thread(function: Callable[[], object]) -> None:
-    """Call something in a worker thread, or, if all are busy, in one of its own."""
+    """Call a function in a worker thread, or in a new thread if all workers are busy."""
 
     def job() -> None:
         function()

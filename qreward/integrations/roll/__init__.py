@@ -1,7 +1,7 @@
-"""Rewards of a judge or a reward model in ROLL: a reward worker, a rollout loop and a group filter that drop what could not be judged.
+"""Rewards of a judge or a reward model in ROLL: a reward worker, and a rollout loop and a group filter that drop what could not be judged.
 
-``JudgeRewardWorker`` and ``SkippingRolloutLoop`` need ROLL, and are loaded when they are asked for; nothing else here does. ``settings``
-reads ROLL's keys, ``rewards`` scores rows, ``agentic`` serves environments; ``worker`` and ``loop`` alone know ROLL's classes.
+``JudgeRewardWorker`` and ``SkippingRolloutLoop`` need ROLL and are imported on first access. ``settings`` reads ROLL's keys, ``rewards``
+scores rows, ``agentic`` serves environments. Only ``worker`` and ``loop`` know ROLL's classes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For environments of ROLL's agentic pipelines, which are plain code in threads: a judge that is called, and a filter of its failures.
+"""For environments of ROLL's agentic pipelines, which are plain code in threads: a blocking judge function, and a filter of its failures.
 
 Knows neither Ray nor ROLL's classes.
 """
@@ -13,7 +13,7 @@ from qreward.integrations.roll.rewards import DEADLINE, Drops
 from qreward.integrations.trainers import RewardConfig, rewarder
 
 INVALID = -999.0
-"""The reward of a step that could not be judged, as ROLL's own environments say it."""
+"""Reward of a step that could not be judged; ROLL's own environments use the same value."""
 
 
 def judge(
@@ -24,20 +24,21 @@ def judge(
     settings: str | Path | Mapping[str, Any] | RewardConfig | None = None,
     **fields: Any,
 ) -> float:
-    """Judge one response and wait for it; from ``env.step``, in any number of threads.
+    """Judge one response and block until the reward is known. May be called from ``env.step`` in any number of threads.
 
     Args:
         prompt: a text or a list of messages.
-        reference: what is right, if the judge is told.
-        settings: a file or what it would hold; None is the file that ``QREWARD_REWARD`` names.
-        fields: whatever else the judge's prompt names.
+        response: the text to judge.
+        reference: the correct answer, if the judge's prompt uses one.
+        settings: a file, or a mapping with the same content. None takes the file that ``QREWARD_REWARD`` names.
+        fields: other fields that the judge's prompt names.
 
     Returns:
-        The reward. If it could not be had: the number in ``on_failure``, else :data:`INVALID`, which ROLL trains on like any other
-        number unless ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops its group.
+        The reward. If there is none: the number in ``on_failure``, or else :data:`INVALID`. ROLL trains on :data:`INVALID` like on any
+        other number unless ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops the group.
 
     Raises:
-        QRewardError: it could not be had, and ``on_failure`` is ``raise``.
+        QRewardError: there is no reward and ``on_failure`` is ``raise``.
         ConfigError: the settings are missing or wrong.
 
     Example:
@@ -54,19 +55,20 @@ def judge(
 
 
 class InvalidGroupFilter:
-    """Drops a group in which a step is :data:`INVALID`; ROLL then rolls out another. For ``group_filter_cls`` of an env manager.
+    """Drops a group with a step whose reward is :data:`INVALID`; ROLL then generates another. For ``group_filter_cls`` of an env manager.
 
-    A group counts as such if the score of an episode, or of a step, is below half of it: an episode's score is the sum of its steps'.
+    A group is dropped if the score of any episode or step is below half of :data:`INVALID`. The score of an episode is the sum of the
+    scores of its steps.
 
     Raises:
-        RewardUnavailable: when it filters, if ``MOST_DROPPED`` groups in a row were dropped.
+        RewardUnavailable: from ``filter``, when ``MOST_DROPPED`` groups in a row were dropped.
     """
 
     def __init__(self, config: Any, env_manager_config: Any, mode: str) -> None:  # noqa: ARG002 - ROLL's signature
         self._drops = Drops("groups")
 
     def filter(self, group_id: int, episode_id: int, group: Iterable[Any]) -> bool:
-        """True to drop the group; as ROLL calls it."""
+        """Return True to drop the group. ROLL calls this method."""
         if not any(_is_invalid(rollout) for rollout in group if rollout is not None):
             self._drops.kept()
             return False
@@ -81,7 +83,7 @@ def _is_invalid(rollout: Any) -> bool:
 
 
 def _numbers(value: Any) -> Iterable[float]:
-    """The numbers in nested lists and arrays."""
+    """Yield the numbers in nested lists and arrays."""
     if hasattr(value, "__len__") and not isinstance(value, str):
         for inner in value:
             yield from _numbers(inner)

@@ -1,4 +1,4 @@
-"""A rollout loop for ROLL's RLVR pipelines that drops a prompt whose rewards could not be had, in place of ending the run."""
+"""A rollout loop for ROLL's RLVR pipelines that drops a prompt whose rewards are missing, instead of ending the run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from qreward.integrations.roll.rewards import Drops, RewardUnavailable
 
 
 class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL has no types
-    """ROLL's own loop, in which :class:`RewardUnavailable` drops the prompt with all its responses, and ROLL takes another prompt.
+    """ROLL's rollout loop, except that :class:`RewardUnavailable` drops the prompt with all its responses, and ROLL takes another prompt.
 
-    For ``user_defined_rollout_loop_cls`` of a pipeline. A validation, too, then has another prompt in the place of the one dropped.
+    For ``user_defined_rollout_loop_cls`` of a pipeline. In a validation, too, another prompt replaces the one that was dropped.
 
     Raises:
-        RewardUnavailable: when it is given a prompt, if ``MOST_DROPPED`` prompts in a row were dropped.
+        RewardUnavailable: from ``process_new_prompt``, when ``MOST_DROPPED`` prompts in a row were dropped.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL
         self._reason = ""
 
     async def process_new_prompt(self, context: Any) -> Any:
-        """As ROLL's; None, which drops the prompt, if its rewards could not be had."""
+        """Process a prompt as ROLL's loop does. Returns None, which drops the prompt, if its rewards are missing."""
         responses = await super().process_new_prompt(context)
         self._drops.check(self._reason)
         return responses

@@ -1,4 +1,4 @@
-"""From the rows of a batch to its rewards and metrics, and what becomes of rewards that could not be had. Knows no tensor and no Ray."""
+"""Scores the rows of a batch: rewards, metrics, and the handling of missing rewards. Knows no tensors and no Ray."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from qreward.errors import ConfigError, QRewardError
 from qreward.integrations.trainers import RewardConfig, Rewarder, Scored, Usual, item_of, named_in_prompts
 
 DEADLINE = 300.0
-"""Seconds for one reward where the settings say nothing; ROLL has no limit of its own."""
+"""Default number of seconds for one reward; ROLL has no limit of its own."""
 PROMPTS, RESPONSES = "prompts", "responses"
-"""Columns of the decoded texts, named as ROLL names their tokens."""
+"""Columns of the decoded texts, with the names that ROLL gives their tokens."""
 USUAL: Usual = {"prompt": ("messages", PROMPTS), "response": (RESPONSES,), "reference": ("ground_truth",)}
 LARGEST = 65504.0
-"""Largest number of the float16 in which ROLL holds rewards (IEEE 754 binary16)."""
+"""Largest finite number in float16, in which ROLL stores rewards (IEEE 754 binary16)."""
 MOST_DROPPED = 100
-"""Prompts or groups dropped one after the other at which it is no longer chance that judges fail, and the run ends."""
+"""Number of prompts or groups dropped in a row that ends the run, because it is no longer chance that judging fails."""
 
 
 class RewardUnavailable(QRewardError):
-    """A reward could not be had, and the settings name no number for it. Told to ROLL, it ends the run; see ``SkippingRolloutLoop``."""
+    """A reward is missing, and the settings name no number for it. It ends ROLL's run unless ``SkippingRolloutLoop`` is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a batch is worth.
+    """The rewards and metrics of a batch.
 
     Attributes:
-        scores: one for each row, in order; finite, and within float16.
+        scores: one reward for each row, in order; finite, and within the range of float16.
         metrics: name -> one number for each row.
     """
 
@@ -41,10 +41,10 @@ class Judged:
 
 
 def failure_of(config: RewardConfig) -> float | None:
-    """The number of a reward that could not be had, or None if then an error is raised, which is the default.
+    """Return the number that replaces a missing reward, or None if an error is raised instead, which is the default.
 
     Raises:
-        ConfigError: ``none``, which this trainer does not know.
+        ConfigError: ``on_failure`` is ``none``, which ROLL does not support, or a number beyond float16.
     """
     if config.on_failure == "none":
         raise ConfigError(
@@ -55,7 +55,7 @@ def failure_of(config: RewardConfig) -> float | None:
 
 
 def rows_of(columns: Mapping[str, Sequence[Any]], prompts: Sequence[str], responses: Sequence[str]) -> list[dict[str, Any]]:
-    """One mapping for each row: the columns of the data, and the decoded ``prompts`` and ``responses``."""
+    """Return one mapping for each row: the columns of the data, and the decoded ``prompts`` and ``responses``."""
     texts: dict[str, Sequence[Any]] = {PROMPTS: prompts, RESPONSES: responses}
     whole = {name: values for name, values in columns.items() if len(values) == len(responses)} | texts
     rows = [dict(zip(whole, values, strict=True)) for values in zip(*whole.values(), strict=True)]
@@ -63,18 +63,18 @@ def rows_of(columns: Mapping[str, Sequence[Any]], prompts: Sequence[str], respon
 
 
 def _messages(value: Any) -> Any:
-    """ROLL's data sets hold a conversation as a list, or as its JSON."""
+    """Return a conversation as a list. ROLL's data sets hold it as a list or as JSON."""
     with suppress(ValueError):
         return json.loads(value) if isinstance(value, str) else value
     return value
 
 
 async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]]) -> Judged:
-    """Score rows all at once.
+    """Score all rows concurrently.
 
     Raises:
-        RewardUnavailable: one could not be had, and ``on_failure`` names no number.
-        ConfigError: a column that the settings name is not there.
+        RewardUnavailable: a reward is missing, and ``on_failure`` names no number.
+        ConfigError: a column that the settings name does not exist, or a reward does not fit into float16.
     """
     named = named_in_prompts(config)
     scored = await rewarder.score_many([item_of(row, config.columns, USUAL, named) for row in rows])
@@ -89,7 +89,7 @@ async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Ma
 
 
 def metrics_of(scored: Iterable[Scored]) -> dict[str, list[float]]:
-    """The metrics of a batch, of which ROLL makes means, maxima and minima for each domain; the same names always."""
+    """Return the metrics of a batch, always with the same names. ROLL computes their mean, maximum and minimum for each domain."""
     rows = list(scored)
     return {
         "judge/ok": [float(each.ok) for each in rows],
@@ -112,10 +112,11 @@ def _fitting(score: float) -> float:
 
 
 class Drops:
-    """Counts what is dropped one after the other, so that a dead fleet ends a run instead of having it generate for ever.
+    """Counts consecutive drops, so that a fleet that is down ends the run instead of having it generate forever.
 
     Args:
-        what: that is dropped, for the message.
+        what: name of the dropped things, for the error message.
+        most: number of consecutive drops that ends the run.
     """
 
     def __init__(self, what: str, most: int = MOST_DROPPED) -> None:
@@ -124,14 +125,14 @@ class Drops:
         self._row = 0
 
     def kept(self) -> None:
-        """One was judged."""
+        """Record one that was judged."""
         self._row = 0
 
     def dropped(self) -> None:
-        """One was not."""
+        """Record one that was dropped."""
         self._row += 1
 
     def check(self, reason: str) -> None:
-        """Raise :class:`RewardUnavailable` if there were too many, one after the other."""
+        """Raise :class:`RewardUnavailable` if ``most`` or more were dropped in a row."""
         if self._row >= self._most:
             raise RewardUnavailable(f"{self._row} {self._what} in a row were dropped, as no rewards could be had. The last: {reason}")

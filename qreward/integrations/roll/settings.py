@@ -1,6 +1,6 @@
-"""From the keys of a reward worker in ROLL's yaml to the settings of rewards. Knows ROLL's keys, none of its classes.
+"""Converts the keys of a reward worker in ROLL's YAML to the settings of an adapter. Knows ROLL's keys, but none of its classes.
 
-ROLL drops keys that it does not know, so what is ours travels in ``reward_manager_config``, a list of free mappings that it keeps.
+ROLL drops unknown keys. The settings are therefore in ``reward_manager_config``, a list of free mappings that ROLL keeps.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from qreward.integrations.trainers.settings import VARIABLE
 from qreward.settings.files import read_settings
 
 KEYS = ("judge_model_name", "judge_api_url", "judge_api_key", "judge_prompt")
-"""Keys of ROLL's own judge that are taken as they are."""
+"""Keys of ROLL's own judge that this adapter accepts unchanged."""
 NAMED_PROMPT = {"verdict": "yes_no", "response_format": "none"}
-"""What goes with a prompt of ROLL's by name: each asks for a bare YES or NO."""
+"""Settings for a prompt of ROLL's own, selected by name: each of them asks for a bare YES or NO."""
 
 
 def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
-    """The settings of one reward worker: its file, over that ROLL's keys, and over these ``reward_manager_config``.
+    """Return the settings of one reward worker. ROLL's keys override the file, and ``reward_manager_config`` overrides both.
 
     Args:
-        worker: ROLL's ``RewardConfig`` of the domain, or anything with its attributes.
-        prompts: name -> template, of ROLL's own prompts.
+        worker: ROLL's ``RewardConfig`` of the domain, or any object with its attributes.
+        prompts: name -> template of ROLL's own prompts.
 
     Raises:
-        ConfigError: a setting is wrong, or nothing says who judges.
+        ConfigError: a setting is wrong, or no judge and no reward model is configured.
     """
     file = (getattr(worker, "system_envs", None) or {}).get(VARIABLE) or os.environ.get(VARIABLE)
     layers: list[Mapping[str, Any]] = [read_settings(file, empty="it must hold at least judge or reward_model")[0]] if file else []
@@ -70,7 +70,7 @@ def _endpoint(url: str, key: str | None) -> dict[str, Any]:
 
 
 def _prompt(given: str, prompts: Mapping[str, str]) -> dict[str, Any]:
-    """A template, or the name of one of ROLL's, in which the prompt is called ``question``."""
+    """Return the settings for a template, or for the name of one of ROLL's templates, which call the prompt ``question``."""
     template = prompts.get(given, given)
     if "{" not in template:
         known = ", ".join(map(repr, sorted(prompts)))
@@ -79,7 +79,7 @@ def _prompt(given: str, prompts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, and where both say something, what is above; mappings are merged."""
+    """Merge two mappings recursively; ``above`` takes precedence."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)

@@ -1,4 +1,7 @@
-"""The trace of a ROLL pipeline goes on in a reward worker: ROLL sends its context with the data, and attaches it in sync methods only."""
+"""Continues the trace of a ROLL pipeline in a reward worker.
+
+ROLL sends the trace context with the data, but attaches it in sync methods only.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from typing import Any
 from opentelemetry import context, propagate
 
 CARRIER = "_otel_ctx"
-"""Key of ``DataProto.meta_info`` under which ROLL puts W3C ``traceparent`` and ``tracestate``."""
+"""Key of ``DataProto.meta_info`` in which ROLL stores W3C ``traceparent`` and ``tracestate``."""
 
 
 @contextmanager
 def continued(meta_info: Mapping[str, Any] | None) -> Iterator[None]:
-    """Spans that begin inside are children of the caller's span. To be entered in the task of the call, as each call has its own."""
+    """Make spans that start inside children of the caller's span. Enter it in the task of the call: each call has its own context."""
     carrier = (meta_info or {}).get(CARRIER)
     if not carrier:
         yield

@@ -1,4 +1,4 @@
-"""The reward worker of ROLL's RLVR pipelines. With ``loop`` the only module here that imports ROLL: all else is in rooms that need none."""
+"""The reward worker for ROLL's RLVR pipelines. Only this module and ``loop`` import ROLL."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from qreward.integrations.trainers import rewarder
 
 
 class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
-    """Rewards by a judge or a reward model, many at once in one process.
+    """Scores with a judge or a reward model, with many requests at once in one process.
 
-    In the yaml of a pipeline it takes the place of ROLL's own judge, whose keys it understands::
+    In the YAML of a pipeline it replaces ROLL's own judge and accepts the same keys::
 
         rewards:
           llm_judge:
@@ -31,9 +31,9 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
             judge_api_url: http://gpu-0:8000/v1,http://gpu-1:8000/v1
             world_size: 1
 
-    Everything else is in ``reward_manager_config: [{...}]``, with the names of :class:`~qreward.integrations.trainers.RewardConfig`, or
-    in the file that ``system_envs: {QREWARD_REWARD: ...}`` names. Since ``compute_rewards`` is async, ROLL gives the actor room for 1,000
-    calls at once, and one worker does what takes many of ROLL's own.
+    All other settings are in ``reward_manager_config: [{...}]``, with the names of :class:`~qreward.integrations.trainers.RewardConfig`, or
+    in the file that ``system_envs: {QREWARD_REWARD: ...}`` names. Because ``compute_rewards`` is async, ROLL allows 1,000 concurrent calls
+    of the actor, so one worker replaces many of ROLL's own.
     """
 
     def __init__(self, worker_config: Any) -> None:
@@ -43,20 +43,23 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def initialize(self, pipeline_config: Any) -> None:
-        """Load the actor's tokenizer and read the settings; a wrong one ends the run here, before anything is generated."""
+        """Load the actor's tokenizer and read the settings. A wrong setting ends the run here, before anything is generated."""
         super().initialize(pipeline_config)
         self.actor_tokenizer = default_tokenizer_provider(pipeline_config.actor_train.model_args)
         self.reward_config = settings_of(self.worker_config, prompt_maps)
         failure_of(self.reward_config)
         self.rewarder = rewarder(self.reward_config, deadline=DEADLINE)
-        self._decoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qreward-decoding")  # a tokenizer is not for many threads
+        self._decoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qreward-decoding")  # a tokenizer is not thread-safe
 
     @register(dispatch_mode=Dispatch.DP_MP_COMPUTE, clear_cache=False)  # type: ignore[untyped-decorator]
     async def compute_rewards(self, data: DataProto) -> DataProto:
-        """Judge each row: ``token_level_rewards`` (zeros), ``response_level_rewards`` and ``scores`` in float16, and metrics as lists.
+        """Judge each row.
+
+        Returns:
+            ``token_level_rewards`` (zeros), ``response_level_rewards`` and ``scores`` in float16, and metrics as lists.
 
         Raises:
-            RewardUnavailable: a reward could not be had, and ``on_failure`` names no number for it.
+            RewardUnavailable: a reward is missing, and ``on_failure`` names no number for it.
         """
         with continued(data.meta_info):
             rows = await asyncio.get_running_loop().run_in_executor(self._decoding, self._rows, data)

@@ -1,7 +1,7 @@
-"""Rewards of a judge or a reward model in slime: the functions that ``--custom-rm-path`` and its kin name. Needs no slime.
+"""Rewards of a judge or a reward model in slime: functions for ``--custom-rm-path`` and related options. Does not need slime.
 
-``scoring`` has the functions, ``failures`` says what becomes of a sample that could not be judged, ``normalizing`` takes it out of its
-group.
+``scoring`` has the functions, ``failures`` decides what replaces a missing reward, and ``normalizing`` excludes such samples from the
+statistics of their group.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What becomes of a sample that could not be judged: it leaves the loss, and its reward moves the baseline as little as can be.
+"""What happens to a sample that could not be judged: it is removed from the loss, and its reward changes the baseline as little as it can.
 
-slime must have a number for each sample (None breaks its tensors), and trains on it unless ``sample.remove_sample`` is set.
+slime needs a number for each sample (None breaks its tensors), and trains on it unless ``sample.remove_sample`` is set.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from qreward.errors import QRewardError
 from qreward.integrations.trainers import RewardConfig, Rewarder, Scored
 
 NOTE = "qreward"
-"""Key of ``sample.metadata`` under which is noted how it was judged."""
+"""Key of ``sample.metadata`` that holds how the sample was judged."""
 MEMORY = 1024
-"""Rewards of which the mean is taken where no group is at hand."""
+"""Number of last rewards whose mean is used if no other reward of the same call exists."""
 TELL = 100
-"""Failures from one line in the log to the next."""
+"""Number of failures between two log messages."""
 MOST_LOST = 1000
-"""Failures in a row at which it is no longer chance, and the run ends instead of training on nothing."""
+"""Failures in a row after which the run ends, because it is no longer chance and there would be nothing to train on."""
 
 _log = logging.getLogger("qreward.integrations.slime")
 
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """What a failed sample gets.
+    """What replaces a missing reward.
 
     Attributes:
-        score: its reward.
-        removes: it is taken out of the loss.
+        score: the reward of the sample.
+        removes: whether the sample is removed from the loss.
     """
 
     score: float
@@ -42,12 +42,12 @@ class Fallback:
 
 
 class Fallbacks:
-    """Finds the fallbacks of one rewarder, from the rewards that were had.
+    """Computes the fallbacks of one rewarder from the rewards so far.
 
     Args:
-        config: ``on_failure`` in it: a number is the reward, and trains; ``raise`` raises; else the sample is removed, and its number is
-            the mean of the others it came with, or of the last ``MEMORY`` rewards, or the middle of the judge's range. When ``MOST_LOST``
-            in a row were removed, the next is raised.
+        config: settings with ``on_failure``. A number is the reward, and the sample trains; ``raise`` raises. Otherwise the sample is
+            removed from the loss, and its number is the mean of the other rewards of the same call, or of the last ``MEMORY`` rewards, or
+            the middle of the judge's range. After ``MOST_LOST`` failures in a row the next one is raised.
     """
 
     def __init__(self, config: RewardConfig) -> None:
@@ -58,16 +58,16 @@ class Fallbacks:
 
     @classmethod
     def of(cls, made: Rewarder, *, evaluating: bool) -> Fallbacks:
-        """Those of a rewarder; an evaluation's are its own, as its samples are others."""
+        """Return the fallbacks of a rewarder. An evaluation has its own, because its samples differ from those of training."""
         assert made.config is not None
         both = _BY_REWARDER.setdefault(made, (cls(made.config), cls(made.config)))
         return both[evaluating]
 
     def settle(self, values: Sequence[float | None], scored: Sequence[Scored]) -> Fallback:
-        """What those of a call get that failed.
+        """Return the fallback for the failed samples of a call.
 
         Raises:
-            QRewardError: one failed, and ``on_failure`` is ``raise``, or too many in a row did.
+            QRewardError: a sample failed, and ``on_failure`` is ``raise`` or more than ``MOST_LOST`` failed in a row.
         """
         failure = self._config.on_failure
         error = self._count(scored)
@@ -80,7 +80,7 @@ class Fallbacks:
         return Fallback(fmean(had or self._had or [middle(self._config)]), removes=True)
 
     def _count(self, scored: Sequence[Scored]) -> QRewardError | None:
-        """The last of the errors, if there is one; now and then it is told."""
+        """Return the last error, if any. The first of every ``TELL`` failures is logged."""
         last = None
         for each in scored:
             self._in_a_row = 0 if each.ok else self._in_a_row + 1
@@ -96,19 +96,19 @@ _BY_REWARDER: WeakKeyDictionary[Rewarder, tuple[Fallbacks, Fallbacks]] = WeakKey
 
 
 def middle(config: RewardConfig) -> float:
-    """Of the scores that a judge gives; 0 for a reward model, of which nothing is known before its first answer."""
+    """Return the middle of a judge's score range; 0 for a reward model, whose range is unknown before its first answer."""
     if config.judge is None:
         return 0.0
     return fmean(config.judge.range or config.judge.scale)
 
 
 def note(sample: Any, scored: Scored, *, removed: bool) -> None:
-    """Write into a sample's metadata how it was judged, for whoever looks at the rollouts later."""
+    """Write into a sample's metadata how it was judged, for later inspection of rollouts."""
     if isinstance(sample.metadata, dict):
         sample.metadata[NOTE] = {"ok": scored.ok, "seconds": scored.seconds, "reason": scored.reason, "removed": removed}
 
 
 def was_removed(sample: Any) -> bool:
-    """Whether a sample was taken out of the loss because it could not be judged."""
+    """Whether a sample was removed from the loss because it could not be judged."""
     metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
     return bool(metadata.get(NOTE, {}).get("removed"))

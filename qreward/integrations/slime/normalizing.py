@@ -1,6 +1,7 @@
-"""Group-normalised rewards in which samples that could not be judged have no part. Knows slime's arguments, no tensor.
+"""Group normalization of rewards that excludes samples which could not be judged. Knows slime's arguments, but no tensors.
 
-``remove_sample`` keeps a sample out of the loss, but not out of the mean and the deviation of its group, which slime takes over all.
+``remove_sample`` excludes a sample from the loss, but not from the mean and the standard deviation of its group, which slime takes over all
+samples.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from typing import Any
 from qreward.integrations.slime.failures import was_removed
 
 CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
-"""Values of ``--advantage-estimator`` for which slime takes the mean of the group off each reward."""
+"""Values of ``--advantage-estimator`` for which slime subtracts the mean of the group from each reward."""
 SCALED = ("grpo", "gspo", "cispo")
-"""And for which it then divides by the standard deviation, with ``--grpo-std-normalization``."""
+"""Values for which slime also divides by the standard deviation, with ``--grpo-std-normalization``."""
 EPSILON = 1e-6
-"""Added to the deviation, as slime does."""
+"""Added to the standard deviation, as in slime."""
 
 
 def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Rewards as they were given, and normalised in their groups as slime does, but over the judged samples only.
+    """Return the raw rewards, and the rewards normalized within groups as slime does, but over the judged samples only.
 
     For ``--custom-reward-post-process-path qreward.integrations.slime.normalize_rewards``. Groups are those of ``sample.group_index``, or
-    of ``args.n_samples_per_prompt`` in a row where a sample has none. A sample that was not judged gets 0, which is no advantage.
+    each ``args.n_samples_per_prompt`` consecutive samples if a sample has none. A sample that was not judged gets 0, which is no advantage.
     """
     raw = [sample.get_reward_value(args) for sample in samples]
     if args.advantage_estimator not in CENTRED or not args.rewards_normalization:

@@ -1,6 +1,7 @@
-"""The reward functions that slime awaits. Real ``async def`` functions whose parameters have the names that slime looks for.
+"""The reward functions that slime awaits. They are ``async def`` functions whose parameters have the names that slime expects.
 
-slime calls them in one loop of one process, as often at once as there are samples; it has no time limit, and an exception ends the run.
+slime calls them in one event loop of one process, with as many concurrent calls as there are samples. It has no time limit, and an
+exception ends the run.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from qreward.integrations.slime.failures import Fallback, Fallbacks, note
 from qreward.integrations.trainers import Rewarder, Scored, Usual, item_of, named_in_prompts, rewarder
 
 DEADLINE = 100.0
-"""Seconds for one reward where the settings say nothing; slime's own remote reward model has 120 for a try."""
+"""Default number of seconds for one reward; slime's own remote reward model allows 120 per attempt."""
 SETTINGS = "qreward_config"
-"""Attribute of slime's arguments with our settings, or the path of their file: what ``--custom-config-path`` names may set it."""
+"""Attribute of slime's arguments that holds the settings, or the path of their file. The file of ``--custom-config-path`` may set it."""
 USUAL: Usual = {"prompt": ("prompt",), "response": ("response",), "reference": ("label",)}
 
 
 async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 - slime's signature
-    """The reward of a sample, or of each of a list of samples. For ``--custom-rm-path qreward.integrations.slime.reward``.
+    """Score a sample, or each sample of a list. For ``--custom-rm-path qreward.integrations.slime.reward``.
 
     Args:
         args: slime's arguments.
-        sample: one of slime's ``Sample``, or a list of them, which slime gives where one generation makes several.
+        sample: one of slime's ``Sample``, or a list of them, which slime passes if one generation produces several.
 
     Returns:
         A float, or a dict if ``--reward-key`` (in an evaluation: ``--eval-reward-key``) is set; a list of these for a list.
 
     Raises:
-        QRewardError: a reward could not be had, and ``on_failure`` is ``raise``.
+        QRewardError: a reward is missing, and ``on_failure`` is ``raise`` or too many in a row were missing.
         ConfigError: the settings are missing or wrong.
     """
     if isinstance(sample, list | tuple):
@@ -38,12 +39,13 @@ async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 
 
 
 async def group_reward(args: Any, samples: Sequence[Any], **kwargs: Any) -> list[Any]:  # noqa: ARG001 - slime's signature
-    """The rewards of a group; for ``--group-rm --custom-rm-path qreward.integrations.slime.group_reward``.
+    """Score a group. For ``--group-rm --custom-rm-path qreward.integrations.slime.group_reward``.
 
-    Unlike with :func:`reward`, a sample that could not be judged gets the mean of its group, so that it moves no baseline.
+    Unlike with :func:`reward`, a sample that could not be judged gets the mean of its group, so that it does not move the baseline.
 
     Raises:
-        QRewardError, ConfigError: as :func:`reward` does.
+        QRewardError: as in :func:`reward`.
+        ConfigError: as in :func:`reward`.
     """
     return await _rewards(args, samples)
 
@@ -64,13 +66,13 @@ def _items(made: Rewarder, samples: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _row(sample: Any) -> dict[str, Any]:
-    """What a sample has, by name; its metadata as a whole, and what is in there by its own name where that is free."""
+    """Return the fields of a sample by name, its metadata as a whole, and the entries of the metadata whose names do not clash."""
     metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
     return {**metadata, "metadata": metadata, "prompt": sample.prompt, "response": sample.response, "label": sample.label}
 
 
 def _keys(args: Any, samples: Sequence[Any]) -> list[str]:
-    """The keys under which slime will look for a reward; none if it wants a number. In an evaluation it uses both of its keys."""
+    """Return the keys under which slime looks up a reward; empty if it expects a number. In an evaluation slime uses both of its keys."""
     training, evaluation = getattr(args, "reward_key", None), getattr(args, "eval_reward_key", None)
     if not training and not _is_evaluation(samples):
         return []
@@ -78,12 +80,12 @@ def _keys(args: Any, samples: Sequence[Any]) -> list[str]:
 
 
 def _is_evaluation(samples: Sequence[Any]) -> bool:
-    """slime says nothing of it to a reward function, but only the samples of training belong to a group."""
+    """Whether the samples are of an evaluation. slime does not say so to a reward function, but only training samples belong to a group."""
     return all(getattr(sample, "group_index", None) is None for sample in samples)
 
 
 def _value(scored: Scored, keys: Sequence[str]) -> float | None:
-    """What slime will train on: the attribute that its key names, if the reward model gives one, else the score."""
+    """Return the value that slime will train on: the attribute that its key names, if the reward model returned one, else the score."""
     if scored.verdict is None:
         return None
     attributes = scored.verdict.attributes or {}

@@ -1,6 +1,6 @@
-"""What the adapters of all trainers share: their settings, and one rewarder a process that scores and never makes a failure a number.
+"""Shared by the adapters of all trainers: the settings, and one rewarder per process that never turns a failure into a number by itself.
 
-Knows no trainer; each trainer's room knows its own forms, and this one.
+This package knows no trainer. The package of each trainer converts that trainer's data and uses this one.
 """
 
 from __future__ import annotations

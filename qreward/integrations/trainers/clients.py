@@ -1,6 +1,7 @@
-"""One client a process and its configuration, whoever asks for it, closed in all its loops when the process ends.
+"""One client per process and client configuration. It is closed in all of its event loops when the process ends.
 
-So adapters that are set up twice (to train and to evaluate, say) keep the limits of a key together. Knows no trainer and no judge.
+Adapters that are set up twice, for example for training and for evaluation, thereby share the limits of an API key. This module knows no
+trainer and no judge.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from qreward.engine.portal import portal
 from qreward.settings.client import ClientConfig, config_from_env
 
 GRACE = 2.0
-"""Seconds for which the end of the process waits for another thread's loop to close what was opened there."""
+"""Seconds to wait, when the process ends, for the event loop of another thread to close its connections."""
 
 _made: list[tuple[ClientConfig, QRewardClient]] = []
 _inherited: list[object] = []
@@ -24,13 +25,13 @@ _lock = threading.Lock()
 
 
 def shared_client(config: ClientConfig | None = None) -> QRewardClient:
-    """The client of this process for this configuration, made when first asked for. Not to be closed by who asks.
+    """Return the client of this process for a configuration. The first call creates it. The caller must not close it.
 
     Args:
-        config: None is what ``QRewardClient.from_env`` finds.
+        config: the client's settings. None takes those that ``QRewardClient.from_env`` finds.
 
     Raises:
-        ConfigError: nothing was given, and the environment names nothing.
+        ConfigError: ``config`` is None and the environment names no configuration.
     """
     wanted = config if config is not None else config_from_env()
     with _lock:
@@ -42,17 +43,17 @@ def shared_client(config: ClientConfig | None = None) -> QRewardClient:
 
 
 def close_clients() -> None:
-    """Close all of them. The trainer's own loop, which may still run in another thread, is waited for, but not for long."""
+    """Close all shared clients. An event loop that still runs in another thread gets ``GRACE`` seconds to close its connections."""
     with _lock:
         clients = [client for _, client in _made]
         _made.clear()
     for client in clients:
-        with suppress(Exception):  # the process ends in any case
+        with suppress(Exception):  # the process is ending
             _close(client)
 
 
 def _close(client: QRewardClient) -> None:
-    """The client itself tells the loops of other threads to close, but does not wait for them."""
+    """Close a client and wait for the event loops of other threads, which ``aclose`` notifies without waiting."""
     engine = client._engine
     for loop in list(engine._shells):
         with suppress(Exception):
@@ -64,7 +65,7 @@ def _close(client: QRewardClient) -> None:
 
 
 def _after_fork() -> None:
-    global _lock, _made  # the parent's, one of whose threads may have held the lock
+    global _lock, _made  # a thread of the parent may have held the lock
     _inherited.append(_made)
     _lock, _made = threading.Lock(), []
 

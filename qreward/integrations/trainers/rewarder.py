@@ -1,8 +1,7 @@
-"""One rewarder a process and its settings: scores within a deadline, and says of each reward whether it could be had.
+"""One rewarder per process and settings. It scores within a deadline and reports for each item a verdict or an error.
 
-Needs no loop to be made, and serves any number of loops and threads. Knows no trainer.
-
-What a reward is that could not be had: never a number, unless the user chose one. Knows no trainer.
+A rewarder is created without an event loop and may be used from any number of loops and threads. A missing reward never becomes a number
+unless the user chose one. This module knows no trainer.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from qreward.judge import make_scorer
 from qreward.judge.types import Scorer, Verdict
 
 LATE = 1.0
-"""Seconds after the deadline at which a scorer that does not keep it is left."""
+"""Seconds after the deadline at which the rewarder stops waiting for a scorer that ignores its ``timeout``."""
 
 _log = logging.getLogger("qreward.integrations.trainers")
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A reward, or why there is none.
+    """A reward, or the error that prevented it.
 
     Attributes:
-        verdict: None if it failed.
-        error: None if it did not.
-        seconds: from asking to knowing.
+        verdict: the verdict; None if scoring failed.
+        error: the error; None if scoring succeeded.
+        seconds: seconds from the call to the result.
     """
 
     verdict: Verdict | None
@@ -54,12 +53,12 @@ class Scored:
         return self.verdict is not None
 
     def score(self, failure: float | None) -> float | None:
-        """The reward, or ``failure``: what the user chose for one that could not be had."""
+        """Return the reward, or ``failure``, the user's value for a missing reward."""
         return failure if self.verdict is None else self.verdict.score
 
     @property
     def tokens(self) -> int:
-        """Of all answers to the item, those that could not be read among them; 0 if no server told."""
+        """Tokens of all answers to the item, including answers that could not be parsed; 0 if no server reported any."""
         outcome = self.error if self.verdict is None else self.verdict
         usage = None if outcome is None else outcome.usage
         if usage is None:
@@ -68,14 +67,14 @@ class Scored:
 
     @property
     def reason(self) -> str:
-        """Why there is no reward, in one short line without secrets; ``""`` if there is one."""
+        """Why there is no reward: one line of at most 300 characters without secrets. ``""`` if there is a reward."""
         if self.error is None:
             return ""
         return _writable(f"{type(self.error).__name__}: {self.error}".splitlines()[0][:300])
 
 
 def _writable(text: str) -> str:
-    """The text of an error, which may quote an item, without what no file or table takes."""
+    """Escape what cannot be encoded, such as lone surrogates. The text of an error may quote an item."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -83,10 +82,10 @@ class Rewarder:
     """Scores with one scorer, within one deadline.
 
     Args:
-        scorer: a judge, a reward model, or an object of the user's with their methods.
-        deadline: seconds for one reward in all.
-        priority: of all requests.
-        config: the settings it was made from, if it was: adapters read their columns and their failure there.
+        scorer: a judge, a reward model, or a user's object with the same methods.
+        deadline: seconds for one reward, all requests included.
+        priority: priority of all requests.
+        config: the settings from which the rewarder was made, if any. Adapters read ``columns`` and ``on_failure`` from them.
     """
 
     def __init__(self, scorer: Scorer, deadline: float, priority: int | str = 5, config: RewardConfig | None = None) -> None:
@@ -97,14 +96,14 @@ class Rewarder:
         self._unfits: frozenset[str] = frozenset()
 
     async def score(self, prompt: Any, response: Any = None, *, reference: Any = None, **fields: Any) -> Scored:
-        """Score one response; what goes wrong with it is in the result.
+        """Score one response. A failure to score it is returned in the result, not raised.
 
-        So is what is wrong with the item itself: ``BadRequest`` if it has no response (which is not asked about), or if the scorer
-        cannot take its text (a ``ValueError``, such as a lone surrogate's ``UnicodeEncodeError``, which is logged, too).
+        The result has a ``BadRequest`` if the response is None (no request is sent), or if the scorer raises a ``ValueError``, such as the
+        ``UnicodeEncodeError`` of a lone surrogate. Such a ``ValueError`` is also logged.
 
         Raises:
-            ConfigError: the settings do not fit the data, such as a field that the prompt names and no item has: a fault of no judge.
-            CancelledError, and what is a fault of code.
+            ConfigError: the settings do not fit the data. For example, the prompt names a field that no item has.
+            CancelledError: the caller was cancelled. Any other exception of the scorer also propagates, as it is a bug in code.
         """
         begun = monotonic()
         if response is None:
@@ -126,7 +125,10 @@ class Rewarder:
         return Scored(verdict, None, monotonic() - begun)
 
     def _unfit(self, error: ValueError) -> BadRequest:
-        """An item's own failure. It may be a fault of the scorer's code after all, so the first of a kind is logged with its traceback."""
+        """Return the error of an item that the scorer rejected.
+
+        The cause may still be a bug, so the first error of each kind is logged with its traceback.
+        """
         kind = type(error).__name__
         first, self._unfits = kind not in self._unfits, self._unfits | {kind}
         failure = BadRequest(f"the scorer could not take the item: {kind}: {_writable(str(error))}")
@@ -135,11 +137,11 @@ class Rewarder:
         return failure
 
     async def score_many(self, items: Iterable[Mapping[str, Any]]) -> list[Scored]:
-        """Score many at once, in their order."""
+        """Score many items concurrently. The results are in the order of the items."""
         return list(await asyncio.gather(*(self.score(**item) for item in items)))
 
     def score_blocking(self, items: Iterable[Mapping[str, Any]]) -> list[Scored]:
-        """Score many from code that does not await, in the thread that all blocking calls share. From any thread."""
+        """Score many items from blocking code, in any thread. The work runs in the event loop thread that all blocking calls share."""
         return portal().call(self.score_many, list(items))
 
     async def aclose(self) -> None:
@@ -153,18 +155,18 @@ class Rewarder:
 
 _MADE: dict[str, Rewarder] = {}
 _GIVEN: dict[tuple[str, float], tuple[object, Rewarder]] = {}
-"""By what an adapter gave (which is kept, for its ``id`` may stand for it), so that asking again for each reward reads no file."""
+"""Cache by what the adapter passed, so that repeated calls read no file. ``source`` is kept because the key may be its ``id``."""
 _INHERITED: list[object] = []
 _LOCK = threading.Lock()
 _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
 def rewarder(source: str | Path | Mapping[str, Any] | RewardConfig | None = None, *, deadline: float) -> Rewarder:
-    """The rewarder of this process for these settings; made when first asked for, closed when the process ends.
+    """Return the rewarder of this process for these settings. The first call creates it; it is closed when the process ends.
 
     Args:
-        source: as :func:`~qreward.integrations.trainers.settings.load_reward_config` takes it.
-        deadline: seconds for one reward where the settings say nothing: the adapter's.
+        source: the settings, in any form that :func:`~qreward.integrations.trainers.settings.load_reward_config` accepts.
+        deadline: default number of seconds for one reward. The adapter passes it; ``deadline`` of the settings overrides it.
 
     Raises:
         ConfigError: the settings are missing or wrong.
@@ -190,25 +192,25 @@ def _made(config: RewardConfig, deadline: float) -> Rewarder:
         if made is None:
             with told_with_place(config):
                 check(config, client)
-                scorer = make_scorer(client, config.judge or config.reward_model, owns_client=False)  # others share it
+                scorer = make_scorer(client, config.judge or config.reward_model, owns_client=False)  # other rewarders share it
             made = _MADE[key] = Rewarder(scorer, config.deadline or deadline, config.priority, config)
         return made
 
 
 def close_all() -> None:
-    """Close what was made, in whatever loops it is used: a process that ends leaves no open connections behind."""
+    """Close all rewarders and clients, in whatever event loops they are used, so that a process that ends leaves no open connections."""
     with _LOCK:
         made = list(_MADE.values())
         _MADE.clear()
         _GIVEN.clear()
     close_clients()
     for each in made:
-        with suppress(Exception):  # the process ends in any case
+        with suppress(Exception):  # the process is ending
             portal().call(each.aclose)
 
 
 def _end_before(loop: asyncio.AbstractEventLoop) -> None:
-    """A trainer may stop its loop when the process ends. What is registered last is called first: ours, for connections close in a loop."""
+    """Register ``close_all`` anew, so that it runs first at exit: connections close in a loop, and a trainer may stop its loop at exit."""
     if loop not in _LOOPS:
         _LOOPS.add(loop)
         atexit.unregister(close_all)
@@ -216,7 +218,7 @@ def _end_before(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _after_fork() -> None:
-    global _LOCK, _MADE, _GIVEN  # what the parent made stays as it was, for some of it may be under way there
+    global _LOCK, _MADE, _GIVEN  # the parent's rewarders may have requests in flight
     _INHERITED.append((_MADE, _GIVEN))
     _LOCK, _MADE, _GIVEN = threading.Lock(), {}, {}
 
@@ -227,15 +229,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | None:
-    """The reward as a finite float, or what stands for it.
+    """Return the reward as a finite float, or the value that replaces a missing one.
 
     Args:
-        scored: what came of it.
-        on_failure: the user's choice: a number, ``none`` (which is None), ``raise`` or ``default``.
-        default: what ``default`` means to this adapter.
+        scored: the result of scoring.
+        on_failure: the user's choice: a number, ``none`` (the function returns None), ``raise`` or ``default``.
+        default: what ``default`` means for this adapter.
 
     Raises:
-        QRewardError: why there is no reward, if that was chosen.
+        QRewardError: there is no reward and the choice is ``raise``. The exception is the scoring error.
 
     Example:
         >>> from qreward.errors import RequestTimeout

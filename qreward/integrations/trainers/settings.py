@@ -1,6 +1,7 @@
-"""The settings of an adapter: which fleet, who scores, how long, and what a failure is. From a file, a mapping or the environment.
+"""The settings of a trainer's adapter: client, scorer, deadline and failure value, read from a file, a mapping or the environment.
 
-From the columns of a trainer's row to the fields of an item that is scored. Knows no trainer; each adapter says what is usual in its.
+This module also maps the columns of a trainer's row to the fields of a scored item. It knows no trainer; each adapter passes the default
+columns of its trainer.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ from qreward.settings.files import Place, read_settings
 from qreward.settings.policies import Level, Priority
 
 VARIABLE = "QREWARD_REWARD"
-"""Environment variable that names the file of an adapter's settings."""
+"""Environment variable that names the file with the settings of an adapter."""
 
 Failure = float | Literal["default", "raise", "none"]
-"""A number is finite; true and false are none: YAML reads a bare ``no`` as false, which would count as 0.0."""
+"""A number must be finite. Booleans are rejected: YAML reads a bare ``no`` as false, which would count as 0.0."""
 
 TAKEN = frozenset({"timeout", "priority", "tenant"})
 """Parameters of ``Scorer.score`` that no column may fill."""
 
 
 class RewardConfig(Policy):
-    """How a trainer's adapter gets rewards.
+    """How a trainer's adapter gets its rewards.
 
     Args:
-        client: the fleet: a client's settings, or the path of a file with them; None is what ``QRewardClient.from_env`` finds.
-        judge: who scores, by words; see :class:`~qreward.judge.config.JudgeConfig`.
-        reward_model: who scores, by number: the model's name. Exactly one of the two is given.
-        deadline: seconds for one reward in all, waiting, retries and hedges included; None takes the adapter's, which lies below
-            the trainer's own limit.
-        on_failure: what a reward is that could not be had: ``raise``, ``none`` (where the trainer knows such a thing), a number, or
-            ``default``: what the adapter says.
-        columns: field of the item (``prompt``, ``response``, ``reference``, or any that the judge's prompt names) -> name of the
-            trainer's column that has it.
-        priority: of all requests, 0 (most urgent) to 9.
+        client: the client's settings, or the path of a file with them. None takes those that ``QRewardClient.from_env`` finds.
+        judge: settings of an LLM judge; see :class:`~qreward.judge.config.JudgeConfig`.
+        reward_model: name of a reward model. Exactly one of ``judge`` and ``reward_model`` is required.
+        deadline: seconds for one reward, including queueing, retries and hedges. None takes the default of the adapter, which is below the
+            trainer's own limit.
+        on_failure: what replaces a missing reward: ``raise``, ``none`` (if the trainer supports missing rewards), a number, or
+            ``default``, the choice of the adapter.
+        columns: field of the item (``prompt``, ``response``, ``reference``, or any field that the judge's prompt names) -> name of the
+            trainer's column that holds it.
+        priority: priority of all requests, 0 (most urgent) to 9.
 
     Raises:
         ConfigError: a setting is unknown or wrong.
@@ -66,19 +67,19 @@ class RewardConfig(Policy):
 
     @property
     def place(self) -> str:
-        """What messages call the place where these settings stand: a file's name, if they were read from one."""
+        """Where these settings were read, for error messages: a file's name if they came from a file."""
         return self._place
 
     def at(self, place: str) -> RewardConfig:
-        """The same, said to stand at another place."""
+        """Return a copy whose ``place`` is another one."""
         other = self.model_copy()
-        BaseModel.__setattr__(other, "_place", place)  # settings cannot be changed, but this is none
+        BaseModel.__setattr__(other, "_place", place)  # settings are frozen, but the place is not a setting
         return other
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RewardConfig) and dict(self) == dict(other)  # wherever they stand
+        return isinstance(other, RewardConfig) and dict(self) == dict(other)  # the place does not count
 
-    __hash__ = None  # type: ignore[assignment]  # they hold mappings
+    __hash__ = None  # type: ignore[assignment]  # mappings are not hashable
 
     @field_validator("on_failure", mode="wrap")
     @classmethod
@@ -103,7 +104,7 @@ class RewardConfig(Policy):
     @field_validator("client", mode="before")
     @classmethod
     def _from_a_file(cls, value: object) -> object:
-        if isinstance(value, Mapping):  # checked in place, so that an error has the whole path
+        if isinstance(value, Mapping):  # validated here, so that an error shows the full path of the setting
             return read_settings(value, empty="it must hold at least 'endpoints'")[0]
         return load_config(value) if isinstance(value, str | Path) else value
 
@@ -115,14 +116,14 @@ class RewardConfig(Policy):
 
 
 def load_reward_config(source: str | Path | Mapping[str, Any] | RewardConfig | None = None, *, place: str | None = None) -> RewardConfig:
-    """Read an adapter's settings.
+    """Load the settings of an adapter.
 
     Args:
-        source: a YAML, JSON or TOML file, or what it would hold; None is the file that ``QREWARD_REWARD`` names.
-        place: what messages call it; the file's name by default.
+        source: a YAML, JSON or TOML file, or a mapping with the same content. None takes the file that ``QREWARD_REWARD`` names.
+        place: name of the source in error messages; the file's name by default.
 
     Raises:
-        ConfigError: there are none, they cannot be read, or they are wrong; with the file and the place in it.
+        ConfigError: there are no settings, they cannot be read, or a setting is wrong. The message names the file and the setting.
     """
     if isinstance(source, RewardConfig):
         return source
@@ -138,14 +139,17 @@ def load_reward_config(source: str | Path | Mapping[str, Any] | RewardConfig | N
 
 
 Usual = Mapping[str, tuple[str, ...]]
-"""Field -> columns of which the first that is there has it, where the settings name none."""
+"""Field -> default columns. The first column that is present fills the field if the settings name none."""
 
 ITEM = frozenset({"prompt", "response", "reference"})
-"""Fields that each item has."""
+"""Fields that every item has."""
 
 
 def named_in_prompts(config: RewardConfig) -> frozenset[str]:
-    """Fields that the judge's templates name; without a prompt of the user's, the three that each item has are among them."""
+    """Return the fields that the judge's templates name.
+
+    Without a prompt of the user's own, and for a reward model, the three fields that every item has are included.
+    """
     judge = config.judge
     if judge is None:
         return ITEM
@@ -154,20 +158,20 @@ def named_in_prompts(config: RewardConfig) -> frozenset[str]:
 
 @lru_cache(maxsize=64)
 def _names(prompt: str, system: str) -> frozenset[str]:
-    return (Template(prompt, "prompt").names | Template(system, "system").names) - {"answer_form"}  # which the judge itself fills
+    return (Template(prompt, "prompt").names | Template(system, "system").names) - {"answer_form"}  # filled by the judge
 
 
 def item_of(row: Mapping[str, Any], columns: Mapping[str, str], usual: Usual, named: frozenset[str]) -> dict[str, Any]:
-    """What ``Scorer.score`` is given for a row.
+    """Return the keyword arguments of ``Scorer.score`` for one row.
 
     Args:
         row: column -> value. ``a.b`` is column ``b`` of the mapping in column ``a``.
-        columns: field -> column, as the user wrote; each must be there.
-        usual: as in :data:`Usual`.
-        named: fields that the judge's templates name: these are filled by columns of the same name.
+        columns: field -> column, from the user's settings. Each column must exist.
+        usual: default columns, as in :data:`Usual`.
+        named: fields that the judge's templates name. Columns of the same name fill them.
 
     Raises:
-        ConfigError: a column that was named is not there, or no column has the prompt; says which there are.
+        ConfigError: a configured column does not exist, or no column holds the prompt. The message lists the existing columns.
 
     Example:
         >>> item_of({"question": "2 + 2?", "text": "4"}, {"prompt": "question"}, {"response": ("text",)}, frozenset())

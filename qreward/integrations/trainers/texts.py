@@ -1,20 +1,20 @@
-"""From decoded tokens to what a judge should read: the response alone, without the tokens that end it. Knows no tokenizer."""
+"""Extracts the response from decoded tokens: without the prompt before it and without the special tokens at its end. Knows no tokenizer."""
 
 from __future__ import annotations
 
 import re
 
 _END = re.compile(r"(?:<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>|</?s>|<(?:eos|pad|end_of_turn|unk)>|\[(?:PAD|EOS|/INST)\])\Z")
-"""A special token of the usual families: ``<|im_end|>``, ``</s>``, ``<end_of_turn>``, DeepSeek's with wide bars."""
+"""A special token of the common model families: ``<|im_end|>``, ``</s>``, ``<end_of_turn>``, and DeepSeek's tokens with full-width bars."""
 _LONGEST = 44
-"""Characters of such a token."""
+"""Maximum number of characters of such a token."""
 
 SHORTEST = 16
-"""Characters, blanks not counted, of the end of a prompt that was cut from the left, by which it is still recognised."""
+"""Minimum number of non-whitespace characters at the end of a left-truncated prompt by which the prompt is still recognised."""
 
 
 def without_end(text: str) -> str:
-    """A text without the special tokens at its end.
+    """Return a text without the special tokens at its end.
 
     Example:
         >>> without_end("The answer is 4.<|im_end|>\\n<|endoftext|>")
@@ -27,17 +27,17 @@ def without_end(text: str) -> str:
 
 
 def _ink_end(text: str, end: int) -> int:
-    """Where the blanks before ``end`` begin."""
+    """Return where the whitespace before ``end`` begins."""
     while end and text[end - 1].isspace():
         end -= 1
     return end
 
 
 def response_in(query: str, prompt: str) -> str | None:
-    """What follows the prompt in a text decoded from both; None if the prompt is not recognised in it.
+    """Return what follows the prompt in a text decoded from both; None if the prompt is not found in it.
 
-    Blanks may differ (some tokenizers do not give them back as they were), a special token may come first, and the prompt may have
-    been cut from the left to fit the model's context.
+    Whitespace may differ, as some tokenizers do not restore it. A special token may come first. The prompt may have been truncated on the
+    left to fit the model's context.
 
     Example:
         >>> response_in("<s> User: 2 + 2? Assistant: 4</s>", "User: 2 + 2?\\nAssistant:")
@@ -45,7 +45,7 @@ def response_in(query: str, prompt: str) -> str | None:
     """
     if query.startswith(prompt):
         return query[len(prompt) :]
-    query = query.lstrip("\ufffd")  # a character of which a cut left a part
+    query = query.lstrip("\ufffd")  # the truncation split a character
     shown, wanted = _ink(query), _ink(prompt)
     end = _end_of(shown, wanted)
     return None if end is None else _after_ink(query, end).removeprefix(prompt[_ink_end(prompt, len(prompt)) :])
@@ -56,7 +56,7 @@ def _ink(text: str) -> str:
 
 
 def _end_of(shown: str, wanted: str) -> int | None:
-    """Where the prompt ends, counted without blanks."""
+    """Return where the prompt ends, counted without whitespace."""
     begin = shown.find(wanted)
     if begin >= 0 and _is_special(shown[:begin]):
         return begin + len(wanted)
@@ -69,7 +69,7 @@ def _is_special(text: str) -> bool:
 
 
 def _overlap(left: str, right: str) -> int:
-    """Length of the longest end of ``left`` that ``right`` begins with; linear, by the prefix function of Knuth, Morris and Pratt."""
+    """Return the length of the longest suffix of ``left`` that is a prefix of ``right``, in linear time (Knuth, Morris and Pratt)."""
     pattern = right[: len(left)]
     borders = [0] * len(pattern)
     matched = 0
@@ -91,7 +91,7 @@ def _extend(pattern: str, borders: list[int], matched: int, character: str) -> i
 
 
 def _after_ink(text: str, count: int) -> str:
-    """What follows the first ``count`` characters that are no blanks."""
+    """Return what follows the first ``count`` non-whitespace characters."""
     for at, character in enumerate(text):
         count -= not character.isspace()
         if count == 0:

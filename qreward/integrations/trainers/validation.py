@@ -1,4 +1,4 @@
-"""What must hold of an adapter's settings beyond each by itself, before anything is sent: said with the place they were read at."""
+"""Checks an adapter's settings against each other and the client before any request. Errors name where the settings were read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from qreward.scheduler.routing import matches
 from qreward.spelling import did_you_mean
 
 _JUDGES_OWN = frozenset(JudgeConfig.model_fields) | {"client", "owns_client", "score"}
-"""Arguments of a judge that no parameter of its requests may be called."""
+"""Arguments of a judge, which a parameter of its requests must not have as its name."""
 
 
 @contextmanager
 def told_with_place(config: RewardConfig) -> Iterator[None]:
-    """A ``ConfigError`` from within says where the settings stand, and which of them is wrong."""
+    """Add to a ``ConfigError`` raised inside where the settings were read and which of them is wrong."""
     try:
         yield
     except ConfigError as error:
@@ -30,11 +30,11 @@ def told_with_place(config: RewardConfig) -> Iterator[None]:
 
 
 def check(config: RewardConfig, client: QRewardClient) -> None:
-    """What can be known before the first reward.
+    """Check what can be known before the first reward.
 
     Raises:
-        ConfigError: a verdict, parameter or column has a name that is not there, or the client serves a model by no route, so that no
-            reward could ever be had.
+        ConfigError: a verdict, parameter or column has an unknown name, or no route of the client serves a model, so that every reward
+            would fail.
     """
     if config.judge is not None:
         _check_judge(config.judge)
@@ -62,6 +62,6 @@ def _check_columns(config: RewardConfig) -> None:
 def _check_model(model: str, client: QRewardClient, setting: str) -> None:
     patterns = [route.pattern for route in client.list_routes()]
     if not any(matches(pattern, model) for pattern in patterns):
-        # a pattern is shorter than the names it matches, and so less like them
+        # lower cutoff: a pattern is shorter than the names it matches
         hint = did_you_mean(model, patterns, cutoff=0.4, otherwise="the routes are")
         raise ConfigError(f"{setting}: no endpoint of the client serves the model {model!r}; {hint}")

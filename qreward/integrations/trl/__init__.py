@@ -1,6 +1,6 @@
-"""Rewards of a judge or a reward model in TRL: functions for ``reward_funcs`` of ``GRPOTrainer``, ``RLOOTrainer`` and their like.
+"""Rewards of a judge or a reward model in TRL: functions for ``reward_funcs`` of ``GRPOTrainer``, ``RLOOTrainer`` and similar trainers.
 
-Imports no TRL: what TRL takes are functions.
+This package does not import TRL; TRL accepts plain functions.
 """
 
 from __future__ import annotations

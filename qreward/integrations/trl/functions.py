@@ -1,4 +1,4 @@
-"""The functions that a user gives to a trainer of TRL: real coroutine functions, for that is how TRL tells them from others."""
+"""The reward functions that a user passes to a TRL trainer: coroutine functions, because TRL detects async functions that way."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ def reward(
     """Make a reward function for ``reward_funcs``.
 
     Args:
-        settings: a file, or what it would hold (see :class:`~qreward.integrations.trainers.RewardConfig`); None is the file that
-            ``QREWARD_REWARD`` names.
-        judge: instead of settings: a ``Judge``, a ``RewardModelScorer``, or an object of your own with their methods.
-        name: under which TRL logs it.
-        columns: field of the item -> column of the dataset, over those of the settings. By default the prompt and the completion are
-            TRL's, the reference is the first of ``reference``, ``solution``, ``answer``, ``ground_truth`` that is there, and other fields
-            that the judge's prompt names are the columns of the same name.
-        on_failure: what a reward is that could not be had: ``none`` (also ``default``, if this is the only function; needs TRL 1.6),
-            ``raise``, or a number; over that of the settings.
-        deadline: seconds for one reward in all, over that of the settings; 300 by default.
+        settings: a file, or a mapping with the same content (see :class:`~qreward.integrations.trainers.RewardConfig`). None takes the file
+            that ``QREWARD_REWARD`` names.
+        judge: a scorer in place of ``settings``: a ``Judge``, a ``RewardModelScorer``, or an object of your own with their methods.
+        name: name of the function in TRL's logs.
+        columns: field of the item -> column of the dataset; overrides the settings. By default the prompt and the completion are TRL's, the
+            reference is the first of ``reference``, ``solution``, ``answer``, ``ground_truth`` that is present, and each other field that
+            the judge's prompt names is the column of the same name.
+        on_failure: what replaces a missing reward; overrides the settings. One of ``none`` (which ``default`` means if this is the only
+            reward function; needs TRL 1.6), ``raise``, or a number.
+        deadline: seconds for one reward, all requests included; overrides the settings. 300 by default.
 
     Raises:
-        ConfigError: now if a setting is wrong, or if a missing reward is to be None and the installed TRL is older than 1.6; from the
-            function if a column is not there, or if several functions are given to the trainer and ``on_failure`` was not chosen, for
+        ConfigError: at once if a setting is wrong, or if a missing reward would be None and the installed TRL is older than 1.6. From the
+            returned function if a column does not exist, or if the trainer has several functions and ``on_failure`` was not chosen, because
             TRL would count a missing reward as 0.0.
+        ValueError: both ``settings`` and ``judge`` were passed.
 
     Example:
         ``GRPOTrainer(model, reward_funcs=reward("reward.yaml"), ...)``
@@ -56,7 +57,7 @@ def reward(
     async def scored(
         prompts: Sequence[Any],
         completions: Sequence[Any],
-        completion_ids: Any = None,  # noqa: ARG001 - TRL gives them
+        completion_ids: Any = None,  # noqa: ARG001 - TRL passes them
         **given: Any,
     ) -> Rewards:
         return await recipe(prompts, completions, given)
@@ -68,33 +69,36 @@ def reward(
 async def judge_reward(
     prompts: Sequence[Any],
     completions: Sequence[Any],
-    completion_ids: Any = None,  # noqa: ARG001 - TRL gives them
+    completion_ids: Any = None,  # noqa: ARG001 - TRL passes them
     *,
     settings: Settings | None = None,
     **given: Any,
 ) -> Rewards:
-    """Reward function that can be pickled, as ``AsyncGRPOTrainer`` wants, whose reward functions run in a process of their own.
+    """Reward the completions of a batch, as TRL calls a reward function.
 
-    Its settings are the file that ``QREWARD_REWARD`` names, or ``functools.partial(judge_reward, settings="reward.yaml")``.
+    Unlike the functions that :func:`reward` makes, this one can be pickled. ``AsyncGRPOTrainer`` needs that, because it runs reward
+    functions in a separate process. The settings are the file that ``QREWARD_REWARD`` names, or those of
+    ``functools.partial(judge_reward, settings="reward.yaml")``.
     """
     return await _recipe(settings, None, "judge_reward", None, None, None)(prompts, completions, given)
 
 
 def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = None, name: str = "combined") -> RewardFunction:
-    """Make one reward function of several: their weighted sum, or None for a completion for which one of them has none.
+    """Make one reward function from several. It returns their weighted sum, or None for a completion for which one of them has no reward.
 
-    So a completion that a judge could not score is left out of its group's baseline and moves nothing, whatever the other functions say
-    of it; TRL itself would count the missing reward as 0.0. All run at once, plain functions in threads.
+    A completion that a judge could not score is thereby left out of its group's baseline and contributes nothing, whatever the other
+    functions return for it. TRL itself would count the missing reward as 0.0. All functions run concurrently, plain functions in threads.
 
     Args:
-        functions: as ``reward_funcs``, each called as TRL would call it.
-        weights: as ``reward_weights``; 1.0 each by default.
-        name: under which TRL logs the sum. Each function is logged under the name that TRL would give it; if several have the same name,
-            the second one's ends with ``_2``, and so on.
+        functions: the functions, as in ``reward_funcs``. Each is called as TRL would call it.
+        weights: the weights, as in ``reward_weights``; 1.0 each by default.
+        name: name of the sum in TRL's logs. Each function is logged under the name that TRL would use. If several functions have the same
+            name, ``_2`` is appended to the second, and so on.
 
     Raises:
-        ValueError: there are not as many weights as functions; from the function, if one gives too few or too many rewards.
-        ConfigError: from the function, if a reward is missing and the installed TRL is older than 1.6.
+        ValueError: there is no function, or the numbers of functions and weights differ. From the returned function: one returned too few
+            or too many rewards.
+        ConfigError: from the returned function: a reward is missing and the installed TRL is older than 1.6.
 
     Example:
         ``GRPOTrainer(model, reward_funcs=combined(reward("reward.yaml"), format_reward, weights=[1.0, 0.2]), ...)``
@@ -132,7 +136,7 @@ def _recipe(
     given = {"columns": columns, "on_failure": on_failure, "deadline": deadline}
     chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if judge is not None:
-        config = RewardConfig(reward_model=name, **chosen)  # who scores is there already; the rest is checked as it would be in a file
+        config = RewardConfig(reward_model=name, **chosen)  # a placeholder model; only `chosen` is validated
         return _recipe_of(Rewarder(judge, config.deadline or DEADLINE), name, config)
     made = rewarder(settings, deadline=DEADLINE)
     config = made.config or load_reward_config(settings)
@@ -150,7 +154,7 @@ def _recipe_of(made: Rewarder, name: str, config: RewardConfig) -> Recipe:
 
 
 def _labels(functions: Sequence[Callable[..., Any]]) -> list[str]:
-    """A name for each function: TRL's, with a number if another function has it already."""
+    """Return a name for each function: TRL's, with a number appended if another function has the same."""
     labels: list[str] = []
     for name in map(_name, functions):
         label, number = name, 1
@@ -162,16 +166,16 @@ def _labels(functions: Sequence[Callable[..., Any]]) -> list[str]:
 
 
 def _name(function: Any) -> str:
-    """As TRL's ``get_callable_name`` finds it."""
+    """Return the name that TRL's ``get_callable_name`` finds."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
 
 
 def _logging_as(label: str, function: Any, every: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a function is called with. If its label is not its name, what it logs under its name goes under the label.
+    """Return the arguments of a function. If its label is not its name, metrics that it logs under its name are logged under the label.
 
-    TRL keeps as many values of a column as there are completions: of two functions that log one column it would mix the values.
+    TRL keeps as many values of a column as there are completions. If two functions logged the same column, it would mix their values.
     """
     name = _name(function)
     if label == name:
@@ -193,7 +197,7 @@ def _check(label: str, column: Sequence[Any], expected: int, given: Mapping[str,
     if len(column) != expected:
         raise ValueError(f"the reward function {label!r} gave {len(column)} rewards for {expected} completions")
     if (log_metric := given.get("log_metric")) is not None:
-        # On all ranks, also without a value: TRL before 1.14 gathers name by name, and waits for ever for a rank that skips one.
+        # All ranks must log this, even without a value: TRL before 1.14 gathers by name and waits forever for a rank that skips one.
         log_metric(f"rewards/{label}/mean", mean([float(value) for value in column if not _missing(value)]))
 
 
@@ -204,5 +208,5 @@ def _sum(row: Sequence[float | None], shares: Sequence[float]) -> float | None:
 
 
 def _missing(value: float | None) -> bool:
-    """NaN is what TRL makes of None; a function may give either."""
+    """Whether a reward is missing: None, or NaN, which is what TRL converts None to."""
     return value is None or math.isnan(value)

@@ -1,4 +1,4 @@
-"""What TRL gives a reward function, as rows of columns; and conversations as a prompt and a response. Pure."""
+"""Converts the arguments of a TRL reward function to rows, and conversations to a prompt and a response. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from qreward.codecs.chat import is_missing
 
 HANDLES = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
-"""What TRL gives besides the dataset's columns."""
+"""Arguments that TRL passes besides the columns of the dataset."""
 
 
 def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """One row for each completion: its columns, and ``prompt`` and ``response``.
+    """Yield one row for each completion: its columns, and ``prompt`` and ``response``.
 
-    Columns are lists with a value for each completion; TRL has repeated them.
+    Columns are lists with one value for each completion; TRL has already repeated them.
 
     Example:
         >>> list(rows_of(["2 + 2?"], ["4"], {"solution": ["four"]}))
@@ -27,10 +27,10 @@ def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping
 
 
 def conversation(prompt: Any, completion: Any) -> tuple[Any, str | None]:
-    """The prompt, and the text of the last message of the assistant; what came between them, such as tools' answers, ends the prompt.
+    """Return the prompt and the text of the last assistant message. Messages in between, such as tool results, join the prompt.
 
-    The text is None, which has no reward, where nothing was generated: the completion is None or has no message of the assistant, or
-    its last one has neither content nor tool calls. One that ends in tool calls says nothing: ``""``.
+    The text is None, which means no reward, if nothing was generated: the completion is None, it has no assistant message, or its last
+    assistant message has neither content nor tool calls. The text of a message with only tool calls is ``""``.
 
     Example:
         >>> conversation([{"role": "user", "content": "2 + 2?"}], [{"role": "assistant", "content": "4"}])

@@ -1,4 +1,4 @@
-"""A group of completions scored for TRL: rewards, ``None`` for those that could not be had, and metrics. Imports no TRL."""
+"""Scores the completions of a TRL batch: rewards, ``None`` for completions that could not be scored, and metrics. Does not import TRL."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from qreward.integrations.trainers.settings import Failure
 from qreward.integrations.trl.rows import rows_of
 
 DEADLINE = 300.0
-"""Seconds for one reward in all. TRL itself has no limit, but the ranks that wait for a slow one have: 1,800 seconds by default."""
+"""Default number of seconds for one reward. TRL has no limit, but ranks that wait for a slow rank do: 1,800 seconds by default."""
 
 OLDEST = (1, 6)
-"""TRL from which on a completion without any reward is left out of its group."""
+"""First version of TRL that leaves a completion without any reward out of its group."""
 
 USUAL: Usual = {"prompt": ("prompt",), "response": ("response",), "reference": ("reference", "solution", "answer", "ground_truth")}
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How completions are scored: by whom, from which columns, and what a failure is."""
+    """How completions are scored: the rewarder, the columns, and what replaces a missing reward."""
 
     rewarder: Rewarder
     name: str
@@ -34,7 +34,7 @@ class Recipe:
     on_failure: Failure
 
     async def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], given: Mapping[str, Any]) -> list[float | None]:
-        """Rewards in the order of the completions."""
+        """Return the rewards in the order of the completions."""
         refuse_silent_zeros(self.name, self.on_failure, given.get("log_metric"))
         config = self.rewarder.config
         named = named_in_prompts(config) if config else frozenset({"prompt"})
@@ -45,12 +45,15 @@ class Recipe:
 
 
 def refuse_silent_zeros(name: str, on_failure: Failure, log_metric: Any) -> None:
-    """TRL adds up what is not ``None``: beside another function that answers, a failed judge is a 0.0. That, a user must want.
+    """Reject several reward functions without an explicit ``on_failure``.
+
+    TRL sums the rewards that are not ``None``, so a judge's failure counts as 0.0 if another function returned a reward. The user must
+    choose that.
 
     Raises:
         ConfigError: there are several reward functions, and ``on_failure`` was not chosen.
     """
-    trainer = getattr(log_metric, "__self__", None)  # the only way from here to the other functions, where there is one
+    trainer = getattr(log_metric, "__self__", None)  # the only way to reach the trainer and its other reward functions
     functions = getattr(trainer, "reward_funcs", ())
     if on_failure == "default" and len(functions) > 1:
         raise ConfigError(
@@ -60,10 +63,10 @@ def refuse_silent_zeros(name: str, on_failure: Failure, log_metric: Any) -> None
 
 
 def refuse_old_trl(name: str) -> None:
-    """TRL before 1.6 counts a reward that is None as 0.0, also if no function gave one, and trains on it.
+    """Reject TRL before 1.6, which counts a reward of None as 0.0 even if no function returned one, and trains on it.
 
     Raises:
-        ConfigError: the installed TRL is one of these. Where TRL is not installed as a package, nothing is known and nothing is raised.
+        ConfigError: the installed TRL is older than 1.6. If TRL is not an installed package, its version is unknown and nothing is raised.
     """
     try:
         found = version("trl")
@@ -77,7 +80,7 @@ def refuse_old_trl(name: str) -> None:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Their mean; NaN if there are none, which TRL leaves out of its logs."""
+    """Return the mean; NaN for no values, which TRL leaves out of its logs."""
     return sum(values) / len(values) if values else nan
 
 

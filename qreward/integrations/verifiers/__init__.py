@@ -1,7 +1,6 @@
 """Judges for verifiers (v1) whose calls share one client, and so the limits, retries and hedges of a whole fleet.
 
-A judge is a plug-in of verifiers when a module that can be imported by its ``id`` exports it. verifiers is imported when one of the names
-is asked for.
+A judge is a plug-in of verifiers if the module that its ``id`` names exports it. verifiers is imported on first access to a judge.
 """
 
 from __future__ import annotations

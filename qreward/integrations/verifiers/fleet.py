@@ -1,4 +1,4 @@
-"""``vf.Judge`` over a fleet: prompts, parsing and records are verifiers', the call is made by the client that the process shares."""
+"""``vf.Judge`` over a fleet. Prompts, parsing and records are those of verifiers; the shared client of the process sends the requests."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _to_wire: Any = importlib.import_module("verifiers.v1.dialects.chat").message_to
 _merged: Any = importlib.import_module("verifiers.v1.utils.generic").merge_defaults
 
 DEADLINE = 300.0
-"""Seconds for a judge's call in all. verifiers has no limit unless ``timeout.scoring`` of the agent sets one."""
+"""Default number of seconds for a judge's call. verifiers has no limit unless ``timeout.scoring`` of the agent sets one."""
 
 _read = cache(load_config)
 
 
 class FleetJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]  # no types where verifiers is not installed
-    """verifiers' settings of a judge, and where its calls go.
+    """The settings of a verifiers judge, and where its requests go.
 
     Attributes:
-        fleet: file of a client's settings; by default that of ``QREWARD_CONFIG``, if that is set. Without one, ``base_url``,
-            ``api_key_var`` and the headers make a fleet of one endpoint; with one they are not used.
-        deadline: seconds for a call in all: waiting, retries and hedges. Below ``timeout.scoring`` of the agent, if you set one.
+        fleet: file with a client's settings; by default the file that ``QREWARD_CONFIG`` names, if set. Without a file, ``base_url``,
+            ``api_key_var`` and the headers configure a client with one endpoint; with a file they are not used.
+        deadline: seconds for a call, including queueing, retries and hedges. Keep it below ``timeout.scoring`` of the agent, if set.
         priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
     """
 
@@ -53,10 +53,11 @@ _Judge: Any = vf.Judge[ParsedT, ConfigT]
 
 
 class FleetJudge(_Judge):  # type: ignore[misc]
-    """A ``vf.Judge`` whose :meth:`complete` asks a fleet. What verifiers' judges can do, and how they are written, is unchanged.
+    """A ``vf.Judge`` whose :meth:`complete` sends its requests to a fleet. The features of verifiers' judges are unchanged.
 
-    Before another judge among the bases it makes that one ask the fleet, too, if it asks by ``complete``. ``vf.DecisionJudge`` does not: it
-    posts to an evaluations API of its own, so a class with both as bases is a ``ConfigError``.
+    Listed before another judge among the base classes, it also redirects that judge's calls of ``complete`` to the fleet.
+    ``vf.DecisionJudge`` does not call ``complete``: it posts to an evaluations API of its own, so a class with both as bases is a
+    ``ConfigError``.
 
     Example:
         >>> class CorrectnessJudge(FleetJudge[bool]):
@@ -81,7 +82,7 @@ class FleetJudge(_Judge):  # type: ignore[misc]
 
     @cached_property
     def client(self) -> QRewardClient:
-        """The one of this process for these settings."""
+        """The client of this process for these settings."""
         return shared_client(_fleet_of(self.config))
 
     async def complete(
@@ -93,17 +94,18 @@ class FleetJudge(_Judge):  # type: ignore[misc]
         parse: Callable[[Any], Any] | None = None,
         **sampling: Any,
     ) -> Any:
-        """Ask the judge. What was answered is recorded on the trace, readable or not.
+        """Send a request to the judge. The answer is recorded on the trace, even if it cannot be parsed.
 
         Args:
             messages: a text, or messages of verifiers.
-            trace: notes the call and its usage.
-            schema: the answer must be one, and is then ``parsed``.
-            parse: makes ``parsed`` of the answer; what it raises is raised.
-            sampling: over the config's; ``timeout`` (seconds in all) and ``extra_headers`` are for the request.
+            trace: the trace that records the call and its usage.
+            schema: model of the answer. The answer must match it, and ``parsed`` of the result is an instance of it.
+            parse: function of the result whose return value becomes ``parsed``. Its exceptions propagate.
+            sampling: overrides the sampling settings of the config. ``timeout`` (seconds in all) and ``extra_headers`` apply to the
+                request.
 
         Raises:
-            QRewardError: there is no answer, or none that is whole, or, with ``schema``, none that can be read.
+            QRewardError: there is no answer, the answer is not complete, or it does not match ``schema``.
         """
         wire = [{"role": "user", "content": messages}] if isinstance(messages, str) else [_to_wire(each) for each in messages]
         response = None

@@ -1,4 +1,4 @@
-"""A pydantic model as the ``response_format`` of a request: the strict JSON schema that OpenAI's servers ask for. Knows no judge."""
+"""Converts a Pydantic model to a ``response_format``: the strict JSON schema that OpenAI's servers require. Knows no judge."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 
 def strict_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """What goes into a request so that the answer is an object of the model, with all of its fields and no others."""
+    """Return the ``response_format`` for an answer that is an object with exactly the fields of the model."""
     return {"type": "json_schema", "json_schema": {"name": model.__name__, "schema": _closed(model.model_json_schema()), "strict": True}}
 
 

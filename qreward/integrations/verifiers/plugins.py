@@ -1,4 +1,4 @@
-"""verifiers' built-in judges over a fleet, and one that asks the scorer of an adapter's settings: a judge of ours, or a reward model."""
+"""verifiers' built-in judges over a fleet, and a judge that uses the scorer of an adapter's settings: a ``Judge`` or a reward model."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class FleetRubricJudge(FleetJudge[Any, FleetRubricJudgeConfig], vf.RubricJudge):
 
 
 class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
-    """Which settings, and what of the rollout is scored. The settings are checked with these, before a rollout begins.
+    """The settings file of :class:`RewardJudge`, and which part of the rollout is scored. The file is validated before a rollout begins.
 
     Attributes:
-        settings: file of :class:`~qreward.integrations.trainers.RewardConfig`; by default that of ``QREWARD_REWARD``. It says who
-            scores and where; of verifiers' own settings only ``id``, ``name`` and ``weight`` are used.
+        settings: file with :class:`~qreward.integrations.trainers.RewardConfig`; by default the file that ``QREWARD_REWARD`` names. It
+            configures the scorer and its endpoints; of verifiers' own settings only ``id``, ``name`` and ``weight`` are used.
         view: ``last_reply`` or ``full_trace``.
     """
 
@@ -54,23 +54,23 @@ class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
 
     @model_validator(mode="after")
     def _settings_fit(self) -> RewardJudgeConfig:
-        if self.settings is not None or os.environ.get(VARIABLE):  # else they may still be named before the first score
+        if self.settings is not None or os.environ.get(VARIABLE):  # else QREWARD_REWARD may still be set before the first score
             _fitting(load_reward_config(self.settings))
         return self
 
 
 class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
-    """Scores a rollout by the settings of an adapter: a ``Judge`` of qreward with votes and re-asks, or a reward model.
+    """Scores a rollout with the settings of an adapter: a ``Judge`` of qreward with votes and parse retries, or a reward model.
 
-    Each vote is recorded on the trace as a call, the tokens of all with the first.
+    Each vote is recorded on the trace as a call. The first call has the tokens of all.
     """
 
     async def score(self, task: Any, trace: Any) -> float:
-        """The reward.
+        """Return the reward.
 
         Raises:
-            QRewardError: it could not be had, and the settings choose no number. verifiers then fails the rollout, and scores nothing.
-            ConfigError: the settings are missing or wrong, or say ``on_failure: none``, which verifiers has not.
+            QRewardError: there is no reward, and the settings choose no number. verifiers then fails the rollout and scores nothing.
+            ConfigError: the settings are missing or wrong, or say ``on_failure: none``, which verifiers does not support.
         """
         here: Rewarder = rewarder(self.config.settings, deadline=DEADLINE)
         assert here.config is not None  # it was made from settings
@@ -87,7 +87,7 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
         return found
 
     def _record(self, trace: Any, item: Mapping[str, Any], scored: Scored, config: RewardConfig) -> None:
-        """As ``FleetJudge`` does: what was answered, read or not; nothing if nothing was."""
+        """Record the answers, parsed or not, as ``FleetJudge`` does. Without an answer nothing is recorded."""
         models = config.judge.model if config.judge is not None else (config.reward_model,)
         answers: list[tuple[str, str, float | None]]
         if scored.verdict is not None:

@@ -1,7 +1,7 @@
-"""Rewards of a judge or a reward model in verl: a function and a reward manager, which verl finds by this package's name.
+"""Rewards of a judge or a reward model in verl: a reward function and a reward manager, which verl loads by the name of this package.
 
-``reward.custom_reward_function.path=pkg://qreward.integrations.verl`` takes :func:`compute_score`; ``QRewardManager``, for
-``reward.reward_manager.source=importlib``, is loaded when it is asked for, since only it needs verl.
+``reward.custom_reward_function.path=pkg://qreward.integrations.verl`` uses :func:`compute_score`. ``QRewardManager``, for
+``reward.reward_manager.source=importlib``, is imported on first access, because only it needs verl.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A reward manager of verl: it sees the prompt as it was, and all columns of the data. The only module here that imports verl."""
+"""A reward manager for verl. It has the original prompt and all columns of the data. The only module here that imports verl."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _Base: Any = importlib.import_module("verl.experimental.reward_loop.reward_manag
 
 
 class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
-    """Scores each sample by the settings in ``reward.custom_reward_function.reward_kwargs``, or those that ``QREWARD_REWARD`` names.
+    """Scores each sample. Settings are ``reward.custom_reward_function.reward_kwargs``, or the file that ``QREWARD_REWARD`` names.
 
-    Unlike a function it is given the prompt (``raw_prompt``), so the data need not have it in ``extra_info``, and needs no reference.
-    The results are those of :func:`~qreward.integrations.verl.compute_score`.
+    Unlike a reward function it receives the prompt (``raw_prompt``), so the data need not repeat it in ``extra_info``, and it needs no
+    reference. Results have the same keys as those of :func:`~qreward.integrations.verl.compute_score`.
 
     Raises:
-        ConfigError: when it is made: a setting is wrong, or another function is configured, which this manager would not call.
+        ConfigError: on construction, if a setting is wrong or another reward function is configured, which this manager would not call.
 
     Example:
         ``reward.reward_manager.source=importlib reward.reward_manager.name=QRewardManager``
@@ -38,7 +38,7 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
         tokenizer: Any,
         compute_score: Any = None,
         reward_router_address: str | None = None,
-        reward_model_tokenizer: Any = None,  # noqa: ARG002 - verl gives it
+        reward_model_tokenizer: Any = None,  # noqa: ARG002 - verl passes it
     ) -> None:
         super().__init__(config, tokenizer, compute_score)
         function = config.reward.get("custom_reward_function") or {}
@@ -49,7 +49,7 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
             )
         given = {**(function.get("reward_kwargs") or {}), ROUTER: reward_router_address}
         self.settings = settings_of(given, _dialect(config) if reward_router_address else "vllm")
-        rewarder(self.settings, deadline=DEADLINE)  # what is wrong shows now, not with the first sample
+        rewarder(self.settings, deadline=DEADLINE)  # a wrong setting fails here, not at the first sample
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score the last sequence of a sample."""
@@ -65,7 +65,10 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
 
 
 def row_of(columns: Mapping[str, Any], response: str) -> dict[str, Any]:
-    """The columns of a sample and, under their own names, what is inside ``extra_info``, the tools' fields and ``reward_model``."""
+    """Return the columns of a sample, the response, the ground truth of ``reward_model``, and the entries of the two extra mappings.
+
+    A column takes precedence over an entry of ``extra_info`` or ``tool_extra_fields`` that has the same name.
+    """
     inner = [columns.get(name) for name in ("extra_info", "tool_extra_fields")]
     row = {name: value for mapping in inner if isinstance(mapping, Mapping) for name, value in mapping.items()}
     truth = columns.get("reward_model")

@@ -1,4 +1,4 @@
-"""The reward function of verl, and what it says of a reward: the same keys always, for verl stacks them by the keys of the first."""
+"""The reward function for verl. Its results always have the same keys, because verl stacks results by the keys of the first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qreward.integrations.trainers.settings import Failure
 from qreward.integrations.verl.settings import plain, settings_of
 
 DEADLINE = 240.0
-"""Seconds for one reward in all; verl's own managers give 300, or none."""
+"""Default number of seconds for one reward. verl's own managers allow 300, or have no limit."""
 
 NOTE = "A reward could not be had, which ends the run; with on_failure a number can stand for such a reward instead."
 
@@ -22,24 +22,24 @@ USUAL: Usual = {"prompt": PROMPTS, "response": ("solution_str",), "reference": (
 async def compute_score(
     data_source: Any, solution_str: str | None, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **kwargs: Any
 ) -> dict[str, Any]:
-    """Reward one response; what verl calls for each sample.
+    """Score one response. verl calls this function for each sample.
 
     Args:
-        data_source: a column for the judge's prompt, as all of ``extra_info``.
-        solution_str: the response; None is one that could not be had, and so is its reward.
+        data_source: a column for the judge's prompt, like all entries of ``extra_info``.
+        solution_str: the response. None means that there is no response, and therefore no reward.
         ground_truth: the reference.
-        extra_info: has the question: verl gives a function no prompt. By default the first of ``prompt``, ``question``, ``problem``,
-            ``query`` that is there; ``columns: {prompt: name}`` says another.
-        kwargs: ``reward_kwargs`` of the configuration: ``config``, the settings' file, or settings of
-            :class:`~qreward.integrations.trainers.RewardConfig`, or both; and what verl adds.
+        extra_info: must hold the question, because verl passes no prompt to a reward function. By default the first of ``prompt``,
+            ``question``, ``problem``, ``query``, ``raw_prompt`` that is present; ``columns: {prompt: name}`` selects another.
+        kwargs: ``reward_kwargs`` of the configuration: ``config``, the path of a settings file, or settings of
+            :class:`~qreward.integrations.trainers.RewardConfig`, or both; and verl's own additions.
 
     Returns:
-        ``score``; ``judge_ok``, 1.0 or 0.0 if the score is the number of ``on_failure``; ``judge_error``, a text, ``""`` if ok;
-        ``judge_seconds``; ``judge_tokens``, 0.0 if no server told.
+        A dict with ``score``; ``judge_ok``, 1.0, or 0.0 if the score is the number of ``on_failure``; ``judge_error``, a text, ``""`` on
+        success; ``judge_seconds``; and ``judge_tokens``, 0.0 if no server reported any.
 
     Raises:
-        ConfigError: a setting is wrong, or a column is not there.
-        QRewardError: the reward could not be had, unless ``on_failure`` is a number.
+        ConfigError: a setting is wrong, or a column does not exist.
+        QRewardError: there is no reward and ``on_failure`` is not a number.
 
     Example:
         ``reward.custom_reward_function.path=pkg://qreward.integrations.verl``
@@ -51,14 +51,18 @@ async def compute_score(
 
 
 async def reward_of(row: Mapping[str, Any], config: RewardConfig, usual: Usual) -> dict[str, Any]:
-    """Score what the columns of ``row`` have."""
-    here = rewarder(config, deadline=DEADLINE)  # which first looks at the settings
+    """Score the item in the columns of ``row``."""
+    here = rewarder(config, deadline=DEADLINE)  # first, as it checks the settings
     item = plain(item_of(row, config.columns, usual, named_in_prompts(config)))
     return answer(await here.score(**item), config.on_failure)
 
 
 def answer(scored: Scored, on_failure: Failure) -> dict[str, Any]:
-    """What verl is told. Raises the reward's error, unless ``on_failure`` is a number: in verl a reward can be neither absent nor NaN."""
+    """Return the result for verl.
+
+    Raises:
+        QRewardError: there is no reward and ``on_failure`` is not a number. In verl a reward can be neither absent nor NaN.
+    """
     if scored.error is not None and NOTE not in getattr(scored.error, "__notes__", ()):  # identical samples may share one error
         scored.error.add_note(NOTE)
     return {

@@ -1,4 +1,4 @@
-"""verl's ``reward_kwargs`` as the settings of an adapter. Knows what verl adds of its own, and no verl."""
+"""Converts verl's ``reward_kwargs`` to the settings of an adapter. Knows the arguments that verl adds, but does not import verl."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from qreward.settings.files import read_settings
 from qreward.spelling import closest
 
 CONFIG = "config"
-"""The one setting that is not of ``RewardConfig``: the file that has the others."""
+"""The one key that is not a setting of ``RewardConfig``: the path of the file with the other settings."""
 
 ROUTER = "reward_router_address"
 HOSTS = frozenset({ROUTER, "reward_model_tokenizer"})
-"""What verl passes if it serves a reward model itself."""
+"""Arguments that verl passes if it serves a reward model itself."""
 
 _SETTINGS = [CONFIG, *RewardConfig.model_fields]
 _LOGGER = logging.getLogger(__name__)
@@ -26,17 +26,18 @@ _SAID: set[str] = set()
 
 
 def settings_of(given: Mapping[str, Any], dialect: str = "vllm") -> RewardConfig:
-    """The settings that keyword arguments of ``compute_score`` make; each combination is read once.
+    """Return the settings in the keyword arguments of ``compute_score``. Each combination is read once.
 
-    What ``config`` names is read first, what stands beside it goes over that. Without any, the file that ``QREWARD_REWARD`` names is
-    read. If no client is configured there and verl serves a model, that one is asked.
+    The file that ``config`` names is read first; settings beside it override those of the file. Without any setting, the file that
+    ``QREWARD_REWARD`` names is read. If the settings configure no client and verl serves a model itself, requests go to that model.
 
     Args:
-        given: ``reward_kwargs`` and what verl adds. A name that is neither is ignored, and said once; one that is nearly a setting is not.
-        dialect: of the servers behind verl's router, as ``kind`` of an endpoint.
+        given: ``reward_kwargs`` and verl's additions. An unknown name is ignored with one warning, but a near miss of a setting is an
+            error.
+        dialect: ``kind`` of the servers behind verl's router, as in the settings of an endpoint.
 
     Raises:
-        ConfigError: a setting is unknown or wrong, or there are none.
+        ConfigError: a setting is unknown or wrong, or there are no settings.
     """
     ours = {name: plain(value) for name, value in given.items() if name in _SETTINGS and value is not None}
     key = json.dumps([ours, str(given.get(ROUTER)), dialect], sort_keys=True, default=repr)
@@ -48,7 +49,7 @@ def settings_of(given: Mapping[str, Any], dialect: str = "vllm") -> RewardConfig
 
 
 def plain(value: Any) -> Any:
-    """Arrays and the containers of OmegaConf as lists and dicts; the rest as it is."""
+    """Convert arrays and OmegaConf containers to lists and dicts; return anything else unchanged."""
     if isinstance(value, Mapping):
         return {str(name): plain(inner) for name, inner in value.items()}
     if hasattr(value, "tolist"):

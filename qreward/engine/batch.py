@@ -24,7 +24,7 @@ from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task
 
 READ_AHEAD = 32
 MOST_AT_ONCE = 256
-"""Items that may fail in one turn of the event loop, whether they were read or not."""
+"""Maximum number of items that are read, or that fail unread, in one turn of the event loop."""
 
 BEAT = 0.25
 """Seconds between two refreshes of the progress display, so that it is updated even when no item finishes."""

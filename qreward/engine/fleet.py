@@ -392,7 +392,7 @@ def _resized(window: Window, most: int | None, rng: Random) -> Window:
 
 
 def _paced(limit: Gcra | HeaderRateLimit | None, per_minute: float | None) -> Gcra | HeaderRateLimit | None:
-    """Return the same limit at another rate. It keeps its debt of requests or tokens already spent."""
+    """Return the same limit at another rate. It keeps the requests or tokens that were already charged."""
     if isinstance(limit, HeaderRateLimit):
         limit.pace = _pace(limit.pace, per_minute)
         return limit
@@ -412,7 +412,7 @@ def retune(scheduler: Scheduler, before: ClientConfig, after: ClientConfig) -> b
     """Give a scheduler other policies. A budget whose policy changes starts anew.
 
     Returns:
-        True if the hedging policy changed, so that attempts in flight must be checked again; see :func:`look_again`.
+        True if the hedging policy was replaced, so that attempts in flight must be checked again; see :func:`look_again`.
     """
     scheduler._most_waiting = after.max_queued
     if before.retry != after.retry:

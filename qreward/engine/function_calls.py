@@ -4,7 +4,7 @@ The first attempt of an asynchronous call runs in the caller's own asyncio task,
 
 Each blocking caller waits in its own thread, without an event loop. An attempt runs in the caller's own thread if it never has to be
 abandoned while it runs, else in a worker thread. There is no timer: one of the waiting callers, the leader, waits only until the
-scheduler's next wake time, and then runs the scheduler.
+scheduler's next wake time, and then calls the scheduler's ``tick``.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class ThreadDriver:
             leader.wake()
 
     def wait(self, caller: BlockingCall) -> None:
-        """Wait until the caller is woken. A leader also wakes at the scheduler's next wake time, and then runs the scheduler."""
+        """Wait until the caller is woken. The leader also wakes at the scheduler's next wake time, and calls the scheduler's ``tick``."""
         engine = self._engine
         with engine.lock:
             self._waiting[caller] = None

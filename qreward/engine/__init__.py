@@ -1,4 +1,4 @@
-"""The asyncio shell around the scheduler: runs its commands and tells it what became of them.
+"""The asyncio driver of the scheduler: runs the scheduler's commands and reports the outcomes of attempts to the scheduler.
 
-The only room of the engine that knows asyncio and threads. It reaches the wire through a callable it is given.
+This package owns the event loops and threads. It must not import the transport: it receives a factory that makes a backend.
 """

@@ -1,6 +1,6 @@
-"""Tasks that nobody waits for. This room knows nothing of what they do.
+"""Background asyncio tasks that no caller awaits, and hooks that reset objects in a forked child.
 
-What starts anew in a forked child. Knows nothing of what it is.
+This module must not know what the tasks do or what the objects are.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from contextvars import Context
 from typing import Any, TypeVar
 
 _UNDER_WAY: set[asyncio.Task[Any]] = set()
-"""A loop holds its tasks weakly."""
+"""Strong references to the tasks: an event loop holds its tasks weakly."""
 
 
 def leave_to_itself(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> None:
-    """Have a loop do something that nobody waits for; nothing of the caller's context is kept by it."""
+    """Run a coroutine in the background of an event loop. The task has an empty context, so it keeps nothing of the caller's alive."""
     task = loop.create_task(work, context=Context())
     _UNDER_WAY.add(task)
     task.add_done_callback(_UNDER_WAY.discard)
@@ -25,9 +25,10 @@ def leave_to_itself(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, A
 
 
 def tell(task: asyncio.Task[Any]) -> None:
-    """To be called when a task is done: tells the loop of its error, which would otherwise be told when the garbage collector comes.
+    """Report the error of a finished task to the exception handler of its event loop. Meant as a done callback.
 
-    Not of Ctrl-C or an exit in the caller's code: they end the loop, and are seen there.
+    asyncio itself would report the error only when the task is garbage-collected. ``KeyboardInterrupt`` and ``SystemExit`` are not
+    reported, because they end the event loop and are raised there.
     """
     error = None if task.cancelled() else task.exception()
     if isinstance(error, Exception):
@@ -41,9 +42,10 @@ _INHERITED: list[object] = []
 
 
 def watch(thing: T, begin_again: Callable[[T], object]) -> None:
-    """See that ``begin_again(thing)`` is called in each forked child, as long as somebody holds the thing.
+    """Call ``begin_again(thing)`` in each forked child, as long as ``thing`` is alive.
 
-    It returns what was the parent's: locks, loops, connections. That is kept, for closing it would reach the parent.
+    ``begin_again`` returns the objects of the parent: locks, event loops, connections. They are kept alive, because closing them would
+    affect the parent.
     """
     _ALIVE[thing] = begin_again
 

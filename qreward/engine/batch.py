@@ -1,7 +1,7 @@
-"""One caller that waits for many tasks, read from an iterable as they are needed.
+"""One caller that waits for many tasks, whose items are read from an iterable as they are needed.
 
-There is no task, future or coroutine per item. Memory is what is in flight and a small read-ahead, plus the results if
-they are kept.
+There is no asyncio task, future or coroutine per item. Memory holds the items in flight and a small read-ahead, plus the results
+if they are kept.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task
 
 READ_AHEAD = 32
 MOST_AT_ONCE = 256
-"""Items that are read and fail, or fail unread, before the event loop gets its turn."""
+"""Maximum number of items that are read, or that fail unread, in one turn of the event loop."""
 
 BEAT = 0.25
-"""Seconds between two looks at progress, so that it moves although no item gets done."""
+"""Seconds between two refreshes of the progress display, so that it is updated even when no item finishes."""
 
 Prepare = Callable[[Any], Any]
-"""Makes an item into a payload, or raises the ``QRewardError`` that is the item's result."""
+"""Turns an item into a payload, or raises the ``QRewardError`` that becomes the item's result."""
 
 
 class Meter(Protocol):
-    """Who shows how far a batch is."""
+    """Shows the progress of a batch."""
 
     def add(self, result: Result[Any]) -> None: ...
     def refresh(self) -> None: ...
@@ -42,19 +42,22 @@ class Meter(Protocol):
 
 
 class BatchWaiter:
-    """The sink of a batch.
+    """The waiter of a batch.
 
     Args:
-        items: the input; it is read to the end, once, and no faster than it is sent.
-        terms: of each item.
+        shell: the loop driver on which the batch runs.
+        pool: the endpoints that serve it.
+        items: the input. It is read once, to the end, and no faster than items are sent.
         prepare: see ``Prepare``.
-        on_result: called with each result as it is known, in the event loop.
-        progress: told each result, looked at now and then, and closed when the batch ends, however it ends.
-        prices: endpoint -> US dollars for a million prompt and completion tokens.
-        keep: keep the results; if not, ``run`` returns an empty batch with its statistics.
+        terms: request options of each item.
+        deadline: seconds after which unfinished items fail with ``DeadlineExceeded``, or None.
+        on_result: called in the event loop with each result as soon as it is known.
+        progress: receives each result, is refreshed every ``BEAT`` seconds, and is closed when the batch ends, however it ends.
+        prices: endpoint name -> US dollars for a million prompt and completion tokens.
+        keep: keep the results; if False, ``run`` returns an empty batch with its statistics.
 
-    The input, ``on_result`` and ``progress`` are the caller's code, which may raise anything anywhere, also in the task of another
-    caller. Every call of theirs is guarded, and what they raise goes to ``_fail``, so that it ends this batch and no other.
+    The input, ``on_result`` and ``progress`` are the caller's code. They may raise anything, and they may run in the asyncio task of
+    another caller. Each call to them is guarded; an exception goes to ``_fail``, so that it ends this batch and no other.
     """
 
     carry: Callable[[Attempt], Awaitable[Outcome]] | None = None
@@ -84,7 +87,7 @@ class BatchWaiter:
         self._read = 0  # items taken from the input
         self._results: list[Result[Any] | None] = []
         self._live: dict[Task, None] = {}
-        self._ending = False  # items that were not read are being given their error
+        self._ending = False  # items that were not read are receiving their error
         self._tallies = Tallies()
         self._error: BaseException | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -92,12 +95,12 @@ class BatchWaiter:
         self._wanted = asyncio.Event()
 
     async def run(self) -> BatchResult[Any]:
-        """Read, send, wait for all.
+        """Read and send the items, and wait for all results.
 
         Raises:
-            BatchInterrupted: the input, its closing, or ``on_result`` raised an ``Exception`` or a ``CancelledError`` of its own.
-                What had been sent was finished first.
-            BaseException: any other that they raised, such as ``KeyboardInterrupt``. What had been sent was cancelled.
+            BatchInterrupted: the input, closing the input, ``on_result`` or ``progress`` raised an ``Exception`` or a
+                ``CancelledError`` of its own. Requests in flight were finished first.
+            BaseException: any other exception that they raised, such as ``KeyboardInterrupt``. Requests in flight were cancelled.
         """
         shell, clock = self.shell, self.shell.engine.clock
         began = clock()
@@ -112,7 +115,7 @@ class BatchWaiter:
             self._show_progress()
             shell.open(self._feed)
             await self._done
-        except GeneratorExit:  # thrown away, perhaps by the garbage collector amid our own work, where the lock is held
+        except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's lock is held
             shell.later(partial(self._leave, expiry))
             raise
         except BaseException as error:
@@ -120,7 +123,7 @@ class BatchWaiter:
             error.add_note(self._so_far())
             self._error = error
             await self._close_input()
-            if self._error is not error:  # closing the input raised what is to go through all that runs
+            if self._error is not error:  # closing the input raised an exception such as KeyboardInterrupt, which takes precedence
                 raise self._error from error
             self._error = None
             raise
@@ -128,7 +131,7 @@ class BatchWaiter:
         await self._close_input()
         stats = BatchStats(self._read, self._tallies.ok, self._tallies.failed, clock() - began, self._tallies.stats())
         batch = BatchResult([result for result in self._results if result is not None], stats).priced(self._prices)
-        self._results.clear()  # this sink is in cycles, and lives on until the garbage collector comes
+        self._results.clear()  # this object is part of reference cycles, so it lives until the next garbage collection
         why, self._error = self._error, None
         if why is None:
             return batch
@@ -138,7 +141,7 @@ class BatchWaiter:
         raise BatchInterrupted(f"the batch stopped after {self._read} items ({what}); .results holds what is done", batch) from why
 
     def _so_far(self) -> str:
-        """What those are told who see a batch being cancelled, as by Ctrl-C."""
+        """Return the note that is added to the exception when a batch is cancelled, for example by Ctrl-C."""
         done = self._tallies.ok + self._tallies.failed
         items = f"{done} items" if self._size is None else f"{done} of {self._size} items"
         kept = "on_result was told each of them" if self._on_result else "their results are gone: on_result is told each when it is done"
@@ -168,10 +171,10 @@ class BatchWaiter:
         elif (close := getattr(self._items, "close", None)) is not None:
             self._call(close)
 
-    # the caller's code
+    # guarded calls of the caller's code
 
     def _call(self, function: Callable[..., object], *arguments: Any) -> bool:
-        """Call a function of the caller's; False if it raised, after which nothing more is begun."""
+        """Call a function of the caller. Returns False if it raised; no further item is then started."""
         try:
             function(*arguments)
         except BaseException as error:
@@ -181,7 +184,11 @@ class BatchWaiter:
         return True
 
     def _fail(self, error: BaseException) -> None:
-        """The caller's code raised: read no more. The first error is raised by ``run``; what cannot wait ends the batch now."""
+        """Handle an exception of the caller's code: read no more items.
+
+        ``run`` raises the first error. An exception that does not concern the batch alone (see ``_is_only_ours``) replaces an earlier
+        one that does, and ends the batch immediately.
+        """
         self._feed.ended = True
         if self._error is None or (_is_only_ours(self._error) and not _is_only_ours(error)):
             self._error = error
@@ -192,7 +199,7 @@ class BatchWaiter:
             self._done.set_exception(error)
         self._end_if_done()
 
-    # the shell's side
+    # Waiter, called by the loop driver
 
     def start(self, attempt: Attempt) -> None:
         self.shell.spawn(attempt, self.context.copy(), self)
@@ -219,18 +226,18 @@ class BatchWaiter:
             return False
         if feed.failing is None or feed.ended:
             return self._read_now(feed)
-        self.shell.loop.call_soon(self._read_on, feed)  # as the items fail, there is no end of them at once
+        self.shell.loop.call_soon(self._read_on, feed)  # items fail as they are read, so the whole input could be read in one turn
         return False
 
     def _read_now(self, feed: BatchFeed) -> bool:
-        """Read some; False if it goes on by itself, or with the consumer."""
+        """Read some items. Returns False if reading continues by itself, or when the consumer takes events."""
         assert isinstance(self._items, Iterator)
         looked_at = 0
         while self._room(feed) > 0 and not feed.ended and looked_at < MOST_AT_ONCE:
             looked_at += 1
             try:
                 self._read_one(feed, self._items)
-            except BaseException as error:  # what was read before is still finished
+            except BaseException as error:  # items that were read before are still finished
                 self._fail(error)
         if feed.ended:
             self._end_if_done()
@@ -248,7 +255,7 @@ class BatchWaiter:
             self._add(feed, item)
 
     def _room(self, feed: BatchFeed) -> int:
-        """Items that may be read now."""
+        """Return the number of items that may be read now."""
         return READ_AHEAD - len(feed.buffer)
 
     def _read_on(self, feed: BatchFeed) -> None:
@@ -260,7 +267,7 @@ class BatchWaiter:
             await self._guarded(self._read_all(items))
             if (aclose := getattr(items, "aclose", None)) is not None:
                 await self._guarded(aclose())
-        except GeneratorExit as error:  # thrown away, as above
+        except GeneratorExit as error:  # discarded, as in ``run``
             self.shell.later(partial(self._fail, error))
             raise
         self._feed.ended = True
@@ -268,7 +275,7 @@ class BatchWaiter:
         self._end_if_done()
 
     async def _guarded(self, work: Awaitable[object]) -> None:
-        """As ``_call``; what was read before is still finished."""
+        """Await the caller's code, as ``_call`` calls it. Items that were read before are still finished."""
         try:
             await work
         except GeneratorExit:
@@ -276,17 +283,17 @@ class BatchWaiter:
         except BaseException as error:
             reader = self._reader
             assert reader is not None
-            if not (isinstance(error, asyncio.CancelledError) and reader.cancelling()):  # else ``_leave`` stopped it
+            if not (isinstance(error, asyncio.CancelledError) and reader.cancelling()):  # else ``_leave`` cancelled the reader
                 self._fail(error)
 
     async def _read_all(self, items: AsyncIterator[Any]) -> None:
         feed = self._feed
         async for item in items:
-            if feed.ended:  # by a deadline, or by ``on_result``
+            if feed.ended:  # by the deadline, or by an error of ``on_result``
                 break
             self._add(feed, item)
             self.shell.refill(feed)
-            if not self._read % MOST_AT_ONCE:  # an input that never suspends must not keep the loop
+            if not self._read % MOST_AT_ONCE:  # an input that never suspends must not block the event loop
                 await asyncio.sleep(0)
             while self._room(feed) <= 0:
                 self._wanted.clear()
@@ -299,7 +306,7 @@ class BatchWaiter:
             return
         try:
             payload = self._prepare(item)
-        except Exception as error:  # among others of an item's own code, such as a message object that cannot be read
+        except Exception as error:  # may come from the item's own code, such as a message object that cannot be read
             self._settle(Result(index, None, _as_ours(error, index), None, 0.0, 0.0))
             return
         task = self._terms.task(payload, self._pool, self, index)
@@ -307,11 +314,11 @@ class BatchWaiter:
         feed.buffer.append(task)
 
     def _is_trying(self, feed: BatchFeed) -> bool:
-        """Whether an item waits by which it will be seen that an endpoint is alive again."""
+        """Return True if a read item is buffered, whose sending will show whether an endpoint has recovered."""
         return bool(feed.buffer)
 
     def _end_trying(self, feed: BatchFeed) -> None:
-        """The input has ended: such an item fails as well."""
+        """At the end of the input, let the buffered item fail too if the batch is failing: no further item can show a recovery."""
         if feed.failing is not None:
             self.shell.refill(feed)
 
@@ -354,7 +361,10 @@ class BatchWaiter:
         self._end_unread(why)
 
     def _end_unread(self, why: Callable[[], QRewardError]) -> None:
-        """Give an error to each item that was not read, if their number is known, some in each turn of the loop: they may be millions."""
+        """Give an error to each item that was not read, if the size of the input is known.
+
+        Items are handled in groups of ``MOST_AT_ONCE`` per turn of the event loop, because there may be millions.
+        """
         for _ in range(MOST_AT_ONCE):
             if self._size is None or self._read >= self._size or self._error is not None or self._done.done():
                 self._ending = False
@@ -374,5 +384,5 @@ def _as_ours(error: Exception, index: int) -> QRewardError:
 
 
 def _is_only_ours(error: BaseException) -> bool:
-    """It concerns the batch alone. Others, such as ``KeyboardInterrupt``, are to go through all that runs."""
+    """Return True for an error that concerns the batch alone. Others, such as ``KeyboardInterrupt``, must end the event loop."""
     return isinstance(error, Exception | asyncio.CancelledError | GeneratorExit)

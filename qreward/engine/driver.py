@@ -1,9 +1,10 @@
-"""One ``Engine`` a client, one ``LoopDriver`` an event loop.
+"""One ``Engine`` per client, and one ``LoopDriver`` per event loop.
 
-The scheduler's state is the client's, so limits hold over all loops and threads; it is touched only under the engine's
-lock, and never while the caller's code runs. Connections belong to a shell, for they belong to a loop.
-There is one timer a shell and no task for a waiting item. A single call runs its attempts in its caller's own task; a
-bulk has one asyncio task for each attempt in flight, handed on from an attempt that ends to the next.
+The scheduler's state belongs to the client, so limits hold across all event loops and threads. It is accessed only under the
+engine's lock, and never while the caller's code runs. Connections belong to a loop driver, because they belong to an event loop.
+
+Each loop driver has one timer. A queued item has no asyncio task. A single call runs its attempts in its caller's own task. A
+batch has one asyncio task for each attempt in flight; when an attempt ends, its task carries out the next attempt.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from qreward.scheduler.request import Attempt, BatchFeed, Task
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
 
 TURNS = 64
-"""Attempts that one task makes before the event loop certainly gets its turn."""
+"""Attempts that one task makes before it yields to the event loop."""
 
 
 S = TypeVar("S", bound=SchedulerProtocol)
 
 
 class Engine(Generic[S]):
-    """A scheduler, its lock, and the shells of the loops that use it.
+    """A scheduler, its lock, and the loop drivers of the event loops that use it.
 
     Args:
-        scheduler: decides; ``scheduler.scheduler`` for endpoints.
-        wire_factory: makes the wire of one loop.
-        clock: monotonic seconds; replaced in tests.
-        watch: is told what happens, or None.
+        scheduler: makes all decisions; ``qreward.scheduler.scheduler.Scheduler`` for endpoints.
+        wire_factory: makes the backend of one event loop.
+        clock: returns monotonic seconds; replaced in tests.
+        watch: receives the events of calls and attempts, or None.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Engine(Generic[S]):
         self._shells: dict[asyncio.AbstractEventLoop, LoopDriver] = {}
 
     def shell(self) -> LoopDriver:
-        """The shell of the running loop."""
+        """Return the loop driver of the running event loop, created on first use. Raises ``ClientClosed`` if the client is closed."""
         shell = self._shells.get(asyncio.get_running_loop())
         return shell if shell is not None and not self.closed else self._open_shell()
 
@@ -78,7 +79,10 @@ class Engine(Generic[S]):
         return shell
 
     def act(self, change: Callable[[float], Any]) -> Any:
-        """Change the scheduler's state from any thread, inside or outside a loop; what follows runs where it belongs."""
+        """Change the scheduler's state, from any thread, inside or outside an event loop.
+
+        Each resulting command runs where its waiter lives. Returns the value that ``change`` returns.
+        """
         try:
             here = self._shells.get(asyncio.get_running_loop())
         except RuntimeError:
@@ -98,7 +102,7 @@ class Engine(Generic[S]):
         return value
 
     def log_health(self) -> None:
-        """Log the endpoints that went out of service or came back. Not under the lock: a log handler is the user's code."""
+        """Log the endpoints that went out of service or came back. Logs outside the lock, because a log handler is the user's code."""
         with self.lock:
             changes, self.scheduler.health_changes = self.scheduler.health_changes, []
         for source, reason, seconds in changes:
@@ -108,11 +112,11 @@ class Engine(Generic[S]):
                 LOG.warning("endpoint %r is back in service after %.1f s", source, seconds)
 
     def shells(self) -> list[LoopDriver]:
-        """Those of all loops that use it."""
+        """Return the loop drivers of all event loops that use this engine."""
         return list(self._shells.values())
 
     def wake_loops(self) -> None:
-        """What is due next may have changed: let the shells look at the time."""
+        """Let all loop drivers check their timers, because the scheduler's next wake time may have changed."""
         for shell in list(self._shells.values()):
             shell.wake_soon()
 
@@ -122,9 +126,9 @@ class Engine(Generic[S]):
             neighbour.wake_soon()
 
     async def aclose(self) -> None:
-        """End everything: waiting tasks fail with ``ClientClosed``, connections of all loops are closed."""
+        """Close the engine. Unfinished tasks fail with ``ClientClosed``, and the connections of all event loops are closed."""
         here = asyncio.get_running_loop()
-        with self.lock:  # a loop that comes later finds it closed
+        with self.lock:  # an event loop that uses the engine later finds it closed
             self.closed, shells = True, list(self._shells.values())
         for shell in shells:
             if shell.loop is here:
@@ -132,18 +136,18 @@ class Engine(Generic[S]):
             elif shell.loop.is_closed():
                 await shell.wire.aclose()
             else:
-                with contextlib.suppress(RuntimeError):  # closed between the two lines
+                with contextlib.suppress(RuntimeError):  # the loop was closed after the check above
                     shell.loop.call_soon_threadsafe(shell.closing)
         self._shells.clear()
 
     async def leave(self) -> None:
-        """End what is held in the running loop, and nothing else."""
+        """Close what this engine holds in the running event loop, and nothing else."""
         shell = self._shells.get(asyncio.get_running_loop())
         if shell is not None:
             await shell.aclose()
 
     def forget(self, shell: LoopDriver) -> None:
-        """A shell has ended, and its timer with it, which may have been set for others."""
+        """Remove a loop driver that has ended, and wake the others: its timer may have been set for work of theirs."""
         self._shells.pop(shell.loop, None)
         self._wake_all()
 
@@ -158,16 +162,16 @@ class LoopDriver:
         self.wire = wire
         self.sinks: dict[Waiter, None] = {}
         self._attempts: dict[Attempt, None] = {}
-        self._runners: dict[asyncio.Task[None], Attempt | None] = {}  # and what each has not begun yet
-        self._idle = asyncio.Event()  # set when the last attempt ends, while we are closing
+        self._runners: dict[asyncio.Task[None], Attempt | None] = {}  # -> the attempt that the task has not begun yet
+        self._idle = asyncio.Event()  # set when the last attempt ends during closing
         self._closing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._closer = self._close_with_loop()
         with contextlib.suppress(StopIteration):
-            self._closer.asend(None).send(None)  # runs it to its yield, and so registers it with the loop
+            self._closer.asend(None).send(None)  # runs the generator to its yield, which registers it with the event loop
 
-    # what callers ask for
+    # called by waiters
 
     def submit(self, task: Task) -> None:
         if self.watch is not None:
@@ -181,13 +185,13 @@ class LoopDriver:
         self._locked(self.engine.scheduler.refill, feed)
 
     def withdraw(self, tasks: list[Task], error: QRewardError | None = None) -> None:
-        """Nobody waits for them any more, or they end with an error of ours."""
+        """Remove tasks from the scheduler: their caller gave them up, or they end with ``error``, which the engine made."""
         if self.watch is not None:
             self.watch.withdrawn(tasks, error)
         self._locked(self.engine.scheduler.withdraw, tasks)
 
     def commit(self, attempt: Attempt) -> bool:
-        """Its answer is given out from now on; False if it is not wanted any more."""
+        """Commit to an attempt, whose answer is passed on from now on. Returns False if the attempt is no longer wanted."""
         self._locked(self.engine.scheduler.commit, attempt)
         if attempt.committed and self.watch is not None:
             self.watch.first(attempt)
@@ -207,7 +211,7 @@ class LoopDriver:
         self.run(self._change(change, *arguments))
 
     def _change(self, change: Callable[..., None], *arguments: Any) -> list[Command]:
-        """Change the scheduler's state under the lock, and set the timer for what follows; the commands are to be run."""
+        """Change the scheduler's state under the lock and set the timer. Returns the commands, which the caller must run."""
         engine = self.engine
         scheduler = engine.scheduler
         with engine.lock:
@@ -221,7 +225,7 @@ class LoopDriver:
         return out
 
     def run(self, out: list[Command], mine: Waiter | None = None) -> Attempt | None:
-        """Run commands; the first attempt of the bulk ``mine`` is not started but returned."""
+        """Run commands. The first attempt of the batch ``mine`` is not started but returned."""
         kept: Attempt | None = None
         for command in out:
             home = home_of(command)
@@ -241,10 +245,11 @@ class LoopDriver:
                 self._finish(*command[1:])
             elif what == CANCEL:
                 attempt = command[1]
-                if attempt.handle is not None:  # else it has not begun, and looks at ``why`` itself
+                if attempt.handle is not None:  # else it has not begun, and checks ``why`` itself
                     attempt.handle.cancel()
             elif command[1].sink.read(command[1]):
-                out += self._change(self.engine.scheduler.refill, command[1])  # not by recursion: a bulk is as deep as the fleet is wide
+                # not by recursion: its depth would grow with the number of endpoint slots
+                out += self._change(self.engine.scheduler.refill, command[1])
         return kept
 
     def _note(self, attempt: Attempt) -> None:
@@ -258,20 +263,23 @@ class LoopDriver:
         task.sink.finish(task, outcome, source, seconds)
 
     def post(self, command: Command) -> None:
-        """Run a command here, from another thread or outside the loop."""
+        """Run a command in this event loop, from another thread or outside the loop."""
         try:
             self.loop.call_soon_threadsafe(self._posted, command)
-        except RuntimeError:  # the loop is closed: nobody is there to run it
+        except RuntimeError:  # the loop is closed and cannot run the command
             if command[0] == SEND:
                 self.engine.act(partial(self.engine.scheduler.event, attempt=command[1], outcome=CANCELLED))
 
     def _posted(self, command: Command) -> None:
         self.run([command])
-        self._rearm()  # whoever posted it has a timer for what follows, but may be gone before that
+        self._rearm()  # the sender has a timer for the next wake time, but may end before that
 
     async def carry_out(self, attempt: Attempt, me: asyncio.Task[Any], mine: Waiter | None = None) -> Attempt | None:
-        """Try once, in the task ``me``, and tell the scheduler; the next attempt of the bulk ``mine`` is returned, if there is one."""
-        if attempt.why is not None:  # stopped before it began
+        """Carry out an attempt in the task ``me`` and report its outcome to the scheduler.
+
+        Returns the next attempt of the batch ``mine``, or None.
+        """
+        if attempt.why is not None:  # cancelled before it began
             return self.ended(attempt, CANCELLED, mine)
         attempt.handle, before = me, me.cancelling()
         outcome: Outcome
@@ -281,19 +289,19 @@ class LoopDriver:
             sending = self.wire.send(attempt.source.handle, task.payload) if carry is None else carry(attempt)
             outcome = await (sending if attempt.span is None else within(attempt.span, sending))
         except asyncio.CancelledError:
-            if attempt.why is None or me.uncancel() > before:  # it is not (only) us who cancelled: the caller, or the loop's end
+            if attempt.why is None or me.uncancel() > before:  # the caller or the loop's shutdown cancelled, not (only) the engine
                 self.ended(attempt, CANCELLED)
                 raise
             outcome = CANCELLED
-        except GeneratorExit:  # thrown away, perhaps by the garbage collector amid our own work
+        except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's own code runs
             self.later(partial(self.ended, attempt, CANCELLED))
             raise
-        except Exception as error:  # a wire must not raise; if one does, the item fails and nothing hangs
+        except Exception as error:  # a backend must not raise; if one does, the item fails and nothing hangs
             outcome = unexpected(attempt, error)
         return self.ended(attempt, outcome, mine)
 
     def spawn(self, attempt: Attempt, context: Context, mine: Waiter | None = None) -> None:
-        """Carry out an attempt in a task of its own, which goes on with the next ones of the bulk ``mine``."""
+        """Carry out an attempt in a new task, which then carries out the next attempts of the batch ``mine``."""
         runner = self.loop.create_task(self._run_in_turn(attempt, mine), context=context)
         self._runners[runner] = attempt
         runner.add_done_callback(self._runner_ended)
@@ -314,14 +322,14 @@ class LoopDriver:
             attempt = await self.carry_out(attempt, me, mine)
             turns += 1
             if attempt is not None and not turns % TURNS:
-                try:  # a wire that never suspends must not keep the loop
+                try:  # a backend that never suspends must not block the event loop
                     await asyncio.sleep(0)
-                except asyncio.CancelledError:  # the loop's end
+                except asyncio.CancelledError:  # the event loop shuts down
                     self.ended(attempt, CANCELLED)
                     raise
 
     def ended(self, attempt: Attempt, outcome: Outcome, mine: Waiter | None = None) -> Attempt | None:
-        """Tell the scheduler how an attempt ended, and do what follows."""
+        """Report the outcome of an attempt to the scheduler and run the resulting commands; see ``run`` for ``mine`` and the result."""
         attempt.handle = None
         self._attempts.pop(attempt, None)
         if self._closing is not None and not self._attempts:
@@ -335,7 +343,7 @@ class LoopDriver:
     # time
 
     def _arm(self, wake: float | None) -> None:
-        """Set the one timer, if it is not set for as early a time."""
+        """Set the timer, unless it is already set for ``wake`` or earlier."""
         if wake is None or (self._timer is not None and wake >= self._timer_at):
             return
         if self._timer is not None:
@@ -348,11 +356,11 @@ class LoopDriver:
         self._locked(self.engine.scheduler.tick)
 
     def wake_soon(self) -> None:
-        """The scheduler was changed from elsewhere: look at the time again."""
+        """Check the timer again, because the scheduler was changed from another thread or event loop."""
         self.later(self._rearm)
 
     def later(self, work: Callable[[], object]) -> None:
-        """Do something in the loop, soon; nothing if the loop is closed, for then :meth:`bury` does all."""
+        """Run ``work`` in the event loop soon. Does nothing if the loop is closed, because :meth:`bury` then cleans up."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(work)
 
@@ -364,7 +372,7 @@ class LoopDriver:
     # the end
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:
-        """Suspended until the loop shuts its asynchronous generators down: closes the connections while it still runs."""
+        """Stay suspended until the event loop shuts down its asynchronous generators, then close the connections while it still runs."""
         try:
             yield
         finally:
@@ -372,11 +380,14 @@ class LoopDriver:
             await self.wire.aclose()
 
     async def aclose(self) -> None:
-        """End what is not done, wait until its connections are closed, and close the rest; once, whoever asks and gives up waiting."""
+        """End unfinished work, wait until its connections are closed, and close the backend.
+
+        This happens once, however many callers wait for it; a caller that is cancelled does not stop it.
+        """
         await asyncio.shield(self.closing())
 
     def closing(self) -> asyncio.Task[None]:
-        """The task that closes, begun now if it was not yet."""
+        """Return the task that closes this driver, started now if it is not running yet."""
         if self._closing is None:
             self._closing = self.loop.create_task(self._close())
         return self._closing
@@ -390,7 +401,7 @@ class LoopDriver:
         await self._closer.aclose()
 
     def bury(self) -> None:
-        """The loop was closed under us: give back what it held."""
+        """Release everything that this driver's event loop held, after that loop was closed without closing the client."""
         scheduler = self.engine.scheduler
         for sink in list(self.sinks):
             left = sink.abandon()
@@ -403,7 +414,7 @@ class LoopDriver:
             self.engine.act(partial(scheduler.event, attempt=attempt, outcome=CANCELLED))
 
     def _stop(self) -> None:
-        for attempt in list(self._attempts):  # tasks that were cancelled before their first step never said so
+        for attempt in list(self._attempts):  # asyncio tasks that were cancelled before their first step never reported an outcome
             self.ended(attempt, CANCELLED)
         if self._timer is not None:
             self._timer.cancel()
@@ -412,7 +423,7 @@ class LoopDriver:
 
 
 def home_of(command: Command) -> CommandRunner:
-    """Whom a command is for."""
+    """Return the runner of a command: the loop or thread driver of its waiter."""
     subject = command[1]
     sink: Waiter = subject.task.sink if isinstance(subject, Attempt) else subject.sink
     home: CommandRunner = sink.shell

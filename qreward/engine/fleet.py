@@ -1,14 +1,15 @@
-"""The endpoints and routes of one client, as sources and pools of its scheduler. Changed live, from any thread.
+"""The endpoints and routes of one client, as sources and pools of its scheduler. They can be changed live, from any thread.
 
-A fleet that takes over another configuration as a whole, while work is under way.
+``Fleet`` adds and removes single endpoints and routes. ``LiveFleet`` also replaces the whole configuration while requests are in
+flight:
 
-All of it is one change of the scheduler's state, under the engine's lock: no request sees half of it. What is in flight is
-finished where it is. What waits stays: a pool lives on where its pattern does, and one whose pattern is gone is served by who
-serves the models now that were asked of it; only where nobody does, what waits fails with ``NoEndpoint``. Endpoints are put
-into the pools before others leave them, so that nothing is without one for a moment.
-
-An endpoint that is the same server with other limits, weight, price, models or timeouts keeps what was learned of it. Any
-other change (address, key, headers, ``limits.adaptive``, ...) makes it a new endpoint of the old name.
+- A reload is one change of the scheduler's state, under the engine's lock. No request sees a partial reload.
+- Requests in flight finish at their endpoint.
+- Queued requests stay queued. A pool continues to exist if its pattern does. A pool whose pattern is gone is served by the
+  endpoints that now serve the models requested from it. If there are none, its queued requests fail with ``NoEndpoint``.
+- New endpoints enter the pools before old ones leave, so that no pool is empty in between.
+- An endpoint that is the same server with other limits, weight, price, models or timeouts keeps its learned state. Any other change
+  (address, key, headers, ``limits.adaptive``, ...) makes it a new endpoint with the old name.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from qreward.spelling import did_you_mean
 
 
 class Fleet:
-    """Endpoints by name, and pools by pattern. A route that was registered goes before an endpoint's own pattern."""
+    """Endpoints by name, and pools by pattern. A registered route takes precedence over an endpoint's own pattern."""
 
     def __init__(self, engine: Engine[Scheduler], endpoints: Iterable[Endpoint], routes: Iterable[Route]) -> None:
         self._engine = engine
@@ -53,25 +54,25 @@ class Fleet:
             self.register(route)
 
     def pool(self, model: str) -> Pool:
-        """The pool that serves a model. Raises ``NoEndpoint`` naming the routes there are."""
+        """Return the pool that serves a model. Raises ``NoEndpoint``, which names the existing routes."""
         pool = self._table.find(model)
         if pool is None:
             raise NoEndpoint(f"no route matches the model {model!r}; there are routes for {', '.join(map(repr, self._table.items()))}")
         return pool
 
     def source(self, name: str) -> Source:
-        """The endpoint of a name. Raises ``ConfigError`` with the nearest right name."""
+        """Return the source of an endpoint by name. Raises ``ConfigError``, which names the closest valid name."""
         source = self._sources.get(name)
         if source is None:
             raise ConfigError(f"there is no endpoint {name!r}; {did_you_mean(name, self._sources, otherwise='the endpoints are')}")
         return source
 
     def sources(self) -> list[Source]:
-        """All endpoints, in the order they were added."""
+        """Return all sources in the order in which they were added."""
         return list(self._sources.values())
 
     def routes(self) -> list[Route]:
-        """All routes in the order they are tried, an endpoint's own patterns among them."""
+        """Return all routes in the order in which they are matched, including the endpoints' own patterns."""
         listed = []
         for pattern, pool in self._table.items().items():
             registered = self._routes.get(pattern)
@@ -80,11 +81,11 @@ class Fleet:
         return listed
 
     def is_registered(self, route: Route) -> bool:
-        """True if the route was registered, False if it is an endpoint's own pattern."""
+        """Return True if the route was registered, False if it is an endpoint's own pattern."""
         return route.pattern in self._routes
 
     def add(self, endpoint: Endpoint) -> None:
-        """Add an endpoint; work that waits for its models reaches it at once."""
+        """Add an endpoint. Queued requests for its models can use it immediately. Raises ``ConfigError`` for a name in use."""
         if endpoint.name in self._sources:
             raise ConfigError(f"two endpoints are called {endpoint.name!r}; give each its own name=")
         rng, attempt = self._engine.scheduler.rng, endpoint.timeouts.attempt
@@ -102,7 +103,10 @@ class Fleet:
         self._changed()
 
     def remove(self, name: str) -> None:
-        """Remove an endpoint: what it has in flight is finished, what waits goes elsewhere or fails with ``NoEndpoint``."""
+        """Remove an endpoint.
+
+        Its requests in flight are finished. Queued requests go to other endpoints, or fail with ``NoEndpoint`` if there are none.
+        """
         source = self.source(name)
         scheduler = self._engine.scheduler
         del self._sources[name]
@@ -125,7 +129,7 @@ class Fleet:
         self._changed()
 
     def register(self, route: Route) -> None:
-        """Add a route, or replace the one of the same pattern; what waits on it follows the new one."""
+        """Add a route, or replace the route with the same pattern. Requests queued on the old route follow the new one."""
         sources = [self.source(name) for name in dict.fromkeys(route.endpoints)]
         balancer = make_balancer(route.strategy, route.weights, self._engine.scheduler.rng)
         pool = self._routes[route.pattern][1] if route.pattern in self._routes else Pool(repr(route.pattern), [], balancer)
@@ -134,7 +138,7 @@ class Fleet:
         self._table.set(route.pattern, pool)
 
     def mark(self, name: str, *, down: bool) -> None:
-        """Take an endpoint out of service until it is marked healthy, or bring it back with a clean record."""
+        """Take an endpoint out of service until it is marked healthy, or bring it back with a clean health record."""
         source = self.source(name)
         scheduler = self._engine.scheduler
 
@@ -156,12 +160,12 @@ class Fleet:
             self._table.remove(pattern)
 
     def _changed(self) -> None:
-        """There are other endpoints."""
+        """Tell the scheduler and the backends that the set of endpoints has changed."""
         self._engine.act(lambda _: self._engine.scheduler.resize(self.sources()))
         self._keep()
 
     def _keep(self) -> None:
-        """Let each wire close what it holds for endpoints that are not there any more."""
+        """Let each backend close what it holds for endpoints that no longer exist."""
         try:
             here = asyncio.get_running_loop()
         except RuntimeError:
@@ -173,7 +177,10 @@ class Fleet:
                 shell.later(partial(self._keep_at, shell))
 
     def _keep_at(self, shell: LoopDriver) -> None:
-        """In the shell's loop: endpoints are looked up here, because several changes may arrive in another order."""
+        """As ``_keep``, for one loop driver, in its event loop.
+
+        The endpoints are looked up here, because several changes may arrive in a different order.
+        """
         keep: Callable[[list[object]], object] | None = getattr(shell.wire, "keep", None)
         if keep is not None:
             keep([source.handle for source in self.sources()])
@@ -181,25 +188,28 @@ class Fleet:
 
 SETTINGS = ("retry", "hedge", "max_queued", "timeout")
 ADJUSTABLE = frozenset({"limits", "weight", "price", "models", "timeouts", "max_response_bytes", "keepalive", "probe"})
-"""Settings of an endpoint with which it stays the same server."""
+"""Settings of an endpoint that may change while it stays the same server."""
 MOST_MODELS = 1000
-"""Models of a pool that are remembered: their names come from callers."""
+"""Maximum number of requested models that a pool remembers. It is bounded because the names come from callers."""
 HELD = 0.8
-"""Share of an operator's limit from which a window counts as held by nothing else."""
+"""Share of the configured limit from which a window counts as restricted by that limit alone."""
 
 _Way = tuple[LoadBalanceStrategy, dict[str, float]]
 _OWN_WAY: _Way = (LoadBalanceStrategy.EXPECTED_FINISH, {})
 
 
 class LiveFleet(Fleet):
-    """Endpoints and routes that may all change at once."""
+    """A fleet whose endpoints and routes can all be replaced in one change."""
 
     def __init__(self, engine: Engine[Scheduler], endpoints: Iterable[Endpoint], routes: Iterable[Route]) -> None:
-        self._left: list[tuple[str, Pool]] = []  # pools whose pattern is gone, for work may hold them
+        self._left: list[tuple[str, Pool]] = []  # pools whose pattern is gone, kept because requests may still hold them
         super().__init__(engine, endpoints, routes)
 
     def pool(self, model: str) -> Pool:
-        """The pool that serves a model, for which it is asked now. Raises ``NoEndpoint`` naming the routes there are."""
+        """Return the pool that serves a model, and record the model as requested from it.
+
+        Raises ``NoEndpoint``, which names the existing routes.
+        """
         pool = super().pool(model)
         asked = pool.asked
         if model not in asked and len(asked) < MOST_MODELS:
@@ -207,15 +217,16 @@ class LiveFleet(Fleet):
         return pool
 
     def reload(self, before: ClientConfig, after: ClientConfig, prices: dict[str, Any]) -> frozenset[str]:
-        """Become what ``after`` says.
+        """Replace the configuration.
 
         Args:
-            before: the configuration as it is now.
-            after: the one to be taken over; it is valid.
-            prices: name -> price, of all endpoints there are or were; kept up to date.
+            before: the current configuration.
+            after: the new configuration; it must be valid.
+            prices: endpoint name -> price, of all current and former endpoints; updated in place.
 
         Returns:
-            Names of the endpoints that came, went or changed, of the settings that changed, and ``"routes"``.
+            The names of the endpoints that were added, removed or changed, the names of the settings that changed, and ``"routes"``
+            if the routes changed.
         """
         changed = differences(before, after)
         if before != after:
@@ -242,7 +253,7 @@ class LiveFleet(Fleet):
             look_again(scheduler, now, self.sources())
 
     def _replace_sources(self, endpoints: Iterable[Endpoint]) -> None:
-        """Those there are to be; who is none of them gets nothing more from now on."""
+        """Replace the sources by those of ``endpoints``. Sources that are not among them receive no more requests."""
         old = self._sources
         self._sources = {endpoint.name: self._source_for(endpoint, old.get(endpoint.name)) for endpoint in endpoints}
         for source in old.values():
@@ -255,11 +266,11 @@ class LiveFleet(Fleet):
             return old
         source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=endpoint.timeouts.attempt)
         source.handle = endpoint
-        source.health.down = old is not None and old.health.down  # an operator took it out, by its name
+        source.health.down = old is not None and old.health.down  # an operator took the endpoint of this name out of service
         return source
 
     def _replace_pools(self, routes: Iterable[Route]) -> list[tuple[Pool, list[Source], Balancer]]:
-        """A pool for each pattern, its old one if there was one, with the sources it is to have and who chooses among them."""
+        """Return a pool for each pattern, its old one if there was one, with its new sources and its balancer."""
         ways = {pool: (route.strategy, route.weights) for route, pool in self._routes.values()}
         stock = self._stock()
         served: list[tuple[Pool, list[Source], Balancer]] = []
@@ -284,7 +295,7 @@ class LiveFleet(Fleet):
         return served
 
     def _stock(self) -> dict[str, list[Pool]]:
-        """All pools by pattern, last of each the one that is in use."""
+        """Return all pools by pattern. The last pool of each pattern is the one in use."""
         stock: dict[str, list[Pool]] = {}
         used = self._table.items().items()
         for pattern, pool in (*self._left, *((each, pool) for each, pool in self._own.items() if each in self._routes), *used):
@@ -292,7 +303,10 @@ class LiveFleet(Fleet):
         return stock
 
     def _forget_unused(self) -> None:
-        """Let go of the pools whose pattern is gone and that no work holds. Those that some work holds get their sources back."""
+        """Drop the pools whose pattern is gone and that no request holds.
+
+        A pool that is still referenced stays in ``_left``, and ``_become`` gives it sources again.
+        """
         waiting = [(pattern, pool) for pattern, pool in self._left if len(pool.queue)]
         held = [(pattern, ref(pool)) for pattern, pool in self._left if not len(pool.queue)]
         self._left = waiting
@@ -301,7 +315,7 @@ class LiveFleet(Fleet):
         self._left += [(pattern, pool) for pattern, weak in held if (pool := weak()) is not None]
 
     def _heirs(self, pool: Pool) -> list[Source]:
-        """Who serves now what may still wait in a pool that nobody asks any more."""
+        """Return the sources that now serve the models requested from a pool whose pattern is gone."""
         heirs = [self._table.find(model) for model in sorted(pool.asked)]
         return list(dict.fromkeys(source for heir in heirs if heir is not None for source in heir.sources))
 
@@ -317,14 +331,14 @@ class LiveFleet(Fleet):
 
 
 def detach(pool: Pool | None) -> None:
-    """Take a pool in which nothing waits from all its sources, which would keep it alive."""
+    """Remove a pool with an empty queue from all its sources, whose references would keep it alive."""
     if pool is not None:
         for source in tuple(pool.sources):
             pool.leave(source)
 
 
 def differences(before: ClientConfig, after: ClientConfig) -> frozenset[str]:
-    """Names of endpoints and settings that are not the same in both; their order does not count."""
+    """Return the names of the endpoints and settings that differ. Their order does not matter."""
     old, new = ({endpoint.name: endpoint for endpoint in config.endpoints} for config in (before, after))
     names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     names |= {name for name in SETTINGS if getattr(before, name) != getattr(after, name)}
@@ -334,7 +348,7 @@ def differences(before: ClientConfig, after: ClientConfig) -> frozenset[str]:
 
 
 def is_same_server(old: Endpoint, new: Endpoint) -> bool:
-    """Whether what was learned of the one is true of the other."""
+    """Return True if what was learned about the old endpoint also holds for the new one."""
     if old.limits.adaptive != new.limits.adaptive or old.limits.shared != new.limits.shared:
         return False
     if new.limits.shared != "none" and _kinds(old.limits) != _kinds(new.limits):
@@ -343,9 +357,9 @@ def is_same_server(old: Endpoint, new: Endpoint) -> bool:
 
 
 def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
-    """Give a source other limits; it keeps its latencies, health, counts, and what was found out of its window and rates."""
+    """Give a source other limits. The source keeps its latencies, health, counts, and what was learned about its window and rates."""
     old, limits = cast("Endpoint", source.handle).limits, endpoint.limits
-    if source.share is not None:  # which tells the others of the new limits
+    if source.share is not None:  # the share announces the new limits to the other processes
         if old.max_concurrency != limits.max_concurrency:
             source.share.window.inner = _resized(source.share.window.inner, limits.max_concurrency, rng)
     else:
@@ -362,7 +376,10 @@ def _kinds(limits: Limits) -> tuple[bool, ...]:
 
 
 def _resized(window: Window, most: int | None, rng: Random) -> Window:
-    """The window under another operator's limit. Anew if nothing but the old one held it: of what is beyond nothing was learned."""
+    """Return the window under another configured limit.
+
+    The window starts anew if only the old limit restricted it, because nothing was learned about sizes above that limit.
+    """
     if not isinstance(window, AdaptiveLimit):
         return FixedLimit(most)
     fresh = AdaptiveLimit(rng, most)
@@ -375,7 +392,7 @@ def _resized(window: Window, most: int | None, rng: Random) -> Window:
 
 
 def _paced(limit: Gcra | HeaderRateLimit | None, per_minute: float | None) -> Gcra | HeaderRateLimit | None:
-    """The same limit at another rate, what it owes included."""
+    """Return the same limit at another rate. It keeps the requests or tokens that were already charged."""
     if isinstance(limit, HeaderRateLimit):
         limit.pace = _pace(limit.pace, per_minute)
         return limit
@@ -392,7 +409,11 @@ def _pace(pace: Gcra | None, per_minute: float | None) -> Gcra | None:
 
 
 def retune(scheduler: Scheduler, before: ClientConfig, after: ClientConfig) -> bool:
-    """Give a scheduler other policies; a budget whose policy changes begins anew. True if it is to look again at what is under way."""
+    """Give a scheduler other policies. A budget whose policy changes starts anew.
+
+    Returns:
+        True if the hedging policy was replaced, so that attempts in flight must be checked again; see :func:`look_again`.
+    """
     scheduler._most_waiting = after.max_queued
     if before.retry != after.retry:
         scheduler._aftermath = FailurePolicy(after.retry, scheduler.rng)
@@ -403,7 +424,7 @@ def retune(scheduler: Scheduler, before: ClientConfig, after: ClientConfig) -> b
 
 
 def look_again(scheduler: Scheduler, now: float, sources: Iterable[Source]) -> None:
-    """What takes too long may be another time now."""
+    """Recompute when attempts in flight are checked for being slow, because the hedging policy has changed."""
     for source in sources:
         source.look_after = scheduler._duplicates.look_after(source)
         if source.attempts:

@@ -1,9 +1,10 @@
-"""A caller that awaits an async function: its first try runs in the caller's own task, as an undecorated call would.
+"""Calls of scheduled functions: asynchronous callers (``AsyncCall``) and blocking callers (``BlockingCall``, ``ThreadDriver``).
 
-Callers that block: each waits in its own thread, without any event loop.
+The first attempt of an asynchronous call runs in the caller's own asyncio task, as an undecorated call would.
 
-A try runs in the caller's own thread if nothing may have to be given up while it runs, else in a worker thread. There is no timer:
-of those who wait, one (the leader) waits no longer than until something is due, and does it.
+Each blocking caller waits in its own thread, without an event loop. An attempt runs in the caller's own thread if it never has to be
+abandoned while it runs, else in a worker thread. There is no timer: one of the waiting callers, the leader, waits only until the
+scheduler's next wake time, and then calls the scheduler's ``tick``.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from qreward.scheduler.request import Attempt, BatchFeed, Task
 from qreward.scheduler.scheduler import FINISH, SEND, Command
 
 ErrorClassifier = Callable[[Exception], CallFailure]
-"""Says what an exception of the function means."""
+"""Classifies an exception of the function as a ``CallFailure``."""
 
 
 class AsyncCall(Single):
-    """The sink of one call.
+    """The waiter of one asynchronous call.
 
     Args:
-        body: begins a try of the function.
+        shell: the loop driver on which the call runs.
+        body: starts one attempt of the function.
         judge: see :data:`ErrorClassifier`.
-        tell: is shown the call when something was decided.
+        tell: called with the call when an attempt starts and when the call ends, or None.
     """
 
     __slots__ = ("_body", "_judge", "_tell", "outcome")
@@ -50,14 +52,14 @@ class AsyncCall(Single):
         self._tell = tell
 
     async def carry(self, _attempt: Attempt) -> Answer | CallFailure:  # type: ignore[override]
-        """Try once. Only cancellation gets out, which is for the shell to sort out."""
+        """Make one attempt. Only cancellation is raised, which the loop driver handles."""
         try:
             return Answer(await self._body())
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except Exception as error:
             return self._judge(error)
-        except BaseException as error:  # an exit or an interrupt in the caller's own code
+        except BaseException as error:  # SystemExit or KeyboardInterrupt in the caller's own code
             return CallFailure(error, again=False)
 
     def start(self, attempt: Attempt) -> None:
@@ -73,7 +75,7 @@ class AsyncCall(Single):
 
 
 class ThreadDriver:
-    """Where blocking callers stand: what a shell is to a loop."""
+    """Runs the commands of blocking callers, as a ``LoopDriver`` does for an event loop."""
 
     def __init__(self, engine: Engine[CallScheduler], time: BlockingTime) -> None:
         self.time = time
@@ -85,7 +87,7 @@ class ThreadDriver:
         engine.neighbours.append(self)
 
     def do(self, change: Callable[..., None], *arguments: Any) -> None:
-        """Change the scheduler's state under the lock, and do what follows."""
+        """Change the scheduler's state under the lock and run the resulting commands."""
         engine, scheduler = self._engine, self.scheduler
         with engine.lock:
             change(engine.clock(), *arguments)
@@ -115,14 +117,14 @@ class ThreadDriver:
         self.run([command])
 
     def wake_soon(self) -> None:
-        """The scheduler was changed from elsewhere: look at the time again."""
+        """Let the leader check the next wake time again, because the scheduler was changed elsewhere."""
         with self._engine.lock:
             leader = self._leader or next(iter(self._waiting), None)
         if leader is not None:
             leader.wake()
 
     def wait(self, caller: BlockingCall) -> None:
-        """Wait until the caller is woken or, if it leads, something is due, which is then done."""
+        """Wait until the caller is woken. The leader also wakes at the scheduler's next wake time, and calls the scheduler's ``tick``."""
         engine = self._engine
         with engine.lock:
             self._waiting[caller] = None
@@ -144,7 +146,7 @@ class ThreadDriver:
             self.do(self.scheduler.tick)
 
     def hand_over(self) -> None:
-        """A caller waits no more: somebody else must lead."""
+        """Wake another waiting caller, which becomes the leader, after a caller has ended its wait."""
         if not self._waiting:
             return
         with self._engine.lock:
@@ -154,11 +156,14 @@ class ThreadDriver:
 
 
 class BlockingCall:
-    """The sink of one call.
+    """The waiter of one blocking call.
 
     Args:
-        body: tries the function once.
-        inline: tries may run in the caller's own thread.
+        desk: the driver of blocking callers.
+        body: makes one attempt of the function.
+        judge: see :data:`ErrorClassifier`.
+        inline: run attempts in the caller's own thread; if False, in worker threads.
+        tell: called with the call when an attempt starts and when the call ends, or None.
     """
 
     carry = None
@@ -186,7 +191,7 @@ class BlockingCall:
         self.woken = False
 
     def result(self, call: Call) -> Answer | BaseException:
-        """Submit the call and see it through. If the caller is interrupted, what is under way is given up."""
+        """Submit the call and wait for its result. If the caller is interrupted, the call's attempts are abandoned."""
         desk = self.shell
         try:
             desk.do(desk.scheduler.submit, call)
@@ -213,7 +218,7 @@ class BlockingCall:
             self._mine = attempt
             self.wake()
         elif not self.shell.time.run(partial(self._in_worker, self._context.copy(), attempt)):
-            if len(attempt.task.tried) > 1:  # type: ignore[attr-defined]  # a second try that cannot be made ends nothing
+            if len(attempt.task.tried) > 1:  # type: ignore[attr-defined]  # a further attempt without a thread does not fail the call
                 self._ended(attempt, CANCELLED)
                 return
             error = QueueFull(
@@ -228,25 +233,28 @@ class BlockingCall:
             self._tell(task)  # type: ignore[arg-type]
 
     def wake(self) -> None:
-        """Let the caller look at what has changed."""
+        """Wake the caller, which then checks what has changed."""
         if not self.woken:
             self.woken = True
-            with suppress(RuntimeError):  # another thread has done it in this very moment
+            with suppress(RuntimeError):  # another thread has released the lock at the same moment
                 self.shell.time.wake(self.lock)
 
     def _in_worker(self, context: Context, attempt: Attempt) -> Callable[[], None]:
-        """Returns the report, which is made when the worker is free again: it may lead to the next try."""
+        """Make one attempt in a worker thread.
+
+        Returns the function that reports the outcome. It is called when the worker is idle again, because it may start the next attempt.
+        """
         try:
             outcome = context.run(self._run, attempt)
-        except BaseException as error:  # an exit: the caller's, not the worker's
+        except BaseException as error:  # for example SystemExit: must end the call, not the worker
             outcome = CallFailure(error, again=False)
         return partial(self._ended, attempt, outcome)
 
     def _try(self, attempt: Attempt) -> None:
-        """In the caller's own thread."""
+        """Make one attempt in the caller's own thread."""
         try:
             outcome = self._run(attempt)
-        except BaseException:  # an interrupt, or an exit
+        except BaseException:  # KeyboardInterrupt or SystemExit
             self._ended(attempt, CANCELLED)
             raise
         self._ended(attempt, outcome)
@@ -266,7 +274,7 @@ class BlockingCall:
         raise AssertionError(f"a call has no feed: {feed}")
 
     def close(self) -> None:
-        """Its pool ends with its process, and has no other end."""
+        """Do nothing: the pool of a function ends only with its process."""
 
     def abandon(self) -> list[Task]:
         return []

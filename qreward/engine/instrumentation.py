@@ -1,16 +1,17 @@
-"""Tells observers what the engine does, in the words of ``qreward.observers``. An event is made only if somebody hears it.
+"""Notifies watchers, such as telemetry and the user's observers, of calls and attempts.
 
-Who is told what the engine does: watchers, such as telemetry. They see and change nothing, and no failure of theirs reaches a call.
+Watchers must not change anything, and their errors never reach a call. A watcher is called in the event loop of the call, never under
+the engine's lock, and must be quick. The events of a call come in this order: ``began`` once, ``sent`` and ``ended`` for each attempt,
+``first`` when the answer begins to be delivered, ``done`` once. An attempt that lost may end after its call is done.
 
-A watcher is told in the loop of the call, never under the engine's lock, and is quick. What it is told of a call comes in order: ``began``
-once, ``sent`` and ``ended`` for each attempt, ``first`` when its answer begins to be given out, ``done`` once. An attempt that lost may
-end after its call is done.
+``ObserverNotifier`` is the watcher that creates the events of ``qreward.observers``. It creates an event only if an observer has the
+method for it.
 
-A room that merges several calls into one sends a task of its own, whose ``items`` are the tasks that it carries::
+Code that merges several calls into one request submits a task of its own, whose ``items`` are the tasks that it carries::
 
-    watch.began(item)                  # when the item comes, in its caller's context: item.sink.context
+    watch.began(item)                  # when the item arrives, in its caller's context: item.sink.context
     merged.items = (item, other)       # before the merged task is submitted
-    watch.done(item, answer, source)   # when its share of the answer is there; what was used is told by the merged task
+    watch.done(item, answer, source)   # when its share of the answer is there; the merged task reports the token usage
 """
 
 from __future__ import annotations
@@ -41,28 +42,28 @@ T = TypeVar("T")
 
 LOG = logging.getLogger("qreward")
 GIVEN_UP, TOLD = 1, 2
-"""States of ``Task.told``: what carried it was cancelled from outside, and its end was told."""
+"""Values of ``Task.told``: an attempt was cancelled from outside the engine, or the end of the task was reported."""
 UNWANTED = -1
-"""The ``Task.serial`` of a call that nobody wants to hear of."""
+"""The ``Task.serial`` of a call in which no watcher is interested."""
 
 _SERIALS = count(1)
 
 End = Answer | BaseException | None
-"""How a call ended: an answer, an error, or None if its caller gave it up."""
+"""How a call ended: an answer, an error, or None if its caller cancelled it."""
 
 
 class Scope(Protocol):
-    """What surrounds the sending of an attempt, kept in ``Attempt.span``."""
+    """A scope entered while an attempt is sent, kept in ``Attempt.span``."""
 
     def enter(self) -> None: ...
     def leave(self) -> None: ...
 
 
 class Watcher(Protocol):
-    """See the head of this file. ``now`` is the engine's clock, in seconds."""
+    """Receives the events described in the module's docstring. ``now`` is the time of the engine's clock, in seconds."""
 
     def began(self, task: Task, now: float, /) -> bool:
-        """A call was made. False if nothing more of it is of interest; if that is so for all watchers, none is told more."""
+        """Called when a call is made. Returns False for no further events of it; they stop if all watchers return False."""
 
     def sent(self, attempt: Attempt, /) -> None: ...
     def first(self, attempt: Attempt, now: float, /) -> None: ...
@@ -72,11 +73,11 @@ class Watcher(Protocol):
 
 
 class Instrumentation:
-    """Tells watchers, each call and each attempt once.
+    """Notifies watchers of each call and each attempt once.
 
     Args:
-        watchers: one that raises is told further; that it did is logged once.
-        clock: the engine's.
+        watchers: the watchers. One that raises still receives later events; its first error is logged.
+        clock: the engine's clock.
     """
 
     def __init__(self, watchers: Iterable[Watcher], clock: Callable[[], float]) -> None:
@@ -85,10 +86,10 @@ class Instrumentation:
         self._complained: set[int] = set()
 
     def began(self, task: Task) -> None:
-        """A call was made. Before it is submitted; a bulk's item, before it is sent."""
+        """Report a new call: a single call before it is submitted, an item of a batch before it is sent."""
         now, wanted = self._clock(), False
         task.serial = next(_SERIALS)
-        if not task.number:  # the scheduler has not seen it
+        if not task.number:  # not submitted to the scheduler yet
             task.born = now
         for watcher in self._watchers:
             try:
@@ -99,7 +100,7 @@ class Instrumentation:
             task.serial = UNWANTED
 
     def sent(self, attempt: Attempt) -> None:
-        """An attempt is about to begin."""
+        """Report that an attempt is about to begin."""
         task = attempt.task
         if not task.serial:
             self.began(task)
@@ -112,7 +113,7 @@ class Instrumentation:
                 self._complain(watcher, error)
 
     def first(self, attempt: Attempt) -> None:
-        """The first piece of its answer is there."""
+        """Report that the first chunk of an attempt's answer has arrived."""
         if attempt.task.serial == UNWANTED:
             return
         now = self._clock()
@@ -123,7 +124,7 @@ class Instrumentation:
                 self._complain(watcher, error)
 
     def gaps(self, attempt: Attempt, gaps: list[float]) -> None:
-        """Seconds that passed between pieces of its answer."""
+        """Report the seconds that passed between chunks of an attempt's answer."""
         if attempt.task.serial == UNWANTED:
             return
         for watcher in self._watchers:
@@ -133,11 +134,11 @@ class Instrumentation:
                 self._complain(watcher, error)
 
     def ended(self, attempt: Attempt, outcome: Outcome) -> None:
-        """An attempt ended, and the scheduler knows. Once."""
+        """Report the end of an attempt, once, after the scheduler has received it."""
         task = attempt.task
         if task.serial == UNWANTED:
             return
-        if attempt.why is None and isinstance(outcome, Cancelled):  # not by us: by its caller, or by the loop's end
+        if attempt.why is None and isinstance(outcome, Cancelled):  # by its caller or the loop's shutdown, not by the scheduler
             task.told = task.told or GIVEN_UP
         now = self._clock()
         for watcher in self._watchers:
@@ -147,7 +148,7 @@ class Instrumentation:
                 self._complain(watcher, error)
 
     def done(self, task: Task, end: End, source: Source | None = None) -> None:
-        """A call is over. What comes later is ignored."""
+        """Report the end of a call. Later reports of the same call are ignored."""
         if not task.serial and end is not None:  # read ahead, and never sent
             self.began(task)
         if task.serial <= 0 or task.told == TOLD:
@@ -163,7 +164,7 @@ class Instrumentation:
                 self._complain(watcher, error)
 
     def withdrawn(self, tasks: Iterable[Task], error: BaseException | None = None) -> None:
-        """Calls were given up, or end with an error that is not the scheduler's."""
+        """Report the end of calls that were cancelled by their caller, or that end with an error that the scheduler did not make."""
         for task in tasks:
             self.done(task, error)
 
@@ -174,11 +175,11 @@ class Instrumentation:
 
 
 async def within(scope: Scope, work: Awaitable[T]) -> T:
-    """Await work inside a scope, as far as that can be entered."""
+    """Await work inside a scope. An error of the scope is logged and does not affect the work."""
     entered = _did(scope.enter)
     try:
         found = await work
-    except GeneratorExit:  # thrown away, perhaps in another context: there is nothing to leave
+    except GeneratorExit:  # the coroutine was discarded, perhaps in another context, where the scope cannot be left
         raise
     except BaseException:
         if entered:
@@ -202,12 +203,12 @@ METHODS = ("call_started", "attempt_started", "first_chunk", "attempt_ended", "c
 
 
 def type_of(attempt: Attempt) -> AttemptType:
-    """Why an attempt was made."""
+    """Return why an attempt was made."""
     return "hedge" if attempt.hedge else "original" if attempt.number == 1 else "retry"
 
 
 def outcome_of(attempt: Attempt, outcome: Outcome) -> AttemptOutcome:
-    """What became of an attempt that has ended. One that ran into its time limit was stopped, but it is what failed."""
+    """Return the outcome of an attempt that has ended. An attempt that exceeded its time limit counts as failed, not as cancelled."""
     if attempt.won:
         return "won"
     if isinstance(outcome, Cancelled):
@@ -216,42 +217,42 @@ def outcome_of(attempt: Attempt, outcome: Outcome) -> AttemptOutcome:
 
 
 def error_of(attempt: Attempt, outcome: Outcome) -> QRewardError | None:
-    """What went wrong, where something did."""
+    """Return the error of an attempt, or None if it has none."""
     failure = outcome if isinstance(outcome, Failure) else attempt.failure
     return None if failure is None else failure.error
 
 
 def operation_of(task: Task) -> str:
-    """What is asked of the model, in the words of OpenTelemetry's GenAI conventions; ``score`` for reward models."""
+    """Return the operation's name in OpenTelemetry's GenAI conventions; ``score`` for reward models."""
     codec = getattr(task.payload, "codec", None)
     name = str(getattr(codec, "name", "") or getattr(codec, "path", ""))
     return OPERATIONS.get(name, "score" if name.startswith("/") else name or "call")
 
 
 OPERATIONS = {"/chat/completions": "chat", "/completions": "text_completion", "/embeddings": "embeddings", "completions": "text_completion"}
-"""Path or name of a codec -> operation; other codecs say it themselves."""
+"""Path or name of a codec -> operation. For other codecs, the codec's name is the operation."""
 
 
 def model_of(task: Task) -> str:
-    """The model that was asked for."""
+    """Return the name of the requested model."""
     return str(getattr(task.payload, "model", ""))
 
 
 def route_of(pool: Pool | None) -> str:
-    """The pattern of a route: what its pool is called, without the quotes."""
+    """Return the pattern of a route: the name of its pool without the quotes."""
     return "" if pool is None else pool.name[1:-1]
 
 
 def queued(task: Task, now: float) -> float:
-    """Seconds before its first attempt, so far if there was none."""
+    """Return the seconds between the start of a task and its first attempt, or until ``now`` if there was none."""
     return (now if task.sent_at is None else task.sent_at) - task.born
 
 
 class ObserverNotifier:
-    """The watcher that tells observers.
+    """The watcher that notifies the user's observers.
 
     Args:
-        observers: whoever has a method of :class:`~qreward.observers.Observer`.
+        observers: objects with at least one method of :class:`~qreward.observers.Observer`. One that raises is called no more.
     """
 
     def __init__(self, observers: Iterable[object]) -> None:
@@ -267,7 +268,7 @@ class ObserverNotifier:
         for observer, method in self._hearers[name]:
             try:
                 method(event)
-            except (KeyboardInterrupt, SystemExit):  # they end the loop
+            except (KeyboardInterrupt, SystemExit):  # they end the event loop
                 raise
             except BaseException as error:
                 self._drop(observer, name, error)
@@ -278,7 +279,7 @@ class ObserverNotifier:
         self._observers = [each for each in self._observers if each is not observer]
         self._sort()
 
-    # the watcher
+    # Watcher
 
     def began(self, task: Task, _now: float) -> bool:
         if self._hearers["call_started"]:
@@ -296,7 +297,7 @@ class ObserverNotifier:
             self._tell("first_chunk", FirstChunk(attempt.task.serial, attempt.source.name, now - attempt.task.born))
 
     def gaps(self, attempt: Attempt, gaps: list[float]) -> None:
-        """Nobody is told of single pieces."""
+        """Do nothing: observers receive no events of single chunks."""
 
     def ended(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         if self._hearers["attempt_ended"]:
@@ -337,12 +338,12 @@ class ObserverNotifier:
 
 
 def _has(observer: object, name: str) -> bool:
-    """Whether it has a method of its own, and not the empty one."""
+    """Return True if the observer defines the method itself, and does not inherit the empty one of ``Observer``."""
     return getattr(type(observer), name, None) is not getattr(Observer, name) and callable(getattr(observer, name, None))
 
 
 def watch_for(watcher: Watcher | None, observers: Iterable[object], clock: Callable[[], float]) -> Instrumentation | None:
-    """What tells a watcher and observers; None if there is nobody to tell."""
+    """Return the instrumentation for a watcher and observers, or None if there are none."""
     told = list(observers)
     watchers: list[Watcher] = [*([] if watcher is None else [watcher]), *([ObserverNotifier(told)] if told else [])]
     return Instrumentation(watchers, clock) if watchers else None

@@ -1,7 +1,7 @@
 """The portal: one event loop in a background thread, through which blocking code uses asynchronous code.
 
-There is one in a process, started when first needed and ended at exit; a forked child gets its own. This room knows nothing
-of clients or requests, only of coroutines and asynchronous iterables.
+A process has one portal, started when first needed and ended at exit. A forked child gets its own. This module must not know clients
+or requests, only coroutines and asynchronous iterables.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 GRACE = 5.0
-"""Seconds for which an interrupted caller, and the end of the process, wait for cancelled work to end."""
+"""Seconds that an interrupted caller, and the exit of the process, wait for cancelled work to end."""
 HASTE = 0.5
-"""Seconds for which the end of the process waits if such a wait was in vain, or was interrupted itself."""
+"""Seconds that the exit of the process waits if an earlier such wait timed out or was interrupted."""
 _END: Any = object()
 
 
 class Portal:
-    """An event loop in a thread of its own. :func:`portal` gives the one of this process.
+    """An event loop in a thread of its own. :func:`portal` returns the one of this process.
 
     Attributes:
-        ended: its loop runs nothing more.
+        ended: True if the event loop runs nothing more.
     """
 
     def __init__(self) -> None:
         self.ended = False
         self._patience = GRACE
         self._failure: BaseException | None = None
-        self._lock = threading.RLock()  # a collection while it is held may close what begins work
+        self._lock = threading.RLock()  # garbage collection while it is held may run code that begins work
         self._work: set[_Work[Any]] = set()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="qreward-portal", daemon=True)
@@ -48,15 +48,15 @@ class Portal:
             raise self._failure
 
     def call(self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an async function in the loop and wait for it. It sees the caller's context variables.
+        """Run an async function in the event loop and wait for it. The function sees the caller's context variables.
 
-        May be used from many threads at once, and where another event loop runs, which stands still meanwhile. If the wait
-        is interrupted, as by Ctrl-C, the function is cancelled, and has ended before the interrupt goes on, unless that takes
-        ``GRACE`` seconds or there is a second interrupt. The notes of its ``CancelledError`` are added to the interrupt.
+        Can be called from many threads at once, and in a thread where another event loop runs, which is blocked meanwhile. If the
+        wait is interrupted, for example by Ctrl-C, the function is cancelled. The interrupt is raised after the function has ended,
+        after ``GRACE`` seconds, or at a second interrupt. The notes of the function's ``CancelledError`` are added to the interrupt.
 
         Raises:
-            RuntimeError: called in the portal's own thread, which would wait for itself for ever.
-            ClientClosed: the process ends, or is a fork of the one in which the call was made.
+            RuntimeError: called in the portal's own thread, which would wait for itself forever.
+            ClientClosed: the process is ending, or was forked from the process in which the call was made.
         """
         self.refuse_own_thread()
         work = _Work(self, function(*args, **kwargs))
@@ -69,11 +69,11 @@ class Portal:
         return work.result()
 
     def iterate(self, source: AsyncIterable[T], ahead: int = 64) -> BlockingIterator[T]:
-        """A blocking iterator over an asynchronous iterable; see :class:`BlockingIterator`."""
+        """Return a blocking iterator over an asynchronous iterable; see :class:`BlockingIterator`."""
         return BlockingIterator(self, source, ahead)
 
     def give_up(self, work: _Work[Any], error: BaseException) -> None:
-        """Stop the work of a caller who was interrupted by ``error``. A second interrupt only ends the wait."""
+        """Stop the work of a caller that was interrupted by ``error``. A second interrupt only ends the wait."""
         ended = False
         with contextlib.suppress(KeyboardInterrupt):
             ended = work.stop()
@@ -83,12 +83,12 @@ class Portal:
             error.add_note(note)
 
     def close(self) -> None:
-        """Cancel what is under way and end the loop; waits until that is done, but not for long."""
+        """Cancel all work and end the event loop. Waits ``GRACE`` seconds at most, or ``HASTE`` after a failed wait."""
         self.soon(self._stop.set)
         self._thread.join(self._patience)
 
     def is_here(self) -> bool:
-        """True in the portal's own thread."""
+        """Return True in the portal's own thread."""
         return threading.current_thread() is self._thread
 
     def refuse_own_thread(self) -> None:
@@ -100,13 +100,13 @@ class Portal:
             )
 
     def soon(self, action: Callable[[], object]) -> None:
-        """Do something in the loop, soon; nothing if it has ended."""
-        with contextlib.suppress(RuntimeError):  # closed just now
+        """Run ``action`` in the event loop soon. Does nothing if the loop has ended."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed after the check
             if not self.ended:
                 self._loop.call_soon_threadsafe(action)
 
     def begin(self, work: _Work[Any]) -> None:
-        """Begin work in the loop; if that has ended, the work is lost at once."""
+        """Begin work in the event loop. If the loop has ended, the work is settled as lost."""
         with self._lock:
             if not self.ended:
                 self._work.add(work)
@@ -114,16 +114,19 @@ class Portal:
         return work.settle()
 
     def forget(self, work: _Work[Any]) -> None:
-        """The work is over."""
+        """Remove work that is over."""
         self._work.discard(work)
 
     def loss(self) -> BaseException:
-        """What those get whose work is lost: what ended the loop (``SystemExit``), or ``ClientClosed``."""
+        """Return the error of lost work: the exception that ended the event loop (such as ``SystemExit``), or ``ClientClosed``."""
         return self._failure or ClientClosed("the request was dropped: the process is ending, or was forked from the one that began it")
 
     def disown(self) -> tuple[object, ...]:
-        """In a forked child: the loop is the parent's. Returns what must be kept, for closing it would reach the parent."""
-        self._lock = threading.RLock()  # somebody may have held the other
+        """Give up the parent's event loop in a forked child.
+
+        Returns the objects that must be kept, because closing them would affect the parent.
+        """
+        self._lock = threading.RLock()  # another thread of the parent may have held the old one
         kept = (self, *(work.task for work in self._work))
         self._give_up()
         return kept
@@ -133,11 +136,11 @@ class Portal:
             with asyncio.Runner() as runner:
                 try:
                     runner.run(self._serve())
-                except (KeyboardInterrupt, SystemExit) as error:  # of a caller's code in the loop: ends everything, as in asyncio.run
+                except (KeyboardInterrupt, SystemExit) as error:  # raised by a caller's code; ends the loop, as in asyncio.run
                     self._failure = error
                 with self._lock:
                     self.ended = True
-        except BaseException as error:  # the loop could not be made, or not be closed
+        except BaseException as error:  # the loop could not be created or closed
             self._failure = self._failure or error
         finally:
             self._give_up()
@@ -150,7 +153,7 @@ class Portal:
         await self._stop.wait()
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if self._failure is None or context.get("exception") is not self._failure:  # which is raised to all who wait
+        if self._failure is None or context.get("exception") is not self._failure:  # the failure is raised in all waiting callers
             loop.default_exception_handler(context)
 
     def _give_up(self) -> None:
@@ -161,7 +164,7 @@ class Portal:
 
 
 class _Work(Generic[T]):
-    """A coroutine that the loop runs for a thread that waits for it. ``on_end`` is called in the loop when it is over."""
+    """A coroutine that the event loop runs for a waiting thread. ``on_end`` is called when it is over, normally in the event loop."""
 
     __slots__ = ("_coroutine", "_on_end", "_open", "_over", "_portal", "task")
 
@@ -173,13 +176,13 @@ class _Work(Generic[T]):
         self._over.acquire()
 
     def begin(self) -> None:
-        """In the loop."""
+        """Start the coroutine. Called in the event loop."""
         if self._open and not self._portal.ended:
             self.task = asyncio.get_running_loop().create_task(self._coroutine)
             self.task.add_done_callback(self.settle)
 
     def settle(self, task: asyncio.Task[T] | None = None) -> None:
-        """It is done, or, without a task, lost."""
+        """Mark the work as over: done, or lost if called without a task."""
         if not self._open:
             return
         self._open = False
@@ -187,31 +190,31 @@ class _Work(Generic[T]):
         if self.task is None:
             self._coroutine.close()
         elif task is not None and not task.cancelled():
-            task.exception()  # an interrupted caller does not ask for it
+            task.exception()  # marks it as retrieved; an interrupted caller does not retrieve it
         if self._on_end is not None:
             self._on_end()
         self._over.release()
 
     def cancel(self) -> None:
-        """In the loop."""
+        """Cancel the coroutine. Called in the event loop."""
         if self.task is None:
             self.settle()
         else:
             self.task.cancel()
 
     def wait(self, seconds: float = -1) -> bool:
-        """Until it is over; False if it is not."""
+        """Wait until the work is over, ``seconds`` at most (-1: no limit). Returns False if it is not over."""
         if self._open and self._over.acquire(timeout=seconds):
             self._over.release()
         return not self._open
 
     def stop(self) -> bool:
-        """Cancel it and wait for its end; False if it does not end."""
+        """Cancel the work and wait ``GRACE`` seconds at most for its end. Returns False if it has not ended."""
         self._portal.soon(self.cancel)
         return self.wait(GRACE)
 
     def last_words(self) -> list[str]:
-        """What it noted when it was cancelled."""
+        """Return the notes of the ``CancelledError`` with which the work ended."""
         task, self.task = self.task, None
         try:
             if task is not None and task.cancelled():
@@ -223,31 +226,32 @@ class _Work(Generic[T]):
         return []
 
     def result(self) -> T:
-        """What it returned; raises what it raised."""
+        """Return the coroutine's result or raise its exception. Raises :meth:`Portal.loss` if the work was lost."""
         task, self.task = self.task, None
         if task is None or not task.done() or (task.cancelled() and self._portal.ended):
             raise self._portal.loss()
         try:
             return task.result()
         finally:
-            del task  # the error's traceback holds this frame, the task the error: let reference counting free them
+            del task  # breaks the cycle traceback -> frame -> task -> error, so that reference counting frees them
 
 
 class BlockingIterator(Iterator[T]):
-    """The items of an asynchronous iterable, one after the other, in blocking code.
+    """Iterates over an asynchronous iterable in blocking code.
 
-    The whole ``async for`` runs in one task of the portal's loop, begun with the first item asked for, in a copy of the
-    context of that moment: what the iterable opens, it closes in the task and the context in which it was opened. It runs
-    ahead of its reader by a bounded number of items. Leaving early (``close()``, ``with``, or letting go of it as ``break``
-    does) closes the iterable; ``close()`` and ``with`` wait until that is done.
+    The whole ``async for`` runs in one task of the portal's event loop, so the iterable closes its resources in the task and context
+    in which it opened them. The task starts when the first item is requested, in a copy of the context of that moment. It runs ahead
+    of the reader by a bounded number of items. Leaving early (``close()``, ``with``, or dropping the last reference, as ``break``
+    does) closes the iterable; ``close()`` and ``with`` wait until it is closed.
 
     Args:
-        source: what is read.
-        ahead: most items that wait for their reader; when they are half read, more are fetched.
+        portal: the portal whose event loop runs the iteration.
+        source: the iterable to read.
+        ahead: maximum number of items that wait for the reader; more are fetched when half of them are read.
 
     Raises:
         RuntimeError: read in the portal's own thread.
-        ClientClosed: the process ends, or is a fork of the one in which it was begun.
+        ClientClosed: the process is ending, or was forked from the process in which the iteration began.
     """
 
     def __init__(self, portal: Portal, source: AsyncIterable[T], ahead: int) -> None:
@@ -278,7 +282,7 @@ class BlockingIterator(Iterator[T]):
         return item
 
     def close(self) -> None:
-        """Read no further, close the source. Raises what its closing raises."""
+        """Stop reading and close the iterable. Raises what closing the iterable raises."""
         begun, self._over = self._work is not None and not self._over, True
         if not begun:
             return
@@ -302,7 +306,7 @@ class BlockingIterator(Iterator[T]):
 
 
 class _Pump(Generic[T]):
-    """The task's side of a stream. It must not know the stream, which then could not be let go of."""
+    """The event loop's side of a ``BlockingIterator``. Holds no reference to the iterator, which could otherwise not be freed."""
 
     def __init__(self, source: AsyncIterable[T], ahead: int) -> None:
         self._source, self._ahead = source, ahead
@@ -325,7 +329,7 @@ class _Pump(Generic[T]):
         self.items.put(_END)
 
     def has_room(self) -> bool:
-        """In the reader's thread, after an item was taken: True if the task must be woken."""
+        """Return True if the task must be woken. Called in the reader's thread after it took an item."""
         if not self._waits or self._half_unread():
             return False
         self._waits = False
@@ -335,7 +339,7 @@ class _Pump(Generic[T]):
         while self._half_unread():
             self.room.clear()
             self._waits = True
-            if self._half_unread():  # else the reader went on between the two lines, and may not have seen that we wait
+            if self._half_unread():  # else the reader took items meanwhile, perhaps before it could see ``_waits``
                 await self.room.wait()
 
     def _half_unread(self) -> bool:
@@ -349,7 +353,7 @@ _INHERITED: list[tuple[object, ...]] = []
 
 
 def portal() -> Portal:
-    """The portal of this process, started if it is not there.
+    """Return the portal of this process, started if it is not running.
 
     Raises:
         ClientClosed: the process is ending.
@@ -371,7 +375,7 @@ def _at_exit() -> None:
     with _starting:
         _exiting = True
     if _current is not None:
-        with contextlib.suppress(KeyboardInterrupt):  # who interrupts the end does not want to wait for it
+        with contextlib.suppress(KeyboardInterrupt):  # an interrupt at exit ends the wait
             _current.close()
 
 

@@ -1,8 +1,8 @@
-"""An engine that looks at its endpoints now and then: whether they are ready, and how much they have to do.
+"""An engine that probes its endpoints at intervals: whether they are ready, and how loaded they are.
 
-Each shell has a round with one timer; what is due is claimed under the engine's lock, so that each endpoint is looked at by one
-shell at a time, the same one as long as that goes on. If its loop stops, another takes over. Where no endpoint wants to be looked
-at there is no timer. Knows when to look and who is told; what a look is the wire knows, and what it means ``scheduler.probe_state``.
+Each loop driver has a probe loop with one timer. Due probes are claimed under the engine's lock, so that one event loop at a time
+probes an endpoint, and the same one each time. If that event loop stops, another takes over. If no endpoint is to be probed, there is
+no timer. This module decides when to probe. The backend makes the probe, and ``scheduler.probe_state`` interprets the result.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from qreward.scheduler.scheduler import Scheduler
 from qreward.settings.policies import Endpoint
 
 LONGEST_LOOK = 5.0
-"""Seconds after which a look is given up; it then says nothing."""
+"""Seconds after which a probe is cancelled. Its result is then empty."""
 GIVEN_UP = 2 * LONGEST_LOOK
-"""Seconds after which nothing is heard any more of a look: its loop has stopped."""
+"""Seconds after which a probe that has not reported is taken for lost, because its event loop has stopped."""
 EARLY, LATE = 0.1, 0.5
-"""Shares of the interval by which a look may come early, to go with others, and late enough for another shell to take over."""
+"""Shares of the interval: how early a probe may be made, so that probes are made together, and how late a probe must be before another
+loop driver takes the endpoint over."""
 
 _Ask = Callable[[Endpoint], Awaitable[ProbeResult]]
 
 
 class _Turn:
-    """One source: what was seen of it, when it is looked at next, and who does it. ``trouble`` was logged last."""
+    """The probes of one source: their results, the time of the next one, the probe loop that makes it, and the trouble logged last."""
 
     __slots__ = ("busy_until", "by", "next_at", "sight", "trouble")
 
@@ -49,9 +50,10 @@ class _Turn:
 
 
 class ProbingEngine(Engine[Scheduler]):
-    """An engine whose sources are looked at as their endpoints' ``probe`` says, while it has loops.
+    """An engine that probes its sources at the interval of their endpoints' ``probe`` setting, while it has event loops.
 
-    The wire is asked by its ``look``: an endpoint in, a ``scheduler.outcome.Look`` out, raising nothing. One that has none is not asked.
+    A probe calls ``look`` of the backend, which takes an endpoint and returns a ``scheduler.outcome.ProbeResult``, and must not raise.
+    A backend without ``look`` makes no probes.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -62,16 +64,21 @@ class ProbingEngine(Engine[Scheduler]):
         self._rounds: dict[LoopDriver, ProbeLoop] = {}
 
     def watch_over(self, sources: Callable[[], Iterable[Source]], hear: Callable[[Source, ProbeResult], object] | None = None) -> None:
-        """Look at these, which are asked for each time. Their handles are endpoints. ``hear`` is called under the lock after each look."""
+        """Set the sources to probe.
+
+        Args:
+            sources: returns the sources, whose handles are endpoints; called each time probes are claimed.
+            hear: called under the engine's lock with the result of each probe, or None.
+        """
         self._sources, self._hear = sources, hear
 
     def look_around(self) -> None:
-        """There may be others to look at. From any thread."""
+        """Check again which probes are due, because the sources may have changed. Can be called from any thread."""
         for shell, each in list(self._rounds.items()):
             shell.later(each.go)
 
     def claim(self, by: ProbeLoop) -> tuple[list[Source], float]:
-        """Whom a round is to look at now, and when it is to ask again (inf: when it is told to)."""
+        """Return the sources that a probe loop must probe now, and when it must claim again (inf: when ``look_around`` is called)."""
         with self.lock:
             now, claimed, wake, turns = self.clock(), [], inf, {}
             for source in self._sources():
@@ -91,7 +98,7 @@ class ProbingEngine(Engine[Scheduler]):
             return claimed, wake
 
     def seen(self, source: Source, look: ProbeResult) -> None:
-        """Somebody has looked."""
+        """Record the result of a probe."""
         turn = self._turns.get(source)
         if look.trouble is not None and turn is not None and turn.trouble != look.trouble:
             turn.trouble = look.trouble
@@ -100,7 +107,7 @@ class ProbingEngine(Engine[Scheduler]):
             self.act(partial(self._take, source=source, look=look))
 
     def forget(self, shell: LoopDriver) -> None:
-        """A shell has ended, and its round with it."""
+        """Remove a loop driver that has ended, and stop its probe loop."""
         ended = self._rounds.pop(shell, None)
         if ended is not None:
             ended.stop()
@@ -126,12 +133,12 @@ class ProbingEngine(Engine[Scheduler]):
         change = turn.sight.take(now, source, look, interval)
         if change is ProbeEffect.LOST:
             self.scheduler.lost(now, source)
-        if change is not ProbeEffect.NONE:  # also who is lost is to be woken in time
+        if change is not ProbeEffect.NONE:  # a lost source must be woken in time as well
             self.scheduler.changed(now, source)
 
 
 class ProbeLoop:
-    """The looks that one shell takes."""
+    """The probes that one loop driver makes."""
 
     def __init__(self, engine: ProbingEngine, shell: LoopDriver, ask: _Ask) -> None:
         self._engine = engine
@@ -142,7 +149,7 @@ class ProbeLoop:
         self._over = False
 
     def go(self) -> None:
-        """Begin the looks that are due, and come back when the next is. In the shell's loop."""
+        """Start the probes that are due, and set the timer for the next. Must be called in the loop driver's event loop."""
         if self._over:
             return
         if self._timer is not None:
@@ -151,14 +158,14 @@ class ProbeLoop:
         claimed, wake = self._engine.claim(self)
         loop = self._shell.loop
         for source in claimed:
-            look = loop.create_task(self._look(source), context=Context())  # nothing of the caller's is kept by it
+            look = loop.create_task(self._look(source), context=Context())  # so that the caller's context is not kept alive
             self._looks.add(look)
             look.add_done_callback(self._looks.discard)
         if wake < inf:
             self._timer = loop.call_later(max(0.0, wake - self._engine.clock()), self.go, context=Context())
 
     def stop(self) -> None:
-        """For good."""
+        """Stop for good and cancel the probes under way."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
@@ -172,6 +179,6 @@ class ProbeLoop:
                 look = await self._ask(cast("Endpoint", source.handle))
         except TimeoutError:
             look = ProbeResult()
-        except Exception as error:  # whatever goes wrong with it, a look is no reason for anything to fail
+        except Exception as error:  # a failing probe must not make anything else fail
             look = ProbeResult(trouble=f"the look raised {type(error).__name__}")
         self._engine.seen(source, look)

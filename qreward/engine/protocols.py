@@ -1,4 +1,4 @@
-"""What the engine sees of others: the wire, who waits for tasks, and the scheduler."""
+"""The interfaces between the engine and its neighbours: the backend, the waiters of tasks, and the scheduler."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ if TYPE_CHECKING:
 
 
 class Wire(Protocol):
-    """How the engine reaches the outside, one for each event loop.
+    """A backend that sends requests. Each event loop has its own.
 
-    One that is used for streams has ``stream`` as well; see ``flow``. One that holds something for each endpoint may have
-    ``keep(endpoints)``, which is called in the loop when others than these are not used any more.
+    A backend that supports streams also has ``stream``; see ``stream_attempt``. A backend that can probe endpoints has ``look``; see
+    ``probing``. A backend that holds resources per endpoint may have ``keep(endpoints)``, which is called in the event loop when
+    endpoints other than these are no longer used.
     """
 
     async def send(self, endpoint: Any, call: Any) -> Answer | Failure:
-        """Try once. Never raises but ``CancelledError``, after which the connection is closed."""
+        """Make one attempt. Raises only ``CancelledError``; the connection is then closed."""
 
     async def aclose(self) -> None: ...
 
 
 class Waiter(Protocol):
-    """Who waits for tasks: a single caller, or a bulk.
+    """The receiver of the outcomes of tasks: a single call or a batch. It is the ``sink`` of its tasks.
 
     Attributes:
-        shell: where its attempts run.
-        context: its caller's context variables.
-        carry: its own way to try once, or None for ``Wire.send``. Raises nothing but ``CancelledError``.
+        shell: the loop driver that runs its attempts.
+        context: the context variables of its caller.
+        carry: carries out one attempt, or None to use ``Wire.send``. Raises only ``CancelledError``.
     """
 
     shell: LoopDriver
@@ -47,22 +48,22 @@ class Waiter(Protocol):
     def carry(self) -> Callable[[Attempt], Awaitable[Outcome]] | None: ...
 
     def start(self, attempt: Attempt) -> None:
-        """See that ``LoopDriver.carry_out`` is run for an attempt, in a task whose context is the caller's or a copy of it."""
+        """Have ``LoopDriver.carry_out`` run for an attempt, in a task whose context is the caller's or a copy of it."""
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
 
     def read(self, feed: BatchFeed) -> bool:
-        """Put more input into the feed's buffer; False if that will be done later, with ``LoopDriver.refill``."""
+        """Put more input into the feed's buffer. Returns False if that happens later, followed by ``LoopDriver.refill``."""
 
     def close(self) -> None:
-        """The client is closed: end with ``ClientClosed`` what is not done."""
+        """End unfinished tasks with ``ClientClosed``, because the client is closed."""
 
     def abandon(self) -> list[Task]:
-        """The loop is gone: tell nobody, return the tasks that are not done."""
+        """Return the unfinished tasks without notifying their caller. Called when the event loop was closed."""
 
 
 class CommandRunner(Protocol):
-    """Where a sink's commands are run."""
+    """Runs the commands of its waiters: a loop driver or a thread driver."""
 
     def run(self, out: list[Command]) -> object: ...
 
@@ -71,14 +72,17 @@ class CommandRunner(Protocol):
 
 
 class WakeListener(Protocol):
-    """Whoever uses an engine besides its shells."""
+    """A user of an engine other than its loop drivers."""
 
     def wake_soon(self) -> None:
-        """The scheduler was changed from elsewhere: look at the time again."""
+        """Check the next wake time again, because the scheduler was changed elsewhere."""
 
 
 class SchedulerProtocol(Protocol):
-    """What the engine tells any scheduler. What follows is in ``out`` and ``health_changes``, to be taken after each input."""
+    """The inputs that the engine gives to a scheduler.
+
+    After each input, the engine takes the resulting commands from ``out`` and the changes from ``health_changes``.
+    """
 
     out: list[Command]
     health_changes: list[HealthChange]

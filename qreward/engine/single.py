@@ -1,4 +1,4 @@
-"""One caller that waits for one task, and runs its attempts in its own asyncio task; only a duplicate needs another."""
+"""One caller that waits for one task and runs its attempts in its own asyncio task. Only a hedge needs another asyncio task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qreward.scheduler.request import Attempt, BatchFeed, Task, TaskState
 
 
 class Single:
-    """The sink of a single call."""
+    """The waiter of a single call."""
 
     carry = None
     __slots__ = ("_mine", "_next", "_result", "_task", "_waiter", "context", "shell")
@@ -25,12 +25,12 @@ class Single:
         self.shell = shell
         self._result: Result[Any] | None = None
         self._next: Attempt | None = None
-        self._mine: Attempt | None = None  # what the caller's own task carries out
+        self._mine: Attempt | None = None  # the attempt that the caller's own asyncio task carries out
         self.context = copy_context()
         self._waiter: asyncio.Future[None] | None = None
 
     async def result(self, task: Task) -> Result[Any]:
-        """Submit the task and see it through. If the caller is cancelled, the request is too."""
+        """Submit the task and wait for its result. If the caller is cancelled, the request is cancelled too."""
         shell, me = self.shell, asyncio.current_task()
         assert me is not None
         shell.sinks[self] = None
@@ -45,7 +45,7 @@ class Single:
                 else:
                     self._waiter = shell.loop.create_future()
                     await self._waiter
-        except GeneratorExit:  # thrown away, perhaps by the garbage collector amid our own work, where the lock is held
+        except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's lock is held
             shell.later(self._leave)
             raise
         except BaseException:
@@ -61,14 +61,14 @@ class Single:
         if self._next is not None:
             shell.ended(self._next, CANCELLED)
         del shell.sinks[self]
-        del self._task  # task and sink refer to each other: let reference counting free them
+        del self._task  # breaks the reference cycle of task and waiter, so that reference counting frees them
         self._mine = None
 
     def start(self, attempt: Attempt) -> None:
         if self._next is None and (self._mine is None or self._mine.handle is None):
             self._next = attempt
             self._wake()
-        else:  # a duplicate, while the caller's own task is busy with the first
+        else:  # a hedge, while the caller's own asyncio task carries out the first attempt
             self.shell.spawn(attempt, self.context.copy())
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""From what the scheduler says to what the caller gets."""
+"""Conversion of the scheduler's state and outcomes to the results and statistics that callers receive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Result[object]:
-    """The result of a finished task."""
+    """Return the result of a finished task."""
     queued = 0.0 if task.sent_at is None else task.sent_at - task.born
     trail = () if task.trail is None else tuple(task.trail)
     if isinstance(outcome, Answer):
@@ -32,7 +32,7 @@ def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None,
 
 
 def unexpected(attempt: Attempt, error: Exception) -> Failure:
-    """What it comes to if a wire raises, which it must not."""
+    """Return the failure for a backend that raised, which a backend must not do."""
     wrapped = InvalidResponse(
         f"endpoint {attempt.source.name!r}: the HTTP backend failed: {type(error).__name__}", endpoint=attempt.source.name
     )
@@ -41,7 +41,7 @@ def unexpected(attempt: Attempt, error: Exception) -> Failure:
 
 
 def stats_of(source: Source, now: float) -> EndpointStats:
-    """What a source did since it was made, and where it stands."""
+    """Return the statistics of a source since it was created, and its current state."""
     tally, obstacle = source.tally, standing(now, source)
     seconds = None if obstacle.seconds == inf else obstacle.seconds
     return _stats(
@@ -60,7 +60,7 @@ def stats_of(source: Source, now: float) -> EndpointStats:
 
 
 def sharing_of(source: Source) -> str | None:
-    """What part of its limits is this process's, in words; None if they are all its own."""
+    """Describe the process's share of the source's limits; None if the limits are not shared."""
     return None if source.share is None else source.share.words(cast("Endpoint", source.handle).limits)
 
 
@@ -69,15 +69,15 @@ def _stats(at: Callable[[float], float | None], state: EndpointState | None = No
 
 
 def load_of(pool: Pool) -> RouteLoad:
-    """The load of a pool's sources. Slots of a source out of service are none that work may wait for."""
-    sources = list(pool.sources)  # another thread may change them
+    """Return the load of a pool's sources. Slots of a source that is out of service do not count as capacity."""
+    sources = list(pool.sources)  # a copy, because another thread may change them
     well = [source for source in sources if source.health.in_service and source.down_since is None]
     in_flight = sum(source.inflight for source in sources)
     return RouteLoad(in_flight, sum(source.window.limit for source in well), len(sources) - len(well), len(sources))
 
 
 class QueueState(NamedTuple):
-    """The queue of one route: its pattern, the requests that wait, and how many single ones may, or None for any number."""
+    """The queue of one route: its pattern, the number of queued requests, and the limit on queued single requests (None: no limit)."""
 
     name: str
     waiting: int
@@ -85,7 +85,7 @@ class QueueState(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where a client stands at this moment. The sources are live: they are only to be looked at."""
+    """The current state of a client. The sources are live objects and must not be changed."""
 
     queues: list[QueueState]
     sources: list[Source]
@@ -93,11 +93,12 @@ class State(NamedTuple):
 
 
 def state_of(engine: Engine[Scheduler], sources: list[Source], capacity: int | None) -> State:
-    """Look at the state, from any thread.
+    """Return the state of a client. Can be called from any thread.
 
     Args:
-        sources: those of the client.
-        capacity: single requests that may wait for a route, or None.
+        engine: the client's engine.
+        sources: the sources of the client.
+        capacity: number of single requests that may be queued for a route, or None for no limit.
     """
     with engine.lock:
         pools = {id(pool): pool for source in sources for pool in source.pools}.values()
@@ -106,7 +107,7 @@ def state_of(engine: Engine[Scheduler], sources: list[Source], capacity: int | N
 
 
 class Tallies:
-    """What each endpoint did for one batch."""
+    """The statistics of each endpoint for one batch."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, _Tally] = {}
@@ -148,7 +149,7 @@ class Tallies:
         return tally
 
     def stats(self) -> dict[str, EndpointStats]:
-        """What was counted, by endpoint."""
+        """Return the statistics by endpoint name."""
         return {name: tally.stats() for name, tally in self._by_name.items()}
 
 

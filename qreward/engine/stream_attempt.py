@@ -1,8 +1,9 @@
-"""One attempt at a stream: asked for, read, passed on piece by piece, and given up if nothing comes for too long.
+"""One streamed attempt: opened, read, passed on chunk by chunk, and cancelled if nothing arrives for too long.
 
-Nothing is given out before the first token, so that until then an attempt may fail, or lose against another, unnoticed. With
-the first token it is committed: the scheduler is told, and stops the others. When its receiver has no room, nothing more is
-read, and no time limit runs but that of the whole. Knows tasks and the wire's streams; knows nothing of who consumes them.
+Nothing is passed on before the first token, so that until then an attempt may fail, or lose against another attempt, unnoticed. At
+the first token the attempt is committed, and the scheduler cancels the other attempts. While the receiver's buffer is full, nothing
+more is read, and no time limit runs except that of the whole request. This module knows tasks and the backend's streams; it must not
+know the consumer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, O
 from qreward.scheduler.request import Attempt, Task
 
 LESSON = 64
-"""Gaps between tokens after which they are told to the source, as the lock is taken for it."""
+"""Number of gaps between tokens that are collected before they are recorded at the source, which takes the engine's lock."""
 
 
 class Chunk(Protocol):
@@ -31,7 +32,7 @@ class Chunk(Protocol):
 
 
 class Opened(Protocol):
-    """What ``Wire.stream`` gives, if not a ``Failure``: see ``qreward.transport.stream``."""
+    """The stream that the backend's ``stream`` returns if it does not return a ``Failure``; see ``qreward.transport.stream``."""
 
     limits: RateLimitInfo | None
     outcome: Outcome | None
@@ -41,27 +42,27 @@ class Opened(Protocol):
 
 
 class Receiver(Protocol):
-    """Where the pieces go: a sink of the shell."""
+    """Receives the chunks of an attempt: a waiter of the loop driver."""
 
     shell: LoopDriver
 
     def begin(self, task: Task) -> None:
-        """The first piece of an attempt is about to come; what another attempt gave before is void."""
+        """Called before the first chunk of a committed attempt. Text of an earlier attempt is void."""
 
     def put(self, task: Task, chunks: list[Any], /) -> bool:
-        """Take pieces; True if ``room`` must be waited for before more."""
+        """Take chunks. Returns True if ``room`` must be awaited before the next ones."""
 
     async def room(self) -> None:
-        """Wait until more is wanted."""
+        """Wait until more chunks may be put."""
 
     def gone(self) -> None:
-        """The attempt has ended, and its connection is closed."""
+        """Called when the attempt has ended and its connection is closed."""
 
 
 class InactivityTimer:
-    """One timer for all the waits of a task, which is cancelled when one takes too long.
+    """One timer for all waits of an asyncio task, which is cancelled when a wait takes too long.
 
-    The timer is not set anew for each token: when it goes off too early, it looks when it is due now.
+    The timer is not set again for each token. If it fires before the current deadline, it is set again for that deadline.
     """
 
     __slots__ = ("_due", "_looks", "_task", "_timer", "expired", "loop")
@@ -71,17 +72,17 @@ class InactivityTimer:
         self.expired = False
         self._task = task
         self._due = inf
-        self._looks = inf  # when the timer goes off
+        self._looks = inf  # when the timer fires
         self._timer: asyncio.TimerHandle | None = None
 
     def within(self, now: float, seconds: float) -> None:
-        """Something must come within so many seconds."""
+        """Set the deadline to ``seconds`` after ``now``, in the event loop's time."""
         self._due = due = now + seconds
         if due < self._looks:
             self._set(due)
 
     def rest(self) -> None:
-        """Nothing is waited for."""
+        """Remove the deadline."""
         self._due = inf
 
     def close(self) -> None:
@@ -103,19 +104,19 @@ class InactivityTimer:
 
 
 class StreamAttempt:
-    """Carries out one attempt, once."""
+    """Carries out one streamed attempt, once."""
 
     __slots__ = ("_attempt", "_gaps", "_last", "_limit", "_receiver", "_watch")
 
     def __init__(self, attempt: Attempt, receiver: Receiver) -> None:
         self._attempt = attempt
         self._receiver = receiver
-        self._limit: float | None = None  # seconds for what is waited for now
-        self._last: float | None = None  # when the last piece came, unless reading has paused since
+        self._limit: float | None = None  # seconds that the current wait may take
+        self._last: float | None = None  # when the last chunk arrived, or None if reading has paused since
         self._gaps: list[float] = []
 
     async def run(self) -> Outcome:
-        """To be awaited in a task that serves nothing else. Raises nothing but ``CancelledError``."""
+        """Carry out the attempt. Must be awaited in a task that does nothing else meanwhile. Raises only ``CancelledError``."""
         me = asyncio.current_task()
         assert me is not None
         before = me.cancelling()
@@ -124,7 +125,7 @@ class StreamAttempt:
             opened = await self._ask()
             return opened if isinstance(opened, Failure) else await self._read(opened)
         except asyncio.CancelledError:
-            if not self._watch.expired or me.uncancel() > before:  # it is not (only) our own timer
+            if not self._watch.expired or me.uncancel() > before:  # not (only) the inactivity timer cancelled
                 raise
             return self._late()
         finally:
@@ -149,7 +150,8 @@ class StreamAttempt:
             if chunks is not None and not self._begin():
                 return CANCELLED
             while chunks is not None:
-                if chunks and self._pass_on(chunks):  # none is a sign of life, which moves no limit: proxies give it for servers that hang
+                # an empty list is a keep-alive, which does not extend the limit: proxies send them even when the server hangs
+                if chunks and self._pass_on(chunks):
                     await self._rest()
                 chunks = await stream.read()
             if self._gaps:
@@ -161,16 +163,16 @@ class StreamAttempt:
             await stream.aclose()
 
     async def _read_first(self, stream: Opened) -> list[Any] | None:
-        """All up to the first token; None if there is no answer."""
+        """Read up to and including the first token. Returns None if there is no answer."""
         held: list[Any] = []
         while (chunks := await stream.read()) is not None:
             held += chunks
             if not isinstance(stream.outcome, Failure) and any(chunk.has_output for chunk in chunks):
                 return held
-        return held if isinstance(stream.outcome, Answer) else None  # it says nothing: that is an answer, too
+        return held if isinstance(stream.outcome, Answer) else None  # an answer without output is also an answer
 
     def _begin(self) -> bool:
-        """The first token is there; False if nobody waits for it any more."""
+        """Commit the attempt at its first token. Returns False if the attempt is no longer wanted."""
         attempt = self._attempt
         if not self._receiver.shell.commit(attempt):
             return False
@@ -180,7 +182,7 @@ class StreamAttempt:
         return True
 
     def _pass_on(self, chunks: list[Any]) -> bool:
-        """Give pieces out; True if the receiver has no room for more."""
+        """Pass chunks on. Returns True if the receiver's buffer is full."""
         watch = self._watch
         now, last = watch.loop.time(), self._last
         self._last = now
@@ -195,12 +197,12 @@ class StreamAttempt:
         return False
 
     async def _rest(self) -> None:
-        """Wait until there is room."""
+        """Wait until the receiver's buffer has room."""
         watch, attempt = self._watch, self._attempt
         watch.rest()
         attempt.holds_since = watch.loop.time()
         await self._receiver.room()
-        self._last = None  # what comes next may have waited for us
+        self._last = None  # the next chunk may have arrived during the pause
         now = watch.loop.time()
         attempt.held, attempt.holds_since = attempt.held_until(now), None
         assert self._limit is not None

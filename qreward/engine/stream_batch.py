@@ -1,7 +1,7 @@
-"""The sink of a batch of streams, whose pieces come through one place in the order in which they arrive.
+"""The waiter of a batch of streams, whose chunks are delivered through one queue in the order in which they arrive.
 
-A ``BatchWaiter`` in all else: its input is read as it is needed, its items are sent as endpoints have room. Bounded: if the reader is slow,
-no stream is read on, and no input.
+In all other respects it is a ``BatchWaiter``: its input is read as needed, and items are sent as endpoints have free slots. The queue
+is bounded: if the consumer is slow, neither the streams nor the input are read further.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from qreward.scheduler.outcome import Answer
 from qreward.scheduler.request import BatchFeed, Task
 
 AHEAD = 256
-"""Events of all streams that wait for their consumer before reading pauses."""
+"""Events of all streams together that are queued for the consumer before reading pauses."""
 
 
 class BatchStreamSink(Carrier, BatchWaiter):
-    """See :class:`BatchWaiter`.
+    """The waiter of a batch of streams. Takes the arguments of :class:`BatchWaiter` except ``on_result``, and one more.
 
     Args:
-        most: streams under way at once, 0 for as many as the endpoints take.
+        most: maximum number of concurrent streams; 0 for as many as the endpoints accept.
     """
 
     def __init__(self, shell: LoopDriver, *args: Any, most: int, **kwargs: Any) -> None:
@@ -43,14 +43,14 @@ class BatchStreamSink(Carrier, BatchWaiter):
     # the consumer's side
 
     def launch(self) -> BatchStreamSink:
-        """Begin to read and to send, in a task of its own. Before anything else."""
+        """Start reading and sending, in a new asyncio task. Must be called before any other method."""
         self._run = self.shell.loop.create_task(self.run())
         self._run.add_done_callback(self._ran)
         return self
 
     def _ran(self, run: asyncio.Task[BatchResult[Any]]) -> None:
         if not run.cancelled():
-            run.exception()  # whoever takes gets it; if nobody does, nobody wants to know
+            run.exception()  # marks it as retrieved: it is raised to the consumer, if there is one
         self._there.give()
 
     async def ends(self) -> BatchResult[Any]:
@@ -63,7 +63,7 @@ class BatchStreamSink(Carrier, BatchWaiter):
         return self._run.done() and self._batch() is not None
 
     def _batch(self) -> BatchResult[Any]:
-        """What ``run`` gave. Raises what it raised."""
+        """Return the result of ``run``, or raise its exception."""
         if self._run.cancelled():
             raise closed("")
         return self._run.result()
@@ -75,7 +75,7 @@ class BatchStreamSink(Carrier, BatchWaiter):
             self._read_soon()
 
     def hush(self) -> None:
-        """Nobody wants the texts any more; the results still come."""
+        """Drop the text events, queued and future ones. The results are still delivered."""
         if not self.over():
             self._there.check_loop()
         self._hushed = True
@@ -83,7 +83,7 @@ class BatchStreamSink(Carrier, BatchWaiter):
         self._resume()
 
     def is_read(self) -> bool:
-        """Somebody waits in ``take``."""
+        """Return True if a consumer waits in ``take``."""
         return self._there.read
 
     def leave(self) -> None:
@@ -98,7 +98,7 @@ class BatchStreamSink(Carrier, BatchWaiter):
         await super().idle()
 
     def _resume(self) -> None:
-        """Let one paused stream go on for each event that was taken; all of them if there is nothing else."""
+        """Resume one paused stream for each event taken, or all of them if no events are queued or the texts are dropped."""
         paused = self._paused
         while paused and (not self._events or self._hushed or len(self._events) < AHEAD):
             waiter = paused.popleft()
@@ -107,7 +107,7 @@ class BatchStreamSink(Carrier, BatchWaiter):
                 if self._events and not self._hushed:
                     return
 
-    # the shell's side
+    # Waiter, called by the loop driver
 
     carry = Carrier.carry
 
@@ -151,7 +151,7 @@ class BatchStreamSink(Carrier, BatchWaiter):
         else:
             self.shell.loop.call_soon(self._read_on, self._feed)
 
-    # the flow's side
+    # Receiver, called by the stream attempt
 
     def begin(self, task: Task) -> None:
         before = self._said.get(task)

@@ -1,10 +1,7 @@
-"""What the sinks of streams share: attempts carried out piece by piece, and one consumer who takes what has come.
+"""The waiters of streams: ``Carrier``, which single streams and batches of streams share, and ``Outlet``, for a single stream.
 
-Knows attempts and events; knows nothing of what an event is, or of when there is room for more.
-
-The sink of one stream: what has come and was not taken yet, and how it ended.
-
-Bounded: when its consumer is slow, no more is read. Knows pieces and tasks; knows nothing of HTTP or of what pieces become.
+A stream's attempts are carried out chunk by chunk, and one consumer takes the events that have arrived. The buffer of events is
+bounded: if the consumer is slow, no more is read. This module must not know HTTP, nor what the consumer does with the chunks.
 """
 
 from __future__ import annotations
@@ -27,12 +24,13 @@ from qreward.scheduler.request import Attempt, BatchFeed, Task, TaskState
 
 
 class Signal:
-    """Wakes all who wait for it: any number of them, and one reader.
+    """Wakes all its waiters: one reader and any number of others.
 
-    What its methods return is to be awaited at once. They are no coroutines themselves: a reader waits for each token.
+    The futures that its methods return must be awaited immediately. The methods are not coroutines for speed: a reader waits for each
+    token.
 
     Attributes:
-        read: a reader waits.
+        read: True while a reader waits.
     """
 
     __slots__ = ("_loop", "_reader", "_waiters", "read")
@@ -44,7 +42,7 @@ class Signal:
         self.read = False
 
     def wait_alone(self) -> asyncio.Future[None]:
-        """Wait as the one reader of a stream, who sets ``read`` back when it is awake."""
+        """Return the future of the stream's one reader, which must set ``read`` to False when it wakes."""
         self.check_loop()
         if self.read:
             raise RuntimeError("a stream can be read by only one task at a time")
@@ -59,7 +57,7 @@ class Signal:
         return waiter
 
     def check_loop(self) -> None:
-        """Raise ``RuntimeError`` in another loop, where nothing would ever come."""
+        """Raise ``RuntimeError`` in another event loop, where the wait would never end."""
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("a stream must be read in the event loop that began it, not in another thread or a forked process")
 
@@ -77,20 +75,20 @@ class Signal:
 
 
 class Carrier:
-    """A sink whose attempts are streams."""
+    """A waiter whose attempts are streams."""
 
     __slots__ = ("_busy", "_events", "_there", "shell")
 
     def __init__(self, shell: LoopDriver) -> None:
         self.shell = shell
-        self._events: deque[Any] = deque()  # have come, and were not taken
+        self._events: deque[Any] = deque()  # arrived, not yet taken
         self._there = Signal(shell.loop)
         self._busy = 0  # attempts that have not ended
 
     # the consumer's side
 
     async def take(self) -> Any:
-        """The next event; None at the end. Raises what ended it, if anything did, once all that came is taken."""
+        """Return the next event, or None at the end. Raises the error that ended the stream after all events are taken."""
         there = self._there
         while not self._events:
             if self.ended():
@@ -105,37 +103,37 @@ class Carrier:
         return event
 
     def ended(self) -> bool:
-        """Nothing more comes. Raises the error, if that is because of one."""
+        """Return True if no more events will arrive. Raises the error if one ended the stream."""
         raise NotImplementedError
 
     def took(self) -> None:
-        """There is an event less."""
+        """Called after an event was taken."""
         raise NotImplementedError
 
     async def ends(self) -> Any:
-        """Wait for the end, and return what it came to."""
+        """Wait for the end and return the result."""
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Want no more: what is under way is stopped. In the loop's own thread."""
+        """Give up the stream and cancel its requests in flight. Must be called in the event loop's thread."""
         raise NotImplementedError
 
     def over(self) -> bool:
-        """There is nothing to leave."""
+        """Return True if there is nothing left to give up."""
         raise NotImplementedError
 
     async def idle(self) -> None:
-        """Wait until the connections of what was stopped are closed."""
+        """Wait until the connections of cancelled attempts are closed."""
         while self._busy:
             await self._there.wait()
 
-    # the shell's side
+    # Waiter, called by the loop driver
 
     def carry(self, attempt: Attempt) -> Coroutine[Any, Any, Outcome]:
         self._busy += 1
-        return StreamAttempt(attempt, cast("Receiver", self)).run()  # as all that extend it are
+        return StreamAttempt(attempt, cast("Receiver", self)).run()  # all subclasses are receivers
 
-    # the flow's side
+    # Receiver, called by the stream attempt
 
     def gone(self) -> None:
         self._busy -= 1
@@ -143,16 +141,16 @@ class Carrier:
 
 
 AHEAD = 64
-"""Pieces that wait for their consumer before reading pauses; it goes on when half of them are taken."""
+"""Chunks that are queued for the consumer before reading pauses. Reading resumes when half of them are taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRestarted:
-    """An event of a stream: all that came before it is void, the answer begins anew, perhaps at another endpoint.
+    """A stream event: all text before it is void, and the answer starts again, perhaps at another endpoint.
 
     Attributes:
-        text: what is void.
-        error: what broke it off.
+        text: the text that is void.
+        error: the error that interrupted the answer.
     """
 
     text: str
@@ -160,12 +158,12 @@ class StreamRestarted:
 
 
 class Outlet(Carrier):
-    """The sink of a single stream, and what its consumer takes from.
+    """The waiter of a single stream, from which its consumer takes the events.
 
     Attributes:
-        begun: something was given out.
-        left: the consumer wants no more.
-        result: how it ended, or None.
+        begun: an attempt was committed, and its chunks are passed on.
+        left: the consumer has given up the stream.
+        result: the result, or None while the stream is not finished.
     """
 
     __slots__ = ("_hushed", "_pieces", "_taken", "_task", "begun", "context", "left", "result")
@@ -183,7 +181,7 @@ class Outlet(Carrier):
     # the consumer's side
 
     def submit(self, task: Task) -> None:
-        """Send it, as soon as an endpoint has room. Once."""
+        """Submit the stream's task, once. It is sent as soon as an endpoint has a free slot."""
         self._task = task
         self.shell.sinks[self] = None
         self.shell.submit(task)
@@ -200,12 +198,12 @@ class Outlet(Carrier):
             self._taken.give()
 
     async def begins(self) -> None:
-        """Wait until something was given out, or it has ended."""
+        """Wait until an attempt is committed, or the stream has ended."""
         while not (self.begun or self.left or self.result):
             await self._there.wait()
 
     async def ends(self) -> Result[Any]:
-        """Wait for the end; what has come and comes is not kept for ``take``."""
+        """Wait for the end. Events that have arrived or still arrive are not kept for ``take``."""
         self._hushed = True
         self._events.clear()
         self._taken.give()
@@ -216,7 +214,7 @@ class Outlet(Carrier):
         return self.result
 
     def text(self) -> str:
-        """What has come, since the last restart."""
+        """Return the text that has arrived since the last restart."""
         return "".join(self._pieces)
 
     def leave(self) -> None:
@@ -231,7 +229,7 @@ class Outlet(Carrier):
     def over(self) -> bool:
         return self.left or (self.result is not None and not self._events)
 
-    # the shell's side
+    # Waiter, called by the loop driver
 
     def start(self, attempt: Attempt) -> None:
         self.shell.spawn(attempt, self.context.copy())
@@ -258,11 +256,11 @@ class Outlet(Carrier):
 
     def _forget(self) -> None:
         self.shell.sinks.pop(self, None)
-        self._task = None  # task and sink refer to each other: let reference counting free them
+        self._task = None  # breaks the reference cycle of task and waiter, so that reference counting frees them
         self._there.give()
         self._taken.give()
 
-    # the flow's side
+    # Receiver, called by the stream attempt
 
     def begin(self, task: Task) -> None:
         if self.begun and not self._hushed:
@@ -287,7 +285,7 @@ class Outlet(Carrier):
 
 
 def interrupted(error: RequestError, text: str) -> StreamInterrupted:
-    """What an error becomes after part of a stream was given out."""
+    """Return the error to raise instead of ``error`` after part of a stream was delivered."""
     broken = StreamInterrupted(
         f"the stream broke off after {len(text)} characters: {error}",
         text=text,
@@ -301,5 +299,5 @@ def interrupted(error: RequestError, text: str) -> StreamInterrupted:
 
 
 def closed(text: str) -> StreamInterrupted:
-    """What those get who read on after they have left."""
+    """Return the error for a consumer that reads on after it has given up the stream."""
     return StreamInterrupted("the stream was left before its end, which closed it; read it in one loop, or by one iterator", text=text)

@@ -1,13 +1,15 @@
-"""Daemon threads in which blocking functions run: handed over to an idle one, else to a new one, never to more than are allowed.
+"""Worker threads for blocking functions, and the time and wait primitives of blocking code.
 
-``concurrent.futures`` is not used because it joins its threads when the process ends: one hung function would keep the process for
-ever. Nothing here waits for a thread. Each thread has a raw lock of its own and sleeps on it; idle threads are a stack, so that
-those which are not needed stay at its bottom and end. Knows nothing of what it runs, nor of limits other than its own.
+``Workers`` runs jobs in daemon threads. A job goes to an idle thread, else to a new one, up to a maximum number of threads.
+``concurrent.futures`` is not used because it joins its threads when the process ends: one hung function would keep the process alive
+forever. Nothing here waits for a thread. Each thread sleeps on a raw lock of its own. Idle threads form a stack, so that threads that
+are not needed stay at its bottom and end.
 
-Time and threads for code that blocks: the one seam through which it waits, so that tests can give it virtual time instead.
+``BlockingTime`` is the one interface through which blocking code waits, so that tests can replace real time by virtual time. Waiting
+and waking use a raw ``threading.Lock`` that is already held: the waiting thread acquires it, the waking thread releases it. An
+``Event`` or a ``Condition`` would do the same with several locks.
 
-Waiting and waking go through a raw ``threading.Lock`` that is held already: whoever waits acquires it, whoever wakes releases it.
-An ``Event`` or a ``Condition`` would do the same with several locks. Knows nothing of what is waited for.
+This module must not know the jobs that it runs, nor limits other than its own.
 """
 
 from __future__ import annotations
@@ -21,23 +23,23 @@ from typing import Protocol
 from qreward.engine import background as forks
 
 Job = Callable[[], Callable[[], object] | None]
-"""What a worker runs. It never raises: it reports its result itself. What it returns is called when its worker is free again:
-a report made there may lead to the next job and find this worker idle, where one made in the job itself finds it busy."""
+"""A job that a worker runs. It must not raise; it reports its result itself. The function it returns, if any, is called when the worker
+is idle again: a report made there may start the next job in this worker, which is still busy while the job itself runs."""
 
 IDLE_SECONDS = 10.0
 """Seconds without work after which a thread ends."""
 MOST = 1024
-"""Threads of the pool that all functions share. A fuse, not a limit: the functions' own limits are far below."""
+"""Maximum threads of the pool that all functions share. A safeguard only: the functions' own limits are far lower."""
 
 
 class Workers:
     """A pool of threads.
 
     Args:
-        most: threads at once, hung ones included; at least 1.
+        most: maximum number of threads, including hung ones; at least 1.
         idle_seconds: seconds without work after which a thread ends.
 
-    A forked child begins with no threads. The caller's context variables are seen where the job is run by
+    A forked child starts with no threads. To let a job see the caller's context variables, run it with
     ``contextvars.copy_context().run``.
 
     Example:
@@ -58,20 +60,23 @@ class Workers:
 
     @property
     def idle(self) -> int:
-        """Threads that wait for work."""
+        """The number of threads that wait for work."""
         return len(self._crew.idle)
 
     @property
     def busy(self) -> int:
-        """Threads that work."""
+        """The number of threads that run a job."""
         crew = self._crew
         return max(0, crew.threads - len(crew.idle))
 
     def run(self, job: Job) -> bool:
-        """Have a job run in another thread, soon; False if all are busy.
+        """Run a job in another thread soon.
+
+        Returns:
+            False if all threads are busy and no further thread can be started.
 
         Raises:
-            RuntimeError: the system gives not even one thread.
+            RuntimeError: the pool has no thread, and the system cannot start one.
         """
         crew = self._crew
         try:
@@ -113,14 +118,14 @@ class _Crew:
         self.hired = 0
 
     def leave(self) -> int:
-        """One thread less; how many are left."""
+        """Remove one thread from the count, and return the number left."""
         with self.lock:
             self.threads -= 1
             return self.threads
 
 
 class _Worker:
-    """One thread and the bell that wakes it."""
+    """One thread, and the lock (``bell``) on which it sleeps."""
 
     __slots__ = ("_crew", "_idle_seconds", "bell", "job")
 
@@ -131,7 +136,7 @@ class _Worker:
         self.bell.acquire()
 
     def work(self) -> None:
-        """All jobs of the thread, one after the other. Little may stand between a job's end and the rest: whom the job woke waits."""
+        """Run all jobs of the thread, one after the other. After a job, reach ``_rest`` fast: a thread that the job woke may be waiting."""
         idle, report = self._crew.idle, None
         while (job := self.job) is not None:
             self.job = None
@@ -151,49 +156,49 @@ class _Worker:
         self._crew.leave()
 
     def _rest(self) -> None:
-        """Until there is a job; without one, it is time to go."""
+        """Sleep until there is a job. After ``idle_seconds`` without one, leave the stack of idle threads, which ends the thread."""
         if self.bell.acquire(timeout=self._idle_seconds):
             return
         try:
             self._crew.idle.remove(self)
-        except ValueError:  # taken off the stack this very moment: the bell will ring
+        except ValueError:  # ``run`` has just taken this worker off the stack, and will release the lock
             self.bell.acquire()
 
 
 def _tell() -> None:
-    """What a job raised, against its promise, is told as of any thread; the worker lives on."""
+    """Report an exception that a job raised, against its contract, to ``threading.excepthook``. The worker keeps running."""
     threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
 
 
 SHARED = Workers()
-"""The pool of this process."""
+"""The pool that all functions of this process share."""
 
 
 class BlockingTime(Protocol):
-    """What blocking code knows of time and of threads: :class:`RealTime`, or ``qreward.testing.VirtualThreads``."""
+    """Time and threads for blocking code: :class:`RealTime`, or ``qreward.testing.VirtualThreads``."""
 
     def now(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Return the seconds of a monotonic clock."""
 
     def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
-        """Acquire a lock that somebody else will :meth:`wake`, within so many seconds, or ever; False if that did not happen."""
+        """Acquire a lock that another thread will :meth:`wake`, within ``timeout`` seconds (None: no limit). False on timeout."""
 
     def wake(self, lock: threading.Lock) -> None:
-        """Release a lock for which somebody waits, or will."""
+        """Release a lock on which a thread waits or will wait."""
 
     def run(self, job: Job) -> bool:
-        """Begin a job in another thread (see ``Job``); False if there is none to be had, and nothing was begun."""
+        """Start a job in another thread (see ``Job``). Returns False, with nothing started, if no thread is available."""
 
 
 class RealTime:
-    """Blocking code as it runs in earnest.
+    """Real time and real threads.
 
     Args:
-        workers: where jobs run; by default those that the process shares.
+        workers: the pool that runs jobs; by default the pool that the process shares.
 
     Example:
         >>> done = threading.Lock()
-        >>> REAL_TIME.wait(done, None)  # takes it
+        >>> REAL_TIME.wait(done, None)  # acquires the lock
         True
         >>> REAL_TIME.run(lambda: REAL_TIME.wake(done))
         True
@@ -207,7 +212,7 @@ class RealTime:
     now = staticmethod(monotonic)
 
     def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
-        """See :class:`BlockingTime`. A signal's handler, such as Ctrl-C's, runs in between and may raise."""
+        """See :class:`BlockingTime`. A signal handler, such as that of Ctrl-C, may run during the wait and may raise."""
         return lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
 
     def wake(self, lock: threading.Lock) -> None:

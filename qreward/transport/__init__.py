@@ -1,1 +1,1 @@
-"""The only room that knows HTTP: engines, codecs, and how an answer becomes an outcome. Knows nothing of the scheduler."""
+"""The HTTP transport: HTTP backends, and the conversion of responses and errors to outcomes. Must not know how requests are scheduled."""

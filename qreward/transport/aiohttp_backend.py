@@ -1,8 +1,9 @@
-"""The default HTTP engine: aiohttp, with the settings that keep it right and cheap on the hot path.
+"""The default HTTP backend: aiohttp, with settings that keep it correct and fast on the hot path.
 
-Why each setting: the defaults of aiohttp queue above 100 connections, give up after 300 s, follow a POST's redirect with the key in
-its headers, keep cookies, and read the environment for each request. Deadlines of an attempt are not here: a timer a request costs
-more than all of our own code (only opening a connection, and silence where the user asks for it, are timed here).
+The settings replace defaults of aiohttp, which queues requests above 100 connections, times out after 300 s, follows the redirect of a
+POST with the API key in its headers, keeps cookies, and reads the environment for each request. This module has no deadline per
+attempt, because a timer per request costs more than all of qreward's own code. It times only the opening of a connection
+(``timeouts.connect``) and, if the user sets ``timeouts.read``, the wait for data.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from qreward.transport import transport_errors as troubles
 from qreward.transport.transport_errors import read_whole
 
 CONNECTS_AT_ONCE = 64
-"""Connections of an endpoint being opened at a time. 2048 TLS handshakes at once stall the loop for seconds and time out themselves;
-64 at a time take the same time in all and keep the loop's lag under 100 ms (measured)."""
+"""Maximum number of connections that are opened to an endpoint at the same time. 2048 concurrent TLS handshakes stall the event loop for
+seconds and time out themselves; 64 at a time take the same total time and keep the loop's lag under 100 ms (measured)."""
 
-_LARGE = 1 << 20  # bytes; beyond it aiohttp warns about bodies in one piece
+_LARGE = 1 << 20  # bytes; aiohttp warns about larger bodies that are passed as one bytes object
 _NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError, aiohttp.InvalidURL, UnicodeError)
 _EXPECTED = (aiohttp.ClientError, OSError, HttpProcessingError, UnicodeError)
 
 
 class AiohttpTransport:
-    """Connections to one endpoint, of the event loop in which it is first used.
+    """Connections to one endpoint, in the event loop in which it is first used.
 
     Raises ``ConfigError`` for a CA bundle that cannot be read, a proxy that cannot be used, or headers that cannot be sent.
     """
@@ -51,7 +52,7 @@ class AiohttpTransport:
         self._closed = False
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
-        """POST once. Raises ``TransportError``; on cancellation the connection is closed, so that the server sees it."""
+        """POST once. Raises ``TransportError``. On cancellation the connection is closed, so that the server notices."""
         session = self._session or self._open()
         url = self._urls.get(path) or self._url(path)
         data = body if len(body) < _LARGE else io.BytesIO(body)
@@ -71,7 +72,7 @@ class AiohttpTransport:
             return Reply(response.status, response.headers, read)
         except _EXPECTED as error:
             failure = translate(error)
-        raise failure  # out here, so that aiohttp's error, which holds our headers, is not its context
+        raise failure  # outside the except block, so that aiohttp's error, which holds the request headers, is not its context
 
     async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
         """GET, with the endpoint's headers. Raises ``TransportError``; on cancellation the connection is closed."""
@@ -86,7 +87,7 @@ class AiohttpTransport:
         raise failure
 
     async def stream(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> AiohttpStream:
-        """As ``post``, but returns as soon as status and headers are there."""
+        """As ``post``, but returns as soon as the status and headers have arrived."""
         session = self._session or self._open()
         url = self._urls.get(path) or self._url(path)
         data = body if len(body) < _LARGE else io.BytesIO(body)
@@ -100,7 +101,7 @@ class AiohttpTransport:
         """Close all connections; requests in flight fail."""
         self._closed = True
         for response in self._arriving:
-            response.close()  # closing the session alone would leave who reads it waiting for ever
+            response.close()  # closing only the session would leave a task that reads the response waiting forever
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -136,7 +137,7 @@ class AiohttpTransport:
         return url
 
     async def _read_on(self, response: aiohttp.ClientResponse, beginning: bytes) -> bytes:
-        """The rest of an answer that did not come in one piece, up to the cap."""
+        """Read the rest of a response body that did not arrive in one piece, up to ``max_response_bytes``."""
         self._check_size(response.content_length or 0)
         pieces, size = [beginning], len(beginning)
         self._check_size(size)
@@ -152,9 +153,9 @@ class AiohttpTransport:
 
 
 class AiohttpStream:
-    """An answer whose body is still to come; until its end, or until it is left, it is among those ``arriving``.
+    """A response whose body has not been read yet. It is in the set ``arriving`` until the body ends or the stream is closed.
 
-    aiohttp gives the connection back by itself at the end of the body.
+    At the end of the body, aiohttp itself returns the connection to the pool.
     """
 
     __slots__ = ("_arriving", "_content", "_response", "headers", "status")
@@ -168,7 +169,7 @@ class AiohttpStream:
         self.headers: Mapping[str, str] = response.headers
 
     async def read(self) -> bytes:
-        """What has come since the last time; ``b""`` at the end. Raises ``TransportError``."""
+        """Return the bytes that have arrived since the last call, or ``b""`` at the end. Raises ``TransportError``."""
         try:
             if data := await self._content.readany():
                 return data
@@ -184,19 +185,19 @@ class AiohttpStream:
         raise failure
 
     async def drain(self, seconds: float) -> None:
-        """Read on to the end of the body for so many seconds at most, so that the connection may be used again."""
+        """Read to the end of the body, for ``seconds`` at most, so that the connection can be reused."""
         try:
             if not self._content.is_eof():
                 async with asyncio.timeout(seconds):
                     while await self._content.readany():
                         pass
-        except _EXPECTED:  # a TimeoutError among them
+        except _EXPECTED:  # includes TimeoutError
             pass
         finally:
             self._leave()
 
     async def aclose(self) -> None:
-        """Leave; the connection is closed unless the body is at its end."""
+        """Close the stream. The connection is closed unless the body was read to its end."""
         self._leave()
 
     def _leave(self) -> None:
@@ -205,9 +206,10 @@ class AiohttpStream:
 
 
 class GatedConnector(aiohttp.TCPConnector):
-    """A connector that opens few connections at a time, and times the whole opening but not the wait for its turn.
+    """A connector that limits how many connections are opened at the same time and, if configured, per second.
 
-    ``_create_connection`` is private to aiohttp; the tests pin it.
+    The connect timeout covers the whole opening of a connection, but not the wait for its turn. ``_create_connection`` is private to
+    aiohttp; the tests check that it behaves as expected.
     """
 
     def __init__(self, *, connect: float, connects_per_second: float | None, keepalive: float, tls: object) -> None:
@@ -223,20 +225,20 @@ class GatedConnector(aiohttp.TCPConnector):
         async with self._gate:
             if self._pace is not None:
                 await self._pace.acquire()
-            # sock_connect alone leaves out names being looked up and the proxy's answer to CONNECT
+            # sock_connect alone does not cover the DNS lookup and the proxy's answer to CONNECT
             async with asyncio.timeout(self._connect_limit):
                 return await super()._create_connection(req, traces, timeout)
 
 
 def translate(error: BaseException) -> TransportError:
-    """What an exception of aiohttp means."""
+    """Return the ``TransportError`` for an exception of aiohttp."""
     if troubles.is_local(error):
         return troubles.no_room(_reason(error))
     if isinstance(error, _NOT_SENT):
         return _not_sent(error)
     if isinstance(error, aiohttp.SocketTimeoutError):
         return troubles.silence()
-    if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):  # its status is 400, which no server said
+    if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):  # its status 400 is aiohttp's, not the server's
         return troubles.not_http(type(error).__name__)
     return troubles.broken(_reason(error))
 

@@ -1,6 +1,7 @@
-"""The one thing the engine calls: ``HttpBackend.send`` takes a call to an endpoint and says in the core's words how it ended.
+"""The backend that the engine uses: ``HttpBackend.send`` sends a request to an endpoint and returns an ``Answer`` or a ``Failure``.
 
-Knows codecs, transports and failures; knows nothing of queues, retries or limits. A ``HttpBackend`` belongs to one event loop.
+This module knows codecs, transports and failures. It must not know queues, retries or limits. An ``HttpBackend`` belongs to one event
+loop.
 """
 
 from __future__ import annotations
@@ -36,38 +37,38 @@ from qreward.transport.redaction import Secrets, secrets_of
 from qreward.transport.stream import ChatStream, open_stream
 
 NOT_OF_CONNECTIONS = frozenset({"weight", "price", "models", "probe", "limits", "timeouts"})
-"""Settings of an endpoint that its connections do not depend on, but for some of the limits and timeouts; see ``_of_connections``."""
+"""Settings of an endpoint on which its connections do not depend, except some of the limits and timeouts; see ``_of_connections``."""
 
 
 class EndpointConnection:
-    """An endpoint with what is made of it once: its transport, the names of its models, its secrets.
+    """An endpoint with the objects that are created once for it: its transport, the names of its models, its secrets.
 
     Attributes:
-        info: what the server says of itself that changes with a restart only, once it was asked.
-        users: requests under way.
-        dismissed: it takes no new requests, and is closed when the last one has ended.
+        info: the server information that changes only when the server restarts; None until it was fetched.
+        users: number of requests in flight.
+        dismissed: True if it accepts no new requests and is closed when the last request has ended.
     """
 
     __slots__ = ("_beside", "dismissed", "endpoint", "info", "name", "renamed", "secrets", "takes_stream_options", "transport", "users")
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint  # held, so that its id stays its own
+        self.endpoint = endpoint  # referenced, so that no other object gets its id
         self.name = endpoint.name
         self.renamed = endpoint.model_names
         self.transport = open_transport(endpoint)
         self.secrets = secrets_of(endpoint)
-        self.takes_stream_options = True  # until it refuses them
+        self.takes_stream_options = True  # until the server rejects them
         self.info: Load | None = None
         self.users = 0
         self.dismissed = False
         self._beside: Transport | None = None
 
     def serves(self, endpoint: Endpoint) -> bool:
-        """Whether another object of the same endpoint would have the same connections."""
+        """Return True if ``endpoint`` can use these connections: no setting on which they depend differs."""
         return _of_connections(self.endpoint) == _of_connections(endpoint)
 
     def beside(self) -> Transport:
-        """To the server's own routes, which lie beside its ``/v1``."""
+        """Return the transport for the server's own routes, which are outside its ``/v1``."""
         if self._beside is None:
             root = server_root(self.endpoint.base_url)
             rooted = self.endpoint.model_copy(update={"base_url": root})
@@ -81,22 +82,22 @@ class EndpointConnection:
 
 
 class HttpBackend:
-    """Sends calls to endpoints, from one event loop.
+    """Sends requests to endpoints, from one event loop.
 
     Example:
-        wire = Wire()
-        outcome = await wire.send(endpoint, Call(CHAT, "judge-7b", messages, {"temperature": 0}, None))
-        await wire.aclose()
+        backend = HttpBackend()
+        outcome = await backend.send(endpoint, WireRequest(CHAT, "judge-7b", messages, {"temperature": 0}, None))
+        await backend.aclose()
     """
 
     def __init__(self) -> None:
         self._lines: dict[int, EndpointConnection] = {}
-        self._dismissed: dict[EndpointConnection, asyncio.Task[None] | None] = {}  # and what closes them
+        self._dismissed: dict[EndpointConnection, asyncio.Task[None] | None] = {}  # -> the task that closes it
         self._kept: dict[int, Endpoint] | None = None  # None: any endpoint
         self._closed = False
 
     async def send(self, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
-        """One attempt. Raises nothing but ``CancelledError``; when cancelled, the connection is closed."""
+        """Make one attempt. Raises only ``CancelledError``; when cancelled, the connection is closed."""
         line = self._lines.get(id(endpoint))
         try:
             if line is None:
@@ -123,9 +124,9 @@ class HttpBackend:
                 self._leave(line)
 
     async def stream(self, endpoint: Endpoint, call: WireRequest) -> ChatStream | Failure:
-        """One streamed attempt: an open stream once the server has answered 2xx; see ``qreward.transport.stream`` for how it is driven.
+        """Make one streamed attempt. Returns an open stream once the server has answered 2xx; see ``qreward.transport.stream``.
 
-        Raises nothing but ``CancelledError``; when cancelled, the connection is closed.
+        Raises only ``CancelledError``; when cancelled, the connection is closed.
         """
         line = self._lines.get(id(endpoint))
         try:
@@ -147,7 +148,10 @@ class HttpBackend:
         return opened
 
     async def look(self, endpoint: Endpoint) -> ProbeResult:
-        """What the server says of itself. Raises nothing but ``CancelledError``; a look that fails says nothing, or why it never will."""
+        """Probe a server: whether it is ready, and its load. Raises only ``CancelledError``.
+
+        A probe that fails returns an empty result, or one whose ``trouble`` says why probes of this server cannot work.
+        """
         line = self._lines.get(id(endpoint))
         try:
             if line is None:
@@ -165,10 +169,11 @@ class HttpBackend:
                 self._leave(line)
 
     def keep(self, endpoints: Iterable[Endpoint]) -> None:
-        """Keep the connections of these endpoints, and close all others, each when its last request has ended. In the loop.
+        """Keep the connections of these endpoints, and close all others, each when its last request has ended.
 
-        An endpoint that is another object than before takes over the connections, unless a setting that they depend on has changed.
-        What is still sent to an endpoint that is not among these has a connection of its own, which is closed after it.
+        Must be called in the event loop. A new ``Endpoint`` object with the name of an old one takes over its connections, unless a
+        setting on which they depend has changed. A later request to an endpoint that is not among these gets a connection of its own,
+        which is closed after the request.
         """
         kept = self._kept = {id(endpoint): endpoint for endpoint in endpoints}
         fresh = {endpoint.name: endpoint for key, endpoint in kept.items() if key not in self._lines}
@@ -182,11 +187,11 @@ class HttpBackend:
                 self._dismiss(line)
 
     async def aclose(self) -> None:
-        """Close all connections. What is sent afterwards fails with ``ClientClosed``."""
+        """Close all connections. Later requests fail with ``ClientClosed``."""
         self._closed = True
         lines, self._lines, self._dismissed = [*self._lines.values(), *self._dismissed], {}, {}
         for line in lines:
-            line.dismissed = False  # nothing is left to do for its last request
+            line.dismissed = False  # so that its last request does not close it again
             await line.aclose()
 
     def _open(self, endpoint: Endpoint) -> EndpointConnection:
@@ -207,7 +212,7 @@ class HttpBackend:
             self._end(line)
 
     def _leave(self, line: EndpointConnection) -> None:
-        """A request has ended."""
+        """Count a request that has ended, and close a dismissed connection after its last request."""
         line.users -= 1
         if line.dismissed and not line.users:
             self._end(line)
@@ -224,12 +229,12 @@ def _of_connections(endpoint: Endpoint) -> list[object]:
 
 
 def open_transport(endpoint: Endpoint) -> Transport:
-    """The engine for an endpoint: the user's ``http_client`` if there is one, else aiohttp. Raises ``ConfigError``."""
+    """Return the transport for an endpoint: the user's ``http_client`` if there is one, else aiohttp. Raises ``ConfigError``."""
     return AiohttpTransport(endpoint) if endpoint.http_client is None else HttpxTransport(endpoint)
 
 
 def _read(line: EndpointConnection, call: WireRequest, reply: Reply) -> Answer | Failure:
-    """A reply that claims success: an answer, unless its body says otherwise."""
+    """Decode a reply with a success status: an answer, unless its body is an error or malformed."""
     try:
         value = call.codec.decode(reply.body, call)
     except Malformed as error:
@@ -245,7 +250,7 @@ def _read(line: EndpointConnection, call: WireRequest, reply: Reply) -> Answer |
 
 
 def _concluded(line: EndpointConnection, endpoint: Endpoint, call: WireRequest, how: Reply | Exception) -> Answer | Failure:
-    """What a stream comes to that was none, or that broke."""
+    """Return the outcome of a stream request that the server answered without a stream, or whose stream broke."""
     return _read(line, call, how) if isinstance(how, Reply) else _failure_of(how, line, endpoint, call)
 
 
@@ -270,7 +275,7 @@ def _failure_of(error: Exception, line: EndpointConnection | None, endpoint: End
 
 
 def _unexpected(error: Exception, endpoint: Endpoint, call: WireRequest) -> Failure:
-    """The end of an attempt that hit something nobody thought of, such as an exception of the user's own ``http_client``."""
+    """Return the failure for an unexpected exception, such as one of the user's own ``http_client``."""
     secrets = secrets_of(endpoint).and_headers(call.headers)
     said = shorten(secrets, str(error), 300)
     message = f"endpoint {endpoint.name!r}, model {call.model!r}: unexpected {type(error).__name__}: {said}; nothing more is tried"

@@ -1,4 +1,4 @@
-"""What the settings of an endpoint come to on the wire: headers, proxy, TLS. Read once an endpoint, not once a request."""
+"""The connection settings of an endpoint: headers, proxy and TLS. They are computed once per endpoint, not once per request."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _FRAMING = frozenset({"content-length", "transfer-encoding", "connection"})
 
 
 def request_headers(endpoint: Endpoint) -> dict[str, str]:
-    """The headers of each request to the endpoint; its own ``headers`` win. Raises ``ConfigError``."""
+    """Return the headers of each request to the endpoint. Its own ``headers`` override the defaults. Raises ``ConfigError``."""
     headers = {
         "Content-Type": "application/json",
         "Accept": "application/json",
-        "Accept-Encoding": "identity",  # unpacking costs more than a loopback or data-centre line saves
+        "Accept-Encoding": "identity",  # decompression costs more than it saves on a loopback or data-centre network
         "User-Agent": "qreward",
     }
     if endpoint.api_key is not None:
@@ -33,7 +33,7 @@ def request_headers(endpoint: Endpoint) -> dict[str, str]:
 
 
 def check_call_headers(headers: Mapping[str, str], model: str) -> None:
-    """Raise ``BadRequest`` if the extra headers of a call cannot be sent; values are never shown."""
+    """Raise ``BadRequest`` if the extra headers of a call cannot be sent. Its message never shows a header's value."""
     if bad := _framing(headers):
         raise BadRequest(f"the header {bad!r} is set by the HTTP backend; remove it from extra_headers", model=model)
     for name, value in headers.items():
@@ -44,7 +44,7 @@ def check_call_headers(headers: Mapping[str, str], model: str) -> None:
 
 
 def configured_proxy(endpoint: Endpoint) -> str:
-    """The proxy as it is written: the endpoint's own, else the environment's; ``""`` is none."""
+    """Return the proxy as it is configured, by the endpoint or else by the environment; ``""`` for no proxy."""
     if endpoint.proxy is not None:
         return endpoint.proxy.get_secret_value()
     parts = urlsplit(endpoint.base_url)
@@ -55,7 +55,7 @@ def configured_proxy(endpoint: Endpoint) -> str:
 
 
 def proxy_of(endpoint: Endpoint) -> str | None:
-    """URL of the proxy to use, or None. Raises ``ConfigError`` for one that cannot be used."""
+    """Return the URL of the proxy to use, or None. Raises ``ConfigError`` for a proxy that cannot be used."""
     proxy = configured_proxy(endpoint)
     if not proxy:
         return None
@@ -73,13 +73,13 @@ def proxy_of(endpoint: Endpoint) -> str | None:
 
 
 def tls_of(endpoint: Endpoint) -> ssl.SSLContext | bool:
-    """True to verify by the system's CAs, False not to verify, or a context for the CA bundle. Raises ``ConfigError``."""
+    """Return True to verify with the system's CAs, False not to verify, or a context for the CA bundle. Raises ``ConfigError``."""
     if isinstance(endpoint.verify, bool):
         return endpoint.verify
     bundle = Path(endpoint.verify)
     try:
         context = ssl.create_default_context(cafile=None if bundle.is_dir() else bundle, capath=bundle if bundle.is_dir() else None)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         reason = error.strerror or type(error).__name__
         raise ConfigError(
             f"endpoint {endpoint.name!r}: verify names a CA bundle that cannot be read ({reason}): {endpoint.verify}"

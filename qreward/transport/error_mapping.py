@@ -1,14 +1,13 @@
-"""From what went wrong on the wire to a ``Failure``: what may be done about it, and an error that says what to change.
+"""Conversion of error responses and transport errors to a ``Failure``: its kind, and an error that says what the user can change.
 
-Knows HTTP statuses and servers' dialects; knows nothing of sockets, nor of what the scheduler makes of a kind.
+The steps are: ``read_complaint`` extracts the message and the error codes from the body, ``status_of`` maps codes, types and phrases to
+the HTTP status that the server should have sent, and ``_VERDICTS`` maps the status to a kind of failure, an error class and advice.
 
-What a server says is wrong, out of the many shapes in which servers say it. Decides nothing.
+Bodies that are read: OpenAI and vLLM ``{"error": {"message", "type", "code"}}``, ``{"error": "text"}``, TEI ``{"error", "error_type"}``
+and ``{"message", "code", "type"}``, SGLang ``{"object": "error", "message", "code"}``, FastAPI ``{"detail": ...}``, lists of one of
+these, plain text and HTML.
 
-Shapes read: OpenAI and vLLM ``{"error": {"message", "type", "code"}}``, ``{"error": "text"}``, TEI ``{"error", "error_type"}`` and
-``{"message", "code", "type"}``, SGLang ``{"object": "error", "message", "code"}``, FastAPI ``{"detail": ...}``, lists of one of these,
-plain text and HTML.
-
-What servers' codes, types and phrases mean, as the HTTP status they ought to have sent. Data, and its lookup.
+This module knows HTTP statuses and the error formats of servers. It must not know sockets, nor how the scheduler treats a kind.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.transport.redaction import Secrets
 
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>")
-_LOOKED_AT = 8192  # characters; what is shown is far shorter
+_LOOKED_AT = 8192  # characters or bytes that are examined; the texts that are shown are far shorter
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """A server's own words.
+    """The content of a server's error response.
 
     Attributes:
-        text: what it says to people, on one line.
-        names: what it says to programs (code, type, status), most telling first, in lower case with ``_``.
+        text: the human-readable message, on one line.
+        names: the machine-readable codes (code, type, status), most specific first, in lower case with ``_``.
     """
 
     text: str
@@ -55,7 +54,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 def read_complaint(body: bytes) -> ErrorBody:
-    """The complaint of an error answer."""
+    """Parse the body of an error response."""
     try:
         return complaint_of(jsonio.read_leniently(body))
     except Malformed:
@@ -63,7 +62,7 @@ def read_complaint(body: bytes) -> ErrorBody:
 
 
 def complaint_of(document: Any) -> ErrorBody:
-    """The complaint in a JSON document, or in the ``error`` member of one."""
+    """Parse the error in a JSON document or in its ``error`` member."""
     if isinstance(document, list):
         return complaint_of(document[0]) if document else ErrorBody("")
     if not isinstance(document, dict):
@@ -76,7 +75,7 @@ def complaint_of(document: Any) -> ErrorBody:
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks and control characters, so that it cannot forge a line of a log."""
+    """Return the text without line breaks and control characters, so that it cannot forge a log line."""
     text = text[:_LOOKED_AT]
     if not text.isprintable():
         text = "".join(char if char.isprintable() else " " for char in text)
@@ -91,7 +90,7 @@ def _text(document: dict[str, Any]) -> str:
 
 
 def _said(value: Any) -> str:
-    """A text, or FastAPI's list of ``{"loc", "msg", "input"}``, of which the input is the user's and is left out."""
+    """Return the message of a text or of FastAPI's list of ``{"loc", "msg", "input"}``. ``input`` is the user's data and is left out."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
@@ -126,10 +125,10 @@ QUOTA = frozenset({
     "payment_required",
     "402",
 })  # fmt: skip
-"""Names that say the account is used up."""
+"""Names that mean that the account's quota or credit is used up."""
 
 INVALID_SCORES = "invalid_scores"
-"""What our own reward server calls a scorer that did not return one reward for each completion."""
+"""The error name of qreward's own reward server for a scorer that did not return one reward for each completion."""
 
 _NAMES = {
     400: (
@@ -166,16 +165,16 @@ _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "
 
 
 def status_of(complaint: ErrorBody) -> int | None:
-    """The HTTP status that the words stand for: by the first name that is known, else by a phrase; None if they do not tell.
+    """Return the HTTP status that an error body stands for: by the first known name, else by a phrase in the text, else None.
 
     Example:
-        >>> status_of(Complaint("slow down", ("rate_limit_exceeded",)))
+        >>> status_of(ErrorBody("slow down", ("rate_limit_exceeded",)))
         429
     """
     for name in complaint.names:
         if name in _STATUS_OF:
             status = _STATUS_OF[name]
-            # "invalid_request_error" beside a phrase of overload: servers reuse the type for everything
+            # servers use the type "invalid_request_error" for everything, so a phrase that means overload takes precedence
             return 503 if status == 400 and _SAYS_OVERLOAD.search(complaint.text) else status
         if name.isdecimal() and 400 <= int(name) < 600:
             return int(name) if int(name) != 400 or not _SAYS_OVERLOAD.search(complaint.text) else 503
@@ -185,17 +184,17 @@ def status_of(complaint: ErrorBody) -> int | None:
 
 
 def is_too_long(complaint: ErrorBody) -> bool:
-    """Whether the input does not fit into the model's context, as OpenAI, vLLM, SGLang, TEI, llama.cpp and Gemini put it."""
+    """Return True if the input exceeds the model's context, as reported by OpenAI, vLLM, SGLang, TEI, llama.cpp and Gemini."""
     return not _TOO_LONG.isdisjoint(complaint.names) or _SAYS_TOO_LONG.search(complaint.text) is not None
 
 
 _OVERLOADED, _TRANSIENT, _REFUSED = FailureKind.OVERLOADED, FailureKind.TRANSIENT, FailureKind.REFUSED
-_SHOWN = 300  # characters of a server's own words
-_SHOWN_BODY = 200  # characters of a body that is no answer
+_SHOWN = 300  # maximum characters of a server's message that are shown
+_SHOWN_BODY = 200  # maximum characters of a malformed body that are shown
 
 
 class Verdict(NamedTuple):
-    """What a status means, and what the user may change."""
+    """The meaning of a status: kind of failure, error class, and advice to the user."""
 
     kind: FailureKind
     error: type[RequestError]
@@ -239,13 +238,14 @@ _VERDICTS = {
 
 
 def failure_from_reply(reply: Reply, endpoint: str, model: str, secrets: Secrets, now: float | None = None) -> Failure:
-    """The failure that an HTTP answer other than 2xx stands for.
+    """Return the failure for an HTTP response with a status other than 2xx.
 
     Args:
-        endpoint: its name.
-        model: what the caller asked for.
-        secrets: what the message must not show.
-        now: wall clock (``time.time()``), against which dates in headers are read.
+        reply: the response.
+        endpoint: the endpoint's name.
+        model: the requested model.
+        secrets: the secrets that the message must not show.
+        now: wall clock in seconds, as ``time.time()`` (the default); dates in headers are compared to it.
     """
     if 300 <= reply.status < 400:
         return _failure(_ELSEWHERE, reply, f"it points to {_target(reply)}", endpoint, model, secrets, now)
@@ -254,14 +254,14 @@ def failure_from_reply(reply: Reply, endpoint: str, model: str, secrets: Secrets
 
 
 def failure_from_embedded(error: object, reply: Reply, endpoint: str, model: str, secrets: Secrets, now: float | None = None) -> Failure:
-    """The failure in a body that carries an ``error`` although its status is 200."""
+    """Return the failure for a body that carries an ``error`` although its status is 2xx."""
     complaint = complaint_of(error)
     words = f"an error in the body: {complaint.text or 'without a message'}"
     return _failure(_verdict(reply.status, complaint), reply, words, endpoint, model, secrets, now)
 
 
 def failure_from_malformed(error: Malformed, reply: Reply, endpoint: str, model: str, secrets: Secrets) -> Failure:
-    """The failure that a body stands for which is not an answer; its beginning is shown."""
+    """Return the failure for a body that is not a valid answer. The message shows the beginning of the body."""
     beginning = shorten(secrets, reply.body[:_LOOKED_AT].decode("utf-8", "replace"), _SHOWN_BODY)
     words = f"{error}" + (f"; it begins: {beginning}" if beginning else "")
     message = f"endpoint {endpoint!r} answered {reply.status} for model {model!r}: {words}"
@@ -269,7 +269,7 @@ def failure_from_malformed(error: Malformed, reply: Reply, endpoint: str, model:
 
 
 def failure_from_unfinished(error: Unfinished, reply: Reply, endpoint: str, model: str, secrets: Secrets) -> Failure:
-    """The failure that an answer stands for which is not whole: tried again if the server gave it up, else the end of the request."""
+    """Return the failure for an incomplete answer: transient (retried) if the server aborted it, else refused (ends the request)."""
     kind = _TRANSIENT if error.ending in GIVEN_UP else _REFUSED
     words = shorten(secrets, str(error), _SHOWN)
     message = f"endpoint {endpoint!r} answered {reply.status} for model {model!r} with an answer that is not whole: {words}"
@@ -277,20 +277,23 @@ def failure_from_unfinished(error: Unfinished, reply: Reply, endpoint: str, mode
 
 
 def failure_from_transport(error: TransportError, endpoint: str, model: str, secrets: Secrets) -> Failure:
-    """The failure of an attempt that got no complete answer."""
+    """Return the failure for an attempt that received no complete response."""
     kind, cls = _of_transport(error)
     message = f"endpoint {endpoint!r}, model {model!r}: {shorten(secrets, str(error), _SHOWN)}"
     return Failure(kind, cls(message, endpoint=endpoint, model=model))
 
 
 def shorten(secrets: Secrets, text: str, most: int) -> str:
-    """The text on one line, without secrets (before and after cleaning: neither may bring one out), cut to ``most`` characters."""
+    """Return the text on one line, without secrets, cut to ``most`` characters.
+
+    Secrets are hidden before and after the text is put on one line, because that step may itself reveal or split one.
+    """
     clean = secrets.hide(one_line(secrets.hide(text)))
     return clean if len(clean) <= most else clean[: most - 3] + "..."
 
 
 def _verdict(status: int, complaint: ErrorBody) -> Verdict:
-    """By the status, unless the body knows better: in a 200 or 400 its own code counts, a 500 may be an overload."""
+    """Return the verdict for a status. The code in the body takes precedence for 200 and 400, and for 500 if it means overload."""
     spoken = status_of(complaint)
     if status in (200, 400) or (status == 500 and spoken in (429, 503, 529)):
         status = spoken or status
@@ -338,7 +341,7 @@ def _of_transport(error: TransportError) -> tuple[FailureKind, type[RequestError
 
 
 def _target(reply: Reply) -> str:
-    """Where a redirect leads, by host only: a path or query may hold a token."""
+    """Return the target of a redirect. Only its host is named, because a path or query may contain a token."""
     try:
         host = urlsplit(reply.headers.get("location") or "").hostname
     except ValueError:

@@ -1,7 +1,9 @@
-"""The seam for a user's own HTTP client: ``httpx`` or ``httpx2``, a client or a transport. The only file that knows either.
+"""The backend for a user's own HTTP client: a client or a transport of ``httpx`` or ``httpx2``.
 
-Neither package is imported here: whoever hands us one of their objects has imported it. What the default engine gets right and these
-clients do not: an answer that nobody asked for is given to the next request, and above some hundred connections each request gets dear.
+No other module knows these packages. Neither is imported here, because a user who passes one of their objects has imported the package.
+
+These clients have two weaknesses that the default backend does not have: a response that no request asked for is delivered to the next
+request on the connection, and above a few hundred connections each request becomes expensive.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _PACKAGES = ("httpx", "httpx2")
 
 
 class HttpxTransport:
-    """An endpoint reached through ``endpoint.http_client``, which stays its owner's: it is never closed here.
+    """Sends requests through ``endpoint.http_client``, which belongs to the user and is never closed here.
 
     Raises ``ConfigError`` if that is neither an ``AsyncClient`` nor an ``AsyncBaseTransport``.
     """
@@ -46,7 +48,7 @@ class HttpxTransport:
         return await read_whole(await self._begin("GET", path, None, headers), self._cap)
 
     async def stream(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> HttpxStream:
-        """As ``post``, but returns as soon as status and headers are there."""
+        """As ``post``, but returns as soon as the status and headers have arrived."""
         return await self._begin("POST", path, body, headers)
 
     async def _begin(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> HttpxStream:
@@ -55,14 +57,14 @@ class HttpxTransport:
         package = self._package
         try:
             return HttpxStream(package, await self._send(method, path, body, headers))
-        except package.HTTPStatusError as error:  # a hook of the user's that calls raise_for_status
+        except package.HTTPStatusError as error:  # raised by a hook of the user that calls raise_for_status
             return HttpxStream(package, error.response, _given(_body_if_read(package, error.response)))
         except _expected(package) as error:
             failure = translate(package, error)
-        raise failure  # out here, so that httpx's error, which holds our headers, is not its context
+        raise failure  # outside the except block, so that httpx's error, which holds the request headers, is not its context
 
     async def aclose(self) -> None:
-        """Take no more requests. The user's client stays open."""
+        """Refuse further requests. The user's client stays open."""
         self._closed = True
 
     async def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> Any:
@@ -73,7 +75,7 @@ class HttpxTransport:
 
 
 class HttpxStream:
-    """An answer whose body is still to come, or, where a hook has closed it, ``pieces`` that were read before."""
+    """A response whose body has not been read yet. If a hook has closed it, ``pieces`` holds the body that was read before."""
 
     __slots__ = ("_package", "_pieces", "_response", "headers", "status")
 
@@ -85,7 +87,7 @@ class HttpxStream:
         self.headers: Mapping[str, str] = response.headers
 
     async def read(self) -> bytes:
-        """What has come since the last time; ``b""`` at the end. Raises ``TransportError``."""
+        """Return the bytes that have arrived since the last call, or ``b""`` at the end. Raises ``TransportError``."""
         try:
             return await anext(self._pieces, b"")
         except _expected(self._package) as error:
@@ -97,7 +99,7 @@ class HttpxStream:
         raise failure
 
     async def drain(self, seconds: float) -> None:
-        """Read on to the end of the body for so many seconds at most, so that the connection may be used again."""
+        """Read to the end of the body, for ``seconds`` at most, so that the connection can be reused."""
         try:
             async with asyncio.timeout(seconds):
                 while await self.read():
@@ -108,16 +110,20 @@ class HttpxStream:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Leave; the connection is closed unless the body is at its end."""
+        """Close the stream. The connection is closed unless the body was read to its end."""
         expected = _expected(self._package)
-        with contextlib.suppress(*expected):  # RuntimeError: another task is reading; it gets an error, as the connection goes
+        with contextlib.suppress(*expected):  # RuntimeError: another task is reading; closing the response below ends its read
             await self._pieces.aclose()
         with contextlib.suppress(*expected):
             await self._response.aclose()
 
 
 def translate(package: Any, error: Exception) -> TransportError:
-    """As the default engine does; the text of httpx is only used to tell a broken connection from broken HTTP."""
+    """Return the ``TransportError`` for an exception of httpx, as the default backend would report it.
+
+    The exception's text is used only to distinguish a broken connection from malformed HTTP. The text of a ``RuntimeError``, such as a
+    closed client, is shown.
+    """
     if _is_local(error):
         return troubles.no_room(type(error).__name__)
     if isinstance(error, RuntimeError) and not isinstance(error, package.StreamError):
@@ -162,7 +168,7 @@ def _client_of(endpoint: Endpoint) -> tuple[ModuleType, Any]:
 
 
 def _is_local(error: BaseException | None) -> bool:
-    """Whether the operating system's refusal is somewhere under httpx's wrapping."""
+    """Return True if the error or one of its causes means that this machine could not open a connection."""
     while error is not None:
         if troubles.is_local(error):
             return True

@@ -1,7 +1,7 @@
-"""A look at a server: what it is asked by GET, and what its answers come to. What each of them means is in ``scoring.load``.
+"""Probes of a server: the GET requests of each kind of server, and the result of their responses.
 
-A look is short: readiness and load. ``asked`` takes one answer, for those that want to know more. Raises nothing but
-``TransportError`` and cancellation.
+A probe fetches only readiness and load. ``asked`` fetches any single path, for callers that need more. The responses are parsed by
+``qreward.codecs.rewards.server_info``. Only ``TransportError`` and cancellation are raised.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ LOOKS: dict[str, tuple[str, ...]] = {
     "openrlhf": (),
     "nim": ("/v1/health/ready",),
 }
-"""Kind -> what a look asks for: of ``PROBES`` what changes. OpenRLHF's server has nothing to ask for."""
+"""Kind of server -> paths of a probe: the paths of ``PROBES`` whose responses change. OpenRLHF's server has no such path."""
 INFO: dict[str, str] = {"tei": "/info"}
-"""Kind -> what is asked for once, by the first look at a server and by the first after it was away: it changes with a restart only."""
+"""Kind of server -> path whose response changes only at a restart. It is fetched by the first probe, and again after an outage."""
 PASSING = frozenset({408, 425, 429})
-"""Statuses that say nothing of the settings."""
+"""Temporary statuses, which say nothing about the endpoint's settings."""
 _TOLD = (b"vllm:num_requests_", b"vllm:kv_cache", b"vllm:gpu_cache", b"sglang:num_", b"sglang:token_usage", b"te_queue_size")
 
 
 async def look(line: EndpointConnection) -> ProbeResult:
-    """How a server stands. Nobody there is not ready; silence, or a line that breaks, says nothing."""
+    """Probe a server. It is not ready if no connection can be opened; a timeout or a broken connection leaves readiness unknown."""
     load, kind, statuses = Load(), line.endpoint.kind, {}
     for path in LOOKS[kind]:
         try:
@@ -54,7 +54,7 @@ async def look(line: EndpointConnection) -> ProbeResult:
 
 
 def _trouble(kind: str, load: Load, statuses: dict[str, int]) -> str | None:
-    """Why a server never says anything, if it looks so."""
+    """Return why probes of this server apparently never work, or None."""
     if not statuses:
         return f"a server of kind {kind!r} says nothing of itself; leave probe out"
     if load != Load() or any(status < 300 or status >= 500 or status in PASSING for status in statuses.values()):
@@ -68,21 +68,21 @@ async def _ask_info(line: EndpointConnection) -> None:
     if path is not None and line.info is None:
         try:
             line.info = told(path, await asked(line, path))
-        except TransportError:  # asked again by the next look
+        except TransportError:  # the next probe tries again
             line.info = None
 
 
 async def asked(line: EndpointConnection, path: str) -> Reply:
-    """The answer to a GET, under the server's root; the list of models is the API's, wherever that is."""
+    """GET a path under the server's root. For kind ``openai``, the list of models is fetched under the endpoint's ``base_url`` instead."""
     if path == MODELS and line.endpoint.kind == "openai":
         return await line.transport.get("/models")
     return await line.beside().get(path)
 
 
 def told(path: str, reply: Reply) -> Load:
-    """What an answer tells. Of the metrics only what is of use is read: a server's are some hundred kilobytes, read once a look."""
+    """Parse a response. Only the used lines of ``/metrics`` are parsed, because it may have several hundred kilobytes in each probe."""
     body = b"\n".join(row for row in reply.body.split(b"\n") if row.startswith(_TOLD)) if path == "/metrics" else reply.body
     load = read_load(path, reply.status, body)
-    if path == MODELS and (reply.status >= 500 or 200 <= reply.status < 300):  # of a server that has no route for it
+    if path == MODELS and (reply.status >= 500 or 200 <= reply.status < 300):  # the server has no route for readiness
         load = load.joined(Load(ready=reply.status < 300))
     return load

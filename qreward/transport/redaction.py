@@ -1,6 +1,6 @@
-"""Keeping keys out of words: everything that goes into an error passes through ``Secrets.hide``.
+"""Redaction of secrets: every text that goes into an error passes through ``Secrets.hide``.
 
-Knows the settings of an endpoint that are secret, and nothing of what the words are about.
+This module knows which settings of an endpoint are secret. It must not know what the texts are about.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from qreward.settings.policies import Endpoint
 from qreward.transport import connection_settings as address
 
 _LOOKS_SECRET = re.compile(r"(?i:\bbearer\s+)[\w.~+/=:-]{6,}|\bsk-[\w*-]{4,}|(?<=//)[^/\s@]+(?=@)")
-_SHORT = 8  # a shorter secret is hidden only where it stands alone: a key "a" must not blank every a
+_SHORT = 8  # a shorter secret is hidden only as a whole word: a key "a" must not hide every letter a
 
 
 class Secrets:
-    """What must not be shown.
+    """Replaces secrets in texts.
 
     Args:
         values: keys, header values, passwords, proxy URLs.
@@ -39,11 +39,11 @@ class Secrets:
         self._pattern = re.compile("|".join([*map(_matcher, longest_first), _LOOKS_SECRET.pattern]))
 
     def hide(self, text: str) -> str:
-        """The text with ``***`` in place of each secret, and of whatever looks like one."""
+        """Return the text with ``***`` in place of each secret and of everything that looks like a secret."""
         return self._pattern.sub("***", text)
 
     def and_headers(self, headers: Mapping[str, str] | None) -> Secrets:
-        """These secrets and the values of a call's own headers."""
+        """Return these secrets together with the values of a call's own headers."""
         return Secrets([*self._values, *_parts(headers.values())]) if headers else self
 
     def __repr__(self) -> str:
@@ -51,12 +51,12 @@ class Secrets:
 
 
 def secrets_of(endpoint: Endpoint) -> Secrets:
-    """The secrets among an endpoint's settings."""
+    """Return the secrets in an endpoint's settings."""
     return Secrets([*_parts(_plain_values(endpoint)), *_credentials(address.configured_proxy(endpoint))])
 
 
 def _credentials(proxy: str) -> list[str]:
-    """The parts of a proxy URL that must not be shown."""
+    """Return the parts of a proxy URL that must not be shown."""
     try:
         parts = urlsplit(proxy)
     except ValueError:
@@ -74,7 +74,7 @@ def _plain_values(endpoint: Endpoint) -> list[str]:
 
 
 def _parts(values: Iterable[object]) -> list[str]:
-    """Each value, and what follows its scheme: a server may quote ``abc`` of ``Token abc``."""
+    """Return each value, and the part after its scheme: a server may quote only ``abc`` of ``Token abc``."""
     texts = [str(value) for value in values]
     return texts + [rest.strip() for text in texts if (rest := text.partition(" ")[2])]
 

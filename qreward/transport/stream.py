@@ -1,14 +1,14 @@
-"""One streamed attempt: asked for, read chunk by chunk, and how it ended, in the core's words.
+"""One streamed attempt: sends the request, reads the response chunk by chunk, and determines the outcome.
 
-Knows transports, events, chunks and failures; knows nothing of queues, of time limits, or of who reads on. How it is driven::
+This module knows transports, events, chunks and failures. It must not know queues, time limits, or the consumer. Usage::
 
-    opened = await wire.stream(endpoint, call)        # a Failure, or a ChatStream once the server has answered 2xx
-    async with opened as stream:                      # leaving early closes the connection at once: the server sees it
+    opened = await backend.stream(endpoint, call)     # a Failure, or a ChatStream once the server has answered 2xx
+    async with opened as stream:                      # leaving early closes the connection immediately, so the server notices
         while (chunks := await stream.read()) is not None:
-            ...                                       # a list of ChatChunk; [] is a sign of life (a keep-alive comment)
+            ...                                       # a list of ChatChunk; [] after bytes without a chunk, such as a keep-alive
         outcome = stream.outcome                      # Answer (its value is the whole completion) or Failure
 
-Nothing but ``CancelledError`` is raised. ``aclose`` may be called at any time, also while another task is in ``read``.
+Only ``CancelledError`` is raised. ``aclose`` can be called at any time, also while another task is in ``read``.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ if TYPE_CHECKING:
     from qreward.transport.backend import EndpointConnection
 
 DRAIN = 0.1
-"""Seconds to wait for the end of a body after ``[DONE]``, so that its connection is used again; as long as the openai SDK waits."""
+"""Seconds to wait for the end of a body after ``[DONE]``, so that its connection can be reused. The openai SDK waits as long."""
 
 Conclude = Callable[[Reply | Exception], Answer | Failure]
-"""What a complete answer, or an exception, comes to."""
+"""Converts a complete response or an exception to an outcome."""
 
 _OPTIONS = "stream_options"
 _REFUSALS = (400, 422)
 _DONE = b"[DONE]"
-_NO_STREAM = (b"{", b"[", b"<")  # JSON or a page of HTML; no line of an event begins so
-_BLANKS = b" \t\r\n\xef\xbb\xbf"  # and a byte order mark
-_LOOKED_AT = 8192  # bytes of the beginning: to tell what kind of answer this is, and to show if it is none
+_NO_STREAM = (b"{", b"[", b"<")  # JSON or HTML; no line of an event starts with these
+_BLANKS = b" \t\r\n\xef\xbb\xbf"  # includes the bytes of a byte order mark
+_LOOKED_AT = 8192  # bytes of the beginning, to recognise a stream, and to show if the response is malformed
 
 
 class ChatStream:
-    """An open stream of one chat completion. One task reads; it may be closed from anywhere.
+    """An open stream of one chat completion. One task reads it; any task may close it.
 
     Attributes:
-        headers: of the answer, case-insensitive.
-        limits: what the server says of its rate limits, if it does. True when the stream opens, old when it ends: so they are
-            here and not in the ``Answer``.
-        outcome: None while it is under way; then ``Answer``, ``Failure``, or ``Cancelled`` if it was left early.
-        on_close: called once, when it has been closed.
+        headers: the response headers, case-insensitive.
+        limits: the server's rate limits from the headers, or None. They are here and not in the ``Answer``, because they are valid when
+            the stream opens and outdated when it ends.
+        outcome: None while the stream is open; then ``Answer``, ``Failure``, or ``Cancelled`` if it was closed early.
+        on_close: called once, after the stream was closed.
     """
 
     __slots__ = (
@@ -74,13 +74,13 @@ class ChatStream:
         self._conclude = conclude
         self._parser = Parser()
         self._assembly = StreamAccumulator(call.model)
-        self._known = False  # whether this is a stream
+        self._known = False  # True once it is known whether this is a stream
         self._beginning = b""
-        self._whole: bytearray | None = None  # an answer that is none
+        self._whole: bytearray | None = None  # the body of a response that is not a stream
         self._done = False
 
     async def read(self) -> list[ChatChunk] | None:
-        """The chunks that have come since the last time, waiting for at least one byte; None once there is an outcome."""
+        """Return the chunks that have arrived since the last call, waiting for at least one byte; None once there is an outcome."""
         if self.outcome is not None:
             return None
         chunks: list[ChatChunk] = []
@@ -95,7 +95,7 @@ class ChatStream:
         return chunks if chunks or self.outcome is None else None
 
     async def aclose(self) -> None:
-        """Leave. The connection is closed at once; after ``[DONE]`` the end of the body is waited for, ``DRAIN`` seconds at most."""
+        """Close the stream. The connection is closed immediately, or, after ``[DONE]``, released if the body ends within ``DRAIN`` s."""
         self._settle(CANCELLED)
         done, self._done = self._done, False
         try:
@@ -119,7 +119,7 @@ class ChatStream:
             self.outcome = outcome
 
     def _take(self, data: bytes) -> list[ChatChunk]:
-        """The chunks that are complete with these bytes."""
+        """Return the chunks that are complete with these bytes."""
         if not self._known:
             data = self._beginning + data
             if not self._look_at(data):
@@ -133,7 +133,7 @@ class ChatStream:
         return []
 
     def _look_at(self, beginning: bytes) -> bool:
-        """Whether it can be told what kind of answer this is."""
+        """Return True if the beginning of the body shows whether the response is a stream."""
         self._beginning = beginning[:_LOOKED_AT]
         first = beginning.lstrip(_BLANKS)[:1]
         self._known = bool(first) or len(beginning) >= _LOOKED_AT
@@ -142,7 +142,7 @@ class ChatStream:
         return self._known
 
     def _chunks(self, events: Iterator[Event]) -> list[ChatChunk]:
-        """The chunks in these events, up to the one that decides how the stream ends."""
+        """Return the chunks in these events, up to the event that ends the stream."""
         chunks, said = [], self._beginning
         assembly, model, cap = self._assembly, self._call.model, self._line.endpoint.max_response_bytes
         try:
@@ -166,7 +166,7 @@ class ChatStream:
         return chunks
 
     def _end(self) -> list[ChatChunk]:
-        """What is left at the end of the body."""
+        """Return the remaining chunks at the end of the body, and set the outcome."""
         if self._whole is not None:
             reply = Reply(self._body.status, self.headers, bytes(self._whole))
             outcome = self._conclude(reply)
@@ -178,7 +178,7 @@ class ChatStream:
         return chunks
 
     def _ended(self, *, well: bool) -> Answer | Failure:
-        """How a stream ended that has nothing more to say; ``well`` if the server said so."""
+        """Return the outcome of a stream that has ended. ``well`` is True if it counts as complete, for example after ``[DONE]``."""
         assembly = self._assembly
         if assembly.empty:
             return self._malformed("the stream has no chunk with a choice", self._beginning)
@@ -193,7 +193,7 @@ class ChatStream:
         return Answer(assembly) if usage is None else Answer(assembly, usage.prompt_tokens, usage.completion_tokens)
 
     def _broken(self, error: Exception) -> Answer | Failure:
-        """How a stream ended that broke: an answer that was complete stays one."""
+        """Return the outcome of a stream that broke. An answer that was already complete remains valid."""
         return self._ended(well=True) if isinstance(error, TransportError) and self._finished() else self._conclude(error)
 
     def _finished(self) -> bool:
@@ -209,10 +209,10 @@ class ChatStream:
 
 
 async def open_stream(line: EndpointConnection, call: WireRequest, conclude: Conclude) -> ChatStream | Failure:
-    """Ask for a stream. Raises ``BadRequest`` for what cannot be sent, and ``TransportError``.
+    """Send a streamed request. Raises ``BadRequest`` if the request cannot be sent, and ``TransportError``.
 
-    The usage is asked for unless the caller set ``stream_options``; a server that refuses those is asked once more without,
-    and never with them again.
+    Token usage is requested through ``stream_options`` unless the caller set them. If the server rejects ``stream_options``, the request
+    is sent once more without them. If that succeeds, later requests to this server omit them.
     """
     if call.headers is not None:
         address.check_call_headers(call.headers, call.model)
@@ -227,7 +227,7 @@ async def open_stream(line: EndpointConnection, call: WireRequest, conclude: Con
     if not 200 <= body.status < 300:
         return _refused(line, call, await _read_whole(body, line))
     if ours and refused:
-        line.takes_stream_options = False  # only now is it known that they were the reason
+        line.takes_stream_options = False  # the second request succeeded, so the options were the reason
     return ChatStream(body, line, call, conclude)
 
 
@@ -242,7 +242,7 @@ def _refused(line: EndpointConnection, call: WireRequest, reply: Reply) -> Failu
 
 
 async def _read_whole(body: ByteStream, line: EndpointConnection) -> Reply:
-    """The rest of an answer that is no stream."""
+    """Read the whole body of a response that is not a stream."""
     cap, content = line.endpoint.max_response_bytes, bytearray()
     try:
         while piece := await body.read():

@@ -1,6 +1,6 @@
-"""What can go wrong on a line, each said once for all engines. No text of a library's exception gets in: it may hold a URL or headers.
+"""The errors of connections, with one message each for all backends, and ``read_whole``, which reads a body up to a size limit.
 
-Reads an answer that comes in pieces to its end, up to a cap. For what is not on the hot path.
+A message must not contain the text of a library's exception, which may hold a URL or headers. ``read_whole`` is not for the hot path.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from qreward.transport.base import ByteStream
 _LOCAL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
-"""What OpenSSL calls an answer to its greeting that is not TLS."""
+"""OpenSSL's reasons for an answer to the ClientHello that is not TLS."""
 
 
 def is_local(error: BaseException) -> bool:
-    """Whether our own machine refused, which says nothing of the endpoint."""
+    """Return True if this machine, not the endpoint, caused the error: it has no file descriptors, buffers or memory left."""
     return isinstance(error, OSError) and error.errno in _LOCAL
 
 
@@ -58,7 +58,7 @@ def broken(reason: str) -> TransportError:
 
 
 async def read_whole(stream: ByteStream, cap: int) -> Reply:
-    """The whole answer, of at most ``cap`` bytes. Raises ``TransportError``; the stream is left in any case."""
+    """Return the whole response, whose body may have ``cap`` bytes at most. Raises ``TransportError``. The stream is always closed."""
     pieces, size = [], 0
     try:
         while piece := await stream.read():

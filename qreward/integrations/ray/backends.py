@@ -386,7 +386,7 @@ class RayCrew:
         self._hopeless: tuple[Any, ...] = tuple(getattr(errors, name) for name in HOPELESS)
         most = terms.max_concurrent_batches
         kind, more = (Host, ()) if recipe.blocks else (AsyncHost, (most,))
-        # an async actor needs one slot more than batches, for Ray's own monitoring
+        # one call more than batches, so that ``ready`` and ``end`` of an async actor do not wait for a batch
         asked = {"max_concurrency": most if recipe.blocks else most + 1, "max_restarts": 0, "max_task_retries": 0}
         self._make: Callable[[], Any] = partial(ray.remote(kind).options(**terms.options, **asked).remote, recipe, *more)
 

@@ -23,7 +23,7 @@ class JudgeRequest(NamedTuple):
         messages: the messages to send.
         sample: number of the sample, from 0.
         swapped: True if the responses of a pair are shown in reverse order.
-        key: digest of everything that is sent and of the verdict's form. Requests with equal keys can share an answer.
+        key: digest of the request without its headers, and of the verdict's form. Requests with equal keys can share an answer.
     """
 
     juror: JudgeModel

@@ -99,7 +99,7 @@ class Judge:
         pair_prompt: PromptTemplate | None = None,
         verdict: type[BaseModel] = ScoreVerdict,
         scale: tuple[float, float] | None = None,
-        range: tuple[float, float] | None = (0.0, 1.0),  # noqa: A002 - the word of the settings
+        range: tuple[float, float] | None = (0.0, 1.0),  # noqa: A002 - the name in the settings
         samples: int = 1,
         settle: Settle = "majority",
         reasks: int = 1,

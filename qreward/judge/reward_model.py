@@ -54,7 +54,7 @@ class RewardModelScorer:
         client: QRewardClient,
         model: str,
         *,
-        range: tuple[float, float] | None = None,  # noqa: A002 - the word of the settings
+        range: tuple[float, float] | None = None,  # noqa: A002 - the name in the settings
         owns_client: bool = False,
         **params: Any,
     ) -> None:

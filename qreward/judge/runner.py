@@ -337,7 +337,7 @@ class SingleRunner(Dispatcher):
         if not self._waiter.done():
             self._waiter.set_result(decided)
 
-    def send(self, flight: InflightRequest, *, again: bool) -> None:  # noqa: ARG002 - a single call always goes at once
+    def send(self, flight: InflightRequest, *, again: bool) -> None:  # noqa: ARG002 - the request of a single call is sent at once
         poll = self._poll
         timeout = self._terms.timeout
         if poll is not None and timeout is not None:

@@ -172,7 +172,7 @@ class Dispatcher:
                 self.send(flight, again=False)
 
     def watch_over(self, poll: PendingItem) -> None:
-        """Start the item's own timer, for an item that waits for a request with another timeout."""
+        """Start the item's own timer, for an item whose requests may end later than its timeout."""
         if poll.timer is not None or self._terms.timeout is None:
             return
         now = self.shell.engine.clock()

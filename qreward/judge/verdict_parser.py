@@ -54,7 +54,7 @@ class VerdictParser:
         model: type[BaseModel],
         *,
         scale: tuple[float, float] | None = None,
-        range: tuple[float, float] | None = (0.0, 1.0),  # noqa: A002 - the word of the settings
+        range: tuple[float, float] | None = (0.0, 1.0),  # noqa: A002 - the name in the settings
         score: Callable[[Any], float | None] | None = None,
     ) -> None:
         if not isinstance(model, type) or not issubclass(model, BaseModel):

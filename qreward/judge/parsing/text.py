@@ -227,7 +227,7 @@ class TextReader:
         options: the value of each choice, by its spellings. None if the verdict is a number.
 
     Example:
-        >>> TextReader("score", (0, 10)).read("It is right.\nScore: 7/10", lambda members: None)
+        >>> TextReader("score", (0, 10)).read("It is right.\\nScore: 7/10", lambda members: None)
         (7.0, None)
     """
 

@@ -4,7 +4,8 @@ The cache stores the text of an answer under a digest of its request. It knows n
 
 Each answer has a fingerprint of the weights that wrote it, as far as servers report them (see ``reply.fingerprint_of``). The file also
 stores the fingerprint that each endpoint sent last. When an endpoint sends its first fingerprint, or one that differs from its last, the
-model may have changed: answers with other fingerprints are no longer found, until an endpoint sends their fingerprint again. So a fleet whose endpoints differ keeps all its answers, and a fleet whose weights were replaced finds none of the old ones.
+model may have changed: answers with other fingerprints are no longer found, until an endpoint sends their fingerprint again. So a fleet
+whose endpoints differ keeps all its answers, and a fleet whose weights were replaced finds none of the old ones.
 
 SQLite runs in its own thread, with a write-ahead log and short transactions: a process that dies during a transaction leaves the file as
 it was before. A file that cannot be used is reported in the log once, and judging continues without the cache.

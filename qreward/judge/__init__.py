@@ -1,4 +1,7 @@
-"""Judges: answers of models in words, read into verdicts and settled into a score. A reward model has the same face."""
+"""LLM judges: prompt one or more models, parse their answers into verdicts and aggregate these into a score.
+
+``RewardModelScorer`` offers a reward model through the same interface.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From several votes to one outcome, as early as no vote that is missing can change it. Pure."""
+"""Aggregate several votes into one outcome, as soon as no pending vote can change it. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from qreward.judge.types import Comparison, Preference, Vote
 from qreward.results import AttemptRecord
 
 Heard = Vote | QRewardError | None
-"""What one ballot came to; None while it is under way."""
+"""The outcome of one request; None while it is pending."""
 
 Decide = Callable[[Sequence[Heard]], Any]
-"""From what is known to the outcome, the error, or None while that is open."""
+"""From the known outcomes to the item's outcome, its error, or None while it is undecided."""
 
 
 def quorum(size: int) -> int:
-    """Votes that must be there: more than half."""
+    """The votes that an outcome needs: more than half."""
     return size // 2 + 1
 
 
 def lost(ballots: Sequence[Heard]) -> QRewardError | None:
-    """The error of an item that can have no quorum any more, which lists what went wrong; None if it can.
+    """The error of an item that can no longer reach its quorum; None if it still can.
 
-    A lone ballot's error is the item's.
+    The error lists the errors of all failed requests. The error of an item's only request is returned unchanged.
     """
     errors = [ballot for ballot in ballots if isinstance(ballot, QRewardError)]
     if not errors or len(ballots) - len(errors) >= quorum(len(ballots)):
@@ -53,18 +53,18 @@ def _last(errors: list[QRewardError], name: str) -> Any:
 
 
 class ScoreOf:
-    """Settles scores.
+    """Aggregates scores.
 
-    ``majority`` is the score that was given most often; of several that were given equally often it is their median, the lower of the
-    middle two, so that it is always a score that somebody gave. It is known when none that is missing can change it. ``mean`` and
-    ``median`` wait for all that do not fail.
+    ``majority`` is the most frequent score. Among equally frequent scores it is their median, and of two middle ones the lower, so that the
+    result is always a score from a vote. It is decided when no pending vote can change it. ``mean`` and ``median`` wait until every
+    request has a vote or an error. All three need votes from more than half of the requests.
     """
 
     def __init__(self, how: Settle) -> None:
         self._how = how
 
     def __call__(self, ballots: Sequence[Heard]) -> tuple[float, tuple[Vote, ...]] | QRewardError | None:
-        """The score and the votes, those that agree first; the error; or None while it is open."""
+        """The score and the votes, those closest to the score first; the error; or None while it is undecided."""
         if len(ballots) == 1:
             only = ballots[0]
             return (only.score, (only,)) if isinstance(only, Vote) else only
@@ -81,10 +81,13 @@ class ScoreOf:
 
 
 def settled(scores: Sequence[float], missing: int, how: Settle, among: Callable[[Sequence[float]], float] = median_low) -> float | None:
-    """The score that these come to, None while those that are missing can change it.
+    """The aggregated score; None while pending votes can change it.
 
     Args:
-        among: of several that were given most often, the one that counts.
+        scores: the scores of the votes so far.
+        missing: number of pending votes.
+        how: the method of aggregation.
+        among: chooses one of several equally frequent scores.
 
     Example:
         >>> settled([1, 1], 1, "majority"), settled([1, 0], 1, "majority"), settled([1, 0, 5], 0, "majority"), settled([1, 1], 1, "mean")
@@ -100,17 +103,17 @@ def settled(scores: Sequence[float], missing: int, how: Settle, among: Callable[
 
 
 class BetterOf:
-    """Settles pairs, each of which was shown in both orders: ballots 2k and 2k + 1 belong together.
+    """Aggregates comparisons. Each pair was shown in both orders: the requests 2k and 2k + 1 belong together.
 
-    Where the two orders disagree, it is a tie; where one of them says so, the other cannot change it. Several judges or samples are
-    settled as scores are, but that a majority of none is a tie.
+    If the two orders disagree, they count as a tie. If one of them is a tie, the other cannot change that. Several judges or samples are
+    aggregated like scores, except that equally frequent preferences make a tie.
     """
 
     def __init__(self, how: Settle) -> None:
         self._how = how
 
     def __call__(self, ballots: Sequence[Heard]) -> Comparison | QRewardError | None:
-        """The comparison, the error, or None while it is open."""
+        """The comparison, the error, or None while it is undecided."""
         pairs = [_agreed(ballots[place], ballots[place + 1]) for place in range(0, len(ballots), 2)]
         error = lost(pairs)
         if error is not None:

@@ -1,13 +1,14 @@
-"""Answers kept in a file over runs: content in, text out. Any number of processes may share one file.
+"""A persistent cache of models' answers in a SQLite file. Any number of processes may share one file.
 
-An answer is found again as long as the weights that wrote it are those that answer now, as far as servers tell: with each answer comes a
-fingerprint (see ``hearing.fingerprint_of``). The file holds which fingerprint each endpoint sent last. One that an endpoint has not sent
-before means that something changed, so from then on answers with other fingerprints are not found, until an endpoint sends theirs again.
-So a fleet whose endpoints differ keeps all of its answers, and one whose weights were replaced keeps none of the old.
+The cache stores the text of an answer under a digest of its request. It knows no verdicts: a cached answer is parsed again.
 
-SQLite does the work, in a thread of its own: write-ahead log and short transactions, so that a process that dies in the middle of one
-leaves the file as it was before. A file that cannot be used is told in the log once, and costs nothing but what it would have saved.
-Knows no verdict: what is kept is what a model said.
+Each answer has a fingerprint of the weights that wrote it, as far as servers report them (see ``reply.fingerprint_of``). The file also
+stores the fingerprint that each endpoint sent last. When an endpoint sends its first fingerprint, or one that differs from its last, the
+model may have changed: answers with other fingerprints are no longer found, until an endpoint sends their fingerprint again. So a fleet
+whose endpoints differ keeps all its answers, and a fleet whose weights were replaced finds none of the old ones.
+
+SQLite runs in its own thread, with a write-ahead log and short transactions: a process that dies during a transaction leaves the file as
+it was before. A file that cannot be used is reported in the log once, and judging continues without the cache.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from qreward.engine import background as forks
 from qreward.judge.reply import ModelReply
 
 MOST = 1_000_000
-"""Answers that are kept; beyond it the oldest go. At a kilobyte each that is a gigabyte."""
+"""The most answers in a file; the oldest are deleted first. At a kilobyte each they take a gigabyte."""
 PATIENCE = 5.0
-"""Seconds for which another process that writes is waited for."""
+"""Seconds to wait for another process that is writing."""
 
 _log = logging.getLogger("qreward")
 
 VERSION = 2
-"""Of the tables, as ``PRAGMA user_version`` has it. Files of version 0 hold no fingerprints, and answers that were not whole."""
+"""Version of the tables, stored as ``PRAGMA user_version``. Files of version 0 have no fingerprints, and contain incomplete answers."""
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS answers (
         number INTEGER PRIMARY KEY, key BLOB NOT NULL, fingerprint TEXT NOT NULL, text BLOB NOT NULL, UNIQUE (key, fingerprint))""",
@@ -47,13 +48,13 @@ _COLUMNS_0 = ["number", "key", "text", "finished"]
 
 
 class Sighting(NamedTuple):
-    """An answer, and where it came from.
+    """An answer to store, and the endpoint that sent it.
 
     Attributes:
-        model: what the model is called in the cache.
+        model: name of the model in the cache, including the namespace.
         endpoint: name of the endpoint.
         heard: the answer.
-        key: of what was asked; None for an answer that was not read, which is not kept.
+        key: digest of the request. None for an answer that could not be parsed: only its fingerprint is stored.
     """
 
     model: str
@@ -63,11 +64,11 @@ class Sighting(NamedTuple):
 
 
 Sent = dict[str, tuple[str, bool]]
-"""Endpoint -> the fingerprint it sent last, and whether answers with that one are found."""
+"""Endpoint -> the fingerprint it sent last, and whether answers with that fingerprint are found."""
 
 
 def note(sent: Sent, endpoint: str, fingerprint: str) -> None:
-    """Note what an endpoint sent.
+    """Record the fingerprint that an endpoint sent. A new one invalidates those of all other endpoints until they send theirs again.
 
     Example:
         >>> sent = {"a": ("v1", True), "b": ("v1", True)}
@@ -82,11 +83,11 @@ def note(sent: Sent, endpoint: str, fingerprint: str) -> None:
 
 
 class Cache:
-    """Answers by key, in a file.
+    """A cache of answers in a file.
 
     Args:
-        path: of the file; it is made when it is first used, its folder must be there.
-        most: answers that are kept.
+        path: path of the file. It is created on first use; its directory must exist.
+        most: the most answers in the file; the oldest are deleted first.
     """
 
     def __init__(self, path: str | Path, most: int = MOST) -> None:
@@ -95,7 +96,7 @@ class Cache:
         forks.watch(self, Cache._begin)
 
     def _begin(self) -> object:
-        """What belongs to this process. What is not yet written is left to the process that heard it."""
+        """Create the state that belongs to one process. After a fork, the parent writes the pending answers, not the child."""
         inherited = self.__dict__.get("_store"), self.__dict__.get("_worker")
         self._lock = threading.Lock()
         self._fresh: list[Sighting] = []
@@ -105,14 +106,14 @@ class Cache:
         return inherited
 
     async def look(self, asked: Sequence[tuple[bytes, str]]) -> list[ModelReply | None]:
-        """What is kept under each of these keys, each with its model; None where there is nothing."""
+        """The cached answers for these pairs of key and model, in their order; None where there is none."""
         if not asked:
             return []
-        found = await asyncio.get_running_loop().run_in_executor(self._thread(), self._store.read, asked)  # after what waits to be written
+        found = await asyncio.get_running_loop().run_in_executor(self._thread(), self._store.read, asked)  # runs after pending writes
         return [found.get(key) for key, _ in asked]
 
     def keep(self, sighting: Sighting) -> None:
-        """Keep an answer; it is written soon, together with others."""
+        """Store an answer. It is written in the background, together with others."""
         with self._lock:
             self._fresh.append(sighting)
             if self._flushing:
@@ -121,7 +122,7 @@ class Cache:
         self._thread().submit(self._flush)
 
     def close(self) -> None:
-        """Write what is not yet written, and close the file; it is opened again when it is used again. Blocks."""
+        """Write pending answers and close the file. Blocks. The next use opens the file again."""
         with self._lock:
             worker, self._worker = self._worker, None
         if worker is not None:
@@ -142,7 +143,7 @@ class Cache:
 
 _STORES: weakref.WeakSet[_Store] = weakref.WeakSet()
 _STILL: list[_Store] = []
-"""Those that a fork has brought to rest."""
+"""The stores that are locked during a fork."""
 
 
 def _before_fork() -> None:
@@ -162,7 +163,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Store:
-    """The file. Raises nothing. An open SQLite file must not be carried over a fork, so it is closed for the moment of one."""
+    """The SQLite file. Its methods log errors instead of raising them.
+
+    An open SQLite file must not be carried across a fork, so the file is closed before one.
+    """
 
     def __init__(self, path: str, most: int) -> None:
         self._path, self._most = path, most
@@ -173,7 +177,7 @@ class _Store:
         _STORES.add(self)
 
     def read(self, asked: Sequence[tuple[bytes, str]]) -> dict[bytes, ModelReply]:
-        """What there is under these keys, by the weights that answer now."""
+        """The answers under these keys whose fingerprint is current."""
         found: dict[bytes, ModelReply] = {}
         models = dict(asked)
         with self.busy:
@@ -193,12 +197,12 @@ class _Store:
         return found
 
     def write(self, sightings: Sequence[Sighting]) -> None:
-        """Note what endpoints sent, and add answers; those that are there already stay as they are."""
+        """Record the fingerprints of endpoints and add answers. Existing answers are not replaced."""
         texts = [(each.key, each.heard.fingerprint, each.heard.text.encode("utf-8", "surrogatepass")) for each in sightings if each.key]
         with self.busy:
             try:
                 with self._open() as file:
-                    file.execute("BEGIN IMMEDIATE")  # before what is read, for another process may write
+                    file.execute("BEGIN IMMEDIATE")  # locks before reading, as another process may write
                     _note(file, sightings)
                     file.executemany("INSERT OR IGNORE INTO answers (key, fingerprint, text) VALUES (?, ?, ?)", texts)
                     file.execute("DELETE FROM answers WHERE number <= (SELECT max(number) FROM answers) - ?", (self._most,))
@@ -206,12 +210,12 @@ class _Store:
                 self._trouble(error)
 
     def close(self) -> None:
-        """Until it is used again."""
+        """Close the file. The next use opens it again."""
         with self.busy:
             self.shut()
 
     def shut(self) -> None:
-        """The same, for who holds ``busy``."""
+        """The same, for a caller that holds ``busy``."""
         finalizer, self._finalizer, self._file = self._finalizer, None, None
         if finalizer is not None:
             finalizer()
@@ -223,13 +227,13 @@ class _Store:
             file = sqlite3.connect(self._path, timeout=PATIENCE, check_same_thread=False)
             self._finalizer = weakref.finalize(self, file.close)
             _to_wal(file)
-            file.execute("PRAGMA synchronous=NORMAL")  # a crash of the machine may lose the last answers, and breaks nothing
+            file.execute("PRAGMA synchronous=NORMAL")  # a crash of the machine may lose the last answers, but does not damage the file
             _prepare(file)
             self._file = file
         return self._file
 
     def _trouble(self, error: Exception) -> None:
-        """Only what passes, such as another process that writes for long, is tried again."""
+        """Log the first error. The file is used again only after a temporary one, such as a lock held by another process."""
         passing = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
         if not passing:
             self.shut()
@@ -240,7 +244,7 @@ class _Store:
 
 
 def _prepare(file: sqlite3.Connection) -> None:
-    """Make the tables. Raises ``sqlite3.DatabaseError`` for a file that this version cannot use."""
+    """Create the tables. Raises ``sqlite3.DatabaseError`` for a file that this version cannot use."""
     if file.execute("PRAGMA user_version").fetchone() == (VERSION,):
         return
     with file:
@@ -263,7 +267,7 @@ def _sent(file: sqlite3.Connection, model: str) -> Sent:
 
 
 def _note(file: sqlite3.Connection, sightings: Sequence[Sighting]) -> None:
-    """Write down what endpoints sent, as far as it is new."""
+    """Store the fingerprints of endpoints that have changed."""
     for model in {each.model for each in sightings}:
         before = _sent(file, model)
         after = dict(before)
@@ -275,7 +279,7 @@ def _note(file: sqlite3.Connection, sightings: Sequence[Sighting]) -> None:
 
 
 def _to_wal(file: sqlite3.Connection) -> None:
-    """Switch to the write-ahead log. Here SQLite itself does not wait for another process that does the same."""
+    """Switch to the write-ahead log. SQLite itself does not wait for another process that does the same, so this function retries."""
     end = monotonic() + PATIENCE
     while True:
         try:

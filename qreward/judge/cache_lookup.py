@@ -1,4 +1,4 @@
-"""What is kept of earlier runs, as votes: for one item, and for a batch as it is read."""
+"""Look up cached answers as votes: for one item, and for the items of a batch while they are read."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from qreward.judge.requests import Extra
 from qreward.judge.types import Vote
 
 CHUNK = 64
-"""Items that are looked up together."""
+"""Items per lookup."""
 
 Make = Callable[[Any], Sequence[JudgeRequest]]
 
 
 class Known(NamedTuple):
-    """An item whose questions were made, and looked up, before it is read; or why they could not be made.
+    """An item whose requests have been built and looked up in the cache.
 
     Attributes:
+        asks: the requests, or the exception that building them raised.
+        votes: the cached votes, in the order of ``asks``; None where there is none. Empty if nothing was looked up.
         extra: the item's fields that are not judged; None if there are none.
     """
 
@@ -31,7 +33,7 @@ class Known(NamedTuple):
 
 
 async def recall(cache: Cache, asks: Sequence[JudgeRequest]) -> list[Vote | None]:
-    """The votes that are kept for these questions."""
+    """The cached votes for these requests, in their order; None where there is none."""
     found = await cache.look([(ask.key, ask.juror.cached_as) for ask in asks])
     return [_vote(ask, heard) for ask, heard in zip(asks, found, strict=True)]
 
@@ -41,12 +43,16 @@ def _vote(ask: JudgeRequest, heard: ModelReply | None) -> Vote | None:
         return None
     try:
         return ask.ballot().vote(heard)
-    except Exception:  # it was read once: the rules of reading, or the user's own score function, have changed
+    except Exception:  # the answer was parsed before, so the parser or the user's score function has changed
         return None
 
 
 async def recalled(cache: Cache, items: Iterable[Any] | AsyncIterable[Any], make: Make, extra: Extra) -> AsyncIterator[Known]:
-    """The items of a batch, looked up; those of an iterator that blocks several at a time. What the input raises comes after them."""
+    """The items of a batch with their cached votes.
+
+    A synchronous input is looked up ``CHUNK`` items at a time, an asynchronous one item by item. An exception of the input is raised after
+    the items that precede it.
+    """
     if isinstance(items, AsyncIterable):
         iterator = aiter(items)
         try:
@@ -73,17 +79,17 @@ async def recalled(cache: Cache, items: Iterable[Any] | AsyncIterable[Any], make
 def _until_failure(items: Iterable[Any], failed: list[Exception]) -> Iterable[Any]:
     try:
         yield from items
-    except Exception as error:  # the caller's code; what it gave before is judged
+    except Exception as error:  # raised by the caller's iterator; the items before it are still judged
         failed.append(error)
 
 
 def made(item: object, make: Make, extra: Extra) -> Known:
-    """An item that was not looked up."""
+    """An item with its requests, before the lookup."""
     fields = None
     try:
         fields = extra(item)
         return Known(make(item), (), fields)
-    except Exception as error:  # among others of an item's own code: it is the item's result
+    except Exception as error:  # may come from the item's own code; it becomes the item's result
         return Known(error, (), fields)
 
 

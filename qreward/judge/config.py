@@ -1,6 +1,6 @@
-"""The settings of a judge, as a configuration file or a trainer's settings give them.
+"""The settings of a judge, and checks of the arguments that ``Judge`` receives.
 
-What a judge was given, looked at before anything is made of it. Knows the names of the settings and nothing of what they do.
+``JudgeConfig`` is what a configuration file or a trainer's settings hold. This module knows the names of the settings, not what they do.
 """
 
 from __future__ import annotations
@@ -17,32 +17,35 @@ from qreward.spelling import TYPO, closest
 
 ResponseFormat = Literal["auto", "json_schema", "json_object", "none"]
 MOST_SAMPLES = 100
-"""Each is a request of its own, and all of an item are sent at once: more than a vote gains by, and few enough that a slip costs little."""
+"""The most samples per model and item. Each sample is a request, and all requests of an item are sent at once. A vote gains nothing from
+more samples, and the limit keeps a typing error cheap."""
 
 Settle = Literal["majority", "mean", "median"]
 
 
 class JudgeConfig(Policy):
-    """What a :class:`~qreward.judge.Judge` is made from, but for its client.
+    """The settings of a :class:`~qreward.judge.Judge`, without its client.
 
     Args:
-        model: who judges; several are several judges, each of which is asked ``samples`` times.
-        prompt: template of the user's message, in which ``{prompt}``, ``{response}``, ``{reference}`` and any other field of an
-            item are replaced; None is the judge's own. How to answer is said at ``{answer_form}``, or at the end.
-        system: template of the system message; None sends none.
-        pair_prompt: as ``prompt``, for pairs, with ``{first}`` and ``{second}``, which are to be called A and B.
+        model: name of the judge model. With several names, every model judges every item.
+        prompt: template of the user message, with ``{prompt}``, ``{response}``, ``{reference}`` and any other field of an item. None
+            uses the built-in prompt. The instruction how to answer replaces ``{answer_form}``, or is appended if the template has no
+            such placeholder.
+        system: template of the system message. None sends none.
+        pair_prompt: the same as ``prompt``, for pairs, with ``{first}`` and ``{second}``. The template must call them A and B.
         verdict: the form of an answer: ``score``, ``yes_no``, or ``module:Class`` of a pydantic model.
-        scale: lowest and highest score that the judge is asked for; what lies outside is no answer. Where it is not set, the verdict's
-            own field goes before (its ``ge`` and ``le``).
-        range: what the ends of ``scale`` are as rewards; None leaves scores as they are.
-        samples: answers of each model to each item, at most ``MOST_SAMPLES``.
-        settle: how several answers make one score.
-        reasks: times that an answer which cannot be read is asked for again, within the item's time.
-        response_format: how the server is asked for JSON; ``auto`` finds out what it takes.
-        cache: path of a file that keeps verdicts over runs; None keeps none.
-        cache_namespace: verdicts are found again only under the namespace under which they were kept. Change it with whatever the
-            requests do not show, such as the weights that a model name stands for.
-        params: sent with each request: ``temperature``, ``max_tokens``, anything.
+        scale: lowest and highest score that a judge may give. An answer outside the scale is rejected. If it is not set, the limits of
+            the verdict's own field apply (``ge`` and ``le``, or the numbers of its literal or enum).
+        range: lowest and highest reward, to which the ends of ``scale`` are mapped linearly. None returns scores unchanged.
+        samples: requests per model and item, at most ``MOST_SAMPLES``.
+        settle: how several answers are aggregated into one score: ``majority``, ``mean`` or ``median``.
+        reasks: how often a request is sent again after an answer that cannot be parsed, within the item's timeout.
+        response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds out what the
+            servers of each model accept.
+        cache: path of a file that keeps answers across runs. None disables the cache.
+        cache_namespace: answers are found only under the namespace under which they were stored. Change it when something changes that
+            requests do not show, such as the weights behind a model name.
+        params: parameters of each request, such as ``temperature`` and ``max_tokens``.
 
     Example:
         >>> JudgeConfig(model="judge-7b", scale=(1, 5)).model
@@ -84,7 +87,7 @@ def models(model: object) -> tuple[str, ...]:
 
 
 def cache_path(cache: object) -> str | None:
-    """The path of the cache's file, None for none. Raises ``ConfigError``."""
+    """The path of the cache file, None for no cache. Raises ``ConfigError``."""
     if cache is None:
         return None
     if not isinstance(cache, str | Path) or not str(cache).strip():
@@ -93,7 +96,10 @@ def cache_path(cache: object) -> str | None:
 
 
 def check_params(params: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for a parameter that is meant as a setting of the judge: a server would take it, or not, and tell nobody."""
+    """Raise ``ConfigError`` for a request parameter whose name is close to a setting of the judge.
+
+    A server might ignore it silently.
+    """
     for name in params:
         if name == "params":
             raise ConfigError("params: give parameters of requests by their names, such as temperature=0, or Judge(..., **params)")
@@ -107,7 +113,7 @@ def check_params(params: Mapping[str, Any]) -> None:
 
 
 def config_of(config: object) -> JudgeConfig:
-    """Settings, from themselves or a mapping of them. Raises ``ConfigError``."""
+    """The settings as a ``JudgeConfig``, from one or from a mapping. Raises ``ConfigError``."""
     if isinstance(config, Mapping):
         config = JudgeConfig(**config)
     if not isinstance(config, JudgeConfig):

@@ -1,4 +1,4 @@
-"""From settings to a scorer: what adapters of trainers call."""
+"""``make_scorer``, which trainer adapters use to create a scorer from settings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from qreward.judge.types import Scorer
 
 
 def make_scorer(client: QRewardClient, scorer: JudgeConfig | str | None, *, owns_client: bool = True) -> Scorer:
-    """A judge by its settings, or a reward model by its name.
+    """Create a judge from its settings, or a reward model scorer from a model name.
 
     Args:
-        owns_client: closing the scorer closes the client, too.
+        client: the client that sends the requests.
+        scorer: the settings of a judge, or the name of a reward model.
+        owns_client: closing the scorer also closes the client.
 
     Raises:
-        ConfigError: a setting is wrong.
+        ConfigError: a setting is invalid, or ``scorer`` is None.
 
     Example:
         >>> make_scorer(QRewardClient(["http://gpu-0:8000/v1"]), "rm-7b")

@@ -1,4 +1,4 @@
-"""One item that is judged: what is asked about it, what is known, and when that is enough. Knows nothing of who sends."""
+"""The state of one item: its requests, their outcomes so far, and whether these decide the item. It sends nothing itself."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class JudgeRequest(NamedTuple):
-    """One question to one juror.
+    """One request about an item to one judge model.
 
     Attributes:
-        juror: who is asked.
-        messages: what is sent.
-        sample: which of the juror's answers to the item.
-        swapped: a pair in the other order.
-        key: equal for what would be answered alike: all that is sent, and the form of the verdict.
+        juror: the judge model.
+        messages: the messages to send.
+        sample: number of the sample, from 0.
+        swapped: True if the responses of a pair are shown in reverse order.
+        key: digest of the request without its headers, and of the verdict's form. Requests with equal keys can share an answer.
     """
 
     juror: JudgeModel
@@ -33,7 +33,7 @@ class JudgeRequest(NamedTuple):
     key: bytes
 
     def ballot(self) -> SampleRequest:
-        """Begin it."""
+        """Create the request's state."""
         return SampleRequest(self.juror, self.messages, self.sample, swapped=self.swapped)
 
 
@@ -41,19 +41,22 @@ class PendingItem:
     """An item and its votes.
 
     Args:
-        asks: what is asked, at least one question.
-        decide: makes an outcome of what is known.
-        index: the owner's number of the item.
+        asks: its requests, at least one.
+        decide: aggregates the outcomes known so far.
+        owner: the dispatcher that receives the item's outcome.
+        index: number of the item in its batch.
+        born: when the item arrived, on the engine's clock.
+        until: when its time is over, on the engine's clock; inf if that is not known yet.
         extra: fields of the item that its result carries.
 
     Attributes:
-        known: what each ask came to, in their order; None while it is open.
-        flights: of the asks that are under way, by place.
-        done: it has its outcome, or nobody wants one.
-        usage, trail, endpoint: of what was sent for it; what was sent for another and shared is the other's.
-        sent: something was sent for it.
-        born, begun, until: when it came, when its first request left, and when its time is over; inf if that is not known yet.
-        timer: the loop's, which ends it in time, where no request of its own does.
+        known: outcome of each request, in the order of ``asks``; None while it is pending.
+        flights: the requests in flight, by place in ``asks``.
+        done: the item has its outcome, or no caller waits for one.
+        usage, trail, endpoint: of the requests charged to this item. A shared request is charged to one item only.
+        sent: True if a request was charged to this item.
+        begun: when its first request was sent, on the engine's clock.
+        timer: ends the item on time where no request of its own does.
     """
 
     __slots__ = (
@@ -84,7 +87,7 @@ class PendingItem:
         self.timer: Any = None
 
     def tell(self, place: int, heard: Heard) -> None:
-        """One ask has come to an end; perhaps the item with it."""
+        """Record the outcome of the request at ``place``. It may decide the item."""
         self.flights.pop(place, None)
         if self.done:
             return
@@ -94,7 +97,7 @@ class PendingItem:
             self.end(decided)
 
     def end(self, decided: Any) -> None:
-        """It is decided, or failed: what is still under way for it is not needed."""
+        """End the item with its outcome or error, and leave the requests still in flight."""
         if not self.done:
             self.leave()
             error = error_of(decided)
@@ -103,7 +106,7 @@ class PendingItem:
             self.owner.decided(self, decided)
 
     def leave(self) -> None:
-        """Nobody wants its outcome any more."""
+        """Stop waiting: no caller needs the outcome any more."""
         self.done = True
         if self.timer is not None:
             self.timer.cancel()
@@ -113,7 +116,7 @@ class PendingItem:
             flight.leave(self)
 
     def charge(self, ballot: SampleRequest) -> None:
-        """What was sent for it counts as its own."""
+        """Charge a request to this item: add its usage and its failed attempts."""
         self.sent = True
         self.usage = added(self.usage, ballot.usage)
         self.trail += ballot.trail
@@ -121,9 +124,9 @@ class PendingItem:
 
 
 Outcome = Callable[[PendingItem, Any], Any]
-"""Makes what the user gets of a poll and what it was decided to be."""
+"""Makes the user's result from an item and its aggregated votes."""
 
 
 def error_of(decided: Any) -> QRewardError | None:
-    """The error, if that is what was decided."""
+    """The error, if the item failed."""
     return decided if isinstance(decided, QRewardError) else None

@@ -1,4 +1,7 @@
-"""``Judge``: what people call. Makes the questions, hands them to a bench, and gives back verdicts."""
+"""``Judge``, the public class. It builds the requests for an item, runs them, and returns verdicts.
+
+The sending itself is done by ``runner``, the reading of answers by ``verdict_parser``.
+"""
 
 from __future__ import annotations
 
@@ -43,38 +46,41 @@ PromptTemplate = str | Sequence[Mapping[str, Any]] | Builder
 
 
 class Judge:
-    """A model, or several, that say in words how good a response is, read into a score.
+    """Score responses with one or more LLM judges.
 
-    Needs no running loop to be made, and may be used from several loops and threads at once. Pickles by its settings; after a fork the
-    child starts anew with them.
+    Each model is prompted with an item, and its answer is parsed into a verdict with a score. A judge can be created without a running
+    event loop, and used from several event loops and threads at once. Pickling keeps the settings and the client. A forked child starts
+    with the same settings and no requests in flight.
 
     Args:
-        client: over whose endpoints the models are asked. It stays the caller's, see ``owns_client``.
-        model: who judges; several are several judges, all of which are asked.
-        prompt: template of the user's message with ``{prompt}``, ``{response}``, ``{reference}`` and any other field of an item; a
-            list of messages with such contents; or a function from an item's fields to messages. None is the judge's own prompt. How to
-            answer is said at ``{answer_form}``, or at the end.
-        system: template of a system message before it; None sends none.
-        pair_prompt: as ``prompt``, for :meth:`compare`, with ``{first}`` and ``{second}``; they are to be called A and B.
-        verdict: the form of an answer: a pydantic model whose ``score`` counts.
-        scale: lowest and highest score that the judge is asked for; an answer outside is none. None is what the verdict's own field
-            says (``ge`` and ``le``, or the numbers among which it chooses), else 0 to 10.
-        range: what the ends of ``scale`` are as rewards; None leaves scores as they are.
-        samples: answers of each model to each item, at most 100.
-        settle: how several answers make one score: see :class:`~qreward.judge.aggregation.ScoreOf`.
-        reasks: times that an answer which cannot be read is asked for again, within the item's time.
-        response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``; ``auto`` finds out what each model's
-            servers take. With ``none`` and a prompt of the user's, that says alone how to answer.
-        score: the reward of a verdict, taken as it is; None says that it is no verdict.
-        cache: path of a file that keeps answers over runs; None keeps none. See :class:`~qreward.judge.cache.Cache`.
-        cache_namespace: answers are found again only under the namespace under which they were kept. Change it with whatever the
-            requests do not show, such as the weights that a model name stands for.
-        owns_client: close the client with this judge.
-        params: sent with each request: ``temperature``, ``max_tokens``, anything; ``extra_headers``, ``extra_body`` and ``hedge`` as
-            in :meth:`QRewardClient.chat_completion`. A ``seed`` is counted up from sample to sample.
+        client: the client that sends the requests. It stays open after :meth:`aclose` unless ``owns_client`` is set.
+        model: name of the judge model. With several names, every model judges every item.
+        prompt: template of the user message, with ``{prompt}``, ``{response}``, ``{reference}`` and any other field of an item; or a
+            list of messages whose contents are templates; or a function from an item's fields to messages. None uses the built-in
+            prompt. The instruction how to answer replaces ``{answer_form}``, or is appended if the template has no such placeholder.
+        system: template of a system message that precedes the prompt. None sends none.
+        pair_prompt: the same as ``prompt``, for :meth:`compare`, with ``{first}`` and ``{second}``. The template must call them A and B.
+        verdict: the pydantic model that an answer is parsed into. Its ``score`` is the score.
+        scale: lowest and highest score that a judge may give. An answer outside the scale is rejected. None takes the limits of the
+            verdict's own field (``ge`` and ``le``, or the numbers of its literal or enum), else 0 to 10.
+        range: lowest and highest reward, to which the ends of ``scale`` are mapped linearly. None returns scores unchanged.
+        samples: requests per model and item, at most 100.
+        settle: how several answers are aggregated into one score: ``majority``, ``mean`` or ``median``. See
+            :class:`~qreward.judge.aggregation.ScoreOf`.
+        reasks: how often a request is sent again after an answer that cannot be parsed, within the item's timeout.
+        response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds out what the
+            servers of each model accept. With ``none`` and a custom prompt no instruction is appended: the prompt must say how to answer.
+        score: a function from a verdict to its reward, which is used as it is: ``scale`` and ``range`` do not apply to it. It returns None
+            for an answer that is not a verdict.
+        cache: path of a file that keeps answers across runs. None disables the cache. See :class:`~qreward.judge.cache.Cache`.
+        cache_namespace: answers are found only under the namespace under which they were stored. Change it when something changes that
+            requests do not show, such as the weights behind a model name.
+        owns_client: close the client when this judge is closed.
+        params: parameters of each request, such as ``temperature`` and ``max_tokens``. ``extra_headers``, ``extra_body`` and ``hedge``
+            work as in :meth:`QRewardClient.chat_completion`. A ``seed`` is increased by one for each sample.
 
     Raises:
-        ConfigError: a setting is wrong.
+        ConfigError: a setting is invalid.
 
     Example:
         >>> from qreward import QRewardClient
@@ -93,7 +99,7 @@ class Judge:
         pair_prompt: PromptTemplate | None = None,
         verdict: type[BaseModel] = ScoreVerdict,
         scale: tuple[float, float] | None = None,
-        range: tuple[float, float] | None = (0.0, 1.0),  # noqa: A002 - the word of the settings
+        range: tuple[float, float] | None = (0.0, 1.0),  # noqa: A002 - the name in the settings
         samples: int = 1,
         settle: Settle = "majority",
         reasks: int = 1,
@@ -125,7 +131,7 @@ class Judge:
         self._given = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
         self._points = Questions(prompt, form, self._config)
         if pair_prompt is not None:
-            assert self._pairs  # made now, so that what is wrong with it is told now
+            assert self._pairs  # created now, so that an invalid pair_prompt raises here
         self._cache = None if cache is None else Cache(cache)
         self._begin_again()
         forks.watch(self, Judge._begin_again)
@@ -135,7 +141,7 @@ class Judge:
         return Questions(self._given["pair_prompt"], VerdictParser(PreferenceVerdict), self._config, pairs=True)
 
     def _begin_again(self) -> object:
-        """What belongs to this process."""
+        """Create the state that belongs to one process. Returns the parent's after a fork."""
         inherited = self.__dict__.get("_tables")
         self._tables: weakref.WeakKeyDictionary[LoopDriver, dict[Hashable, InflightRequest]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -143,10 +149,10 @@ class Judge:
 
     @classmethod
     def from_config(cls, client: QRewardClient, config: JudgeConfig | Mapping[str, Any], *, owns_client: bool = False) -> Judge:
-        """A judge from its settings.
+        """Create a judge from its settings.
 
         Raises:
-            ConfigError: they are wrong, or name a verdict that is not there.
+            ConfigError: a setting is invalid, or ``verdict`` names a model that does not exist.
         """
         wanted = given.config_of(config)
         settings = {name: getattr(wanted, name) for name in wanted.model_fields_set - {"params", "verdict"}}
@@ -166,17 +172,21 @@ class Judge:
         """Judge one response.
 
         Args:
-            prompt: what was asked: a text, or messages.
-            response: what is judged.
-            reference: the right answer, if there is one.
-            timeout: seconds in all: waiting, retries, all votes and asking again included; the client's by default, None waits for ever.
+            prompt: the task that the response answers: a text, or messages.
+            response: the response to judge.
+            reference: the correct answer, if there is one.
+            timeout: seconds for the whole call, including queueing, retries, all votes and repeated requests. The client's by default;
+                None waits for ever.
             priority, tenant: as in :meth:`QRewardClient.chat_completion`.
-            fields: what else the prompt template names.
+            fields: the other fields that the prompt template names.
+
+        Returns:
+            The aggregated verdict with its votes.
 
         Raises:
-            InvalidResponse: no answer could be read as a verdict; it says why, and how the last one began.
-            RequestError, NoEndpoint: as :meth:`QRewardClient.chat_completion` raises them.
-            ConfigError: the response is None, a field that the template names is missing, or one is not known; nothing was sent.
+            InvalidResponse: no answer could be parsed as a verdict. The message states the reason and the beginning of the last answer.
+            RequestError, NoEndpoint: as in :meth:`QRewardClient.chat_completion`.
+            ConfigError: the response is None, a field that the template names is missing, or a field is unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "response": response, "reference": reference}
         verdict: Verdict = await self._one(self._points, item, _verdict, timeout, priority, tenant)
@@ -194,9 +204,10 @@ class Judge:
         tenant: str | None = None,
         **fields: Any,
     ) -> Comparison:
-        """Judge which of two responses is better. They are shown in both orders; if that changes the answer, it is a tie.
+        """Judge which of two responses is better.
 
-        Arguments and errors as in :meth:`score`.
+        Each judge sees the responses in both orders. If its preference changes with the order, it counts as a tie. Arguments and errors
+        are those of :meth:`score`.
         """
         pair = {**fields, "prompt": prompt, "first": first, "second": second, "reference": reference}
         comparison: Comparison = await self._one(self._pairs, pair, _comparison, timeout, priority, tenant)
@@ -214,25 +225,25 @@ class Judge:
         progress: bool | Callable[[Progress], object] | None = None,
         keep_results: bool = True,
     ) -> BatchResult[Verdict]:
-        """Judge many responses, as fast as the endpoints can.
+        """Judge many responses, as fast as the endpoints allow.
 
         Args:
-            items: ``(prompt, response)``, ``(prompt, response, reference)`` or mappings of fields: a list, an iterator or an async
-                iterator; read no faster than they are sent. Fields that the prompt does not name, such as an ``id``, are not sent; the
-                item's result has all but these three as ``extra``.
-            timeout: seconds per item, from when an endpoint takes its first request. When no endpoint of a model is alive for so long,
-                all items that wait fail with ``RequestTimeout``.
-            deadline: seconds for the whole batch; what is missing then comes back as ``DeadlineExceeded``.
+            items: a list, an iterator or an async iterator of ``(prompt, response)``, ``(prompt, response, reference)`` or mappings of
+                fields. Items are read no faster than they are sent. Fields that the prompt does not name, such as an ``id``, are not
+                sent. The result of a mapping has all fields but ``prompt``, ``response`` and ``reference`` in ``extra``.
+            timeout: seconds per item, counted from when an endpoint takes its first request. If no endpoint of a model is alive for
+                this long, all queued items fail with ``RequestTimeout``.
+            deadline: seconds for the whole batch. Items that are not done by then fail with ``DeadlineExceeded``.
             priority, tenant, on_result, progress, keep_results: as in :meth:`QRewardClient.batch_chat_completion`.
 
         Returns:
-            Results in the order of the input; an item that fails is a ``Result`` with an error. Their ``latency`` is seconds from an
-            item's first request to its verdict, ``attempts`` what went wrong on the way. The statistics count items, and at the
-            endpoints requests.
+            Results in the order of the input; an item that fails is a ``Result`` with an error. The ``latency`` of a result is the
+            seconds from its first request to its verdict, its ``attempts`` are the failures on the way. The statistics count items;
+            the statistics of an endpoint count requests.
 
         Raises:
             NoEndpoint, ConfigError: before anything is sent.
-            BatchInterrupted: the input or ``on_result`` raised; it holds the results that are done.
+            BatchInterrupted: the input or ``on_result`` raised. The error holds the results that are done.
         """
         return await self._many(
             self._points,
@@ -261,7 +272,11 @@ class Judge:
         progress: bool | Callable[[Progress], object] | None = None,
         keep_results: bool = True,
     ) -> BatchResult[Comparison]:
-        """Compare many pairs: ``(prompt, first, second)``, with ``reference`` as a fourth, or mappings. Else as :meth:`batch_score`."""
+        """Compare many pairs. Arguments, result and errors are those of :meth:`batch_score`.
+
+        Args:
+            pairs: ``(prompt, first, second)``, ``(prompt, first, second, reference)`` or mappings of fields.
+        """
         return await self._many(
             self._pairs,
             pairs,
@@ -278,7 +293,7 @@ class Judge:
         )
 
     async def aclose(self) -> None:
-        """Write what the cache has not yet written, and close the client if it is owned. Else the judge may be used again."""
+        """Write pending cache entries, and close the client if the judge owns it. Otherwise the judge can be used again."""
         if self._cache is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._cache.close)
         if self._given["owns_client"]:
@@ -295,8 +310,6 @@ class Judge:
 
     def __repr__(self) -> str:
         return f"<Judge {', '.join(self._config.model)}>"
-
-    # between the two
 
     async def _one(
         self,

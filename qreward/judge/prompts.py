@@ -1,12 +1,12 @@
-"""The judge's own prompts, for one answer and for a pair. Knows words only.
+"""Prompt templates, and the built-in prompts for one response and for a pair.
 
-What is judged is untrusted: it may claim to be right, hold orders to the judge, or pretend to end where it does not. So it stands between
-lines of backticks, more of them than it has in a row itself (as Markdown fences do), and what is asked comes after it. The parts that
-items of one prompt share come first, where servers can reuse what they have computed for them.
+Templates are texts with ``{name}`` placeholders. They are strict, and each value is inserted once and never expanded itself.
 
-Prompt templates: texts with ``{name}`` in them, and what stands there when it is an item's turn. Strict, and expanded once.
+A judged text is untrusted: it may claim to be right, give the judge instructions, or pretend to end early. The built-in prompts therefore
+put it between lines of backticks, more of them than it contains in a row (as Markdown fences do), and put the question after it. The parts
+that items of one prompt share come first, so that servers can reuse their prefix cache.
 
-Knows no judge: only fields, texts and messages.
+This module knows only fields, texts and messages. It does not know the judge.
 """
 
 from __future__ import annotations
@@ -23,23 +23,26 @@ from qreward.spelling import TYPO, closest
 
 Messages = list[dict[str, Any]]
 Builder = Callable[[Mapping[str, Any]], Iterable[Any]]
-"""The user's own: from an item's fields to the messages of a request."""
+"""A function of the user, from an item's fields to the messages of a request."""
 
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 class Template:
-    """A text with fields. ``{{`` and ``}}`` stand for the braces themselves.
+    """A text with placeholders. ``{{`` and ``}}`` stand for literal braces.
 
-    A field is a plain name: no attribute, no index, no format can be asked of a value, and a value is never looked at for fields of its
-    own.
+    A placeholder is a plain name. Attributes, indexes and format specifications are not supported, and placeholders inside a value are not
+    expanded.
 
     Args:
         text: the template.
-        what: what it is called in an error.
+        what: name of the template in error messages.
+
+    Attributes:
+        names: the placeholders.
 
     Raises:
-        ConfigError: a brace is not closed, or what is in it is no name.
+        ConfigError: a brace is not closed, or a placeholder is not a plain name.
 
     Example:
         >>> Template("{{{response}}}", "prompt").render({"response": "{prompt}"})
@@ -51,7 +54,7 @@ class Template:
     def __init__(self, text: str, what: str) -> None:
         if not isinstance(text, str):
             raise ConfigError(f"{what} must be a text, not a {type(text).__name__}")
-        self._pieces: list[tuple[str, str | None]] = []  # a text, and the field that follows it
+        self._pieces: list[tuple[str, str | None]] = []  # each text with the placeholder that follows it
         begin = 0
         before = ""
         for match in _PIECE.finditer(text):
@@ -66,7 +69,7 @@ class Template:
         self.names = frozenset(name for _, name in self._pieces if name is not None)
 
     def render(self, values: Mapping[str, str]) -> str:
-        """The text with the values in it; all names must be there."""
+        """The text with all placeholders replaced. ``values`` must contain every name."""
         return "".join([part for text, name in self._pieces for part in (text, "" if name is None else values[name])])
 
 
@@ -82,10 +85,10 @@ def _name(match: re.Match[str], text: str, what: str) -> str:
 
 
 def in_words(value: object, name: str) -> str:
-    """A field's value as text: a conversation is made readable, what is neither text nor number is written as JSON.
+    """A field's value as text. A list of messages becomes a readable conversation, any other value JSON.
 
     Raises:
-        ConfigError: it cannot be.
+        ConfigError: the value cannot be written as JSON.
     """
     if isinstance(value, str):
         return value
@@ -113,21 +116,20 @@ def _spoken(message: Mapping[str, Any]) -> str:
 
 
 class Prompt:
-    """From an item's fields to the messages of a request.
+    """Makes the messages of a request from an item's fields.
 
     Args:
-        prompt: a template of the user's message, a list of messages whose contents are templates, or a function from fields to
-            messages.
-        system: a template of the system message before them, or None.
-        needed: what is judged: the templates must name these, and an item must have them.
-        known: names that fields may have although no template names them; None is any.
-        what: what ``prompt`` is called in an error.
+        prompt: a template of the user message, a list of messages whose contents are templates, or a function from fields to messages.
+        system: a template of the system message that precedes them, or None.
+        needed: the fields that are judged. Templates must name them, and items must have them.
+        known: the fields that items may have although no template names them. None allows any.
+        what: name of ``prompt`` in error messages.
 
     Attributes:
-        names: fields that the templates name.
+        names: the fields that the templates name.
 
     Raises:
-        ConfigError: it is none of these, or lacks a needed field.
+        ConfigError: ``prompt`` is none of these, or does not name a needed field.
     """
 
     def __init__(
@@ -146,13 +148,14 @@ class Prompt:
             raise ConfigError(f"the {what} must contain {{{missing[0]}}}, which is judged; its placeholders: {_listed(self.names)}")
 
     def messages(self, fields: Mapping[str, Any], *, extra: bool = False) -> Messages:
-        """The messages for one item; fields that are None are as if they were not there.
+        """The messages for one item. A field that is None counts as missing.
 
         Args:
-            extra: there may be other fields, which are not used, unless one is called almost as a field that is missing.
+            fields: the fields of the item.
+            extra: allow unknown fields, except one whose name is close to that of a missing field.
 
         Raises:
-            ConfigError: a field is missing, or one is not known.
+            ConfigError: a field is missing or unknown.
         """
         given = {name: value for name, value in fields.items() if value is not None}
         for name in self._judged & given.keys():
@@ -167,7 +170,7 @@ class Prompt:
         return turns if self._system is None else [{"role": "system", "content": self._system.render(words)}, *turns]
 
     def _built(self, given: Mapping[str, Any]) -> Messages:
-        """What the user's function makes; whether these are messages is looked at by who sends them."""
+        """The messages of the user's function. Their contents are validated later, by the codec."""
         assert self._build is not None
         built = self._build(given)
         if isinstance(built, str | bytes | Mapping) or not isinstance(built, Iterable):
@@ -196,7 +199,7 @@ class Prompt:
 
 
 def check_extra(extra: Set[str], missing: Set[str]) -> None:
-    """Raise ``ConfigError`` for a field that is not used and called almost as one that is missing: a slip, not an ``id``.
+    """Raise ``ConfigError`` for an unused field whose name is close to that of a missing one: a typing error rather than an ``id``.
 
     Example:
         >>> check_extra({"id", "source"}, {"reference"})
@@ -244,7 +247,7 @@ _AGREEMENT = "Where it differs from the reference answer in what it says, it is 
 
 
 def fenced(text: str) -> str:
-    """The text between two lines of backticks that it cannot hold itself.
+    """The text between two lines of backticks that are longer than any run of backticks in it.
 
     Example:
         >>> print(fenced("a ``` b"))
@@ -270,10 +273,10 @@ _PAIR = {"prompt": "Task", "reference": "Reference answer", "first": "Answer A",
 
 
 def point(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Asks how good one response is."""
+    """The built-in prompt for one response."""
     return _asked(fields, _POINT, "how good is the candidate answer to the task?")
 
 
 def pair(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Asks which of two responses is better."""
+    """The built-in prompt for a pair."""
     return _asked(fields, _PAIR, "which answer to the task is better, A or B? Their order means nothing.")

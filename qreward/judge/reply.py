@@ -1,4 +1,4 @@
-"""What an answer to a judge's request says, besides its words: thoughts, a refusal, how it ended, and what the server says of itself."""
+"""``ModelReply``: the text of an answer with its reasoning, refusal, finish reason and server fingerprint."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class ModelReply(NamedTuple):
     """One answer.
 
     Attributes:
-        text: its words.
-        reasoning: what the server gave apart as thoughts, ``""`` if nothing.
-        refusal: the model's words if it declined, else ``""``.
-        ending: its ``finish_reason``, None if the server did not say.
-        fingerprint: what the server says of the model that wrote it; see :func:`fingerprint_of`.
+        text: its content.
+        reasoning: the reasoning that the server returned separately, else ``""``.
+        refusal: the refusal message if the model declined, else ``""``.
+        ending: its ``finish_reason``; None if the server sent none.
+        fingerprint: identifies the weights that wrote it; see :func:`fingerprint_of`.
     """
 
     text: str
@@ -31,7 +31,7 @@ class ModelReply(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """The model ended it itself, and nothing of it is missing. Nothing else is read as a verdict."""
+        """True if the model ended the answer itself and nothing is missing. Other answers are not parsed."""
         return is_whole(self.ending)
 
 
@@ -56,9 +56,9 @@ _DECODER = msgspec.json.Decoder(_Rest)
 
 
 def fingerprint_of(model: object, system_fingerprint: object, metadata: object) -> str:
-    """What servers say of the weights that wrote an answer, as one text: equal texts, as far as they tell, are equal weights.
+    """The fields by which servers identify the weights that wrote an answer, as one text. Equal texts mean equal weights, as far as known.
 
-    The ``model`` that answered is in every dialect, ``system_fingerprint`` is OpenAI's, ``metadata.weight_version`` SGLang's.
+    Every API returns the ``model`` that answered. ``system_fingerprint`` is OpenAI's, ``metadata.weight_version`` SGLang's.
 
     Example:
         >>> fingerprint_of("judge-7b", None, {"weight_version": "step-200"})
@@ -69,7 +69,7 @@ def fingerprint_of(model: object, system_fingerprint: object, metadata: object) 
 
 
 def hear(answer: ChatAnswer) -> ModelReply:
-    """Read what stands around the words of an answer; servers that put odd things there are read as far as can be."""
+    """Parse an answer's body into a ``ModelReply``. Fields with unexpected types are read as far as possible."""
     text = answer.text()
     try:
         rest = _DECODER.decode(answer.body)

@@ -1,4 +1,4 @@
-"""From an item to what is asked about it: whom, in which words, how often. Sends nothing."""
+"""Build the requests for an item: which models, which messages, how many samples. Sends nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qreward.judge.sampling import JudgeModel, noted
 from qreward.judge.verdict_parser import VerdictParser
 
 ANSWER_FORM = "answer_form"
-"""The field of a template where the judge is told how to answer."""
+"""The template field that is replaced by the instruction how to answer."""
 
 _ENCODER = msgspec.json.Encoder(enc_hook=repr)
 
@@ -48,16 +48,16 @@ def pair_fields_of(item: object) -> Mapping[str, Any]:
 
 
 Extra = Callable[[object], Mapping[str, Any] | None]
-"""The fields of an item that are not judged, such as an ``id``; None if there are none."""
+"""Returns the fields of an item that are not judged, such as an ``id``; None if there are none."""
 
 
 def extra_of(item: object) -> Mapping[str, Any] | None:
-    """``Extra`` of an item."""
+    """The :data:`Extra` function for items."""
     return _extra(item, _POINT_NAMES)
 
 
 def pair_extra_of(item: object) -> Mapping[str, Any] | None:
-    """``Extra`` of a pair."""
+    """The :data:`Extra` function for pairs."""
     return _extra(item, _PAIR_NAMES)
 
 
@@ -84,18 +84,18 @@ def _described(item: object) -> str:
 
 
 class Questions:
-    """What one judge asks about items of one kind.
+    """Builds the requests of one judge, for single responses or for pairs.
 
     Args:
-        prompt: as the user gave it; None is the judge's own.
-        form: of the answers.
-        config: models, samples, how to settle, what is sent.
-        pairs: two responses are compared, each pair in both orders.
+        prompt: the user's prompt; None is the built-in one.
+        form: parser of the answers.
+        config: models, samples, aggregation and request parameters.
+        pairs: compare two responses, each pair in both orders.
 
     Attributes:
-        jurors: whom it asks.
-        per_item: how many questions an item takes.
-        decide: makes an outcome of the votes.
+        jurors: the judge models.
+        per_item: requests per item.
+        decide: aggregates the votes of an item.
     """
 
     def __init__(self, prompt: object, form: VerdictParser, config: JudgeConfig, *, pairs: bool = False) -> None:
@@ -103,7 +103,7 @@ class Questions:
         names = _PAIR_NAMES if pairs else _POINT_NAMES
         own = prompts.pair if pairs else prompts.point
         known = None if callable(prompt) else names
-        needed = names[:-1] if prompt is None else names[1:-1]  # the judge's own prompts show what was asked
+        needed = names[:-1] if prompt is None else names[1:-1]  # the built-in prompts show the task
         what = "pair_prompt" if pairs else "prompt"
         self._prompt = Prompt(own if prompt is None else prompt, config.system, needed=needed, known=known, what=what)
         self._names_form = ANSWER_FORM in self._prompt.names
@@ -114,10 +114,15 @@ class Questions:
         self._identities = {juror: _identity(juror, form, config) for juror in self.jurors}
 
     def asks(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeRequest]:
-        """The questions about an item. Raises ``ConfigError``, and ``BadRequest`` for messages that cannot be sent.
+        """The requests for an item.
 
         Args:
-            extra: it may have fields that are not used.
+            fields: the fields of the item.
+            extra: allow fields that are not used.
+
+        Raises:
+            ConfigError: a field is missing or unknown.
+            BadRequest: the messages cannot be sent.
         """
         orders = [(self._messages(fields, extra), False)]
         if self._pairs:
@@ -138,7 +143,7 @@ class Questions:
 
 
 def jurors(config: JudgeConfig, form: VerdictParser) -> tuple[JudgeModel, ...]:
-    """The models of a judge. Raises ``ConfigError`` for params that are none of a judge's."""
+    """The models of a judge. Raises ``ConfigError`` for a repeated model, or a parameter that a judge does not allow."""
     for name, instead in _NOT_HERE.items():
         if name in config.params:
             raise ConfigError(f"{name} cannot be set as a parameter of a judge's requests: {instead}")
@@ -148,13 +153,13 @@ def jurors(config: JudgeConfig, form: VerdictParser) -> tuple[JudgeModel, ...]:
 
 
 def _identity(juror: JudgeModel, form: VerdictParser, config: JudgeConfig) -> bytes:
-    """What all requests to a juror share and their answers depend on. Headers are none of it: they may hold a key."""
+    """The part of the key that all requests to a model share. Headers are left out, as they may contain an API key."""
     shared = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
     return _encoded([juror.cached_as, config.response_format, shared, form.schema, form.scale])
 
 
 def _encoded(value: object) -> bytes:
-    """JSON, the same for what is the same; a lone surrogate, which has no UTF-8, is escaped, as it is where it is sent."""
+    """JSON, equal for equal values. A lone surrogate cannot be encoded as UTF-8, so it is escaped, as in the request itself."""
     try:
         return _ENCODER.encode(value)
     except UnicodeEncodeError:

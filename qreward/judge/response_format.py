@@ -1,6 +1,7 @@
-"""How a server is asked for JSON, and what each model's servers were found to take. Knows no prompt and no verdict.
+"""The response format of a judge's requests, and their encoding. This module knows no prompt and no verdict.
 
-How a judge's requests are written: as chat completions, but that what all of them share is not looked through each time.
+``Formats`` remembers which ``response_format`` the servers of a model accept. ``JudgeCodec`` encodes chat completions without checking
+again the parameters that all requests of a judge share.
 """
 
 from __future__ import annotations
@@ -18,20 +19,24 @@ from qreward.errors import BadRequest, QRewardError
 from qreward.judge.config import ResponseFormat
 
 LADDER: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
-"""From what ties a server down most to what every server takes."""
+"""Response formats, from the strictest to the one that every server accepts."""
 
 _ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
 
 
 class Formats:
-    """What is sent to one model to get JSON. ``auto`` begins at the top of the ladder and remembers each step that it had to go down.
+    """The response format that is sent to one model.
 
-    Endpoints of a route that differ meet at what all of them take.
+    ``auto`` starts with the first format of ``LADDER`` and moves to the next one when a server rejects it. If the endpoints of a route
+    differ, all are sent the first format that every one of them accepts.
 
     Args:
-        wanted: as the user set it.
+        wanted: the user's setting.
         schema: JSON schema of a verdict.
-        name: of that schema.
+        name: name of that schema.
+
+    Attributes:
+        current: the format of new requests.
     """
 
     __slots__ = ("_auto", "_sent", "current")
@@ -45,11 +50,11 @@ class Formats:
         }
 
     def params(self, form: ResponseFormat) -> dict[str, Any]:
-        """What goes into the body of a request."""
+        """The parameters that a format adds to the body of a request."""
         return {"response_format": self._sent[form]} if form in self._sent else {}
 
     def gives_way(self, form: ResponseFormat, error: QRewardError, model: str) -> bool:
-        """Whether a request that was refused in this form is worth sending in another; from then on all are sent so."""
+        """Whether a request that failed in this format should be sent again in the next one. If so, new requests use the next format."""
         if not self._auto or form == LADDER[-1] or not complains(error, model):
             return False
         if self.current == form:
@@ -58,28 +63,32 @@ class Formats:
 
 
 def complains(error: QRewardError, model: str) -> bool:
-    """Whether an endpoint refuses a request for the way in which it asks for JSON."""
+    """Whether an endpoint rejects a request because of its response format."""
     if not isinstance(error, BadRequest) or error.status_code not in (400, 422):
         return False
     said = str(error)
-    _, _, words = said.partition(f" for model {model!r}: ")  # before it are names, of the endpoint among them, that may be any words
+    _, _, words = said.partition(f" for model {model!r}: ")  # the text before contains names, such as the endpoint's, that could match
     return _ABOUT_FORM.search(words or said) is not None
 
 
 class JudgeCodec(ChatCodec):
-    """``ChatCodec`` for calls whose params were checked when the judge was made, a whole JSON schema among them."""
+    """``ChatCodec`` for requests whose parameters, including the JSON schema, were checked when the judge was created."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """The JSON body. Raises ``BadRequest`` for what JSON cannot hold."""
+        """The JSON body. Raises ``BadRequest`` for values that JSON cannot represent."""
         if all(_is_text(message) for message in call.inputs):
             try:
                 return _ENCODER.encode({"model": model, "messages": call.inputs, **call.params})
             except (TypeError, ValueError):
-                pass  # lone surrogates in a text, objects in the params: there is a slower way
+                pass  # lone surrogates in a text, or objects in the parameters: the slower encoder handles them
         return super().encode(call, model)
 
     def takes(self, ending: str) -> bool:
-        """An answer that is not whole is not read, but asked for again by the judge; what the server gave up is sent again as it is."""
+        """Whether an answer with this finish reason is accepted as an answer.
+
+        Only an answer that the server gave up is rejected, so that the engine retries it unchanged. The judge handles other incomplete
+        answers itself: it does not parse them, and sends the request again.
+        """
         return ending not in GIVEN_UP
 
 

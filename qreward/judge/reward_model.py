@@ -1,4 +1,4 @@
-"""A reward model with the face of a judge: its numbers as verdicts."""
+"""``RewardModelScorer``: a reward model behind the ``Scorer`` interface. Its numbers are returned as verdicts."""
 
 from __future__ import annotations
 
@@ -28,16 +28,19 @@ _OPTIONS = ("extra_headers", "extra_body", "hedge")
 
 
 class RewardModelScorer:
-    """Scores by a reward model: what ``client.score`` gives, as a :class:`~qreward.judge.types.Verdict`.
+    """Score responses with a reward model. Returns the scores of ``client.score`` as :class:`~qreward.judge.types.Verdict` objects.
 
-    Needs no running loop to be made; may be used from several loops and threads; pickles by its settings.
+    A scorer can be created without a running event loop, used from several event loops and threads, and pickled.
 
     Args:
-        client: over whose endpoints the model is asked.
-        model: its name.
-        range: lowest and highest reward: what lies outside counts as the nearest end. None leaves all as they are.
-        owns_client: close the client with this scorer.
-        params: sent with each request, as in :meth:`QRewardClient.score`.
+        client: the client that sends the requests.
+        model: name of the reward model.
+        range: lowest and highest reward. A score outside is clipped to the nearest end. None returns scores unchanged.
+        owns_client: close the client when this scorer is closed.
+        params: parameters of each request, as in :meth:`QRewardClient.score`.
+
+    Raises:
+        ConfigError: an argument is invalid.
 
     Example:
         >>> from qreward import QRewardClient
@@ -51,7 +54,7 @@ class RewardModelScorer:
         client: QRewardClient,
         model: str,
         *,
-        range: tuple[float, float] | None = None,  # noqa: A002 - the word of the settings
+        range: tuple[float, float] | None = None,  # noqa: A002 - the name in the settings
         owns_client: bool = False,
         **params: Any,
     ) -> None:
@@ -72,14 +75,15 @@ class RewardModelScorer:
         tenant: str | None = None,
         **fields: Any,
     ) -> Verdict:
-        """Score one response. Errors as in :meth:`QRewardClient.score`.
+        """Score one response. Errors are those of :meth:`QRewardClient.score`.
 
         Args:
-            prompt, response: a text or messages, and the text that is judged.
-            reference: sent as ``label``, to servers that take one.
-            timeout: seconds in all.
+            prompt: a text or messages.
+            response: the text to score.
+            reference: sent as ``label`` to servers that accept one.
+            timeout: seconds for the whole call.
             priority, tenant: as in :meth:`QRewardClient.score`.
-            fields: none are known to a reward model.
+            fields: a reward model takes no other fields. One that is not None raises ``ConfigError``.
         """
         given = [name for name, value in fields.items() if value is not None]
         if given:
@@ -101,9 +105,9 @@ class RewardModelScorer:
         progress: bool | Callable[[Progress], object] | None = None,
         keep_results: bool = True,
     ) -> BatchResult[Verdict]:
-        """Score many responses, merged on the wire.
+        """Score many responses. Several items are merged into one HTTP request where the server allows it.
 
-        Arguments as in :meth:`Judge.batch_score`, errors as in :meth:`QRewardClient.batch_score`.
+        Arguments are those of :meth:`Judge.batch_score`, errors those of :meth:`QRewardClient.batch_score`.
         """
         tell = arguments.callback("on_result", on_result)
         extras: dict[int, Mapping[str, Any]] = {}
@@ -124,13 +128,17 @@ class RewardModelScorer:
         return BatchResult([told(result) for result in batch], batch.stats)
 
     def _asking(self, extras: dict[int, Mapping[str, Any]] | None) -> MergeSpec:
-        """As the client asks, but an item of ours that is wrong fails alone. Notes under ``extras`` what else items have, by index."""
+        """The client's ``MergeSpec``, reading a scorer's items: an invalid item fails alone.
+
+        Args:
+            extras: filled with the extra fields of the items, by index. None discards them.
+        """
         params = {name: value for name, value in self._params.items() if name not in ("extra_headers", "extra_body", "hedge")}
         asked = asking(SCORE, self._model, params, self._params.get("extra_headers"), self._params.get("extra_body"))
         indexes = count()
 
         def call(item: object) -> WireRequest:
-            index, extra = next(indexes), extra_of(item)  # each item is read once, in order
+            index, extra = next(indexes), extra_of(item)  # items are read once and in order, so the count is their index
             if extra is not None and extras is not None:
                 extras[index] = extra
             return asked.call(_item(item))
@@ -138,7 +146,7 @@ class RewardModelScorer:
         return MergeSpec(asked.listing, asked.blank, call, asked._key)
 
     async def aclose(self) -> None:
-        """Close the client, if it is owned."""
+        """Close the client if the scorer owns it."""
         if self._owns_client:
             await self._client.aclose()
 
@@ -167,7 +175,7 @@ class RewardModelScorer:
 
 
 class _Told:
-    """The answer of an item, as ``Result`` takes it."""
+    """A verdict in the form in which ``Result`` takes an answer."""
 
     __slots__ = ("estimated", "usage", "verdict")
 
@@ -189,7 +197,7 @@ _NAMES = frozenset({"prompt", "response", "reference"})
 
 
 def _item(item: object) -> dict[str, Any]:
-    """An item as the client takes it. Raises ``ConfigError``."""
+    """The item in the form that the client accepts. Raises ``ConfigError``."""
     fields = fields_of(item)
     given = {name for name, value in fields.items() if value is not None}
     check_extra(given - _NAMES, _NAMES - given)

@@ -1,6 +1,6 @@
-"""Many items, judged for one caller. A ``BatchWaiter`` in all but this: an item may be several requests, of several models, and some twice.
+"""Run the requests of one item (``SingleRunner``) or of a batch (``JudgeBulk``) for one caller.
 
-One item, judged for one caller who waits for it.
+Unlike in a plain ``BatchWaiter``, an item of ``JudgeBulk`` may need several requests, to several models, and some of them more than once.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task, TaskState
 
 MOST_AHEAD = 4096
-"""Requests of the slowest of several models that are read ahead, so that the quicker ones have something to do."""
+"""The most requests in the longest queue of several models. Reading ahead for a slow model keeps the faster ones busy."""
 
 
 class Judged:
-    """The answer of an item, as ``Result`` takes it."""
+    """The outcome of an item, in the form in which ``Result`` takes an answer."""
 
     __slots__ = ("usage", "value")
 
@@ -46,13 +46,13 @@ class Judged:
         return self.value
 
     def text(self) -> str:
-        """The answer of the first vote."""
+        """The text of the first vote."""
         votes = self.value.votes
         return votes[0].text if votes else ""
 
 
 class _Tallies(Tallies):
-    """Counts items as done, and at the endpoints every request."""
+    """Counts items in the totals, and requests in the statistics of endpoints."""
 
     def add(self, result: Result[object]) -> None:
         self.ok += result.error is None
@@ -69,15 +69,16 @@ class _Tallies(Tallies):
 
 
 class JudgeBulk(Dispatcher, BatchWaiter):
-    """See :class:`BatchWaiter`.
+    """Judges a batch of items. See :class:`BatchWaiter`.
 
     Args:
-        asks: what is asked about an item.
-        extra: the fields of an item that its result carries.
-        decide, outcome: what comes of the votes, and what the user gets of it.
-        table, pools, keep_answer: as for any bench.
-        per_item: how many asks an item has.
-        size: items of the input, if that is known.
+        asks: builds the requests of an item.
+        extra: returns the fields of an item that its result carries.
+        decide: aggregates the votes of an item.
+        outcome: makes the user's result from the aggregated votes.
+        table, pools, keep_answer: as for :class:`Dispatcher`.
+        per_item: requests per item.
+        size: number of items, if known.
     """
 
     def __init__(
@@ -104,19 +105,19 @@ class JudgeBulk(Dispatcher, BatchWaiter):
         self._tallies: _Tallies = _Tallies()
         self._size, self._per_item = size, per_item
         self._polls: dict[PendingItem, None] = {}
-        self._others: dict[Pool, BatchFeed] = {}  # of models that are not served by the first one's endpoints
+        self._others: dict[Pool, BatchFeed] = {}  # of the models whose pool is not that of the first model
         self._adding = False
 
     # reading
 
     def _read_now(self, feed: BatchFeed) -> bool:
-        if self._feed.ended or self._room(feed) > 0:  # else another model has too much before it: what there is must do
+        if self._feed.ended or self._room(feed) > 0:  # else another model's queue is full, and only the buffer is left
             super()._read_now(self._feed)
             self._refill(but=feed)
             return bool(feed.buffer) or feed.failing is not None
         return bool(feed.buffer)
 
-    def _room(self, feed: BatchFeed) -> int:  # noqa: ARG002 - reading goes on for the sake of the feed that has least
+    def _room(self, feed: BatchFeed) -> int:  # noqa: ARG002 - the shortest buffer of all decides
         waiting = [len(each.buffer) for each in self._feeds()]
         return READ_AHEAD - min(waiting) if max(waiting) < MOST_AHEAD else 0
 
@@ -135,7 +136,7 @@ class JudgeBulk(Dispatcher, BatchWaiter):
         return feed
 
     def _requests_left(self, pool: Pool) -> int | None:
-        """At most, as some may be shared."""
+        """An upper bound: items may share requests."""
         return None if self._size is None else self._size * self._per_item * list(self._pools.values()).count(pool) // len(self._pools)
 
     def _refill(self, but: BatchFeed | None = None) -> None:
@@ -178,15 +179,15 @@ class JudgeBulk(Dispatcher, BatchWaiter):
         self.shell.refill(feed)
 
     def _flight_overdue(self, flight: InflightRequest) -> None:
-        """One that was asked again, and may not have got its turn."""
+        """The time of a request that was sent again is over. It may still be in the queue."""
         flight.timer = None
         self.release(flight)
         self.timed_out(flight, with_trail(late(self._terms.timeout, flight.ask.juror.model), flight.ballot.trail))
 
-    # what comes back
+    # results
 
     async def _carry(self, attempt: Attempt) -> Sent:
-        """Send, and begin the time of an item that has several requests with the first of them."""
+        """Send an attempt. The timeout of an item with several requests starts with the first of them."""
         task = attempt.task
         if isinstance(task, Asked) and self._terms.timeout is not None:
             for poll, _ in task.flight.seats:
@@ -276,7 +277,7 @@ def _as_ours(error: Exception, index: int) -> QRewardError:
 
 
 class SingleRunner(Dispatcher):
-    """A bench for one poll."""
+    """Judges one item."""
 
     def __init__(
         self,
@@ -293,7 +294,19 @@ class SingleRunner(Dispatcher):
         self._poll: PendingItem | None = None
 
     async def outcome(self, asks: Sequence[JudgeRequest], decide: Decide, known: Sequence[Vote | None]) -> tuple[PendingItem, Any]:
-        """The poll, and what was decided; raises the error if it is one. If the caller is cancelled, so is what only it waits for."""
+        """Send the requests of an item and wait for the outcome.
+
+        If the caller is cancelled, the requests that no other item waits for are cancelled too.
+
+        Args:
+            known: votes from the cache, by place.
+
+        Returns:
+            The item and its aggregated votes.
+
+        Raises:
+            QRewardError: the item failed.
+        """
         shell = self.shell
         until = inf if self._terms.timeout is None else self._born + self._terms.timeout
         poll = self._poll = PendingItem(asks, decide, self, 0, self._born, until)
@@ -302,7 +315,7 @@ class SingleRunner(Dispatcher):
         try:
             self.begin(poll, known)
             decided = await self._waiter
-        except GeneratorExit:  # thrown away, perhaps by the garbage collector amid our own work, where the lock is held
+        except GeneratorExit:  # discarded, perhaps by the garbage collector while this thread holds the engine's lock
             shell.later(self._leave)
             raise
         except BaseException:
@@ -320,11 +333,11 @@ class SingleRunner(Dispatcher):
             poll.leave()
         self.shell.sinks.pop(self, None)
 
-    def decided(self, poll: PendingItem, decided: Any) -> None:  # noqa: ARG002 - there is one
+    def decided(self, poll: PendingItem, decided: Any) -> None:  # noqa: ARG002 - there is one item
         if not self._waiter.done():
             self._waiter.set_result(decided)
 
-    def send(self, flight: InflightRequest, *, again: bool) -> None:  # noqa: ARG002 - a single call always goes at once
+    def send(self, flight: InflightRequest, *, again: bool) -> None:  # noqa: ARG002 - the request of a single call is sent at once
         poll = self._poll
         timeout = self._terms.timeout
         if poll is not None and timeout is not None:
@@ -334,7 +347,7 @@ class SingleRunner(Dispatcher):
                 return
         self.shell.submit(self.request(flight, timeout))
 
-    # what the shell asks
+    # called by the driver
 
     def start(self, attempt: Attempt) -> None:
         self.shell.spawn(attempt, self.context.copy())

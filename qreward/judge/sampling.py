@@ -1,6 +1,6 @@
-"""One request of a judge, from the first asking to a vote or an error: what is sent, what an answer comes to, what is asked again.
+"""One request of a judge until its vote or error: what is sent, how an answer is evaluated, when the request is sent again.
 
-Pure: told what came back, it says what follows; who sends is elsewhere.
+Pure: it decides from the outcome of a request what comes next. ``singleflight`` and ``runner`` do the sending.
 """
 
 from __future__ import annotations
@@ -28,22 +28,25 @@ from qreward.scheduler.request import Task
 from qreward.transport.error_mapping import one_line
 
 SHOWN = 200
-"""Characters of an unreadable answer that its error shows."""
+"""Characters of an unreadable answer in its error message."""
 SENT_BACK = 4000
-"""Characters of an unreadable answer that are sent back with the question what it means: its end, where a verdict stands."""
+"""Characters of an unreadable answer that are sent back to the model: its end, where the verdict is."""
 
 
 class JudgeModel:
     """One model of a judge.
 
     Args:
-        model: its name.
-        form: what it is to answer.
-        config: how its servers are asked for JSON, how often again, and what is sent with each request. A ``seed`` is counted up by
-            sample, so that samples differ.
+        model: name of the model.
+        form: parser of its answers.
+        config: response format, repeated requests and parameters of each request. A ``seed`` is increased by one for each sample, so
+            that samples differ.
 
     Attributes:
-        cached_as: what the model is called in the cache.
+        cached_as: name of the model in the cache, including the namespace.
+
+    Raises:
+        ConfigError: the parameters cannot be sent.
     """
 
     def __init__(self, model: str, form: VerdictParser, config: JudgeConfig) -> None:
@@ -61,7 +64,7 @@ class JudgeModel:
             raise ConfigError(str(error)) from None
 
     def prepare(self, form: ResponseFormat, sample: int) -> Callable[[Any], WireRequest]:
-        """What makes messages into a call. Raises ``ConfigError`` or ``BadRequest`` for params that cannot be sent."""
+        """The function that makes a request from messages. Raises ``ConfigError`` or ``BadRequest`` for invalid parameters."""
         key = form, sample if self._seed is not None else 0
         found = self._prepare.get(key)
         if found is None:
@@ -73,20 +76,20 @@ class JudgeModel:
 
 
 class SampleRequest:
-    """One juror, asked once about one item, until there is a vote or no hope of one.
+    """One sample of one model for one item, until there is a vote or a final error. It may take several requests.
 
     Args:
-        juror: who is asked.
-        messages: what is asked.
-        sample: which of the juror's answers to the item it is.
-        swapped: a pair is shown in the other order, so that the score is that of the second.
+        juror: the judge model.
+        messages: the messages to send.
+        sample: number of the sample, from 0.
+        swapped: the responses of a pair are shown in reverse order, so the model's score is that of the second.
 
     Attributes:
-        usage: tokens of all answers, or None if no server told.
-        trail: what failed on the way, oldest first.
-        endpoint: who answered last, or failed last.
-        heard: the last answer, once there is one.
-        error: what went wrong last, where it is asked again.
+        usage: tokens of all answers; None if no server reported usage.
+        trail: the failed attempts, oldest first.
+        endpoint: name of the endpoint that answered or failed last.
+        heard: the last answer; None before the first.
+        error: the last error.
     """
 
     __slots__ = (
@@ -107,16 +110,25 @@ class SampleRequest:
         self.endpoint: str | None = None
 
     def call(self) -> WireRequest:
-        """The request as it is to be sent now."""
+        """The next request, in the response format that is used now."""
         self._form = self._juror.formats.current
         return self._juror.prepare(self._form, self._sample)(self._messages)
 
     def is_stale(self) -> bool:
-        """Since the request was made it was found that the model's servers are to be asked in another form."""
+        """True if the response format for this model has changed since the request was created."""
         return self._form != self._juror.formats.current
 
     def hear(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Vote | QRewardError | None:
-        """What a request came to: a vote, an error, or None if it is to be sent anew."""
+        """Evaluate the outcome of a request.
+
+        Args:
+            outcome: the answer, or the error of the last attempt.
+            source: the endpoint that answered.
+            seconds: latency of the answer; recorded in ``trail`` if it cannot be parsed.
+
+        Returns:
+            A vote, a final error, or None if the request is to be sent again.
+        """
         if task.trail:
             self.trail += tuple(task.trail)
             self.endpoint = self.trail[-1].endpoint
@@ -135,13 +147,13 @@ class SampleRequest:
             return self._unread(heard, error.why, answer.usage, seconds)
         except ScoreFunctionError as error:
             return self._users(str(error), error.__cause__)
-        except (KeyboardInterrupt, SystemExit):  # they end the loop
+        except (KeyboardInterrupt, SystemExit):  # they must end the event loop
             raise
         except BaseException as error:  # the user's own model
             return self._users(f"reading as {self._juror.form.model.__name__} raised {type(error).__name__}: {error}", error)
 
     def vote(self, heard: ModelReply) -> Vote:
-        """The vote that an answer is. Raises ``Unreadable``, and what the user's own functions raise."""
+        """The answer as a vote. Raises ``Unreadable``, and whatever the user's own code raises."""
         score, verdict = self._juror.form.read(heard)
         return Vote(1 - score if self._swapped else score, verdict, heard.text, self._juror.model, self._swapped)
 
@@ -158,7 +170,7 @@ class SampleRequest:
         return None
 
     def _users(self, why: str, cause: BaseException | None) -> InvalidResponse:
-        """The user's own code failed on an answer: asking again is no help."""
+        """The error for the user's own code that failed on an answer. Another request would not help."""
         model = self._juror.model
         error = InvalidResponse(
             f"{why}; the answer of model {model!r} could be read, the fault is in your code (see __cause__)",
@@ -186,11 +198,11 @@ def _beginning(heard: ModelReply) -> str:
 
 
 def asked_again(messages: Messages, heard: ModelReply, why: str, instruction: str) -> Messages:
-    """The conversation, gone on with what could not be read and why.
+    """The messages of a repeated request, after an answer that could not be parsed.
 
-    So the model can mend the form of what it found, which it does more surely, also at temperature 0, than a fresh sample comes out
-    better; and what a server has computed for the conversation is of use again. Of an answer that is empty, declined or not whole there
-    is nothing to mend: it is asked anew, with a word at the end of the question.
+    The conversation continues with the answer and the reason why it was rejected. The model can then correct the form of its own answer.
+    This succeeds more often than a new sample, also at temperature 0, and the server can reuse its prefix cache. An answer that is empty,
+    refused or incomplete leaves nothing to correct: the original messages are sent again, with a note at the end of the last one.
     """
     if heard.whole and not heard.refusal and heard.text.strip():
         word = f"This answer cannot be read: {why}. Give your verdict again. {instruction}"
@@ -199,7 +211,7 @@ def asked_again(messages: Messages, heard: ModelReply, why: str, instruction: st
 
 
 def noted(messages: Messages, note: str) -> Messages:
-    """The messages, with a word at the end of the last one, or after it if that is not the user's."""
+    """The messages with a note: appended to the last message, or as a new one if the last is not a user message."""
     last = messages[-1] if messages else {}
     content = last.get("content")
     if last.get("role") != "user" or not isinstance(content, str | list):
@@ -209,7 +221,7 @@ def noted(messages: Messages, note: str) -> Messages:
 
 
 def added(one: Usage | None, other: Usage | None) -> Usage | None:
-    """Tokens of both."""
+    """The sum of two usages."""
     if one is None or other is None:
         return other if one is None else one
     pairs = zip(

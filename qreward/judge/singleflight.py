@@ -1,6 +1,7 @@
-"""Ballots under way, each once, for all that wait for it; and the bench of those who have sent them.
+"""Share identical requests: each is in flight once, for all items that wait for it.
 
-In one event loop. A flight is led by the bench whose request it is; if that gives it up while others wait, one of them takes it over.
+All of this happens in one event loop. A ``Dispatcher`` sends the requests of one call or batch. The dispatcher that started an
+``InflightRequest`` leads it. If it no longer needs the request while items of other dispatchers wait, one of those takes it over.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import Attempt, RequestOptions, Task, TaskState
 
 Keep = Callable[[Sighting], object]
-"""Is given each answer of a model, whether it could be read or not."""
+"""Receives each answer of a model, whether it could be parsed or not."""
 
 
 class Asked(Task):
-    """The request of a flight as it is now. What is sent is decided when it is sent, for by then more may be known of the servers."""
+    """The current task of an in-flight request. Its payload is fixed only when it is sent, as the response format may change until then."""
 
     __slots__ = ("flight",)
 
@@ -37,7 +38,7 @@ class Asked(Task):
         self.flight = flight
 
     def load(self, now: float, source: Source) -> bool:  # noqa: ARG002
-        """See ``Task.load``: nothing is sent for a flight that nobody waits for."""
+        """See ``Task.load``. Returns False if no item waits for the request any more."""
         flight = self.flight
         if flight.task is not self:
             return False
@@ -47,15 +48,15 @@ class Asked(Task):
 
 
 class InflightRequest:
-    """A ballot under way.
+    """A sample request in flight, with the items that wait for it.
 
     Attributes:
-        task: its request, None between two of them.
-        leader: the bench that sends for it.
-        seats: who waits for it, and for which of its asks; what is sent is charged to the first.
-        borrowed: its request was begun by another bench, in that one's time.
-        until: when its time is over, once its first request has shown that.
-        timer: the loop's, for a request that was sent again and may not get its turn in time.
+        task: the task that is queued or being sent; None between two of them.
+        leader: the dispatcher that sends for it.
+        seats: the waiting items, each with the place of the request in the item. The request is charged to the first of them.
+        borrowed: True if the task was started by another dispatcher, with that one's timeout.
+        until: when its time is over, on the engine's clock; inf until the first task has ended.
+        timer: ends a request that was sent again and may still be in the queue when its time is over.
     """
 
     __slots__ = ("ask", "ballot", "borrowed", "key", "leader", "seats", "table", "task", "timer", "until")
@@ -71,7 +72,7 @@ class InflightRequest:
         self.timer: Any = None
 
     def end(self, heard: Heard) -> None:
-        """It has come to a vote or an error: all that wait are told."""
+        """End with a vote or an error, and pass it to all waiting items."""
         self._close()
         seats, self.seats = self.seats, []
         for number, (poll, place) in enumerate(seats):
@@ -80,7 +81,7 @@ class InflightRequest:
             poll.tell(place, _apart(heard) if number else heard)
 
     def leave(self, poll: PendingItem) -> None:
-        """A poll does not need it any more."""
+        """Remove an item that no longer waits. Without items the request is cancelled; without items of its leader it is taken over."""
         paid = bool(self.seats) and self.seats[0][0] is poll
         self.seats = [seat for seat in self.seats if seat[0] is not poll]
         if paid:
@@ -98,20 +99,20 @@ class InflightRequest:
         self.unset_timer()
 
     def unset_timer(self) -> None:
-        """Its leader does not watch its time any more."""
+        """Cancel the leader's timer."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
 
 class Dispatcher:
-    """The sink of flights: what a single call and a batch have in common.
+    """Sends requests for items and receives their outcomes. The common base of ``SingleRunner`` and ``JudgeBulk``.
 
     Args:
-        shell: of the running loop.
-        table: key -> flight, of all that one judge has under way in this loop.
-        terms: of each request; ``timeout`` is that of an item, in seconds.
-        pools: where the requests of each juror's model wait.
+        shell: driver of the running event loop.
+        table: the requests that one judge has in flight in this event loop, by key.
+        terms: options of each request; ``timeout`` is that of an item, in seconds.
+        pools: the pool of endpoints of each judge model.
         keep: see ``Keep``.
     """
 
@@ -129,23 +130,23 @@ class Dispatcher:
         self._terms, self._pools, self._keep_answer = terms, pools, keep
         self.requests: dict[Task, None] = {}
 
-    # what a kind of bench does in its own way
+    # implemented by subclasses
 
     def send(self, flight: InflightRequest, *, again: bool) -> None:
-        """Send the flight's next request; ``again`` if it is not its first."""
+        """Send an in-flight request. ``again`` is True if it was sent before."""
         raise NotImplementedError
 
     def decided(self, poll: PendingItem, decided: Any) -> None:
-        """A poll has its outcome."""
+        """An item has its outcome."""
         raise NotImplementedError
 
-    # polls
+    # items
 
     def begin(self, poll: PendingItem, known: Sequence[Vote | None] = ()) -> None:
-        """Ask what is not known yet: what another has under way is shared.
+        """Send the requests of an item that have no vote yet. A request that is already in flight is shared.
 
         Args:
-            known: votes that were there before, by place.
+            known: votes from the cache, by place.
         """
         for place, vote in enumerate(known):
             if vote is not None:
@@ -167,11 +168,11 @@ class Dispatcher:
             flight.seats.append((poll, place))
             poll.flights[place] = flight
         for flight in fresh:
-            if flight.seats:  # an earlier one may have ended at once, and the poll with it
+            if flight.seats:  # sending an earlier one may have ended the item
                 self.send(flight, again=False)
 
     def watch_over(self, poll: PendingItem) -> None:
-        """See that a poll ends in time although a request that it waits for does not."""
+        """Start the item's own timer, for an item whose requests may end later than its timeout."""
         if poll.timer is not None or self._terms.timeout is None:
             return
         now = self.shell.engine.clock()
@@ -183,30 +184,30 @@ class Dispatcher:
         poll.timer = None
         poll.end(late(self._terms.timeout, poll.asks[0].juror.model))
 
-    # flights
+    # requests in flight
 
     def request(self, flight: InflightRequest, timeout: float | None) -> Asked:
-        """A new request of a flight; any earlier one is nobody's from now on."""
+        """Create a new task for an in-flight request. It replaces any earlier one."""
         task = flight.task = Asked(flight, self._pools[flight.ask.juror], self._terms, timeout, self)
         self.requests[task] = None
         return task
 
     def release(self, flight: InflightRequest) -> None:
-        """Nobody waits for a flight that this bench leads."""
+        """Cancel an in-flight request of this dispatcher for which no item waits."""
         task, flight.task = flight.task, None
         if task is not None and task in self.requests:
             del self.requests[task]
-            if self._is_begun(task):  # else it loads nothing when its turn comes
+            if self._is_begun(task):  # else Asked.load() returns False when its turn comes
                 self.shell.withdraw([task])
 
     def take_over(self, flight: InflightRequest) -> None:
-        """Lead a flight that another gave up: its request goes on, unless it was not sent yet."""
+        """Lead a request that another dispatcher gave up. A task that was started continues, another one is replaced."""
         before, task = flight.leader, flight.task
         flight.leader = self
         flight.unset_timer()
         for poll in {seat[0]: None for seat in flight.seats if seat[0].owner is self}:
             self.watch_over(poll)
-        flight.task = None  # so that it is not begun in this moment
+        flight.task = None  # so that the task is not started meanwhile
         if task is not None:
             before.requests.pop(task, None)
             if self._is_begun(task):
@@ -217,12 +218,12 @@ class Dispatcher:
         self.send(flight, again=False)
 
     def _is_begun(self, task: Task) -> bool:
-        """Not only read ahead."""
+        """Whether the scheduler has started the task. Else it was only read ahead."""
         with self.shell.engine.lock:
             return task.state is not TaskState.NEW
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        """See ``Sink``."""
+        """See ``Waiter``."""
         if task not in self.requests:
             return
         del self.requests[task]
@@ -252,8 +253,8 @@ class Dispatcher:
             flight.end(flight.ballot.error)
 
     def timed_out(self, flight: InflightRequest, error: QRewardError) -> None:
-        """The time of our own items is over: what others wait for goes on in theirs."""
-        if flight.borrowed:  # it was another's time
+        """End this dispatcher's own items with the error. A request that items of others wait for continues with their timeouts."""
+        if flight.borrowed:  # the timeout was that of another dispatcher
             flight.borrowed = False
             self.send(flight, again=False)
             return
@@ -267,12 +268,12 @@ class Dispatcher:
             if not number:
                 poll.charge(flight.ballot)
             poll.tell(place, _apart(error) if number else error)
-        if flight.seats:  # telling ours may have ended theirs
+        if flight.seats:  # ending our items may have ended the others too
             others[0][0].owner.take_over(flight)
 
 
 def _apart(heard: Heard) -> Heard:
-    """An error of its own for each who is told of it, as each adds its own traceback."""
+    """A copy of an error, so that each receiver adds its own traceback. A vote is returned unchanged."""
     if not isinstance(heard, QRewardError):
         return heard
     other = copy(heard)
@@ -281,5 +282,5 @@ def _apart(heard: Heard) -> Heard:
 
 
 def late(timeout: float | None, model: str) -> RequestTimeout:
-    """What an item ends with whose time is over."""
+    """The error of an item whose time is over."""
     return RequestTimeout(f"no verdict within {timeout:g} s; model {model!r}", model=model)

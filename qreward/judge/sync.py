@@ -1,4 +1,4 @@
-"""``SyncJudge``: a judge for code that does not await. A view of ``Judge`` through the portal, nothing more."""
+"""``SyncJudge``: the blocking interface of ``Judge``. It only forwards calls through the portal to the background thread."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 
 class SyncJudge:
-    """A judge whose methods block. Settings, results and errors are those of :class:`Judge`; where and how the work is done, and what
-    Ctrl-C does, is said of :class:`SyncQRewardClient`.
+    """A judge whose methods block.
+
+    Settings, results and errors are those of :class:`Judge`. See :class:`SyncQRewardClient` for the background thread that does the work
+    and the effect of Ctrl-C.
 
     Args:
-        client: over whose endpoints the models are asked.
-        settings: as :class:`Judge` takes them.
+        client: the client that sends the requests.
+        settings: the arguments of :class:`Judge`.
 
     Example:
         >>> from qreward import SyncQRewardClient
@@ -43,7 +45,7 @@ class SyncJudge:
     def from_config(
         cls, client: SyncQRewardClient | QRewardClient, config: JudgeConfig | Mapping[str, Any], *, owns_client: bool = False
     ) -> SyncJudge:
-        """A judge from its settings. See :meth:`Judge.from_config`."""
+        """Create a judge from its settings. See :meth:`Judge.from_config`."""
         return cls._over(Judge.from_config(_awaited(client), config, owns_client=owns_client))
 
     @classmethod
@@ -97,7 +99,7 @@ class SyncJudge:
         progress: bool | Callable[[Progress], object] | None = None,
         keep_results: bool = True,
     ) -> BatchResult[Verdict]:
-        """Judge many responses. See :meth:`Judge.batch_score`; the input is read, and ``on_result`` called, in the background thread."""
+        """Judge many responses. See :meth:`Judge.batch_score`. The background thread reads the input and calls ``on_result``."""
         return portal().call(
             self._judge.batch_score,
             items,
@@ -122,7 +124,7 @@ class SyncJudge:
         progress: bool | Callable[[Progress], object] | None = None,
         keep_results: bool = True,
     ) -> BatchResult[Comparison]:
-        """Compare many pairs. See :meth:`Judge.batch_compare`."""
+        """Compare many pairs. See :meth:`Judge.batch_compare`. The background thread reads the input and calls ``on_result``."""
         return portal().call(
             self._judge.batch_compare,
             pairs,
@@ -136,8 +138,8 @@ class SyncJudge:
         )
 
     def close(self) -> None:
-        """Close what the judge opened, and its client if it owns that."""
-        with contextlib.suppress(ClientClosed):  # the process ends, and the portal closed them
+        """Close the judge's cache file, and the client if the judge owns it."""
+        with contextlib.suppress(ClientClosed):  # at exit the portal has closed them already
             portal().call(self._judge.aclose)
 
     def __enter__(self) -> SyncJudge:
@@ -146,7 +148,7 @@ class SyncJudge:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    if not TYPE_CHECKING:  # type checkers are to see that it cannot be awaited
+    if not TYPE_CHECKING:  # hidden from type checkers, so that they reject `async with`
 
         def __aenter__(self) -> None:
             raise TypeError("SyncJudge blocks: use `with`, or Judge with `async with`")

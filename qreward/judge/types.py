@@ -1,6 +1,6 @@
-"""What a scorer gives, and what is asked of one: the words that judges, reward models and the adapters of trainers share.
+"""The ``Scorer`` interface with its inputs and results, shared by judges, reward models and trainer adapters.
 
-Knows no prompt, no model and no trainer.
+This module knows no prompt, no model and no trainer.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from qreward.progress import Progress
 
 Item = tuple[Any, Any] | tuple[Any, Any, Any] | Mapping[str, Any]
-"""What is scored: ``(prompt, response)``, ``(prompt, response, reference)``, or a mapping with ``prompt``, ``response`` and perhaps
-``reference`` and whatever else a prompt template names. A prompt is a text or a list of messages, a response a text."""
+"""An item to score: ``(prompt, response)``, ``(prompt, response, reference)``, or a mapping with ``prompt``, ``response``, optionally
+``reference``, and the other fields that a prompt template names. A prompt is a text or a list of messages, a response is a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """One answer of one judge, read.
+    """One parsed answer of one judge.
 
     Attributes:
-        score: what it says, in the judge's ``range``.
-        verdict: the answer as the pydantic model that was asked for; None of a reward model.
-        text: the answer as it came.
-        model: who was asked.
-        swapped: the two responses of a pair were shown in the other order.
+        score: the score, in the judge's ``range``.
+        verdict: the answer as an instance of the judge's ``verdict`` model; None for a reward model.
+        text: the answer as received.
+        model: name of the model.
+        swapped: True if the responses of a pair were shown in reverse order.
     """
 
     score: float
@@ -44,14 +44,14 @@ class Vote:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Verdict:
-    """What is thought of one response.
+    """The score of one response.
 
     Attributes:
-        score: the reward: a finite number, settled from the votes.
-        votes: the answers it was settled from, at least one, those that agree with it first.
-        attributes: name -> number, of a reward model that gives several.
-        usage: tokens of all answers to this item, those that could not be read among them; None if no server told.
-        cached: nothing was sent for it.
+        score: the reward, a finite number, aggregated from the votes.
+        votes: the answers it was aggregated from, at least one. Those closest to the score come first.
+        attributes: the numbers of a reward model that returns several, by name.
+        usage: tokens of all answers to this item, including answers that could not be parsed. None if no server reported usage.
+        cached: True if no request was sent for this item.
 
     Example:
         >>> Verdict(0.75, (Vote(0.75, text="Score: 7.5"),)).text
@@ -88,19 +88,21 @@ class Verdict:
 Preference = Literal["first", "second", "tie"]
 
 Pair = tuple[Any, Any, Any] | tuple[Any, Any, Any, Any] | Mapping[str, Any]
-"""What is compared: ``(prompt, first, second)``, with ``reference`` as a fourth, or a mapping of these and what else a template names."""
+"""A pair to compare: ``(prompt, first, second)``, ``(prompt, first, second, reference)``, or a mapping with these fields and those that a
+prompt template names."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """What is thought of two responses to one prompt, each of which was shown first once.
+    """The comparison of two responses to one prompt. Each judge saw them in both orders.
 
     Attributes:
-        preference: the better one; ``tie`` if it changes with the order in which they are shown.
-        score: 1.0 for the first, 0.0 for the second, 0.5 for a tie; the mean of these over several judges or samples.
-        votes: the answers it was settled from; the ``score`` of each is of the first response, in whichever order they were shown.
-        usage: tokens of all answers; None if no server told.
-        cached: nothing was sent for it.
+        preference: the better response. A judge whose preference changes with the order counts as ``tie``.
+        score: 1.0 for the first, 0.0 for the second, 0.5 for a tie. With several judges or samples these are aggregated by the judge's
+            ``settle``.
+        votes: the answers it was aggregated from. The ``score`` of each is that of the first response, in whichever order they were shown.
+        usage: tokens of all answers. None if no server reported usage.
+        cached: True if no request was sent for this pair.
     """
 
     preference: Preference
@@ -119,11 +121,11 @@ class Comparison:
 
 
 _SHOWN = 60
-"""Characters of an answer that a ``repr`` shows."""
+"""Characters of an answer in a ``repr``."""
 
 
 def _shown(of: Verdict | Comparison, outcome: str) -> str:
-    """The ``repr``: the outcome, the votes if there are several, who gave them, and how the first answer begins."""
+    """The ``repr``: the outcome, the votes if there are several, the models, and the beginning of the first answer."""
     scores = f" from {len(of.votes)} votes ({', '.join(f'{vote.score:g}' for vote in of.votes[:8])})" if len(of.votes) > 1 else ""
     models = ", ".join(dict.fromkeys(vote.model for vote in of.votes if vote.model))
     text = " ".join(of.votes[0].text[: 4 * _SHOWN].split()) if of.votes else ""
@@ -138,7 +140,7 @@ def _shown(of: Verdict | Comparison, outcome: str) -> str:
 
 
 class Scorer(Protocol):
-    """Anything that scores responses: a ``Judge``, a ``RewardModelScorer``, or an object of the user's."""
+    """The interface of everything that scores responses: a ``Judge``, a ``RewardModelScorer``, or the user's own object."""
 
     async def score(
         self,
@@ -151,7 +153,14 @@ class Scorer(Protocol):
         tenant: str | None = None,
         **fields: Any,
     ) -> Verdict:
-        """Score one response within ``timeout`` seconds in all, or raise a ``QRewardError``; never a number that nobody gave."""
+        """Score one response.
+
+        Args:
+            timeout: seconds for the whole call.
+
+        Raises:
+            QRewardError: there is no score. An implementation must never return a substitute number.
+        """
 
     async def batch_score(
         self,
@@ -165,7 +174,7 @@ class Scorer(Protocol):
         progress: bool | Callable[[Progress], object] | None = None,
         keep_results: bool = True,
     ) -> BatchResult[Verdict]:
-        """Score many; an item that fails is a ``Result`` with an error."""
+        """Score many responses. An item that fails is a ``Result`` with an error."""
 
     async def aclose(self) -> None:
-        """Give back what it holds."""
+        """Release the scorer's resources."""

@@ -1,6 +1,6 @@
-"""The form of a verdict: what a judge is asked to answer in, and what number an answer comes to.
+"""``VerdictParser``: the form in which a judge must answer, and the conversion of an answer into a reward.
 
-Texts are read in ``judge.parsing``; this module says what is wanted of them.
+The text itself is parsed by ``judge.parsing``. This module adds scale, range and the user's score function.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from qreward.server.import_string import load_object
 from qreward.spelling import did_you_mean
 
 _LONG = 100
-"""Characters of a wrong value that an error shows."""
+"""Characters of an invalid value in an error message."""
 MOST = sys.float_info.max / 4
-"""An end of a scale or range: what lies between two of them, and is computed on the way, is a finite number."""
+"""The largest absolute end of a scale or range. Within it, every number of the mapping from scale to range is finite."""
 
 USUAL = (0.0, 10.0)
-"""The scale of a score where nothing says another."""
+"""The default scale of a score."""
 
 NAMED: Mapping[str, type[BaseModel]] = {"score": ScoreVerdict, "yes_no": YesNoVerdict}
 
 
 class VerdictParser:
-    """What an answer must be, and what it is worth.
+    """Parses an answer into a verdict and its reward.
 
     Args:
         model: the pydantic model of an answer.
-        scale: lowest and highest score that the judge is asked for; None is what the model's own field says (``ge`` and ``le``, or the
-            numbers among which it chooses), else ``USUAL``.
-        range: what the ends of the scale are as rewards; None leaves scores as they are.
-        score: the reward of a verdict, taken as it is, or None if the verdict is none; None takes the model's score, by scale and range.
+        scale: lowest and highest score that a judge may give. None takes the limits of the model's own field (``ge`` and ``le``, or the
+            numbers of its literal or enum), else ``USUAL``.
+        range: lowest and highest reward, to which the ends of the scale are mapped linearly. None returns scores unchanged.
+        score: a function from a verdict to its reward, which is used as it is. It returns None for an answer that is not a verdict. Without
+            a function the reward is the model's score, mapped by scale and range.
 
     Raises:
-        ConfigError: no number can be had from such a model, or the scale or range is no range.
+        ConfigError: the model has no score, or the scale or range is invalid.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class VerdictParser:
         model: type[BaseModel],
         *,
         scale: tuple[float, float] | None = None,
-        range: tuple[float, float] | None = (0.0, 1.0),  # noqa: A002 - the word of the settings
+        range: tuple[float, float] | None = (0.0, 1.0),  # noqa: A002 - the name in the settings
         score: Callable[[Any], float | None] | None = None,
     ) -> None:
         if not isinstance(model, type) or not issubclass(model, BaseModel):
@@ -70,7 +71,7 @@ class VerdictParser:
 
     @cached_property
     def instruction(self) -> str:
-        """Tells the judge in words how to answer."""
+        """The sentence of the prompt that tells the judge how to answer."""
         return instruction(self.model, self.scale)
 
     @cached_property
@@ -79,11 +80,11 @@ class VerdictParser:
         return schema_of(self.model, self.scale)
 
     def read(self, heard: ModelReply) -> tuple[float, BaseModel]:
-        """The reward and the verdict that an answer says.
+        """The reward and the verdict of an answer.
 
         Raises:
-            Unreadable: it says none, or one outside the scale, or the answer is not whole.
-            UserFault: what the user gave to make a number of a verdict failed.
+            Unreadable: the answer has no verdict, or one outside the scale, or it was refused or is incomplete.
+            ScoreFunctionError: the user's ``score`` function or verdict model failed.
         """
         if heard.refusal:
             raise Unreadable("The model declined to answer.")
@@ -107,7 +108,7 @@ class VerdictParser:
         return None if worth is None else _number(worth, called)
 
     def _mapped(self, said: float, low: float, high: float) -> float:
-        """A number between two others, as a reward."""
+        """Map a number from ``low`` to ``high`` linearly to the range of rewards."""
         if self._range is None:
             return said
         if not low <= said <= high:
@@ -119,11 +120,11 @@ class VerdictParser:
 
 
 class ScoreFunctionError(Exception):
-    """The user's own code, which makes a number of a verdict, failed: no fault of the model, and asking again does not help."""
+    """The user's own code, which turns a verdict into a number, failed. Another request to the model would not help."""
 
 
 def _number(value: Any, of: str) -> float:
-    """What the user's own code gave. Raises ``ScoreFunctionError`` if that is no finite number."""
+    """The user code's return value as a float. Raises ``ScoreFunctionError`` if it is not a finite number."""
     try:
         number = nan if isinstance(value, str | bytes) else float(value)
     except Exception as error:
@@ -148,7 +149,11 @@ def _check_choices(shape: Shape[Any], scale: tuple[float, float]) -> None:
 def _worth_of(
     shape: Shape[Any], mapped: Callable[[float, float, float], float], scale: tuple[float, float]
 ) -> Callable[[Any], float | None]:
-    """What the verdicts of a model are worth: a number by the scale, yes and no (and a choice's own ``score``) as its ends."""
+    """The function from a verdict to its reward.
+
+    A model whose deciding field is a number is mapped from ``scale``. Other models, with a bool or a ``score`` property, are mapped from
+    0 to 1.
+    """
     model = shape.model
     low, high = scale if shape.number else (0.0, 1.0)
     if "score" not in model.model_fields and isinstance(getattr(model, "score", None), property):
@@ -177,7 +182,7 @@ def _is_bool(annotation: Any) -> bool:
 
 
 def bounds(name: str, value: object) -> tuple[float, float]:
-    """Two numbers with a finite distance. Raises ``ConfigError``."""
+    """A pair of finite numbers, at most ``MOST`` in absolute value. Raises ``ConfigError``."""
     if isinstance(value, tuple | list) and len(value) == 2:
         low, high = value
         if all(isinstance(end, int | float) and not isinstance(end, bool) and abs(end) <= MOST for end in value):
@@ -186,10 +191,12 @@ def bounds(name: str, value: object) -> tuple[float, float]:
 
 
 def verdict_named(name: str) -> type[BaseModel]:
-    """The model that a setting names: ``score``, ``yes_no``, or ``module:Class``; modules of the working directory are found.
+    """The verdict model that a setting names: ``score``, ``yes_no``, or ``module:Class``.
+
+    Modules in the working directory are found.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such model.
     """
     if name in NAMED:
         return NAMED[name]

@@ -1,7 +1,7 @@
-"""Telemetry: what a client does as OpenTelemetry spans, metrics and events.
+"""Record calls of a client as OpenTelemetry spans, metrics and events.
 
-An observer of the engine and nothing more: it decides nothing, and no call fails because of it. It imports ``opentelemetry-api``, which
-does nothing until a program sets up an SDK; :func:`configure` does that in one line, for those who want it. Every name is in ``names``.
+Telemetry only observes the engine. It makes no decisions, and its failures never fail a call. It imports ``opentelemetry-api``, which does
+nothing until the program sets up an SDK. :func:`configure` sets one up in one line. All names are in ``names``.
 """
 
 from __future__ import annotations

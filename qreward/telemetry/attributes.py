@@ -1,16 +1,8 @@
-"""What all calls of one kind have in common, found once: the name of their span and the attributes that it begins with.
+"""The attributes of spans and metrics: of similar calls, endpoints, requests, answers and errors.
 
-Where an endpoint is: its name, and the address and port of its server.
-
-What telemetry reads of an answer: its id, the model that gave it, why it ended, and tokens that the engine does not count.
-
-Read from the bytes as they came, once, and only where somebody records it; never its content.
-
-What telemetry says of a request: its operation, and the parameters that the conventions name. Never its content.
-
-What telemetry says of an error: a word for ``error.type``, and a text that is the same for all errors of a class.
-
-An error's own message never goes into a span: it may quote what a server said, and that may quote a prompt.
+Attributes never contain the content of a request or an answer. An answer's body is parsed again only if the call is recorded, for its id,
+its model, its finish reasons and the tokens that the engine does not count. The message of an error is not recorded, as it may quote a
+server's response, which may quote a prompt: errors have an ``error.type`` and a text that is the same for all errors of a class.
 """
 
 from __future__ import annotations
@@ -38,17 +30,19 @@ from qreward.scheduler.request import Task
 from qreward.telemetry import names
 
 MOST = 4096
-"""Places that are remembered; beyond it they are found anew."""
+"""The most cached places. When the cache is full, it is cleared."""
 
 _PORTS = {"http": 80, "https": 443}
 
 
 class Place:
-    """One endpoint at one address.
+    """The attributes of one endpoint at one address.
 
     Attributes:
-        server: ``server.address`` and ``server.port``, where they are known.
-        attributes: these, and ``qreward.endpoint``, which is in ``endpoint`` alone.
+        name: name of the endpoint.
+        server: ``server.address`` and ``server.port``, if known.
+        endpoint: ``qreward.endpoint``.
+        attributes: ``server`` and ``endpoint`` together.
     """
 
     __slots__ = ("attributes", "endpoint", "name", "server")
@@ -64,7 +58,7 @@ _known: dict[tuple[str, object], Place] = {}
 
 
 def place_of(source: Source) -> Place:
-    """Where a source is. Found once for each endpoint."""
+    """The place of a source. Cached for each endpoint."""
     url = getattr(source.handle, "base_url", None)
     place = _known.get((source.name, url))
     if place is None:
@@ -83,17 +77,19 @@ def _server(url: str) -> dict[str, Any]:
 
 
 MOST_KINDS = 1024
-"""Kinds, and points of one kind, that are remembered; beyond it they are found anew."""
+"""The most cached kinds, and the most cached points of one kind. When a cache is full, it is cleared."""
 
 
 class Kind:
-    """Calls of one operation, model and route.
+    """The shared attributes of all calls with the same operation, model and route.
 
     Attributes:
-        name: of their span.
-        start: attributes that are known when it begins, so that a sampler may see them.
-        metric, model, queue: attributes of their metrics: all, the model alone, and the queue.
-        inference: as the ``latest`` conventions mean it.
+        name: name of their spans.
+        start: attributes that are known when a span starts, so that samplers see them.
+        metric: attributes of their metrics.
+        model: the model alone.
+        queue: the queue alone.
+        inference: True if the operation is an inference as defined by the ``latest`` conventions.
     """
 
     __slots__ = ("_points", "_providers", "_starts", "inference", "metric", "model", "name", "queue", "start")
@@ -115,14 +111,14 @@ class Kind:
         self._points: dict[Hashable, dict[str, Any]] = {}
 
     def start_at(self, place: Place) -> dict[str, Any]:
-        """The attributes of a call that one endpoint alone can serve."""
+        """The start attributes of a call that only one endpoint can serve."""
         found = self._starts.get(place.name)
         if found is None or found[0] is not place:
             found = self._starts[place.name] = place, {**self.start, **place.server, **self.provider_at(place)}
         return found[1]
 
     def call_point(self, place: Place | None, model: str | None, error: str | None, token: str | None = None) -> dict[str, Any]:
-        """Attributes of a metric of a call; the same object for the same values."""
+        """The attributes of a call's metric. Cached: equal arguments return the same object."""
         key = (place, model, error, token)
         found = self._points.get(key)
         if found is None:
@@ -132,7 +128,7 @@ class Kind:
         return found
 
     def attempt_point(self, place: Place, kind: str, outcome: str, error: str | None) -> dict[str, Any]:
-        """Attributes of the metric of an attempt; the same object for the same values."""
+        """The attributes of an attempt's metric. Cached: equal arguments return the same object."""
         key = (place, kind, outcome, error, None)
         found = self._points.get(key)
         if found is None:
@@ -141,7 +137,7 @@ class Kind:
         return found
 
     def provider_at(self, place: Place) -> dict[str, Any]:
-        """The provider, where an endpoint has one of its own."""
+        """The provider attribute of an endpoint that has its own provider, else nothing."""
         own = self._providers.get(place.name) if self._providers else None
         return {} if own is None else {names.PROVIDER: own}
 
@@ -157,7 +153,7 @@ def _known_kind(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Kinds:
-    """All kinds that were met."""
+    """A cache of kinds."""
 
     def __init__(self, provider: str, providers: Mapping[str, str]) -> None:
         self._provider, self._providers = provider, providers
@@ -182,12 +178,21 @@ class Kinds:
 
 
 LONGEST_BODY = 1 << 20
-"""Bytes of an answer beyond which it is not read a second time, such as one full of vectors."""
+"""The most bytes of an answer that is parsed again. Larger ones, such as lists of vectors, are skipped."""
 LONGEST_TEXT = 256
 
 
 class Facts(NamedTuple):
-    """What an answer says of itself; None or empty where it says nothing."""
+    """Metadata of an answer; None or empty where the answer has none.
+
+    Attributes:
+        id: the id of the response.
+        model: the model that answered.
+        reasons: the finish reasons.
+        fingerprint: ``system_fingerprint``.
+        cached: input tokens that were read from a cache.
+        reasoning: output tokens that were used for reasoning.
+    """
 
     id: str | None = None
     model: str | None = None
@@ -229,7 +234,7 @@ _DECODER = msgspec.json.Decoder(_Seen)
 
 
 def facts_of(value: Any) -> Facts:
-    """The facts of an answer's value; of a stream, those of its chunks put together."""
+    """The metadata of an answer. For a stream, that of its chunks is combined."""
     body = getattr(value, "body", None)
     if type(body) is bytes:
         return _read(body)
@@ -258,7 +263,7 @@ def _read(body: bytes) -> Facts:
 
 
 def _together(all_facts: list[Facts]) -> Facts:
-    """Of each fact the first that is known, of the reasons all."""
+    """Combine the metadata of chunks: the first known value of each field, and all finish reasons."""
 
     def first(of: str) -> Any:
         return next((value for facts in all_facts if (value := getattr(facts, of)) is not None), None)
@@ -278,11 +283,11 @@ def _count(value: object) -> int | None:
 Attributes = dict[str, Any]
 
 MOST_STOPS, LONGEST_REQUEST_TEXT = 8, 64
-"""Stop sequences that are told, and characters of each."""
+"""The most stop sequences that are recorded, and the most characters of a stop sequence or reasoning level."""
 
 
 def attributes_of(params: Mapping[str, Any]) -> Attributes:
-    """The parameters of a request as attributes. What is not of the type it should be is left out.
+    """The parameters of a request as attributes. A value with an unexpected type is left out.
 
     Example:
         >>> attributes_of({"temperature": 0, "n": 1, "stop": "END", "user": "me", "response_format": {"type": "json_object"}})
@@ -345,7 +350,9 @@ _WORDS: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def error_type(error: BaseException) -> str:
-    """The HTTP status if there was one, else a word, else the class of ours; ``_OTHER`` for what is not ours.
+    """The ``error.type`` of an error: the HTTP status if there was one, else a name such as ``timeout``, else the class of a qreward error.
+
+    Errors of other libraries are ``_OTHER``.
 
     Example:
         >>> from qreward.errors import RateLimited, RequestTimeout
@@ -365,14 +372,14 @@ def error_type(error: BaseException) -> str:
 
 
 def said(error: BaseException) -> str:
-    """What a class of errors means, in the words of its docstring."""
+    """The name of an error's class, with the first line of its docstring for a qreward error."""
     kind = type(error)
     first = (kind.__doc__ or "").strip().partition("\n")[0] if kind.__module__ == "qreward.errors" else ""
     return f"{kind.__name__}: {first}" if first else kind.__name__
 
 
 def rejection(error: BaseException) -> str:
-    """Why a call ended that was never sent: ``full``, ``deadline``, ``closed``, or what else it was."""
+    """Why a call ended without being sent: ``full``, ``deadline``, ``closed``, or else its ``error.type``."""
     if isinstance(error, QueueFull):
         return "full"
     if isinstance(error, TimeoutError | DeadlineExceeded):

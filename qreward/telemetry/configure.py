@@ -1,4 +1,4 @@
-"""``configure``: the SDK in one line, for programs that have no OpenTelemetry of their own. The only place that imports the SDK."""
+"""``configure`` sets up the OpenTelemetry SDK for programs that do not set it up themselves. The only module that imports the SDK."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ def configure(
     everywhere: bool = True,
     **settings: Any,
 ) -> Telemetry:
-    """Set up OpenTelemetry's SDK: spans in batches, metrics at intervals. What is left is sent when the process ends.
+    """Set up the OpenTelemetry SDK. Spans are exported in batches, metrics at intervals, and the rest when the process ends.
 
     Args:
-        exporter: ``otlp`` over HTTP, or ``console``.
-        endpoint: root of an OTLP receiver, such as ``http://127.0.0.1:4318``; by default what ``OTEL_EXPORTER_OTLP_ENDPOINT`` says.
-            Headers and timeouts are set by the other ``OTEL_EXPORTER_OTLP_*`` variables.
-        service_name: ``service.name`` of the resource; by default what ``OTEL_SERVICE_NAME`` says.
+        exporter: ``otlp`` (over HTTP) or ``console``.
+        endpoint: base URL of an OTLP receiver, such as ``http://127.0.0.1:4318``. By default the value of
+            ``OTEL_EXPORTER_OTLP_ENDPOINT``. Headers and timeouts are set by the other ``OTEL_EXPORTER_OTLP_*`` variables.
+        service_name: ``service.name`` of the resource. By default the value of ``OTEL_SERVICE_NAME``.
         interval: seconds between two exports of metrics.
-        everywhere: make them the program's global providers, so that every client and every other library uses them.
-        settings: of :class:`Telemetry`.
+        everywhere: make these the program's global providers, which every client and every other library uses.
+        settings: the other arguments of :class:`Telemetry`.
 
     Returns:
-        A ``Telemetry`` with these providers. With ``everywhere`` it need not be given to anybody.
+        A ``Telemetry`` with these providers. With ``everywhere`` there is no need to pass it to a client.
 
     Raises:
-        ConfigError: a package is missing (the message names the command that installs it), or global providers are set already.
+        ConfigError: an argument is invalid, a package is missing (the message contains the command that installs it), or global providers
+            are already set.
 
     Example:
         >>> from qreward.telemetry import configure

@@ -1,9 +1,10 @@
-"""Messages in telemetry: off, unless the program's environment asks for them by the standard variables. Cut short, and without keys.
+"""Messages on spans and in events. Off by default; the standard environment variables turn it on.
 
 ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT``  ``span_only``, ``event_only`` or ``span_and_event``
-``OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT``               ``true``: an event for each call, with content only where that is asked for
+``OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT``               ``true``: an event for each call, with content only if the other variable says so
 
-The other event tells of a call that failed. Events are log records: they go nowhere unless the program sets up a logger provider.
+Texts are truncated, and API keys are removed. A second kind of event is emitted for each failed call. Events are log records: they are
+discarded unless the program sets up a logger provider.
 """
 
 from __future__ import annotations
@@ -31,26 +32,33 @@ CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 EVENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT"
 MOST_MESSAGES = 64
 MOST_KNOWN = 256
-"""Messages of a call that are told, and endpoints whose secrets are remembered."""
+"""The most input messages of a call that are recorded, and the most endpoints whose secrets are cached."""
 
 Capture = Literal["no_content", "span_only", "event_only", "span_and_event"]
 CAPTURES: tuple[Capture, ...] = ("no_content", "span_only", "event_only", "span_and_event")
 
 
 def capture_of(text: str) -> Capture:
-    """What a value of the variable asks for; anything unknown asks for nothing."""
+    """The setting for a value of the environment variable. An unknown value means ``no_content``."""
     lower = text.strip().lower()
     return next((capture for capture in CAPTURES if capture == lower), "no_content")
 
 
 class Content:
-    """What is told of messages, and where.
+    """Records messages on spans and in events.
 
     Args:
-        longest: characters of one text that are kept.
+        capture: where messages are recorded.
+        events: emit an event for each call even if messages are not recorded in events.
+        longest: the most characters of one text that are recorded.
+        provider: the logger provider; None for the global one.
+        dialect: version of the semantic conventions.
 
     Attributes:
-        wanted: there is something to tell of each call.
+        wanted: True if ``tell`` has something to record for each call.
+
+    Raises:
+        ConfigError: ``capture`` is invalid.
     """
 
     def __init__(self, capture: Capture, *, events: bool, longest: int, provider: Any, dialect: names.Dialect) -> None:
@@ -65,7 +73,7 @@ class Content:
         self._logger = logs.get_logger(SCOPE, version(), provider, names.SCHEMA_URLS[dialect])
 
     def tell(self, task: Task, end: End, facts: Facts, live: Live, attributes: dict[str, Any]) -> None:
-        """A call is over: put its messages among the attributes of its span, and emit its event, as far as that is asked for."""
+        """Record a call that ended: add its messages to the attributes of its span and emit its event, depending on the settings."""
         messages = self._messages(task, end, facts, live) if self._on_span or self._on_event else {}
         if self._events:
             told = {**live.kind.start, **attributes, **(messages if self._on_event else {})}
@@ -74,7 +82,7 @@ class Content:
             attributes |= {name: json.dumps(value, ensure_ascii=False) for name, value in messages.items()}
 
     def tell_exception(self, error: BaseException, context: Context | None) -> None:
-        """A call failed."""
+        """Emit the event of a call that failed."""
         kind = type(error)
         told = {
             names.EXCEPTION_TYPE: f"{kind.__module__}.{kind.__qualname__}",
@@ -115,7 +123,7 @@ class Content:
             text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
             if isinstance(text, str):
                 yield {"type": "text", "content": self._cut(text, secrets)}
-            elif isinstance(part, Mapping):  # an image, a sound: that there is one, not what is in it
+            elif isinstance(part, Mapping):  # an image or audio: only its type is recorded
                 yield {"type": str(part.get("type", "unknown"))[:64]}
 
     def _cut(self, text: str, secrets: list[Secrets]) -> str:
@@ -125,13 +133,13 @@ class Content:
 
 
 class _Hider:
-    """Takes out the keys of all endpoints that may have been asked, and the values of the call's own headers."""
+    """Removes the API keys of all endpoints that may serve a call, and the values of the call's own headers."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[object, Secrets]] = {}
 
     def secrets(self, task: Task) -> list[Secrets]:
-        """Everything that must not be shown of a call."""
+        """The secrets that must be removed from the texts of a call."""
         sources = () if task.pool is None else task.pool.sources
         return [Secrets().and_headers(getattr(task.payload, "headers", None)), *(self._of_handle(source.handle) for source in sources)]
 
@@ -141,5 +149,5 @@ class _Hider:
             if len(self._of) >= MOST_KNOWN:
                 self._of.clear()
             found = secrets_of(handle) if hasattr(handle, "api_key") else Secrets()
-            known = self._of[id(handle)] = handle, found  # held, so that its id stays its own
+            known = self._of[id(handle)] = handle, found  # the reference keeps the id from being reused
         return known[1]

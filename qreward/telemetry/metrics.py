@@ -1,8 +1,7 @@
-"""The instruments of one meter provider: made once, shared by all clients that use it, recorded to only while somebody listens.
+"""The metric instruments of a meter provider. They are created once and shared by all clients that use the provider.
 
-State is not recorded but observed when metrics are collected, over all clients that are alive.
-
-From the state of a client to what its observable instruments show.
+Measurements are recorded only if the provider does something with them. The state of clients is read when metrics are collected, by
+observable instruments that add up the states of all live clients.
 """
 
 from __future__ import annotations
@@ -82,18 +81,19 @@ OBSERVED: dict[str, Callable[[State], Points]] = {
     "endpoint_count": _endpoints,
     "hedge_budget": _hedges,
 }
-"""What the code calls an observable instrument -> its points."""
+"""The function that yields the points of an observable instrument, by the instrument's key in ``names.METRICS``."""
 
 
 Read = Callable[[Any], State]
-"""From a client to its state now."""
+"""Returns the current state of a client."""
 
 
 class Instruments:
-    """Those of one provider.
+    """The instruments of one provider. Each is an attribute named by its key in ``names.METRICS``.
 
     Args:
-        provider: None is the global one, also if it is set later.
+        provider: the meter provider. None for the global one, even if it is set later.
+        dialect: version of the semantic conventions.
     """
 
     def __init__(self, provider: MeterProvider | None, dialect: Dialect) -> None:
@@ -106,13 +106,13 @@ class Instruments:
             setattr(self, key, self._make(meter, key, metric))
 
     def __getattr__(self, name: str) -> Any:
-        """Only for what the dialect has not: it is None."""
+        """None for an instrument that the dialect does not define."""
         if name.startswith("_"):
             raise AttributeError(name)
         return None
 
     def live(self, now: float) -> bool:
-        """Whether anything that is recorded may be seen by anybody."""
+        """Whether the provider does something with measurements. Checked every ``LOOK`` seconds until it does."""
         if not self._live and not 0 <= now - self._look_at < LOOK:
             self._look_at = now
             provider = self._provider or metrics.get_meter_provider()
@@ -120,12 +120,12 @@ class Instruments:
         return self._live
 
     def observe(self, client: object, read: Read) -> None:
-        """Observe the state of a client as long as it lives. Holds it weakly."""
+        """Observe the state of a client. Only a weak reference to it is kept."""
         with _lock:
             self._clients[client] = read
 
     def states(self) -> list[State]:
-        """Of all clients that are alive."""
+        """The states of all live clients."""
         with _lock:
             clients = list(self._clients.items())
         return [read(client) for client, read in clients]
@@ -145,7 +145,7 @@ class Instruments:
                 return meter.create_observable_gauge(metric.name, [partial(self._observe, key)], metric.unit, metric.says)
 
     def _observe(self, key: str, _options: CallbackOptions) -> Iterable[Observation]:
-        """One observation for each set of attributes, added up over the clients."""
+        """One observation for each set of attributes: the sum over all clients."""
         sums: dict[tuple[tuple[str, Any], ...], float] = {}
         for state in self.states():
             for value, attributes in OBSERVED[key](state):
@@ -160,7 +160,7 @@ _of_global: dict[Dialect, Instruments] = {}
 
 
 def instruments_of(provider: MeterProvider | None, dialect: Dialect) -> Instruments:
-    """The instruments of a provider, made the first time they are asked for."""
+    """The instruments of a provider, created on first use."""
     with _lock:
         made = _of_global if provider is None else _of_provider.setdefault(provider, {})
         found = made.get(dialect)
@@ -170,7 +170,7 @@ def instruments_of(provider: MeterProvider | None, dialect: Dialect) -> Instrume
 
 
 def _after_fork() -> None:
-    global _lock  # noqa: PLW0603 - somebody may have held the parent's
+    global _lock  # noqa: PLW0603 - a thread of the parent may have held the old lock
     _lock = threading.Lock()
 
 

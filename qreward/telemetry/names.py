@@ -1,9 +1,9 @@
-"""Every name that telemetry gives: spans, attributes, events, metrics. One table, in two dialects; nothing else here.
+"""All names of spans, attributes, events and metrics, in two dialects. This module contains nothing else.
 
-``v1.41`` are the GenAI conventions that dashboards and other instrumentations know, of July 2026
-(github.com/open-telemetry/semantic-conventions, model/gen-ai). ``latest`` are those of their new home, where some metrics are called
-otherwise (github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai/non-normative/migration.md). What no convention knows is
-called ``qreward.*``, in the manner of ``db.client.connection.*`` and ``http.client.*``.
+``v1.41`` is the GenAI semantic conventions of July 2026 that dashboards and other instrumentations know
+(github.com/open-telemetry/semantic-conventions, model/gen-ai). ``latest`` is their successor in a new repository, some metrics renamed
+(github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai/non-normative/migration.md). Names without a convention start with
+``qreward.``, in the manner of ``db.client.connection.*`` and ``http.client.*``.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ REQUEST_NUMBERS = {
     "presence_penalty": "gen_ai.request.presence_penalty",
     "seed": "gen_ai.request.seed",
 }
-"""Parameter of a request -> attribute, of those that are plain numbers."""
+"""The attribute of each request parameter that is a number."""
 
-# attributes of our own
+# attributes of this library
 
 ATTEMPT_NUMBER = "qreward.attempt.number"
 ATTEMPT_TYPE = "qreward.attempt.type"
@@ -91,11 +91,11 @@ Kind = Literal["histogram", "counter", "observable_counter", "observable_updownc
 SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 TOKENS = tuple(4**power for power in range(14))
 ITEMS = tuple(2**power for power in range(13))
-"""Boundaries of the buckets that a metric advises."""
+"""Advised bucket boundaries of histograms."""
 
 
 class Metric(NamedTuple):
-    """One instrument: its name, its kind, its unit, what it says, and the boundaries of its buckets."""
+    """One instrument: its name, kind, unit, description and bucket boundaries."""
 
     name: str
     kind: Kind
@@ -181,7 +181,7 @@ METRICS: dict[Dialect, dict[str, Metric]] = {
         **_OURS,
     },
 }
-"""Dialect -> what the code calls a metric -> the metric."""
+"""The metrics of each dialect, by their key in the code."""
 
 INFERENCE = frozenset({"chat", "text_completion"})
-"""Operations whose metrics ``latest`` calls otherwise."""
+"""Operations whose metrics have other names in ``latest``."""

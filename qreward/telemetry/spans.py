@@ -1,13 +1,9 @@
-"""The watcher: from what the engine does to spans and metrics.
+"""``CallWatcher`` records the engine's calls and attempts as spans and metrics.
 
-One CLIENT span a call, from its making to its end; INTERNAL spans for its attempts, as the settings want them. Nothing is kept of a call
-that nobody records. Where a parent comes from: the context of the call's sink, which is its caller's, whatever thread or task sends it.
-
-What an attempt carries upstream: the headers that the program's propagators write for its context.
-
-One attempt as telemetry sees it: the context in which it is sent, what it carries upstream, and its span, if it has one.
-
-Who speaks: the instrumentation scope that all spans, metrics and events of ours carry. And whether anybody listens.
+Each call is one CLIENT span, from its creation to its end. Its attempts are INTERNAL spans, depending on the settings. The parent of a call
+is the context of the call's waiter, which is the caller's, whatever thread or task sends it. Nothing is stored for a call that no provider
+records. This module also provides the headers of the program's propagators for each attempt (``Trial``), and defines the
+instrumentation scope of all spans, metrics and events.
 """
 
 from __future__ import annotations
@@ -34,31 +30,32 @@ if TYPE_CHECKING:
     from qreward.telemetry.telemetry import Telemetry
 
 STANDARD = {"traceparent", "tracestate", "baggage"}
-"""Headers of the propagators that a program has if it sets none."""
+"""Headers of the propagators that a program has by default."""
 
 _plain: tuple[object, bool] = (None, False)
 
 
 def headers_of(context: Context, span: SpanContext) -> dict[str, str] | None:
-    """The headers, or None if there are none. A propagator that fails writes nothing.
+    """The headers that the program's propagators write for a context, or None if there are none or a propagator fails.
 
     Args:
-        span: of the span that the context holds. Where it holds nothing else, and the propagators are the standard ones, what
-            they would write is written here, in a third of the time.
+        context: the context of an attempt.
+        span: context of the span in ``context``. If ``context`` contains nothing else and the propagators are the standard ones, their
+            header is built here, in a third of the time.
     """
     if len(context) == 1 and span.is_valid and not span.trace_state and _is_plain():
         return {"traceparent": f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"}  # W3C Trace Context, level 1
     carrier: dict[str, str] = {}
     try:
         propagate.inject(carrier, context)
-    except Exception:  # it is the program's
+    except Exception:  # raised by the program's own propagator
         return None
     return {name: text for name, text in carrier.items() if _sendable(text)} or None
 
 
 def _is_plain() -> bool:
-    """Whether the program has the standard propagators, and no others."""
-    global _plain  # noqa: PLW0603 - what was found of the one that was there last
+    """Whether the program uses exactly the standard propagators."""
+    global _plain  # noqa: PLW0603 - the result for the last propagator
     propagator = propagate.get_global_textmap()
     if _plain[0] is not propagator:
         _plain = propagator, type(propagator).__module__.startswith("opentelemetry.") and propagator.fields == STANDARD
@@ -70,15 +67,17 @@ def _sendable(text: object) -> bool:
 
 
 class Trial:
-    """The scope of an attempt (see ``qreward.engine.instrumentation``). Instrumentations of HTTP clients find their parent in it.
+    """The scope in which an attempt is sent (see ``qreward.engine.instrumentation``).
+
+    Instrumentations of HTTP clients find their parent span in its context.
 
     Args:
         around: the context of its call.
         parent: the span of its call.
-        propagates: it carries ``traceparent``, and whatever else the program's propagators write.
+        propagates: send ``traceparent`` and the other headers of the program's propagators.
 
     Attributes:
-        span: its own, or None if it is sent in that of its call.
+        span: the attempt's own span; None if it uses that of its call.
     """
 
     __slots__ = ("_carried", "_context", "_parent", "_propagates", "_started", "_token", "span")
@@ -93,29 +92,29 @@ class Trial:
         self._carried: Token[Any] | None = None
 
     def begin(self, tracer: Tracer, attributes: dict[str, Any]) -> None:
-        """Give it a span of its own, which began when it did."""
+        """Start a span for the attempt, with the attempt's start time."""
         self.span = tracer.start_span(names.ATTEMPT, self._context, SpanKind.INTERNAL, attributes, (), self._started)
         self._context = set_span_in_context(self.span, self._context)
 
     def end(self, attributes: dict[str, Any], wrong: str | None) -> None:
-        """End its span; ``wrong`` says what went wrong, if anything did."""
+        """End the span. ``wrong`` is the error description, None for no error."""
         assert self.span is not None
         self.span.set_attributes(attributes)
         if wrong is not None:
             self.span.set_status(Status(StatusCode.ERROR, wrong))
         self.span.end()
 
-    # the scope
+    # the Scope protocol
 
     def enter(self) -> None:
-        """In the task that sends it."""
+        """Attach the context. Called in the task that sends the attempt."""
         if self._propagates:
             span = self._parent if self.span is None else self.span
             self._carried = CARRIED.set(headers_of(self._context, span.get_span_context()))
         self._token = attach(self._context)
 
     def leave(self) -> None:
-        """In the same task."""
+        """Detach the context. Called in the same task."""
         if self._carried is not None:
             CARRIED.reset(self._carried)
         detach(self._token)
@@ -124,7 +123,7 @@ class Trial:
 SCOPE = "qreward"
 
 LOOK = 0.05
-"""Seconds between two looks whether a provider has been set meanwhile, while there are calls."""
+"""Seconds between two checks whether a provider has been set. Checks are made only when calls are made."""
 
 
 @cache
@@ -132,12 +131,12 @@ def version() -> str:
     """The version of this library."""
     try:
         return metadata.version(SCOPE)
-    except metadata.PackageNotFoundError:  # run from a folder
+    except metadata.PackageNotFoundError:  # run from a source directory
         return ""
 
 
 def does_something(provider: object) -> bool:
-    """Whether a provider is more than one of the API's own, which do nothing, or nothing yet."""
+    """Whether a provider records anything. The providers of the API package do nothing, or nothing yet."""
     return not type(provider).__module__.startswith(_SILENT)
 
 
@@ -148,18 +147,20 @@ NO_LINKS: tuple[Link, ...] = ()
 
 
 class Live:
-    """What is kept of a call that somebody records.
+    """The state of a call that is recorded.
 
     Attributes:
+        kind: the attributes that it shares with similar calls.
         span: its span, which may not be recording.
-        recording, metered: it is; metrics are.
-        context: in which its attempts are sent, or None if there is nothing to carry.
-        merged: it rides along in another, which tells what was used.
-        start_place: its endpoint, if only one can serve it; its span began with that.
-        place: where it was last tried.
-        first: seconds until its answer began to come.
-        idle_since: since when it has no attempt under way.
-        idle: seconds for which it had none before it was tried again; None if it never was.
+        recording: True if its span is recorded.
+        metered: True if its metrics are recorded.
+        context: the context in which its attempts are sent; None if there is nothing to propagate.
+        merged: True if it is an item of a merged request, which records the usage.
+        start_place: its endpoint, if only one can serve it; its span starts with the attributes of that endpoint.
+        place: the endpoint of its last attempt.
+        first: seconds until the first chunk of its answer.
+        idle_since: since when it has no attempt in flight, on the engine's clock.
+        idle: seconds without an attempt in flight between its attempts; None before its first retry.
     """
 
     __slots__ = ("context", "first", "idle", "idle_since", "kind", "merged", "metered", "place", "recording", "span", "start_place")
@@ -177,13 +178,13 @@ class Live:
         self.idle: float | None = None
 
     def at(self, source: Source) -> Place:
-        """Where one of its sources is."""
+        """The place of one of its endpoints."""
         place = self.place
         return place if place is not None and place.name == source.name else place_of(source)
 
 
 class CallWatcher:
-    """Watches the calls of any number of clients, as its settings say."""
+    """Records the calls of any number of clients according to its settings."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._set = telemetry
@@ -195,12 +196,12 @@ class CallWatcher:
         self._propagates = telemetry.propagate
         self._tracing, self._looked_at = False, -1.0
         self._last_params: tuple[Any, dict[str, Any]] = None, {}
-        self._closed: dict[str, float] = {}  # endpoint -> until when its gate was known to be closed
+        self._closed: dict[str, float] = {}  # endpoint -> the known end of its cooldown
 
-    # the watcher
+    # the Watcher protocol
 
     def began(self, task: Task, now: float) -> bool:
-        """A call was made: its span begins."""
+        """A call was made. Starts its span. Returns False if nothing is recorded or propagated for the call."""
         metered, parent = self._meters.live(now), task.sink.context.run(get_current)
         if not (self._tracing or metered or parent or self._look(now)):
             return False
@@ -219,7 +220,7 @@ class CallWatcher:
         return True
 
     def sent(self, attempt: Attempt) -> None:
-        """An attempt is about to begin."""
+        """An attempt is about to be sent."""
         task = attempt.task
         live: Live | None = task.span
         if live is None:
@@ -238,7 +239,7 @@ class CallWatcher:
                 attempt.span.begin(self._tracer, _attempt_start(attempt, live.place))
 
     def first(self, attempt: Attempt, now: float) -> None:
-        """Its answer begins to come; what a later attempt gives after a restart is no first piece."""
+        """The first chunk of an answer arrived. The first chunk after a restart of the stream does not count."""
         live: Live | None = attempt.task.span
         if live is None or live.first is not None:
             return
@@ -247,7 +248,7 @@ class CallWatcher:
             self._meters.first_chunk.record(live.first, live.kind.call_point(place_of(attempt.source), None, None))
 
     def gaps(self, attempt: Attempt, gaps: list[float]) -> None:
-        """Time passed between pieces of its answer."""
+        """Record the seconds between chunks of an answer."""
         live: Live | None = attempt.task.span
         if live is None or not (self._set.chunks and live.metered):
             return
@@ -256,7 +257,7 @@ class CallWatcher:
             self._meters.per_chunk.record(gap, point)
 
     def ended(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        """An attempt is over."""
+        """An attempt ended."""
         task = attempt.task
         live: Live | None = task.span
         if live is None:
@@ -264,7 +265,7 @@ class CallWatcher:
         if task.attempt is None and not attempt.won:
             live.idle_since = now
         metered, plain = live.metered, attempt.won and task.sends == 1 and not self._always
-        if plain and not metered:  # there is nothing to say of it
+        if plain and not metered:  # there is nothing to record
             return
         became, error = outcome_of(attempt, outcome), error_of(attempt, outcome)
         word = None if error is None else error_type(error)
@@ -278,7 +279,7 @@ class CallWatcher:
             self._end_attempt(attempt, place, became, error, word)
 
     def done(self, task: Task, end: End, source: Source | None, now: float) -> None:
-        """A call is over: its span ends."""
+        """A call ended. Ends its span."""
         live: Live | None = task.span
         if live is None:
             return
@@ -303,7 +304,7 @@ class CallWatcher:
     # spans
 
     def _look(self, now: float) -> bool:
-        """Whether spans go anywhere by now."""
+        """Whether spans are recorded by now. Checked every ``LOOK`` seconds."""
         if not 0 <= now - self._looked_at < LOOK:
             self._looked_at = now
             self._tracing = does_something(self._set.tracer_provider or get_tracer_provider())
@@ -324,7 +325,7 @@ class CallWatcher:
         trial: Trial | None = attempt.span
         if trial is None or not (trial.span is not None or self._auto):
             return
-        if trial.span is None:  # only now is it known that it has something to say
+        if trial.span is None:  # with "auto", only now is it known that the attempt gets a span
             trial.begin(self._tracer, _attempt_start(attempt, place))
         attributes: dict[str, Any] = {names.ATTEMPT_OUTCOME: became}
         status = 200 if became in ("won", "discarded") else getattr(error, "status_code", None)  # 200 stands for all 2xx
@@ -357,7 +358,7 @@ class CallWatcher:
         return found
 
     def _params(self, task: Task) -> dict[str, Any]:
-        """The parameters of a request as attributes; those of a batch are found once."""
+        """The parameters of a request as attributes; computed once for a batch."""
         params = getattr(task.payload, "params", None)
         if not params:
             return {}
@@ -377,9 +378,9 @@ class CallWatcher:
             meters.retry_delay.record(live.idle, kind.model)
         if word is not None and not task.sends and isinstance(end, BaseException) and not live.merged:
             meters.queue_rejections.add(1, {names.REJECTION_REASON: rejection(end)})
-        if end is None:  # given up by its caller: neither a success nor a failure
+        if end is None:  # cancelled by its caller: neither a success nor a failure
             return
-        if not task.items:  # of a merged request each item tells its own time
+        if not task.items:  # the items of a merged request record their own durations
             duration = meters.duration if kind.inference else meters.other_duration or meters.duration
             duration.record(now - task.born, kind.call_point(place, facts.model, word))
         if isinstance(end, Answer) and not live.merged:
@@ -405,7 +406,7 @@ class CallWatcher:
                 getattr(meters, f"{token}_total").add(count, point | {names.TOKEN_MODALITY: "unknown"})
 
     def _left_alone(self, source: Source, place: Place, now: float) -> None:
-        """An endpoint turned a request away: for how much longer than was known it is left alone for that."""
+        """An endpoint rejected a request. Records by how many seconds this extends the endpoint's known cooldown."""
         until, known = source.gate.opens_at, self._closed.get(place.name, now)
         if until > max(now, known):
             self._closed[place.name] = until
@@ -417,7 +418,7 @@ def _attempt_start(attempt: Attempt, place: Place) -> dict[str, Any]:
 
 
 def _add_answer(found: dict[str, Any], answer: Answer, facts: Facts, *, used: bool) -> None:
-    """What an answer says of itself; what was used, unless another span tells that."""
+    """Add the attributes of an answer. ``used`` adds token counts; it is False if another span records them."""
     said_of_itself, model, reasons, fingerprint, cached, reasoning = facts
     if said_of_itself is not None:
         found[names.RESPONSE_ID] = said_of_itself

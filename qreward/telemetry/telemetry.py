@@ -1,6 +1,6 @@
-"""``Telemetry``: what is recorded, and by whose providers. Settings only; ``calls`` does the watching.
+"""``Telemetry``, the settings of a client's telemetry, and ``TelemetryExporter`` for ``@schedule``.
 
-Calls of decorated functions as an OpenTelemetry metric.
+``Telemetry`` holds what is recorded and by which providers. ``spans.CallWatcher`` does the recording.
 """
 
 from __future__ import annotations
@@ -34,26 +34,28 @@ OPT_IN_VARIABLE, LATEST = "OTEL_SEMCONV_STABILITY_OPT_IN", "gen_ai_latest_experi
 
 
 class Telemetry:
-    """How a client tells OpenTelemetry what it does: ``QRewardClient(..., telemetry=Telemetry(...))``; ``telemetry=None`` tells nothing.
+    """The OpenTelemetry settings of a client: ``QRewardClient(..., telemetry=Telemetry(...))``.
 
-    A client tells the program's global providers by default, whenever they are set up; without an SDK that costs some 2 us a call.
-    ``NoOpTracerProvider()`` or ``NoOpMeterProvider()`` switch spans or metrics off. One may be shared by several clients.
+    A client records to the program's global providers by default, even if they are set up later. Without an SDK this costs about 2 us per
+    call. ``telemetry=None`` disables telemetry; ``NoOpTracerProvider()`` or ``NoOpMeterProvider()`` disable spans or metrics only. Several
+    clients may share one ``Telemetry``.
 
     Args:
-        tracer_provider, meter_provider, logger_provider: the program's own; by default the global ones.
-        semconv: dialect of the names, ``v1.41`` or ``latest``; by default ``v1.41``, unless ``OTEL_SEMCONV_STABILITY_OPT_IN`` holds
-            ``gen_ai_latest_experimental``.
-        attempts: spans for attempts: ``always``, ``never``, or ``auto``, where a call was sent more than once, or did not succeed.
-        provider: ``gen_ai.provider.name``, the flavour of the API.
-        providers: endpoint name -> the same, for those that have another.
-        propagate: send ``traceparent`` and what else the program's propagators write along with each attempt.
-        chunks: record the time between the chunks of streams, too (some 8 us a chunk).
-        capture_content: messages on spans, events or both: ``span_only``, ``event_only``, ``span_and_event``, ``no_content``; by default
-            what ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`` says, which is none.
-        content_length: characters of one text that are captured.
+        tracer_provider, meter_provider, logger_provider: the providers to use. By default the global ones.
+        semconv: version of the semantic conventions, ``v1.41`` or ``latest``. By default ``v1.41``, or ``latest`` if
+            ``OTEL_SEMCONV_STABILITY_OPT_IN`` contains ``gen_ai_latest_experimental``.
+        attempts: which attempts get spans: ``always`` all, ``never`` none, ``auto`` those of calls that were sent more than once or did not
+            succeed.
+        provider: ``gen_ai.provider.name``, the kind of API.
+        providers: ``gen_ai.provider.name`` of individual endpoints, by endpoint name.
+        propagate: send ``traceparent`` and the other headers of the program's propagators with each attempt.
+        chunks: also record the time between the chunks of streams (about 8 us per chunk).
+        capture_content: where messages are recorded: ``span_only``, ``event_only``, ``span_and_event`` or ``no_content``. By default the
+            value of ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT``, or ``no_content`` if it is not set or invalid.
+        content_length: the most characters of one text that are recorded.
 
     Raises:
-        ConfigError: a setting is not one of its values.
+        ConfigError: ``semconv``, ``attempts`` or ``capture_content`` is invalid.
 
     Example:
         >>> from opentelemetry.trace import NoOpTracerProvider
@@ -87,17 +89,17 @@ class Telemetry:
 
     @cached_property
     def tracer(self) -> Tracer:
-        """Ours."""
+        """The tracer of this library."""
         return trace.get_tracer(SCOPE, version(), self.tracer_provider, names.SCHEMA_URLS[self.semconv])
 
     @cached_property
     def instruments(self) -> Instruments:
-        """Those of the meter provider."""
+        """The metric instruments of the meter provider."""
         return instruments_of(self.meter_provider, self.semconv)
 
     @cached_property
     def content(self) -> Content:
-        """What is told of messages."""
+        """The recorder of messages and events."""
         events = os.environ.get(EVENT_VARIABLE, "").strip().lower() == "true"
         return Content(
             self.capture_content, events=events, longest=self.content_length, provider=self.logger_provider, dialect=self.semconv
@@ -105,21 +107,21 @@ class Telemetry:
 
     @cached_property
     def watcher(self) -> CallWatcher:
-        """What the engine of a client is given."""
-        from qreward.telemetry.spans import CallWatcher  # noqa: PLC0415 - it is made from this
+        """The watcher to register with a client's engine."""
+        from qreward.telemetry.spans import CallWatcher  # noqa: PLC0415 - only needed here
 
         return CallWatcher(self)
 
     def observe(self, client: object, read: Read) -> None:
-        """Show the state of a client whenever metrics are collected, as long as it lives; it is held weakly."""
+        """Report the state of a client whenever metrics are collected. Only a weak reference to the client is kept."""
         self.instruments.observe(client, read)
 
     def flush(self) -> None:
-        """Send what its own providers hold; global ones are left alone."""
+        """Flush the providers that were passed in. Global providers are not affected."""
         self._each("force_flush")
 
     def shutdown(self) -> None:
-        """Send what its own providers hold, and end them; global ones are left alone."""
+        """Flush and shut down the providers that were passed in. Global providers are not affected."""
         self._each("shutdown")
 
     def _each(self, action: str) -> None:
@@ -129,7 +131,7 @@ class Telemetry:
                 act()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles by its plain settings: providers belong to a process, which uses its global ones."""
+        """Pickle the settings without the providers. The other process uses its global ones."""
         kept = ("semconv", "attempts", "provider", "providers", "propagate", "chunks", "capture_content", "content_length")
         return _rebuilt, ({name: getattr(self, name) for name in kept},)
 
@@ -139,7 +141,7 @@ class Telemetry:
 
 
 def default() -> Telemetry:
-    """The one for clients that are given none, as the environment says now."""
+    """The telemetry of clients that do not configure any, according to the environment variables."""
     return Telemetry()
 
 
@@ -159,14 +161,14 @@ def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
 
 
 class TelemetryExporter:
-    """Records each call of a function: ``@schedule(telemetry_exporter=TelemetryExporter())``.
+    """Record each call of a function: ``@schedule(telemetry_exporter=TelemetryExporter())``.
 
-    One histogram, ``qreward.schedule.duration``, in seconds from the call to its end, waiting and retries included. Its attributes are
-    ``code.function.name`` and, if the call failed, ``error.type``: ``timeout``, ``circuit_open``, ``cancelled``, or the class of the
-    exception. Keys are not told: there may be any number of them. One exporter serves any number of functions.
+    The exporter records one histogram, ``qreward.schedule.duration``: seconds from the call to its end, including waiting and retries. Its
+    attributes are ``code.function.name`` and, if the call failed, ``error.type``: ``timeout``, ``circuit_open``, ``cancelled``, or the
+    class of the exception. Keys are not recorded, as their number is unbounded. One exporter can serve any number of functions.
 
     Args:
-        telemetry: whose meter provider is used; by default the global one, also if it is set later.
+        telemetry: the settings with the meter provider to use. By default the global provider, even if it is set later.
 
     Example:
         >>> from qreward import schedule

@@ -1,38 +1,38 @@
-"""Reads a judge's answer as a verdict, strictly: a text in, a pydantic model or :class:`Unreadable` out.
+"""Strict parsing of a judge's answer: a text in, an instance of a pydantic model or :class:`Unreadable` out.
 
-What is not clearly the judge's one verdict is refused: an answer that cannot be read is asked for again, a wrong number is a reward.
-Knows no client, no prompt and no clock.
+An answer that is not clearly one verdict of the judge itself is rejected. A rejected answer costs another request; a wrong number would
+become a reward. This package knows no client, no prompt and no clock.
 
 ========================= ================================================================================================
-In an answer              Reading
+In an answer              Parsing
 ========================= ================================================================================================
-thought                   ``<think>``, ``<thinking>``, ``<reasoning>``, ``<thought>`` blocks are left out; what the server gives
-                          apart as reasoning too. Refused: a block that is not closed, a second lone closing tag. Before a lone
-                          ``</think>`` there may be no other verdict.
-one JSON object           read if it is the whole answer, or the whole of its one fenced block.
-an object among words     read if it stands as a sentence of its own, or after a label ("My verdict: {...}"), outside of quotations.
-slips in JSON             accepted: trailing commas, single and typographic quotes, ``True``/``None``, comments, line breaks in
-                          strings, keys without quotes or in other letters. Refused: every other slip, beside a good verdict too.
-a verdict in words        read if a whole sentence is the verdict and nothing else: a label and a value ("**Score:** 7/10",
+reasoning                 ``<think>``, ``<thinking>``, ``<reasoning>`` and ``<thought>`` blocks are removed, and so is reasoning that the
+                          server returns separately. Rejected: a block that is not closed, a second closing tag without an opening
+                          one, another verdict before a lone ``</think>``.
+one JSON object           accepted if it is the whole answer, or the whole content of its only fenced block.
+an object in a text       accepted as a sentence of its own, or after a label ("My verdict: {...}"), outside of quotations.
+errors in JSON            accepted: trailing commas, single and typographic quotes, ``True``/``None``, comments, line breaks in strings,
+                          keys without quotes or in another case. Rejected: every other error, even next to a valid verdict.
+a verdict in words        accepted if a whole sentence is the verdict and nothing else: a label and a value ("**Score:** 7/10",
                           "Final rating is 7.", "[RESULT] 4", "Verdict: yes", "Winner: B"), a heading or table row of the two,
                           ``<score>7</score>``, or a value in double brackets ("[[7]]", "[[A]]", "[[A>B]]").
-a value alone             "7", "7/10", ``\\boxed{7}``, "Yes.", "Response A": read if it is the whole answer.
+a value alone             "7", "7/10", ``\\boxed{7}``, "Yes.", "Response A": accepted if it is the whole answer.
 words of the task         "The final answer is 7", "Result: 7", "Total: 7", "Conclusion: 7", "7/10 tests passed": never a verdict.
-verdicts in a sentence    "I would give it a 7", "Score: 7, because ...", "Response A is better": refused. They may hold conditions.
-another verdict           anywhere in the judge's own words: refused, unless it is the same. Fractions of aspects ("Style: 6/10") may
-                          come before the verdict.
-after the verdict         only reasons that say so ("Reason: ...", a heading "Strengths"). Refused: all other words, and among the reasons
-                          another number, in digits or words, or what may revise ("wait", "correction", "I missed", "too high").
-fractions                 "7/10" where 10 is the top of the scale. Any other denominator: refused, as it may be another scale.
-per cent                  on scales of 0 to 1 and 0 to 100. Elsewhere: refused.
-decimals                  "7.5" and "7,5". Three digits after a comma may be thousands: refused.
-no plain number           ranges, "about 7", "7 or 8", sums, exponents, other digits than ASCII's, leading zeros, NaN, infinity, what
-                          is off the scale: refused. In JSON, true and null are no numbers; the texts "7" and "7/10" are.
-quotations                fenced blocks but for ``json`` ones, lines after ``>``, quotation marks of all kinds, inline code, tags but
-                          for those of layout and of a value, comments of HTML: not the judge's words, whatever they say. Between
-                          two quotations nothing is read as a verdict. Refused: marks that do not pair.
-reported speech           what follows "The candidate wrote:" gives no verdict, and stands against one.
-length                    of more than 100,000 characters beside thought: refused, as reading must not hold up others.
+a verdict in a sentence   "I would give it a 7", "Score: 7, because ...", "Response A is better": rejected, as it may be conditional.
+a second verdict          rejected anywhere in the judge's own words, unless it is the same. Fractions for aspects ("Style: 6/10") may
+                          precede the verdict.
+text after the verdict    only labelled reasons ("Reason: ...", a heading "Strengths"). Rejected: any other text, and in the reasons
+                          another number, in digits or words, or a possible revision ("wait", "correction", "I missed", "too high").
+fractions                 "7/10" where 10 is the top of the scale. Rejected: any other denominator, as it may be another scale.
+percentages               accepted on scales of 0 to 1 and 0 to 100, rejected on others.
+decimals                  "7.5" and "7,5". Rejected: three digits after a comma, which may be thousands.
+other numbers             rejected: ranges, "about 7", "7 or 8", sums, exponents, digits other than ASCII, leading zeros, NaN, infinity,
+                          numbers outside the scale. In JSON, true and null are not numbers; the texts "7" and "7/10" are.
+quotations                fenced blocks except ``json`` ones, lines after ``>``, quotation marks of all kinds, inline code, tags except
+                          layout tags and tags around a value, and HTML comments are not the judge's own words. A text between two
+                          quotations is never a verdict. Rejected: marks that do not pair.
+reported speech           a text after "The candidate wrote:" is never a verdict, but counts as a second one.
+length                    rejected: more than 100,000 characters without reasoning, so that parsing does not block other work.
 ========================= ================================================================================================
 """
 
@@ -50,7 +50,7 @@ from qreward.judge.parsing.text import TextReader, sentences
 __all__ = ["PreferenceVerdict", "ScoreVerdict", "Unreadable", "YesNoVerdict", "instruction", "read", "schema_of"]
 
 LONGEST = 100_000
-"""Characters of an answer, its thought not counted, that are read at most: a bound to the time that a hostile one can take."""
+"""The most characters of an answer, without its reasoning. Limits the time that a hostile answer can take to parse."""
 
 _WRAPPED = re.compile(
     r"```\w{0,12}[ \t]*\n(?P<fenced>.*?)\n?[ \t]*```|<(?P<tag>answer|output|result|final|final_answer|judge?ment|evaluation)>(?P<tagged>.*)"
@@ -61,18 +61,21 @@ _OTHER_MARKS = re.compile(r"[\n\"'`<\u201c\u201d]")
 
 
 def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None, reasoning: str | None = None) -> M:
-    """Read a judge's answer as a verdict, or refuse it.
+    """Parse a judge's answer into a verdict, or reject it.
 
-    The field ``score`` decides; if there is none, the only required field that is a number, a bool or a choice.
+    The deciding field is ``score``. In a model without one it is the only required field that is a number, a bool or a choice.
 
     Args:
-        text: the answer's content.
-        model: what the verdict is read as.
-        scale: lowest and highest number; None takes the field's own ``ge`` and ``le`` if it has both.
-        reasoning: what the server gave apart as the model's thought. Nothing is ever read from it.
+        text: the content of the answer.
+        model: the pydantic model of the verdict.
+        scale: lowest and highest number. None takes the field's own limits: ``ge`` and ``le`` if it has both, or its choices.
+        reasoning: the reasoning that the server returned separately. It is never searched for a verdict.
+
+    Returns:
+        The verdict as an instance of ``model``.
 
     Raises:
-        Unreadable: there is no verdict, or more than one, or it is not clear whose it is, or it is not on the scale.
+        Unreadable: there is no verdict, or more than one, or it may be a quotation, or it is outside the scale.
 
     Example:
         >>> from qreward.judge.parsing import ScoreVerdict
@@ -107,19 +110,19 @@ def _prepared(model: type[Any], scale: tuple[float, float] | None) -> tuple[Shap
 
 
 def _inside(text: str) -> str:
-    """What stands in the one fenced block, tag or quotation that a text is, else nothing."""
+    """The content of a text that is one fenced block, tag or quotation, else ``""``."""
     match = _WRAPPED.fullmatch(text.strip())
     return (match["fenced"] or match["tagged"] or match["quoted"] or "").strip() if match else ""
 
 
 def _unwrapped(answer: str) -> str:
-    """One line without other marks that an answer wraps as a whole is not quoted: it is the answer."""
+    """The answer without the fence, tag or quotes around all of it, if its content is one line without other marks."""
     inside = _inside(answer)
     return inside if inside and not _OTHER_MARKS.search(inside) else answer
 
 
 def _whole_object(text: str) -> dict[str, Any] | None:
-    """The object that is all of a text, or all of what it wraps."""
+    """The members of the JSON object that is a whole text, or the whole content of its fence, tag or quotes; None if there is none."""
     for inside in (text.strip(), _inside(text)):
         if inside.startswith("{") and len(inside) <= LONGEST:
             try:
@@ -132,7 +135,7 @@ def _whole_object(text: str) -> dict[str, Any] | None:
 
 
 def _may_be_a_verdict(before: str, value: object, reader: TextReader) -> bool:
-    """Whether what stands before a lone closing tag of a thought may be the judge's own verdict, and the tag a judged text's."""
+    """Whether the text before a lone closing reasoning tag may contain the judge's own verdict. The tag may come from a judged text."""
     if len(before) > LONGEST or before.rstrip()[-1] not in ".!?)" or "<" in before:
         return True
     *found, end = sentences(f"{before.rstrip()}\n.")

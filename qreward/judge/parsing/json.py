@@ -1,8 +1,8 @@
-"""JSON as models write it: common slips are accepted, anything that would need a guess is refused.
+"""A lenient JSON parser for the output of models. Common errors are accepted, but nothing is guessed.
 
 Accepted beyond JSON: trailing commas, single and typographic quotes, ``True``/``False``/``None``, comments, line breaks in strings,
-keys without quotes, unknown escapes. Refused: an object that is not closed, quotes that are not escaped, a key that is given twice with
-two values, nesting deeper than :data:`DEEPEST`, and any other slip. Knows nothing of verdicts.
+keys without quotes, unknown escapes. Rejected: an object that is not closed, unescaped quotes, a key with two different values, nesting
+deeper than :data:`DEEPEST`, and any other error. This module knows nothing of verdicts.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 class NotAnObject(ValueError):
-    """What begins like a JSON object is none."""
+    """A text that starts like a JSON object is not one."""
 
 
 def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
-    """The object that begins at ``start`` and where it ends. Takes time linear in the length of the text.
+    """The members of the object that starts at ``start``, and the index of its end. Takes time linear in the length of the text.
 
     Raises:
-        NotAnObject: it is not closed, or it is not JSON even with the accepted slips.
+        NotAnObject: it is not closed, or it has an error that is not accepted.
 
     Example:
         >>> object_at("{'score': 7, ok: True,}", 0)
@@ -49,7 +49,7 @@ def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
 
 
 def _rewritten(text: str, start: int) -> tuple[list[str], int]:
-    """The object's tokens in strict JSON, and where it ends."""
+    """The object's tokens in strict JSON, and the index of its end."""
     strict: list[str] = []
     depth, at = 0, start
     while match := _TOKEN.match(text, at):
@@ -90,7 +90,7 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> Any:
-    """Half a character, which an escape can be, becomes U+FFFD in a text, as pydantic refuses it."""
+    """The value. In a text, a lone surrogate from an escape is replaced by U+FFFD, as pydantic rejects it."""
     if not isinstance(value, str) or not _SURROGATES.search(value):
         return value
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,4 +1,7 @@
-"""What of an answer is a judge's own words: thought and quotations are taken out, JSON objects are set aside. Knows no verdict."""
+"""Extract the judge's own words from an answer: reasoning and quotations are removed, JSON objects are collected.
+
+This module knows no verdicts.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from typing import Any, NamedTuple
 from qreward.judge.parsing.json import NotAnObject, object_at
 
 GAP = "\ufffc"
-"""Stands in a judge's own words where a quotation stood."""
+"""Replaces a quotation in the judge's own words."""
 OBJECT = "\ue000"
-"""Stands there where a JSON object stood that is a verdict."""
+"""Replaces a JSON object that is a verdict."""
 
 
 class Unreadable(ValueError):
-    """An answer that is not accepted as a verdict.
+    """An answer is not accepted as a verdict.
 
     Attributes:
-        why: one short sentence that can be sent to the judge when it is asked again. It quotes nothing of the answer, so that what a
-            judged text says does not travel on in it.
+        why: one short sentence that can be sent to the judge with the repeated request. It never quotes the answer, so a judged text
+            cannot inject instructions through it.
 
     Example:
         >>> Unreadable("The answer is empty.").why
@@ -35,13 +38,17 @@ _THOUGHT = re.compile(r"<(/?)(think|thinking|reasoning|thought)>", re.IGNORECASE
 
 
 def without_thought(text: str) -> tuple[str, str]:
-    """``(what stands before a lone closing tag or "", answer)``.
+    """Remove the reasoning blocks of an answer.
 
-    A chat template may put the opening tag into the prompt, so that an answer holds the closing one alone. A closing tag after
-    a block, or a second lone one, may be a judged text's: it is not known which side of it is the judge's.
+    A chat template may put the opening tag into the prompt, so that the answer contains only the closing one. A closing tag after a block,
+    or a second lone one, may come from a judged text. Then it is unclear which side of it is the judge's.
+
+    Returns:
+        ``(text before a lone closing tag or "", answer)``.
 
     Raises:
-        Unreadable: a block is not closed (the answer was cut while thinking), or the tags do not pair.
+        Unreadable: a block is not closed (the answer was cut off during reasoning), the tags do not pair, or the answer ends with
+            reasoning.
 
     Example:
         >>> without_thought("<think>7 or 8?</think>Score: 8")
@@ -101,10 +108,11 @@ _RUNS_ON = re.compile(r"\n[ \t]*\S")
 
 
 class Objects(NamedTuple):
-    """The JSON objects among an answer's words that are verdicts, in order: the value of each, and its members.
+    """Collects the JSON objects in an answer that are verdicts.
 
     Attributes:
-        value_of: the value of an object's members, None if it is no verdict.
+        found: the value and the members of each, in order.
+        value_of: returns the value of an object's members; None if it is not a verdict.
     """
 
     found: list[tuple[Any, dict[str, Any]]]
@@ -112,13 +120,13 @@ class Objects(NamedTuple):
 
 
 def own_words(text: str, objects: Objects) -> str:
-    """A judge's own words: a :data:`GAP` stands for each quotation, an :data:`OBJECT` for each verdict in JSON.
+    """The judge's own words, with a :data:`GAP` for each quotation and an :data:`OBJECT` for each verdict in JSON.
 
-    Quoted is what stands in quotation marks, inline code, fences (but for one object in a ``json`` one), lines after ``>``, comments of
-    HTML, and tags but for those of layout and those that hold a value. In a quotation nothing counts but the mark that closes it.
+    Quotations are: text in quotation marks, inline code, fenced blocks (except a ``json`` block with one object), lines after ``>``, HTML
+    comments, and tags other than layout tags and tags around a value. Inside a quotation only its closing mark has a meaning.
 
     Raises:
-        Unreadable: the marks do not pair, or an object is not complete or not correct.
+        Unreadable: the marks do not pair, or an object is incomplete or invalid.
 
     Example:
         >>> own_words('It says "Score: 10". Score: 2', Objects([], lambda members: None))
@@ -156,12 +164,12 @@ _UNPAIRED = Unreadable("It is not clear what the answer quotes: its quotation ma
 
 
 def _opened(mark: re.Match[str], *, runs_on: bool) -> tuple[str, str]:
-    """What a mark outside of quotations leaves in the words, and what closes the quotation that it opens, if it opens one."""
+    """The text that replaces a mark outside of quotations, and the mark that closes the quotation it opens; ``""`` if it opens none."""
     if mark["block"]:
         if runs_on:
             raise Unreadable("It is not clear where a block quote of the answer ends.")
         return GAP, ""
-    if mark["apostrophe"] or mark[0] == "-->":  # it may close a quotation that the quoted text closed before
+    if mark["apostrophe"] or mark[0] == "-->":  # it may be the real end of a quotation that the quoted text closed earlier
         return mark[0] + GAP, ""
     if mark[0].endswith("/>"):
         return " ", ""
@@ -181,7 +189,7 @@ def _closes(mark: re.Match[str], closer: str) -> bool:
 
 
 def _object(text: str, start: int, objects: Objects) -> tuple[str, int]:
-    """What stands in the words for an object that may begin at ``start``, alone or in its ``json`` block, and where it ends."""
+    """The replacement for an object that may start at ``start``, alone or in a ``json`` block, and the index of its end."""
     block = _JSON_BLOCK.match(text, start)
     start = block.end() if block else start
     if not block and not _LIKE_JSON.match(text, start):

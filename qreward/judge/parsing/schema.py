@@ -1,7 +1,7 @@
-"""The pydantic model of a verdict: which field decides, how a model is made of what was read, how a judge is asked for its form.
+"""The pydantic model of a verdict: its deciding field, its validation, its JSON schema and its instruction for the prompt.
 
-The strict JSON schema keeps to what OpenAI's strict mode, its fine-tuned models and guided decoding all accept: every object is closed and
-requires all its members, and no keyword limits a value; limits stand in descriptions, and reading enforces them.
+The strict JSON schema uses only what OpenAI's strict mode, its fine-tuned models and guided decoding all accept. Every object is closed and
+requires all its members, and no keyword limits a value: limits are written into descriptions, and enforced when an answer is parsed.
 Source: https://platform.openai.com/docs/guides/structured-outputs#supported-schemas
 """
 
@@ -49,7 +49,7 @@ _KEPT = frozenset({"type", "enum", "description", "$ref", "$defs", "anyOf", "ite
 class ScoreVerdict(BaseModel):
     """A number, and why.
 
-    The reason stands first, so that a judge writes it before the number.
+    The reason comes first, so that a judge writes it before the number.
 
     Example:
         >>> ScoreVerdict(reason="Right, but long.", score=7).score
@@ -63,7 +63,7 @@ class ScoreVerdict(BaseModel):
 class YesNoVerdict(BaseModel):
     """Yes or no, and why.
 
-    True and false are taken for them.
+    The values true and false are accepted for yes and no.
 
     Example:
         >>> YesNoVerdict(verdict="Yes").score
@@ -105,14 +105,15 @@ class PreferenceVerdict(BaseModel):
 
 @dataclass(frozen=True)
 class Shape(Generic[M]):
-    """A model, and its deciding field.
+    """A verdict model and its deciding field.
 
     Attributes:
-        name: of the deciding field, or None: then only an object can be read, and all of it decides.
-        number: it is a number.
-        options: how each of its choices may be written -> the choice; none if it is no choice.
-        scale: within which a number counts.
-        numerals: the numbers of which it must be one, with the values of the model that they are; none if any number will do.
+        model: the pydantic model.
+        name: name of the deciding field. None if there is none: then only a JSON object is accepted, and all its fields decide.
+        number: True if the deciding field is a number.
+        options: the spellings of its choices, each with its value; empty if it is not a choice.
+        scale: lowest and highest number.
+        numerals: the only numbers that the field allows, each with its value in the model; empty if it allows any number.
     """
 
     model: type[M]
@@ -124,7 +125,7 @@ class Shape(Generic[M]):
 
     @classmethod
     def of(cls, model: type[M], scale: Scale | None) -> Shape[M]:
-        """The shape of ``model``: the deciding field is ``score`` if it has one, else the only required one that can be."""
+        """The shape of ``model``. The deciding field is ``score``, else the only required field that is a number, a bool or a choice."""
         able = [name for name, info in model.model_fields.items() if info.is_required() and any(_kind(info.annotation))]
         name = "score" if "score" in model.model_fields else able[0] if len(able) == 1 else ""
         if not name:
@@ -138,17 +139,17 @@ class Shape(Generic[M]):
 
     @property
     def key(self) -> str:
-        """The deciding field as JSON names it."""
+        """The name of the deciding field in JSON."""
         return _keys(self.name, self.model.model_fields[self.name])[0] if self.name else ""
 
     def names(self, keys: set[str]) -> bool:
-        """Whether any of these member names is one of the verdict's that cannot be done without."""
+        """Whether any of these member names is that of the deciding field, or of a required field if there is no deciding one."""
         fields = self.model.model_fields
         needed = [self.name] if self.name else [name for name, info in fields.items() if info.is_required()] or list(fields)
         return not {_folded(key) for key in keys}.isdisjoint(_folded(key) for name in needed for key in _keys(name, fields[name]))
 
     def of_members(self, members: Mapping[str, Any]) -> M:
-        """The verdict that the members of an object are; raises :class:`Unreadable`."""
+        """The verdict from the members of a JSON object. Raises :class:`Unreadable`."""
         mine = {_folded(key): key for name, info in self.model.model_fields.items() for key in reversed(_keys(name, info))}
         given: dict[str, Any] = {}
         for key, value in members.items():
@@ -174,7 +175,7 @@ class Shape(Generic[M]):
         return verdict
 
     def value_of(self, members: dict[str, Any]) -> object:
-        """What two verdicts must share to be the same; None if the members lack the deciding field. Raises as ``of_members`` does."""
+        """The value by which verdicts are compared; None if the members lack the deciding field. Raises as ``of_members`` does."""
         if not self.names(set(members)):
             return None
         verdict = self.of_members(members)
@@ -186,7 +187,7 @@ class Shape(Generic[M]):
         return _plain_value(getattr(verdict, self.name))
 
     def _same(self, number: float, written: Any) -> Any:
-        """The number as the model takes it: the choice that it is; a whole one keeps its digits, of which a float may have fewer."""
+        """The number as the model accepts it: one of its choices if it has any. An integer keeps digits that a float would lose."""
         if self.numerals:
             choices = [value for own, value in self.numerals if own == number]
             if not choices:
@@ -195,7 +196,7 @@ class Shape(Generic[M]):
         return written if isinstance(written, int) else int(number) if number.is_integer() else number
 
     def _complaint(self, error: ValidationError) -> str:
-        """The member, if it is one of the model's, and pydantic's kind of complaint; never its input or message: they may quote."""
+        """Pydantic's error type, and the member if it is the model's. Its message and input are left out, as they may quote the answer."""
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = str(next(iter(first["loc"]), ""))
         known = {key for name, info in self.model.model_fields.items() for key in _keys(name, info)}
@@ -219,7 +220,7 @@ def _keys(name: str, info: FieldInfo) -> list[str]:
 
 
 def _kind(annotation: Any) -> tuple[bool, dict[str, Any]]:
-    """``(is a number, its choices in words)``."""
+    """``(whether a type is a number, the spellings of its choices with their values)``."""
     annotation = _plain(annotation)
     if annotation is bool:
         return False, {"yes": True, "no": False, "true": True, "false": False}
@@ -231,7 +232,7 @@ def _kind(annotation: Any) -> tuple[bool, dict[str, Any]]:
 
 
 def _numerals(annotation: Any) -> tuple[tuple[float, Any], ...] | None:
-    """The numbers that a type has, with its own values for them; none if it has all numbers, None if it is none."""
+    """The numbers that a type allows, each with its own value. Empty if it allows any number, None if it is not a number."""
     if (annotation := _plain(annotation)) in _NUMBERS:
         return ()
     if get_origin(annotation) in _UNIONS:
@@ -246,20 +247,20 @@ def _numerals(annotation: Any) -> tuple[tuple[float, Any], ...] | None:
 
 
 def _plain(annotation: Any) -> Any:
-    """A type without what is annotated, and without a name of its own."""
+    """A type without ``Annotated``, ``NewType`` and type aliases."""
     while True:
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]
         elif isinstance(annotation, NewType):
             annotation = annotation.__supertype__
-        elif type(annotation).__name__ == "TypeAliasType":  # from Python 3.12 on, and of typing_extensions
+        elif type(annotation).__name__ == "TypeAliasType":  # Python 3.12 or later, or typing_extensions
             annotation = annotation.__value__
         else:
             return annotation
 
 
 def _choices(annotation: Any) -> tuple[Any, ...]:
-    """The values of a literal or an enumeration, as they are written."""
+    """The values of a literal or an enum; empty for other types."""
     if get_origin(annotation) is Literal:
         return tuple(_plain_value(value) for value in get_args(annotation))
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
@@ -268,7 +269,7 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
 
 
 def _numeral(value: Any) -> float | None:
-    """The number that a choice is, or that its text is."""
+    """The number of a choice that is a number or the text of one; None for others."""
     if isinstance(value, bool) or (isinstance(value, str) and not _NUMERAL.fullmatch(value)):
         return None
     try:
@@ -279,7 +280,7 @@ def _numeral(value: Any) -> float | None:
 
 
 def _bounds(info: FieldInfo) -> Scale | None:
-    """The scale that a field's own limits give, if it has both; in a union with None the limits stand at its other part."""
+    """The scale from a field's ``ge`` and ``le``; None unless it has both. In an optional type they may be limits of the inner type."""
     limits = list(info.metadata)
     parts = [part for part in get_args(info.annotation) if part is not type(None)] if get_origin(info.annotation) in _UNIONS else []
     if len(parts) == 1 and get_origin(parts[0]) is Annotated:
@@ -293,7 +294,7 @@ def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, A
     """The strict JSON schema of a verdict, for ``response_format``.
 
     Raises:
-        ConfigError: the model has something that no strict schema states, such as a member of any type or a mapping.
+        ConfigError: the model has a member that a strict schema cannot express, such as ``Any`` or a mapping.
 
     Example:
         >>> from qreward.judge.parsing import ScoreVerdict
@@ -306,16 +307,16 @@ def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, A
     except PydanticInvalidForJsonSchema as error:
         raise ConfigError(f"{model.__name__} has no JSON schema: {error.message}") from None
     strict = _strict(raw, model.__name__)
-    if "$ref" in strict:  # a model that holds itself; the root must be an object of its own
+    if "$ref" in strict:  # a recursive model; the root must be an object, not a reference
         strict = {**strict["$defs"][strict["$ref"].rpartition("/")[2]], "$defs": strict["$defs"]}
-    if shape.number and scale and not shape.numerals:  # choices say themselves what may be said
+    if shape.number and scale and not shape.numerals:  # choices state the allowed values themselves
         span = f"from {shown(scale[0])} to {shown(scale[1])}"
         strict["properties"][shape.key] = _described(strict["properties"][shape.key], span)
     return strict
 
 
 def instruction(model: type[BaseModel], scale: Scale | None = None) -> str:
-    """The sentence that asks for a verdict's form in the prompt itself.
+    """The instruction for the prompt that describes the form of a verdict.
 
     Example:
         >>> from qreward.judge.parsing import ScoreVerdict
@@ -348,12 +349,12 @@ def _strict(node: dict[str, Any], where: str) -> dict[str, Any]:
     if "$defs" in node:
         kept["$defs"] = _each(node["$defs"], "")
     limits = ", ".join(said.format(node[key]) for key, said in _SAID.items() if key in node)
-    told = node.get("description", "").partition("\n\n")[0].strip()  # of a docstring, its first paragraph
+    told = node.get("description", "").partition("\n\n")[0].strip()  # only the first paragraph of a docstring
     return _described(kept | ({"description": told} if told else {}), limits)
 
 
 def _rewritten(node: dict[str, Any]) -> dict[str, Any]:
-    """The same in the keywords that strict mode knows."""
+    """The node in keywords that strict mode supports."""
     node = dict(node)
     if "const" in node:
         node["enum"] = [node.pop("const")]
@@ -380,7 +381,7 @@ def _described(node: dict[str, Any], more: str) -> dict[str, Any]:
 
 
 def _words(node: dict[str, Any], defs: dict[str, Any]) -> str:
-    """A member in words, for a reader who knows no JSON schema."""
+    """A member described in words."""
     target = defs[node["$ref"].rpartition("/")[2]] if "$ref" in node else node
     return ", ".join(filter(None, (_type_words(target, defs), node.get("description") or target.get("description"))))
 

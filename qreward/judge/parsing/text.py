@@ -1,9 +1,11 @@
-"""Verdicts in a judge's free text: one sentence that is a verdict and nothing else, with no rival and no retraction.
+"""Verdicts in free text: one sentence that is a verdict and nothing else, without a second verdict or a revision.
 
-In four steps: what is quoted is taken out (:func:`own_words`), the rest is split into sentences and those that may report another's
-words are marked (:func:`sentences`), each sentence is compared with the whole form of a verdict, and what is left over is searched for
-another verdict and, after the verdict, for words or numbers that revise it (:class:`TextReader`). Every step takes time linear in the
-length of the text, which may be hostile. Knows no pydantic model.
+1. Quotations are removed (:func:`own_words`).
+2. The rest is split into sentences, and sentences that may report someone else's words are marked (:func:`sentences`).
+3. Each sentence is matched as a whole against the forms of a verdict (:class:`TextReader`).
+4. The other sentences are searched for a second verdict and, after the verdict, for words or numbers that may revise it.
+
+Every step takes time linear in the length of the text, which may be hostile. This module knows no pydantic model.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ _ANY_NUMBER = re.compile(r"(?<![\w.,])[+\-\u2212]?\d+(?:[.,]\d+)?|(?<=[-\u2013])
 
 
 def number_of(value: object, scale: Scale | None) -> float:
-    """A member of a JSON object as a number: a number, or a text that is one; true and false are none.
+    """A member of a JSON object as a number. It may be a number, or a text that contains one; true and false are not numbers.
 
     Raises:
-        Unreadable: it is no number, not finite, not on the scale, or a fraction of something else than the scale's top.
+        Unreadable: it is not a finite number on the scale, or it is a fraction whose denominator is not the top of the scale.
 
     Example:
         >>> number_of("7/10", (0, 10))
@@ -71,7 +73,7 @@ def _on_scale(value: float | Decimal, scale: Scale | None) -> float:
 
 
 def shown(end: float) -> str:
-    """An end of a scale as a person writes it.
+    """An end of a scale as a text, without a trailing ``.0``.
 
     Example:
         >>> shown(10.0), shown(0.5)
@@ -112,7 +114,7 @@ _OWN = re.compile(
 
 
 class Sentence(NamedTuple):
-    """A sentence of a judge's own words, free of markup. ``own`` is False where it may be another's, who is quoted without marks."""
+    """A sentence outside of quotations, without markup. ``own`` is False if it may report someone else's words without quotation marks."""
 
     text: str
     own: bool
@@ -121,8 +123,8 @@ class Sentence(NamedTuple):
 def sentences(words: str) -> Iterator[Sentence]:
     """The sentences of ``words`` in order.
 
-    Not a judge's own is what stands between two quotations, as the first may have been closed by the quoted text itself, and what
-    follows "The candidate wrote:", to the end of the paragraph or, if that stands on a line of its own, of the answer.
+    Two kinds of sentences are not the judge's own: those between two quotations, as the quoted text itself may have closed the first; and
+    those after "The candidate wrote:", to the end of the paragraph, or to the end of the answer if those words are a line of their own.
     """
     report, gaps, all_gaps = "", 0, words.count(GAP)
     for raw in words.split("\n"):
@@ -152,7 +154,11 @@ def _line(raw: str) -> str:
 
 
 def _report(part: str, *, titled: bool) -> str:
-    """Whether, and how far, what follows a sentence may be another's words."""
+    """How far the text after a sentence may report someone else's words.
+
+    Returns:
+        ``""`` for not at all, ``"next"`` for the next paragraph, ``"paragraph"`` or ``"answer"`` to its end.
+    """
     if part[-1] in f".!?;{GAP}" and not titled and ":" not in part and "\uff1a" not in part:
         return ""
     part = _ABOUT.sub(" ", part)
@@ -170,7 +176,7 @@ def _report(part: str, *, titled: bool) -> str:
 # Verdicts.
 
 _TASK_WORDS = frozenset({"answer", "result", "total", "conclusion", "output", "solution", "choice"})
-"""Labels that name the task's result as well as a verdict: never a verdict in words, though a field may be called so."""
+"""Labels that may also name the result of the task. They never introduce a verdict in words, even if a field has such a name."""
 _LEAD = r"(?:(?:my|the|so|thus|therefore|hence|and|here is|here['\u2019]s|overall|final)[ ,]+){0,5}"
 _SPAN = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _RANGE = rf"(?: ?[(\[](?:(?:on )?(?:a )?(?:scale )?(?:of |from )?(?P<low>{_SPAN}) ?(?:-|\u2013|to) ?|out of )(?P<high>{_SPAN})[)\]])?"
@@ -196,7 +202,7 @@ _REASON = re.compile(
     r"(?:\u7406\u7531|\u539f\u56e0|\u89e3\u91ca)[:\uff1a]",
     re.IGNORECASE,
 )
-"""How words after a verdict say that they are reasons."""
+"""The labels that mark a text after a verdict as its reasons."""
 _REVISES = re.compile(
     r"\b(?:wait|h+m+|actually|rather|instead|nope|oops|whoops|oh|sorry|apolog\w*|edit|erratum|hold on|hang on|not so fast|never ?mind|"
     r"on reflection|second (?:thoughts?|look)|corrections?|correct(?:ed|ing)|revis\w*|reconsider\w*|rethink\w*|the above|"
@@ -208,20 +214,20 @@ _REVISES = re.compile(
     r"zero|two|three|four|five|six|seven|eight|nine|ten)\b|^no\b|~~|\u7b49\u7b49|\u4e0d\u5bf9|\u66f4\u6b63|\u4fee\u6b63|\u6539\u4e3a|\u91cd\u65b0",
     re.IGNORECASE,
 )
-"""What may take a verdict back: a reason speaks of the response, not of the judge, of the verdict or of another number."""
+"""Words that may revise a verdict. A reason is about the response, not about the judge, the verdict or another number."""
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
 
 
 class TextReader:
-    """Finds the one verdict in a judge's words. Made once for a kind of verdict.
+    """Finds the only verdict in a text. One instance serves all answers with the same form of verdict.
 
     Args:
-        field: name of the field that decides, which may be its label.
-        scale: within which a score counts.
-        options: how each choice may be written -> what it is; None if the verdict is a number.
+        field: name of the deciding field, which is also accepted as a label.
+        scale: lowest and highest score.
+        options: the value of each choice, by its spellings. None if the verdict is a number.
 
     Example:
-        >>> TextReader("score", (0, 10)).read("It is right.\nScore: 7/10", lambda members: None)
+        >>> TextReader("score", (0, 10)).read("It is right.\\nScore: 7/10", lambda members: None)
         (7.0, None)
     """
 
@@ -241,7 +247,10 @@ class TextReader:
         self._span = re.compile(rf"(?<![\w.])(?:0|1|{low}) ?(?:-|\u2013|to|and) ?{top}(?!\w|\.\d)", re.IGNORECASE)
 
     def _choices(self, options: Mapping[str, Any]) -> str:
-        """The pattern of a choice; and, as some choices are words of every text, of one that a sentence makes."""
+        """The pattern of a choice.
+
+        Also prepares the patterns of sentences that make a choice, as some choices, such as "A", occur in every text.
+        """
         pair = {"A", "B", "tie"} <= options.keys()
         if pair:
             a, b, tie = options["A"], options["B"], options["tie"]
@@ -262,10 +271,17 @@ class TextReader:
         return rf"{noun}(?P<option>{one})"
 
     def read(self, text: str, value_of: Callable[[dict[str, Any]], Any]) -> tuple[Any, dict[str, Any] | None]:
-        """The verdict's value, and the members of the JSON object that it is, if it is one.
+        """Find the verdict.
+
+        Args:
+            text: the answer without its reasoning.
+            value_of: the value of a JSON object's members; None if the object is not a verdict.
+
+        Returns:
+            The value of the verdict, and the members of its JSON object; None if it is not an object.
 
         Raises:
-            Unreadable: there is no verdict, or another one that differs, or what follows may revise it.
+            Unreadable: there is no verdict, or a different second one, or the text after it may revise it.
         """
         objects = Objects([], value_of)
         found = list(sentences(own_words(text, objects)))
@@ -282,7 +298,7 @@ class TextReader:
                 verdicts.append((index, *(mine[0] if mine else (self._value(match), None))))
             else:
                 others.append((index, stated))
-                verdicts += [(-1, value, None) for value, _ in mine]  # counts against a verdict and gives none
+                verdicts += [(-1, value, None) for value, _ in mine]  # conflicts with a different verdict, but is none itself
         return self._settled(verdicts, others)
 
     def _settled(
@@ -300,7 +316,7 @@ class TextReader:
 
     def _value(self, match: re.Match[str]) -> Any:
         if self._options is not None:
-            if (value := self._values.get(_folded(match["option"]))) is None:  # "t\u0131e" matches "tie" in small and capital letters
+            if (value := self._values.get(_folded(match["option"]))) is None:  # "t\u0131e" matches "tie" if case is ignored
                 raise Unreadable("The answer writes a choice in other letters.")
             return value
         groups = match.groupdict()
@@ -310,7 +326,7 @@ class TextReader:
         return _score(match, self._scale)
 
     def differs(self, words: str, value: Any, *, before: bool) -> bool:
-        """Whether a sentence may give another verdict than ``value``. Aspects ("Style: 6/10") may come before a verdict."""
+        """Whether a sentence may contain a verdict other than ``value``. Aspects ("Style: 6/10") may precede a verdict."""
         if self._options is not None:
             made = [match for pattern in self._made for match in pattern.finditer(words)]
             made += self._any.finditer(words) if self._judging.search(words) else []

@@ -148,9 +148,9 @@ class BatchQueue(Generic[T, R]):
     def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
         """Submit one item at once and return its stream. The function must be an async generator.
 
-        Arguments and errors are those of ``submit``. Read the stream, or leave it with ``aclose()``. A stream that is unread while its batch
-        waits for it ends after ``stream_timeout`` seconds: the pieces received until then can still be read, and ``RequestTimeout`` follows
-        them.
+        Arguments and errors are those of ``submit``. Read the stream, or leave it with ``aclose()``. A stream that is unread while its
+        batch waits for it ends after ``stream_timeout`` seconds: the pieces received until then can still be read, and ``RequestTimeout``
+        follows them.
         """
         return self.answers(item, None, _level(priority), None if timeout is None else budget(timeout))
 

@@ -180,7 +180,7 @@ class LoopWorker:
         settings = self.work.settings
         measure = None if settings.batch_size_fn is None else self.work.measure
         while True:
-            if not self._terms.batch_wait_timeout_s:  # a batch that waits to fill keeps the settings it began with
+            if not self._terms.batch_wait_timeout_s:  # else a batch that waits to fill keeps the settings it began with
                 self._terms = settings
             slots = settings.max_concurrent_batches
             calls, at = self.forming.next(now, self._terms, len(self.runs), slots, measure, self._closing)

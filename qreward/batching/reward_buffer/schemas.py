@@ -261,7 +261,7 @@ def check_mode(query: Query, mode: Mode) -> None:
 
 
 def answer_of(query: Query, scored: Sequence[Scored], mode: Mode) -> SingletonAnswer | BatchAnswer:
-    """The answer in the shape of the mode. ``auto`` returns a ``SingletonAnswer`` for a single completion and a ``BatchAnswer`` for a list."""
+    """The answer in the shape of the mode. ``auto`` answers a single completion with ``SingletonAnswer``, a list with ``BatchAnswer``."""
     if mode == "singleton" or (mode == "auto" and query.single):
         (one,) = scored
         return SingletonAnswer(one.reward, one.error, one.meta, one.feedback)

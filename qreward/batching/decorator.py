@@ -329,6 +329,7 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
         ConfigError: a setting is out of range (a ``ValueError``).
 
     Example:
+        >>> import asyncio
         >>> @batch(max_batch_size=32)
         ... async def score(texts: list[str]) -> list[int]:
         ...     return [len(text) for text in texts]

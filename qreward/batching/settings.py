@@ -27,7 +27,7 @@ class BatchRecord:
         waits: seconds each item waited.
         seconds: seconds the function took.
         waiting: items waiting when the batch ended.
-        error: the exception the function raised, or an exception that says what is wrong with its return value; None on success.
+        error: the exception the function raised, or one that describes its invalid return value; None on success.
         contexts: the context in which each item was submitted; empty without ``carry_contexts``.
     """
 

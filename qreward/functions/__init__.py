@@ -1,1 +1,1 @@
-"""``@schedule`` adds retries, limits and hedges to functions. The package also holds its configuration, which can change at run time."""
+"""``@schedule`` adds retries, limits and hedges to functions. Its configuration can be changed while the program runs."""

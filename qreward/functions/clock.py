@@ -1,6 +1,6 @@
 """The clock and the threads that decorated functions use: the real ones, or temporarily those of a test.
 
-Also holds the switch that turns waiting off in tests. This module itself waits for nothing, and does not know what would wait.
+Also holds the switch that turns waiting off in tests. This module knows nothing of retries, rate limits and hedges.
 """
 
 from __future__ import annotations

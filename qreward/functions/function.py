@@ -378,7 +378,7 @@ def _decorate(function: Any, /, *, config: ScheduleConfig) -> Any:
     _check(function)
     member = ScheduledFunction(function, config, pool_named(config.pool))
     wrapper: Any
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - its kind
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - whether ``__call__`` is async or a generator
 
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
             return await member.call(args, kwargs)
@@ -399,6 +399,6 @@ def _check(function: Any) -> None:
         raise ConfigError(f"{what} is a class; decorate a function that makes one, or its methods")
     if not callable(function):
         raise ConfigError(f"schedule() decorates functions, not a {type(function).__name__}")
-    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004 - its kind
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004 - whether ``__call__`` is async or a generator
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise ConfigError(f"{what} is a generator, which gives its values one by one and cannot be tried again; return them as a list")

@@ -52,7 +52,7 @@ class ScheduleStats:
         tries: number of runs of the function. Of these, ``retries`` followed a failure, and ``hedges`` ran beside another try.
         hedges_won: hedges that returned before the try they hedged.
         overloaded: tries rejected because of overload (429, 503 and the like).
-        waiting, inflight: calls that currently wait for a rate limit or for a concurrency slot, and tries currently running.
+        waiting, inflight: calls currently waiting for a rate limit or a concurrency slot, and tries currently running.
         limit: tries that may currently run at once, over all functions of the pool; None without a limit.
         rate: tries that a key may currently begin per ``limit_window``; None without a limit. With ``adaptive_limit``, the lowest of all
             keys.

@@ -45,6 +45,7 @@ class RewardBuffer:
         ConfigError: a setting is out of range (a ``ValueError``).
 
     Example:
+        >>> import asyncio
         >>> async def scorer(completions, metadata):
         ...     return [float(text == meta["answer"]) for text, meta in zip(completions, metadata)]
         >>> async def main():
@@ -123,7 +124,7 @@ class RewardBuffer:
         """Reject new completions and wait until all others are done. May be called more than once.
 
         Args:
-            drain: True scores the waiting completions. False gives waiting and running completions an error.
+            drain: True scores the waiting completions. False ends waiting and running completions with an error.
 
         A scorer that runs in a thread or in an actor cannot be stopped. ``close`` waits for it only while one of its callers does.
         """

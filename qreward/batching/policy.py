@@ -3,8 +3,8 @@
 Batches form naturally: items that arrive while all slots are busy are the next batch. Batches grow with load, and no item waits for
 a timer. With several slots, batches are spaced in time; otherwise all but one slot would be spent on single items.
 
-With ``adaptive_batch_size``, the maximum size grows while that increases the items per second. The rule is Clipper's (Crankshaw et
-al., "Clipper", NSDI 2017): additive increase, a backoff of 10 % on failure.
+With ``adaptive_batch_size``, the maximum size grows while that increases the items per second. The rule follows Clipper (Crankshaw
+et al., "Clipper", NSDI 2017): additive increase, a backoff of 10 % on failure. Here a step is a quarter of the size, at least 1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Many callers, one call: ``@batch`` and ``BatchQueue`` merge single items into batches of one function.
+"""Merges single items from many callers into batch calls of one function: ``@batch`` and ``BatchQueue``.
 
-The decisions are in ``backlog``, ``forming`` and ``cap``, which know no clock and no asyncio; ``desk`` and ``running`` carry them
-out in an event loop. Nothing here knows HTTP or endpoints. ``Backlog``, ``Item`` and ``halves`` are the seam for those who send
-lists in another way.
+``backlog`` and ``policy`` decide what goes into a batch and when it is sent. They use no clock and no asyncio. ``worker`` and
+``in_flight`` run the batches in an event loop. Nothing in this package knows HTTP or endpoints. ``Backlog``, ``Item`` and ``halves``
+are public for code that sends lists in another way.
 """
 
 from __future__ import annotations

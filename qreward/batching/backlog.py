@@ -1,6 +1,7 @@
-"""What waits to be sent in a batch: who goes first, who fits, who is too late. Nothing is bound to a batch before it is taken.
+"""The items that wait for a batch: their order, their deadlines, and which of them fit into the next batch.
 
-Pure: no clock (``now`` comes in), no asyncio, no HTTP. It does not know what an item is, nor what its cost counts.
+An item is not assigned to a batch before it is taken. Pure: no clock (``now`` is an argument), no asyncio, no HTTP. The module does
+not inspect the value of an item, and does not know the unit of its cost.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from qreward.settings.policies import Priority
 
 T = TypeVar("T")
 ALL = 2**62
-"""Items, when there is no limit on how many."""
+"""The number of items when there is no limit."""
 
 
 class Place(Enum):
-    """Where an item is: in the backlog, in somebody's hands, or answered, cancelled, too late."""
+    """State of an item: waiting in the backlog; taken by a caller of ``take``; or over (answered, cancelled or expired)."""
 
     WAITING = 0
     TAKEN = 1
@@ -33,18 +34,18 @@ WAITING, TAKEN, OVER = Place.WAITING, Place.TAKEN, Place.OVER
 
 
 class Item:
-    """One thing that waits.
+    """One item that waits for a batch.
 
     Args:
-        value: what is to be sent; not looked at.
-        arrived: when it came, in seconds.
-        key: items share a batch only if their keys are equal, such as (path, model, parameters).
-        cost: its part of a batch's ``max_cost``: items, tokens, bytes.
+        value: what is to be sent. It is not inspected.
+        arrived: time of submission, in seconds.
+        key: items share a batch only if their keys are equal, for example (path, model, parameters).
+        cost: the item's share of the ``max_cost`` of a batch, in items, tokens or bytes.
         level: priority, 0 (most urgent) to 9.
-        deadline: when it is too late to send it, in seconds.
+        deadline: time in seconds after which the item is not sent any more.
 
     Attributes:
-        place: whoever answers a taken item sets this to ``OVER``; then it neither expires nor can be put back.
+        place: state of the item. Code that answers a taken item sets it to ``OVER``. The item then neither expires nor can be put back.
     """
 
     __slots__ = ("arrived", "cost", "deadline", "key", "level", "number", "place", "value")
@@ -69,11 +70,11 @@ class Item:
 
 
 class Line:
-    """The waiting items of one key, each level in the order they came.
+    """The waiting items of one key. Within a priority level they keep the order of submission.
 
     Attributes:
-        count: how many wait.
-        cost: what they cost together.
+        count: number of waiting items.
+        cost: their total cost.
     """
 
     __slots__ = ("cost", "count", "dead", "key", "levels")
@@ -93,14 +94,14 @@ class Line:
         return self.levels.setdefault(level, deque())
 
     def full(self, max_items: int, max_cost: float) -> bool:
-        """A batch would leave some behind, or nothing more would fit into it."""
+        """Whether the waiting items fill a batch."""
         return self.count >= max_items or self.cost >= max_cost
 
     def first(self) -> deque[Any] | None:
-        """The level whose first item is next: a level outweighs as much waiting as in the library's other queue."""
+        """The level whose first item is next. One level outweighs ``AGEING`` seconds of waiting, as in the scheduler's queue."""
         best, soonest = None, (inf, 0)
         for level, waiting in self.levels.items():
-            while waiting and waiting[0].place is not WAITING:  # it was cancelled, or is too late
+            while waiting and waiting[0].place is not WAITING:  # cancelled or expired
                 waiting.popleft()
                 self.dead -= 1
             if waiting:
@@ -111,14 +112,14 @@ class Line:
         return best
 
     def sorts(self) -> tuple[float, int]:
-        """How its first item sorts among those of other lines."""
+        """The sort key of the first item, for comparison with the first items of other keys."""
         waiting = self.first()
         assert waiting is not None
         head = waiting[0]
         return head.arrived + head.level * AGEING, head.number
 
     def oldest(self) -> float:
-        """When the item came that has waited longest."""
+        """The submission time of the item that has waited longest."""
         self.first()
         oldest: float = min(waiting[0].arrived for waiting in self.levels.values() if waiting)
         return oldest
@@ -160,7 +161,7 @@ class Line:
         return taken
 
     def put_back(self, item: Any) -> None:
-        """Where it would stand had it never been taken."""
+        """Insert a taken item at its original position."""
         waiting, before = self.level(item.level), []
         while waiting and waiting[0].number < item.number:
             before.append(waiting.popleft())
@@ -176,13 +177,13 @@ class Line:
 
 
 class Backlog:
-    """Items that wait for a batch, and the deadlines of those and of the ones taken.
+    """Items that wait for a batch, and the deadlines of waiting and taken items.
 
-    The low-level seam for whoever sends lists: take from the head when there is room to send, never before; put back what was
-    turned away (429, 503); split what failed (see :func:`halves`).
+    This is the low-level interface for code that sends lists itself. Take items from the head only when they can be sent. Put back items
+    that the server rejected (429, 503). Split a list that failed as a whole (see :func:`halves`).
 
     Attributes:
-        waiting: how many items wait.
+        waiting: number of waiting items.
 
     Example:
         >>> backlog = Backlog()
@@ -191,7 +192,7 @@ class Backlog:
         >>> batch = backlog.take(now=0.1, max_items=32, max_cost=1000)
         >>> [item.value for item in batch]
         ['text 0', 'text 1']
-        >>> backlog.put_back(batch)  # the server said 429
+        >>> backlog.put_back(batch)  # the server returned 429
         >>> [item.value for item in backlog.take(now=2.0, max_items=32)]
         ['text 0', 'text 1', 'text 2']
     """
@@ -207,7 +208,7 @@ class Backlog:
         self._late: list[Any] = []
 
     def put(self, item: Item) -> None:
-        """Add an item at the end of its level."""
+        """Add an item at the end of its priority level."""
         line = self._lines.get(item.key)
         if line is None:
             line = self._lines[item.key] = Line(item.key)
@@ -226,7 +227,7 @@ class Backlog:
                 self._forget_met_deadlines()
 
     def put_back(self, items: Iterable[Item]) -> None:
-        """Return taken items to the head, in their order; those that are over are left out."""
+        """Return taken items to their original positions. Items that are over are skipped."""
         for item in sorted((item for item in items if item.place is TAKEN), key=lambda item: item.number, reverse=True):
             item.place = WAITING
             line = self._lines.get(item.key)
@@ -236,14 +237,14 @@ class Backlog:
             self.waiting += 1
 
     def take(self, now: float, max_items: int = ALL, max_cost: float = inf, *, line: Line | None = None, skip: int = 0) -> list[Any]:
-        """Remove and return the items that go next, all of one key; an item alone above ``max_cost`` goes alone.
+        """Remove and return the next items, all of one key. An item whose cost alone exceeds ``max_cost`` is returned alone.
 
         Args:
-            now: the time in seconds. What is too late is not taken; ``due`` gives it.
-            max_items: most items.
-            max_cost: most cost of all together.
-            line: one of ``lines()``, instead of the one whose head is next.
-            skip: how many items that do not fit may be passed over; they stay at the head.
+            now: current time in seconds. Expired items are not taken; ``due`` returns them.
+            max_items: maximum number of items.
+            max_cost: maximum total cost.
+            line: one of ``lines()``. By default, the line whose first item is next.
+            skip: how many items that do not fit may be passed over. They stay at the head.
         """
         if self._deadlines:
             self._late += self._overdue(now)
@@ -258,7 +259,7 @@ class Backlog:
         return taken
 
     def remove(self, item: Item) -> None:
-        """Take out an item that waits, wherever it stands, at once; its entry is swept later."""
+        """Remove a waiting item immediately, wherever it is in the backlog. Its entry is swept later."""
         item.place = OVER
         line = self._lines[item.key]
         line.count -= 1
@@ -271,25 +272,25 @@ class Backlog:
             line.sweep()
 
     def due(self, now: float) -> list[Any]:
-        """The items whose deadline has passed, each once: those that waited are removed and over, those taken are as they were."""
+        """Return the items whose deadline has passed, each once. Waiting items are removed and over; taken items are left as they are."""
         if not self._deadlines and not self._late:
             return []
         late, self._late = self._late, []
         return late + self._overdue(now)
 
     def next_deadline(self) -> float:
-        """The earliest deadline of an item that is not over, inf if there is none."""
+        """The earliest deadline of an item that is not over, or inf."""
         deadlines = self._deadlines
         while deadlines and deadlines[0][2].place is OVER:
             heappop(deadlines)
         return deadlines[0][0] if deadlines else inf
 
     def lines(self) -> list[Line]:
-        """A line for each key of which something waits."""
+        """One line for each key that has waiting items."""
         return [line for line in self._lines.values() if line.count]
 
     def first(self) -> Line | None:
-        """The line whose head is next."""
+        """The line whose first item is next, or None if no item waits."""
         if len(self._lines) > 1:
             return min(self.lines(), key=Line.sorts, default=None)
         for line in self._lines.values():
@@ -297,7 +298,7 @@ class Backlog:
         return None
 
     def items(self) -> list[Any]:
-        """All that wait, in no particular order."""
+        """All waiting items, in no particular order."""
         levels = [waiting for line in self._lines.values() for waiting in line.levels.values()]
         return [item for waiting in levels for item in waiting if item.place is WAITING]
 
@@ -320,15 +321,15 @@ class Backlog:
 
     def _close(self, line: Line) -> None:
         line.clear()
-        if len(self._lines) > 1:  # the last is kept: most backlogs have one key, for ever
+        if len(self._lines) > 1:  # the last line is kept: most backlogs only ever have one key
             del self._lines[line.key]
 
 
 def halves(items: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
-    """Split a list that failed as a whole (400, 413, 422, 424), so that in the end only the bad item fails.
+    """Split a list that failed as a whole (400, 413, 422, 424). Splitting again and again isolates the bad item.
 
     Raises:
-        ValueError: there is nothing to split: the one item is the bad one.
+        ValueError: the list holds a single item, which is then the bad one.
 
     Example:
         >>> halves(["a", "b", "c"])

@@ -1,14 +1,11 @@
-"""@batch: a function of lists becomes a function of single items, whose calls are merged.
+"""``@batch``: turns a function of lists into a function of single items whose calls are merged.
 
-Only the wrapper. Queues, arguments and controls are the registry's, so that a batched function can be pickled by value.
+``Binder`` binds the arguments of a call by the function's signature, and knows nothing of queues. Passing an argument by position or
+by name is the same. An argument that is left out is not passed on.
 
-A caller's arguments, bound by the function's signature: by position or by name is the same; what is left out is not passed.
-
-Knows nothing of queues.
-
-A batched function in this process: one queue for a function, one for each instance or class of a method, and what controls them all.
-
-Instances are held weakly: their queues go when they go. Pickled, it is the function and its settings; each process has queues of its own.
+``Registry`` holds the queues of a batched function in this process: one for a function, or one for each instance or class of a
+method. Instances are held weakly, and their queues are freed with them. The wrapper itself holds no state. A batched function can
+therefore be pickled by value, as the function and its settings; each process has its own queues.
 """
 
 from __future__ import annotations
@@ -29,17 +26,17 @@ from qreward.batching.typing import A, B, BatchDecorator, Batched, BatchedMethod
 from qreward.batching.worker import LoopWorker
 
 RECEIVERS = ("self", "cls")
-"""Names of a first parameter that is no list."""
+"""Names of a first parameter that is an instance or a class, not a list."""
 _MISSING: Any = object()
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Shape(NamedTuple):
-    """Which parameters a call gave, if not simply all: calls of different shapes share no batch.
+    """The parameters that a call passed, if not all. Calls with different shapes do not share a batch.
 
     Attributes:
-        positional: how many values are passed by position.
-        names: of the values that follow, which are passed by name.
+        positional: number of values passed by position.
+        names: names of the values after those, which are passed by name.
     """
 
     positional: int
@@ -47,13 +44,13 @@ class Shape(NamedTuple):
 
 
 class Binder:
-    """Turns the arguments of one call into a tuple of values, and the tuples of many calls into the arguments of a batch.
+    """Converts the arguments of one call to a tuple of values, and the tuples of many calls to the arguments of a batch.
 
-    A parameter that a call leaves out is not passed to the function, so its default is what the function declares, not a list of it.
+    A parameter that a call leaves out is not passed to the function. Its value is the declared default, not a list of it.
 
     Args:
         function: the batch function.
-        bound: its first parameter is an instance or class, the same for a whole batch.
+        bound: whether its first parameter is an instance or a class, the same for a whole batch.
 
     Raises:
         TypeError: the function has no parameter for a list.
@@ -75,12 +72,12 @@ class Binder:
         self._lone = self._whole == (1 + bound, ()) and not variadic
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Shape | None]:
-        """The values in the order of the signature, and what must be equal for calls to share a batch.
+        """Return the values in the order of the signature, and the shape. Calls share a batch only if their shapes are equal.
 
-        That is None if every parameter was given. Else it is the call's shape, which also ends the values.
+        The shape is None if every parameter was passed. Otherwise it is also appended to the values.
 
         Raises:
-            TypeError: they do not fit the signature.
+            TypeError: the arguments do not match the signature.
         """
         count, given = self._count, len(args)
         if given + len(kwargs) == count and given <= self._whole.positional:
@@ -97,7 +94,7 @@ class Binder:
         return self._some_values(args, kwargs)
 
     def spread(self, rows: list[Any]) -> Any:
-        """Call the function with a list for each parameter that was given."""
+        """Call the function with a list for each parameter that was passed."""
         if self._lone:
             column = [row[-1] for row in rows]
             return self._function(rows[0][0], column) if self.bound else self._function(column)
@@ -112,7 +109,7 @@ class Binder:
         return self._function(*columns[: shape.positional], **dict(zip(shape.names, columns[shape.positional :], strict=True)))
 
     def first(self, row: Any) -> Any:
-        """The first value that is not the instance."""
+        """The first value that is not the instance or class."""
         return row[self.bound]
 
     @property
@@ -131,8 +128,8 @@ class Binder:
 def takes_receiver(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether the first argument of a call is the instance or the class of a method.
 
-    It is if the parameter has the usual name. Else the function must be defined in the body of a class to which the argument belongs,
-    and not be a static method of it; other decorators around it do not matter.
+    This is so if the first parameter is named ``self`` or ``cls``. Otherwise the function must be defined in the body of a class to which
+    the argument belongs, and must not be a static method of it. Other decorators around the function do not matter.
     """
     if inspect.ismethod(function):
         return False
@@ -142,7 +139,7 @@ def takes_receiver(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     if not args or not outer or outer.endswith("<locals>"):
         return False
     kind = args[0] if isinstance(args[0], type) else type(args[0])
-    its = (function.__module__, outer.rpartition(".")[2])  # of a class that was pickled by value, the rest of the qualified name is lost
+    its = (function.__module__, outer.rpartition(".")[2])  # a class that was pickled by value loses the rest of its qualified name
     homes = [base for base in kind.__mro__ if (base.__module__, base.__name__) == its and function.__name__ in vars(base)]
     return bool(homes) and not any(
         isinstance(member, staticmethod) and (name == function.__name__ or inspect.unwrap(member.__func__) is function)
@@ -163,7 +160,7 @@ CONTROLS = (
     "_is_batching_task_alive",
     "_get_handling_task_stack",
 )
-"""What a batched function has beside being called. Names with an underscore are Ray Serve's."""
+"""Attributes of a batched function. Names with an underscore are Ray Serve's."""
 
 
 class Registry:
@@ -182,25 +179,21 @@ class Registry:
 
     def __setstate__(self, state: tuple[Callable[..., Any], Settings]) -> None:
         self._function, settings = state
-        self._binder: Binder | None = None  # made by the first call: until then a pickled function may be incomplete
+        self._binder: Binder | None = None  # made by the first call: until then an unpickled function may be incomplete
         self._queues: dict[int, tuple[weakref.ref[Any], BatchQueue[Any, Any]]] = {}
         self._lock = threading.Lock()
         self.work = BatchFunction(self._function, settings, call=self._call, first_of=self._first_of)
         self._shared = BatchQueue.of(self.work)
 
-    # calls
-
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
-        """What gives the result of a call."""
+        """Return the coroutine that waits for the result of a call."""
         queue, values, shape = self._place(args, kwargs)
         return queue.answer(values, shape)
 
     def answers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncGenerator[Any, None]:
-        """What gives the stream of a call."""
+        """Return the stream of a call."""
         queue, values, shape = self._place(args, kwargs)
         return queue.answers(values, shape)
-
-    # control
 
     def set_max_batch_size(self, size: int) -> None:
         """See ``BatchQueue.set_max_batch_size``."""
@@ -219,16 +212,16 @@ class Registry:
         change(self.work, settings, self.desks())
 
     def stats(self) -> QueueStats:
-        """See ``BatchQueue.stats``; over the queues of all instances."""
+        """See ``BatchQueue.stats``. Covers the queues of all instances."""
         return stats_of(self.work, self.desks())
 
     async def close(self, drain: bool = True) -> None:
-        """See ``BatchQueue.close``; the queues of all instances."""
+        """See ``BatchQueue.close``. Closes the queues of all instances."""
         self.work.close()
         await close_desks(self.desks(), drain)
 
     def desks(self) -> list[LoopWorker]:
-        """Those of all queues."""
+        """The workers of all queues."""
         queues = [self._shared, *(queue for _, queue in list(self._queues.values()))]
         return [desk for queue in queues for desk in queue.desks()]
 
@@ -247,8 +240,6 @@ class Registry:
     async def _get_handling_task_stack(self) -> str:
         return "\n".join(stack_of(run.task.get_coro()) for desk in self.desks() for run in list(desk.runs))
 
-    # how it is done
-
     def _place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BatchQueue[Any, Any], Any, Hashable]:
         binder = self._binder or self._bind(args)
         values, shape = binder.values(args, kwargs)
@@ -259,7 +250,7 @@ class Registry:
         return queue, values, shape if queue is not self._shared else (id(values[0]), shape)
 
     def _make(self, instance: Any) -> BatchQueue[Any, Any]:
-        """A queue for an instance. One that cannot be held weakly shares a queue with others, but no batch."""
+        """Return the queue of an instance. Instances that cannot be referenced weakly share one queue, but no batch."""
         queues, key = self._queues, id(instance)
         try:
             held = weakref.ref(instance, lambda _: queues.pop(key, None))
@@ -284,7 +275,7 @@ class Registry:
 
 
 def stack_of(coroutine: Any) -> str:
-    """Where a coroutine stands, and those that it awaits."""
+    """The stack of a coroutine and of the coroutines it awaits, as text."""
     frames = []
     while (frame := getattr(coroutine, "cr_frame", None)) is not None:
         frames.append((frame, frame.f_lineno))
@@ -319,25 +310,26 @@ def batch(function: Callable[[S, list[A], list[B]], Results[R]], /) -> BatchedMe
 @overload
 def batch(function: Callable[..., Results[R]], /) -> Batched[..., One[R]]: ...
 def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
-    """Let callers pass one item and get one result, and call the function with lists of what many callers passed.
+    """Decorate a function of lists, so that callers pass one item and get one result. Their calls are merged into batches.
 
-    The function takes a list for each parameter that a caller gives, and returns a list of the same length. A parameter that is left
-    out has its default; callers that give it and callers that do not share no batch. The function may be an ``async def``; an async
-    generator of lists, which gives each caller an async generator; or, with ``@batch(...)``, a plain ``def``, which is run in a
-    thread. A method has a queue for each instance. An exception *in* the list is raised for that caller alone; one that the
-    function raises is given to each caller as an exception of its own.
+    The function receives a list for each parameter that a caller passes, and returns a list of the same length. A parameter that is left
+    out has its default value. Calls that pass it and calls that leave it out do not share a batch. The function may be an ``async def``;
+    an async generator of lists, in which case each caller gets an async generator; or, with ``@batch(...)``, a plain ``def``, which runs
+    in a thread. A method has one queue per instance. An exception *in* the list is raised for that caller alone. If the function raises,
+    each caller gets an exception object of its own.
 
-    A batch goes as soon as a slot is free and takes what has come until then (see :class:`BatchQueue`). Settings are those of
-    :class:`~qreward.batching.Settings`, by name, and can be changed later: ``score.set_max_batch_size(64)``,
-    ``set_batch_wait_timeout_s``, ``set_max_concurrent_batches``, ``change(...)``; ``score.stats()`` says where it stands, and
-    ``await score.close()`` ends it.
+    A batch is sent as soon as a slot is free, with the items submitted until then (see :class:`BatchQueue`). Settings are those of
+    :class:`~qreward.batching.Settings`, by name. They can be changed later: ``score.set_max_batch_size(64)``,
+    ``set_batch_wait_timeout_s``, ``set_max_concurrent_batches``, ``change(...)``. ``score.stats()`` returns the current state, and
+    ``await score.close()`` closes the queues.
 
     Raises:
-        TypeError: it is no function, or a plain ``def`` without parentheses; a setting is unknown or of the wrong kind. A call raises
-            it if the function has no parameter for a list, or if the arguments do not fit it.
+        TypeError: the argument is not a function, or is a plain ``def`` without parentheses; or a setting is unknown or has the wrong
+            type. A call raises it if the function has no parameter for a list, or if the arguments do not match the signature.
         ConfigError: a setting is out of range (a ``ValueError``).
 
     Example:
+        >>> import asyncio
         >>> @batch(max_batch_size=32)
         ... async def score(texts: list[str]) -> list[int]:
         ...     return [len(text) for text in texts]

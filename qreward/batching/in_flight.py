@@ -1,18 +1,10 @@
-"""One caller's item as the shell holds it: what it waits for, and the batch it is in.
+"""A batch that is running: its items, the batch function, and the result or error of each caller.
 
-Knows futures, but neither queues nor functions.
+``PendingItem`` is one caller's item, ``BatchFunction`` the function with the settings that all its queues share, and
+``InFlightBatch`` one call of that function, in a task of its own and in a neutral context. Nothing here decides when a batch is sent
+or what it holds.
 
-What a queue does with a batch: the function, of what kind it is, and the settings that all its queues share.
-
-It does not know event loops; whoever runs the function does.
-
-What a batch function gave, as the outcome of each caller: its own result, or an error of its own.
-
-Pure. Nothing is given by position unless there is one result for each item; and no two callers share an exception.
-
-One batch under way, in a task of its own: the function is run in a neutral context, and each caller gets what is its own.
-
-Decides nothing of when a batch goes or what is in it.
+Results are assigned by position only if there is exactly one for each item. No two callers receive the same exception object.
 """
 
 from __future__ import annotations
@@ -42,9 +34,9 @@ class PendingItem(Item):
     """An item whose caller waits for one result.
 
     Attributes:
-        future: done when the caller is; cancelled when the caller left.
-        run: the batch it is in; not before it is in one.
-        context: what was current when it was submitted; only with ``carry_contexts``.
+        future: holds the result for the caller; cancelled when the caller has left.
+        run: the batch that holds the item; not set before the item is in a batch.
+        context: the context in which the item was submitted; only with ``carry_contexts``.
     """
 
     __slots__ = ("context", "future", "run")
@@ -53,14 +45,17 @@ class PendingItem(Item):
     context: Context
 
     def fail(self, error: BaseException) -> None:
-        """Give the caller an error, unless it has something already or has left."""
+        """Set the caller's error, unless the item has been answered or its caller has left."""
         self.place = OVER
         if not self.future.done():
             self.future.set_exception(error)
 
 
 def caller_error(error: BaseException, name: str) -> BaseException:
-    """What a caller may be given for an exception: not one that would end the caller's own task, loop or iteration."""
+    """The exception that a caller receives for ``error``.
+
+    An exception that would end the caller's own task, event loop or iteration is replaced by another that has it as its cause.
+    """
     told: Exception
     if isinstance(error, StopIteration | StopAsyncIteration):
         told = RuntimeError(f"{name} raised {type(error).__name__}")
@@ -76,7 +71,7 @@ _log = logging.getLogger("qreward")
 
 
 class Kind(Enum):
-    """How a batch function gives its results."""
+    """How a batch function returns its results."""
 
     AWAITED = "async def"
     THREADED = "def"
@@ -84,10 +79,10 @@ class Kind(Enum):
 
 
 def kind_of(function: Any) -> Kind:
-    """The kind of a function or of an object that can be called.
+    """The kind of a function or of a callable object.
 
     Raises:
-        TypeError: it cannot be called, or is a generator function that is not async.
+        TypeError: the object is not callable, or is a generator function that is not async.
     """
     if not callable(function):
         raise TypeError("@batch can only be used to decorate functions or methods; this is not callable")
@@ -102,20 +97,20 @@ def kind_of(function: Any) -> Kind:
 
 
 class BatchFunction:
-    """A batch function and its settings.
+    """A batch function and its settings, shared by all its queues. It knows nothing of event loops.
 
     Args:
-        function: what a batch is for.
+        function: the batch function.
         settings: see :class:`Settings`.
-        call: starts it with the values of the items; by default that is the function.
-        first_of: the first argument in a value; by default that is the value.
+        call: starts the function with the values of the items. The default is the function itself.
+        first_of: returns the first argument contained in a value. The default returns the value itself.
 
     Attributes:
-        closed: nothing is taken any more.
-        context: the neutral context in which batches run: what was current when this was made.
-        name: how it is called in errors.
-        plain: an item may be taken in without further questions.
-        tally: what has happened in all queues.
+        closed: whether new items are rejected.
+        context: the neutral context in which batches run, namely the one in which this object was created.
+        name: the function's name in error messages.
+        plain: whether an item can be added without a size, a key, a context, a stream or a check of the queue.
+        tally: the counters of all queues.
     """
 
     __slots__ = ("_closed", "_first_of", "call", "context", "kind", "name", "plain", "settings", "tally")
@@ -143,12 +138,12 @@ class BatchFunction:
         return self._closed
 
     def close(self) -> None:
-        """Take nothing any more."""
+        """Reject new items from now on."""
         self._closed = True
         self._settle()
 
     def change(self, **changes: Any) -> None:
-        """Set some settings anew; nothing is changed if one of them is wrong."""
+        """Change some settings. If one of them is invalid, nothing is changed."""
         self.settings = self.settings.changed(**changes)
         self._settle()
         if "max_batch_size" in changes:
@@ -158,8 +153,9 @@ class BatchFunction:
         """The size of one item.
 
         Raises:
-            RuntimeError: it is larger than a batch may be.
-            Exception: what ``batch_size_fn`` raises.
+            RuntimeError: the item is larger than ``max_batch_size``.
+            ConfigError: ``batch_size_fn`` returned a negative number or NaN.
+            Exception: raised by ``batch_size_fn``.
         """
         size = self._size([value])
         if size > self.settings.max_batch_size:
@@ -171,14 +167,14 @@ class BatchFunction:
         return self._size([item.value for item in items])
 
     def key_of(self, value: Any, shape: Hashable) -> Hashable:
-        """The key of an item: its own shape, and what ``batch_key_fn`` says."""
+        """The key of an item: its shape, and the result of ``batch_key_fn`` if that is set."""
         key_fn = self.settings.batch_key_fn
         return shape if key_fn is None else (shape, key_fn(self._first_of(value)))
 
     def _size(self, values: list[Any]) -> float:
         assert self.settings.batch_size_fn is not None
         size = self.settings.batch_size_fn([self._first_of(value) for value in values])
-        if not size >= 0:  # also if it is not a number
+        if not size >= 0:  # also true for NaN
             raise ConfigError(f"batch_size_fn must return a number >= 0, got {size!r}")
         return size
 
@@ -200,11 +196,11 @@ def too_large() -> RuntimeError:
 
 
 def results_of(given: Any, count: int) -> Sequence[Any]:
-    """What was returned, as one result for each of ``count`` items.
+    """Check what a batch function returned, and return it as a sequence with one result for each of ``count`` items.
 
     Raises:
-        TypeError: it is nothing that holds results in order: no length, or a text, bytes, mapping or set.
-        InvalidResponse: it holds more or fewer.
+        TypeError: the value does not hold results in order. It has no length, or is a text, bytes, mapping or set.
+        InvalidResponse: the number of results is not ``count``.
     """
     if type(given) is not list and type(given) is not tuple:
         given = _in_order(given)
@@ -217,7 +213,7 @@ def results_of(given: Any, count: int) -> Sequence[Any]:
 
 
 def own_error(error: BaseException) -> BaseException:
-    """An exception for one caller alone, raised from the original: of the same type, or a ``RequestError`` if it cannot be copied."""
+    """A copy of an exception for one caller, raised from the original. It has the same type, or is a ``RequestError`` if copying fails."""
     for make in (copy.copy, _bare_copy):
         try:
             made = make(error)
@@ -250,13 +246,13 @@ def _in_order(given: Any) -> Sequence[Any]:
     except TypeError:
         raise TypeError(f"the batch function must return a list with one result for each item; a {kind} has no len()") from None
     results = list(given)
-    if len(results) != length:  # such as the column names of a table
+    if len(results) != length:  # a table, for example, iterates over its column names
         raise TypeError(f"the batch function returned a {kind} of length {length} that holds {len(results)} things; return a list")
     return results
 
 
 def _bare_copy(error: BaseException) -> BaseException:
-    """A copy made without ``__init__``, which may want other arguments than those the exception keeps."""
+    """A copy made without ``__init__``, whose parameters may differ from the arguments that the exception keeps."""
     made: BaseException = type(error).__new__(type(error), *error.args)
     made.__dict__.update(error.__dict__)
     return made
@@ -267,30 +263,31 @@ _RUN: ContextVar[InFlightBatch | None] = ContextVar("qreward_batch_run", default
 
 
 def batch_contexts() -> tuple[Context, ...]:
-    """In a batch function: the contexts in which the items were submitted, in the order of the items.
+    """In a batch function: return the contexts in which the items were submitted, in the order of the items.
 
-    Empty unless the queue was made with ``carry_contexts=True``. With them a span of the whole batch can be linked to those of
-    its items: ``contexts[0].get(variable)`` or ``contexts[0].run(function)``.
+    Empty unless the queue was created with ``carry_contexts=True``. The contexts can be used to link a span of the whole batch to the
+    spans of its items: ``contexts[0].get(variable)`` or ``contexts[0].run(function)``.
     """
     return _CONTEXTS.get()
 
 
 class InFlightBatch:
-    """A batch.
+    """A batch that has been sent.
 
     Args:
-        work: what to do.
+        work: the batch function.
         calls: the items, at least one.
-        limit: the largest size it could have had.
-        full: whether nothing more would have fitted.
+        limit: the largest size the batch could have had.
+        full: whether items were left in the queue when the batch was taken.
+        sent_at: when the batch was sent, in seconds of the queue's clock.
 
     Attributes:
-        alive: how many callers are still there.
-        error: what went wrong with the batch as a whole.
-        failed: how many callers got an error from the function.
-        started: when it was started, in seconds since the epoch.
-        task: that it runs in.
-        unstoppable: work that cancelling does not end, in a thread or an actor; the slot is taken until it is done.
+        alive: number of callers that have not left.
+        error: the error of the batch as a whole, or None.
+        failed: number of callers that received an error from the function.
+        started: when the batch was started, in seconds since the epoch.
+        task: the task that runs the batch.
+        unstoppable: work that cancellation does not end, in a thread or an actor. The slot stays occupied until it is done.
     """
 
     __slots__ = ("alive", "calls", "error", "failed", "full", "limit", "sent_at", "started", "task", "unstoppable", "work")
@@ -311,7 +308,7 @@ class InFlightBatch:
             call.run = self
 
     async def carry_out(self) -> None:
-        """Run the function and answer each caller; raises only what ends a task or a program."""
+        """Run the function and answer each caller. Raises only exceptions that end a task or the program."""
         work, values = self.work, [call.value for call in self.calls]
         _RUN.set(self)
         if work.settings.carry_contexts:
@@ -325,11 +322,11 @@ class InFlightBatch:
                 raise
 
     def enter_contexts(self) -> None:
-        """Let the function see the contexts of its items."""
+        """Make the contexts of the items available to the function."""
         _CONTEXTS.set(contexts_of(self.calls))
 
     def give(self, results: Iterable[Any]) -> None:
-        """A result for each caller; an exception among them is raised for that caller."""
+        """Give each caller its result. An exception among the results is raised for that caller."""
         raised: list[BaseException] = []
         for call, result in zip(self.calls, results, strict=True):
             if isinstance(result, BaseException):
@@ -341,7 +338,7 @@ class InFlightBatch:
                 future.set_result(result)
 
     def fail_one(self, call: Any, error: BaseException, raised: list[BaseException]) -> None:
-        """Give an error to one caller: itself, or a copy if another caller has it already."""
+        """Give one caller an error, or a copy of it if another caller has received the same object."""
         if call.place is not OVER:
             self.failed += 1
             shown = caller_error(error, self.work.name)
@@ -349,12 +346,12 @@ class InFlightBatch:
             raised.append(error)
 
     def fail(self, error: BaseException) -> None:
-        """The batch as a whole went wrong: each caller that is left gets an error of its own."""
-        if self.task.get_loop().is_closed():  # the task is destroyed, as its callers are
+        """Fail the batch as a whole: each caller without an answer receives an exception object of its own."""
+        if self.task.get_loop().is_closed():  # the task was destroyed with its event loop, and so were the callers
             return
         self.error = error
         while (trace := error.__traceback__) is not None and trace.tb_frame.f_code.co_filename == __file__:
-            error.__traceback__ = trace.tb_next  # our own frames say nothing, and would keep all items alive
+            error.__traceback__ = trace.tb_next  # frames of this module explain nothing, and would keep all items alive
         shown = caller_error(error, self.work.name)
         left = [call for call in self.calls if call.place is not OVER]
         self.failed += len(left)
@@ -362,7 +359,7 @@ class InFlightBatch:
             call.fail(shown if len(left) == 1 else own_error(shown))
 
     def left(self, call: Any) -> None:
-        """A caller is gone. When all are, the batch ends early."""
+        """Record that a caller has left. When all have left, the batch is cancelled."""
         call.place = OVER
         self.alive -= 1
         if not self.alive:
@@ -375,12 +372,13 @@ def contexts_of(calls: list[Any]) -> tuple[Context, ...]:
 
 
 async def in_thread(function: Callable[[], Any]) -> Any:
-    """What a function returns, or raises, in a daemon thread, which keeps neither the event loop nor the process.
+    """Run a function in a daemon thread and return its result. The thread blocks neither the event loop nor the exit of the process.
 
-    Cancelling this ends it at once, and the thread goes on: the slot of the batch is taken until the function has returned.
+    Cancellation takes effect immediately while the thread continues. The slot of the batch stays occupied until the function has
+    returned.
 
     Raises:
-        QueueFull: no worker thread is left.
+        QueueFull: no worker thread is available.
     """
     loop, context = asyncio.get_running_loop(), copy_context()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
@@ -389,7 +387,7 @@ async def in_thread(function: Callable[[], Any]) -> Any:
         try:
             outcome: tuple[Any, BaseException | None] = (context.run(function), None)
         except BaseException as error:
-            outcome = (None, error)  # no future could carry a StopIteration
+            outcome = (None, error)  # a future cannot hold a StopIteration
         return lambda: _report(loop, done, outcome)
 
     if not SHARED.run(job):
@@ -397,11 +395,11 @@ async def in_thread(function: Callable[[], Any]) -> Any:
     results, error = await unstoppable(done)
     if error is not None:
         raise error
-    return await results if inspect.isawaitable(results) else results  # a plain function may give a coroutine
+    return await results if inspect.isawaitable(results) else results  # a plain function may return a coroutine
 
 
 async def unstoppable(future: asyncio.Future[Any]) -> Any:
-    """Await, in a batch function, what cancelling does not end: until the future is done the slot of the batch is taken."""
+    """Await a future that cancellation does not end, in a batch function. The slot of the batch stays occupied until it is done."""
     run = _RUN.get()
     if run is not None:
         run.unstoppable = future
@@ -409,5 +407,5 @@ async def unstoppable(future: asyncio.Future[Any]) -> Any:
 
 
 def _report(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], outcome: Any) -> None:
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    with suppress(RuntimeError):  # the loop is closed, so no caller is waiting
         loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(outcome))

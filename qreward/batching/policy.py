@@ -1,11 +1,10 @@
-"""When a batch may go, and what goes into it.
+"""Decides when a batch may be sent and how large it may be. Pure: no clock, no asyncio.
 
-Pure: no clock, no asyncio. Natural batching: what arrives while all slots are busy is the next batch, so batches grow with load and
-nothing waits for a timer. With several slots the sends are paced, or all but one slot would be spent on single items.
+Batches form naturally: items that arrive while all slots are busy are the next batch. Batches grow with load, and no item waits for
+a timer. With several slots, batches are spaced in time; otherwise all but one slot would be spent on single items.
 
-How large a batch may become when that is to be found out: larger while that brings more items a second.
-
-Pure. The rule is Clipper's (Crankshaw et al., "Clipper", NSDI 2017): additive increase, a backoff of 10 % on failure.
+With ``adaptive_batch_size``, the maximum size grows while that increases the items per second. The rule follows Clipper (Crankshaw
+et al., "Clipper", NSDI 2017): additive increase, a backoff of 10 % on failure. Here a step is a quarter of the size, at least 1.
 """
 
 from __future__ import annotations
@@ -20,31 +19,34 @@ from qreward.batching.settings import Settings
 START = 8
 BACKOFF = 0.9
 GAIN = 1.02
-"""How much more items a second a step must bring. A step is a quarter: with a batch of a + b*n seconds it stops at 90 % of 1/b."""
+"""Minimum ratio of the items per second after a step to those before it.
+
+A step is a quarter. If a batch of n items takes a + b*n seconds, growth stops at 90 % of the maximum rate, 1/b.
+"""
 GROUP = 3
-"""Full batches that are measured together."""
+"""Number of full batches that are measured together."""
 REST = 50
-"""Groups after which a step that did not pay, or failed, is tried again."""
+"""Groups after which a step that brought no gain, or failed, is tried again."""
 
 
 class SizeCap:
-    """The largest batch, in whatever unit a batch's size is counted.
+    """The adaptive maximum batch size, in the unit in which batch sizes are counted.
 
     Attributes:
-        limit: the cap; at least 1.
+        limit: the current maximum; at least 1.
     """
 
     __slots__ = ("_batches", "_best", "_good", "_rest", "_seconds", "_size", "limit")
 
     def __init__(self) -> None:
         self.limit = START
-        self._good = START  # the largest limit that paid
-        self._best = 0.0  # items a second at that limit
+        self._good = START  # the largest limit that brought a gain
+        self._best = 0.0  # items per second at that limit
         self._rest = 0
         self._begin()
 
     def done(self, limit: float, size: float, seconds: float) -> None:
-        """A batch that was full under ``limit`` took so long. Others tell nothing."""
+        """Record a batch that was full under ``limit`` and took ``seconds``. A batch under another limit is ignored."""
         if limit != self.limit or seconds <= 0.0:
             return
         self._batches += 1
@@ -56,7 +58,7 @@ class SizeCap:
             self._judge(rate)
 
     def failed(self, size: float) -> None:
-        """A batch of this size was too large."""
+        """Lower the limit after a batch of ``size`` failed because it was too large."""
         self.limit = self._good = max(1, int(min(size, self.limit) * BACKOFF))
         self._best, self._rest = 0.0, REST
         self._begin()
@@ -64,7 +66,7 @@ class SizeCap:
     def _judge(self, rate: float) -> None:
         if self._rest:
             self._rest -= 1
-            self._best = rate  # what is true now is what the next step must beat
+            self._best = rate  # the next step must beat the current rate
         elif rate >= self._best * GAIN or self.limit == self._good:
             self._best, self._good = rate, self.limit
             self.limit += max(1, self.limit // 4)
@@ -76,26 +78,26 @@ class SizeCap:
 
 
 def says_too_large(error: BaseException) -> bool:
-    """Whether a failure is likely to be of the batch's size: no memory (of a GPU too), no time, or HTTP 413."""
+    """Whether an error was probably caused by the size of the batch: out of memory (also on a GPU), a timeout, or HTTP 413."""
     if isinstance(error, MemoryError | TimeoutError) or getattr(error, "status_code", None) == 413:
         return True
     return type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error).lower()
 
 
 WEIGHT = 0.2
-"""Of the latest batch in the moving average of how long batches take."""
+"""Weight of the latest batch in the moving average of batch durations."""
 
 Measure = Callable[[list[Any]], float]
-"""What items cost together; asked only if that is not simply their number."""
+"""Returns the total size of a list of items. Used only if the size is not their number."""
 
 
 class Forming:
     """The backlog of one queue, and the rules by which batches are taken from it.
 
     Attributes:
-        backlog: what waits.
-        cap: used if the settings say ``adaptive_batch_size``.
-        seconds: how long a batch takes, moving average.
+        backlog: the waiting items.
+        cap: the adaptive maximum size; used only with ``adaptive_batch_size``.
+        seconds: moving average of batch durations, in seconds; None before the first.
     """
 
     __slots__ = ("_first_sent", "_last_sent", "backlog", "cap", "seconds")
@@ -108,24 +110,24 @@ class Forming:
         self._last_sent = -inf
 
     def limit(self, terms: Settings) -> int:
-        """The largest batch, in items or in what ``batch_size_fn`` counts."""
+        """The maximum batch size, in items or in the unit of ``batch_size_fn``."""
         return min(terms.max_batch_size, self.cap.limit) if terms.adaptive_batch_size else terms.max_batch_size
 
     def next(
         self, now: float, terms: Settings, in_flight: int, slots: int, measure: Measure | None, flush: bool
     ) -> tuple[list[Any], float]:
-        """The next batch if one may go, while a slot is free; else nothing, and when to ask again.
+        """Return the next batch if one may be sent, or no items and the time at which to call again. Called only while a slot is free.
 
         Args:
-            now: the time, in seconds.
+            now: current time in seconds.
             terms: the settings under which the batch is formed.
-            in_flight: batches under way.
-            slots: most batches under way.
-            measure: what items cost together.
-            flush: wait for nothing.
+            in_flight: number of running batches.
+            slots: maximum number of running batches.
+            measure: returns the total size of items; None if each item counts as one.
+            flush: do not wait for a fuller batch.
         """
         limit, linger = self.limit(terms), terms.batch_wait_timeout_s
-        if not linger and not in_flight:  # the usual case needs no look at the lines
+        if not linger and not in_flight:  # fast path for the usual case
             line, at = self.backlog.first(), inf
         else:
             line, at = self._ready(now, limit, linger, in_flight, slots, flush, measure is None)
@@ -136,17 +138,21 @@ class Forming:
         return fit(self.backlog, line, now, limit, measure), at
 
     def sent(self, now: float) -> None:
-        """A batch was sent."""
+        """Record that a batch was sent."""
         self._last_sent = now
         if self._first_sent is None:
             self._first_sent = now
 
     def done(self, seconds: float) -> None:
-        """A batch took so long."""
+        """Record how many seconds a batch took."""
         self.seconds = seconds if self.seconds is None else self.seconds + WEIGHT * (seconds - self.seconds)
 
     def _pause(self, slots: int) -> float:
-        """Seconds between two batches. Before any has ended, as long as all went on so far: else the first slots go to single items."""
+        """Minimum seconds between two batches.
+
+        Before any batch has ended, this is the time from the first to the latest send. Otherwise the first slots would be spent on single
+        items.
+        """
         if self.seconds is not None:
             return self.seconds / slots
         return 0.0 if self._first_sent is None or slots == 1 else self._last_sent - self._first_sent
@@ -154,7 +160,7 @@ class Forming:
     def _ready(
         self, now: float, limit: int, linger: float, in_flight: int, slots: int, flush: bool, counted: bool
     ) -> tuple[Line | None, float]:
-        """The line that goes first of those that may go now; None, and the time when one may, if there is none."""
+        """The line that is first among those whose batch may be sent now; or None and the earliest time at which one may be."""
         lines, ready, soonest = self.backlog.lines(), [], inf
         paced = self._last_sent + self._pause(slots) if in_flight else -inf
         for line in lines:
@@ -169,27 +175,27 @@ class Forming:
 
 
 def fit(backlog: Backlog, line: Line, now: float, limit: float, measure: Measure) -> list[Any]:
-    """Take as many items as cost at most ``limit`` together.
+    """Take as many items as fit into ``limit`` together.
 
-    Each item's cost alone is known. If those add up, which one look at the whole tells, that is all. If they do not, as when
-    everything is padded to the longest, the largest head that fits is searched in a logarithmic number of steps; for this
-    a longer head must not cost less.
+    The size of each item alone is known. One call of ``measure`` tells whether the sizes add up; if they do, their sum decides. If they
+    do not, for example because everything is padded to the longest item, the largest head that fits is found in a logarithmic number of
+    steps. For this search a longer head must not be smaller.
     """
     chosen = backlog.take(now, max_cost=limit, line=line)
     simple = len(chosen)
-    chosen += backlog.take(now, 1, line=line)  # the first that should not fit
+    chosen += backlog.take(now, 1, line=line)  # the first item that should not fit
     if len(chosen) > 1:
         try:
             if measure(chosen) != sum(item.cost for item in chosen):
                 return _search(backlog, line, now, chosen, limit, measure)
-        except Exception:  # noqa: S110 - of the caller's function; it did measure each item alone, and that has to do
+        except Exception:  # noqa: S110 - raised by the user's function; the sizes of the single items are known and must suffice
             pass
     backlog.put_back(chosen[simple:])
     return chosen[:simple]
 
 
 def _search(backlog: Backlog, line: Line, now: float, chosen: list[Any], limit: float, measure: Measure) -> list[Any]:
-    """Double the head while it fits, then halve the interval in which the largest one lies."""
+    """Double the head while it fits, then bisect."""
     fits = 1
     while measure(chosen) <= limit:
         fits = len(chosen)

@@ -1,6 +1,6 @@
-"""BatchQueue: single items in, one call of a function for many of them, each caller's own result out.
+"""``BatchQueue``: callers submit single items, the queue calls one function for many of them, and each caller gets its own result.
 
-Holds a desk for each event loop; they share the function and the settings, nothing else.
+The queue has one worker per event loop. The workers share the function, its settings and its counters, and nothing else.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ T = TypeVar("T")
 R = TypeVar("R")
 NORMAL = Priority.NORMAL
 LOOK = 0.1
-"""Seconds after which ``close`` looks whether the loop of another thread still runs."""
+"""Seconds between two checks of ``close`` whether the event loop of another thread is still running."""
 
 
 class BatchQueue(Generic[T, R]):
     """Merges items that are submitted one by one into calls of one function.
 
-    A batch goes as soon as a slot is free, and takes what has come until then; while all slots are busy the next batch fills. So a
-    lone item is sent at once, and batches grow with load, without a wait to be tuned.
+    A batch is sent as soon as a slot is free, with the items submitted until then. While all slots are busy, the next batch fills. A
+    lone item is therefore sent at once, and batches grow with load, without a wait time to tune.
 
     Args:
-        function: takes a list of items and returns a list with a result for each: ``async def``; ``def``, which is run in a thread; or
-            an async generator of such lists, for ``stream``. An exception *in* the list is raised for that item alone.
+        function: takes a list of items and returns a list with one result per item. It is an ``async def``; a ``def``, which runs in a
+            thread; or an async generator of such lists, for ``stream``. An exception *in* the list is raised for that item alone.
         settings: see :class:`~qreward.batching.Settings`.
 
     Attributes:
-        settings: as they are now.
+        settings: the current settings.
 
-    A queue needs no running loop to be made, and may be used from several event loops and threads; ``max_concurrent_batches`` and
-    ``max_queue_size`` hold for each of them.
+    A queue can be created without a running event loop, and can be used from several event loops and threads.
+    ``max_concurrent_batches`` and ``max_queue_size`` apply to each event loop.
 
     Example:
         >>> async def double(numbers):
@@ -66,7 +66,7 @@ class BatchQueue(Generic[T, R]):
 
     @classmethod
     def of(cls, work: BatchFunction) -> BatchQueue[Any, Any]:
-        """A queue of work that it shares with others."""
+        """Create a queue for a batch function that it shares with other queues."""
         queue: BatchQueue[Any, Any] = cls.__new__(cls)
         queue._begin(work)
         return queue
@@ -88,41 +88,40 @@ class BatchQueue(Generic[T, R]):
     def settings(self) -> Settings:
         return self._work.settings
 
-    # use
-
     async def submit(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> R:
-        """The result for one item.
+        """Submit one item and return its result.
 
         Args:
-            item: anything.
-            priority: 0 (first) to 9, or ``"high"``, ``"normal"``, ``"low"``; a level outweighs 15 seconds of waiting, so that nothing
-                starves.
-            timeout: seconds for this item, queueing included; None is the queue's ``timeout``.
+            item: any object.
+            priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``. One level outweighs 15 seconds of waiting, so that no
+                item starves.
+            timeout: maximum seconds for this item, queueing included. None means the ``timeout`` of the queue.
 
         Raises:
-            RequestTimeout: the time was over (a ``TimeoutError``). What still waited is never sent.
-            QueueFull: ``max_queue_size`` items wait already.
+            RequestTimeout: the timeout has passed (a ``TimeoutError``). An item that was still waiting is never sent.
+            QueueFull: ``max_queue_size`` items are waiting already.
             ClientClosed: the queue is closed.
-            InvalidResponse: the function returned another number of results.
+            InvalidResponse: the function returned a different number of results.
             RuntimeError: the item is larger than ``max_batch_size``.
-            Exception: what the function raised, as an exception of this caller's own.
+            Exception: raised by the function; each caller receives an exception object of its own.
         """
         return await self.answer(item, None, _level(priority), None if timeout is None else budget(timeout))  # type: ignore[no-any-return]
 
     async def submit_many(
         self, items: Iterable[T], *, priority: int | str = NORMAL, timeout: float | None = None
     ) -> list[R | BaseException]:
-        """An outcome for each of several items, in their order: its result, or its exception.
+        """Submit several items and return the outcome of each, in order: its result or its exception.
 
-        All are taken in at once, before this waits for anything, or none is. They may go in several batches, also with other items.
+        Either all items are added to the queue, before anything is awaited, or none. They may be sent in several batches, together with
+        other items.
 
         Args:
-            items: in the order in which they are to go.
+            items: the items, in the order in which they are to be sent.
             priority: as for ``submit``.
-            timeout: as for ``submit``; for each item.
+            timeout: as for ``submit``; applies to each item.
 
         Raises:
-            QueueFull: there is no room for all of them.
+            QueueFull: ``max_queue_size`` does not allow all of them.
             ClientClosed: the queue is closed.
 
         Example:
@@ -147,15 +146,16 @@ class BatchQueue(Generic[T, R]):
         return [(call.future.exception() or call.future.result()) if isinstance(call, PendingItem) else call for call in calls]
 
     def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
-        """The stream for one item, if the function is an async generator. It is submitted at once; for the rest see ``submit``.
+        """Submit one item at once and return its stream. The function must be an async generator.
 
-        Read it, or leave it with ``aclose()``: a stream that is not read while its batch waits for that is ended after
-        ``stream_timeout``, with ``RequestTimeout`` behind the pieces that had come.
+        Arguments and errors are those of ``submit``. Read the stream, or leave it with ``aclose()``. A stream that is unread while its
+        batch waits for it ends after ``stream_timeout`` seconds: the pieces received until then can still be read, and ``RequestTimeout``
+        follows them.
         """
         return self.answers(item, None, _level(priority), None if timeout is None else budget(timeout))
 
     async def answer(self, value: Any, shape: Hashable, level: int = NORMAL, timeout: float | None = None) -> Any:
-        """``submit`` for arguments that have been checked, with a key of their own."""
+        """Like ``submit``, for arguments that have been checked; ``shape`` becomes a part of the batch key."""
         if self._work.kind is Kind.STREAMED:
             raise TypeError(f"{self._work.name} is an async generator; read stream(item)")
         desk = self._here()
@@ -167,22 +167,20 @@ class BatchQueue(Generic[T, R]):
             raise
 
     def answers(self, value: Any, shape: Hashable, level: int = NORMAL, timeout: float | None = None) -> AsyncGenerator[Any, None]:
-        """``stream`` for arguments that have been checked, with a key of their own."""
+        """Like ``stream``, for arguments that have been checked; ``shape`` becomes a part of the batch key."""
         if self._work.kind is not Kind.STREAMED:
             raise TypeError(f"{self._work.name} is no async generator; await submit(item)")
         desk = self._here()
         return CallerStream(desk, desk.enter(value, shape, level, timeout))
 
-    # the end
-
     async def close(self, drain: bool = True) -> None:
-        """Take nothing more, and wait until nothing is under way, in all event loops that still run. May be called again.
+        """Reject new items and wait until all items are done, in all event loops that are still running. May be called more than once.
 
         Args:
-            drain: send what waits, without waiting for fuller batches. False fails it with ``ClientClosed``, as it does what is
-                under way.
+            drain: True sends the waiting items, without waiting for fuller batches. False fails waiting and running items with
+                ``ClientClosed``.
 
-        A function that runs in a thread cannot be stopped. It is waited for only while one of its callers waits for it.
+        A function that runs in a thread cannot be stopped. ``close`` waits for it only while one of its callers does.
         """
         self._work.close()
         await close_desks(self.desks(), drain)
@@ -193,38 +191,36 @@ class BatchQueue(Generic[T, R]):
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.close(drain=kind is None)
 
-    # what can be seen and changed
-
     def stats(self) -> QueueStats:
-        """Where the queue stands, over all event loops."""
+        """The state of the queue and its counters, over all event loops."""
         return stats_of(self._work, self.desks())
 
     def set_max_batch_size(self, size: int) -> None:
-        """Set the largest batch; like all setters it holds for batches that have not begun to form.
+        """Set the maximum batch size. Like all setters, this applies to batches that have not begun to form.
 
         Raises:
-            TypeError, ConfigError: as when the queue was made; nothing is changed then.
+            TypeError, ConfigError: the value is invalid, as in the constructor. Nothing is changed.
         """
         self.change(max_batch_size=size)
 
     def set_batch_wait_timeout_s(self, seconds: float) -> None:
-        """Set how long a batch waits for more, in seconds."""
+        """Set how long a batch waits for more items, in seconds."""
         self.change(batch_wait_timeout_s=seconds)
 
     def set_max_concurrent_batches(self, batches: int) -> None:
-        """Set how many batches may be under way; those that are beyond it are not stopped."""
+        """Set the maximum number of running batches. If more are running, none of them is stopped."""
         self.change(max_concurrent_batches=batches)
 
     def change(self, **settings: Unpack[Options]) -> None:
-        """Set any settings but ``clock`` anew, while the queue works.
+        """Change any settings except ``clock`` while the queue is in use.
 
         Raises:
-            TypeError, ConfigError: as when the queue was made; nothing is changed then.
+            TypeError, ConfigError: a value is invalid, as in the constructor. Nothing is changed.
         """
         change(self._work, settings, self.desks())
 
     def desks(self) -> list[LoopWorker]:
-        """One for each event loop that used the queue and is not closed."""
+        """The workers, one for each event loop that has used the queue and is not closed."""
         return [desk for desk in list(self._desks.values()) if not _dead(desk)]
 
     def _here(self) -> LoopWorker:
@@ -244,14 +240,14 @@ class BatchQueue(Generic[T, R]):
 
 
 def stats_of(work: BatchFunction, desks: list[LoopWorker]) -> QueueStats:
-    """The numbers of several desks as one."""
+    """The combined stats of several workers."""
     limit = max((desk.forming.limit(work.settings) for desk in desks), default=Forming().limit(work.settings))
     waiting, in_flight = sum(desk.backlog.waiting for desk in desks), sum(len(desk.runs) for desk in desks)
     return work.tally.snapshot(waiting, in_flight, limit)
 
 
 def change(work: BatchFunction, settings: Any, desks: list[LoopWorker]) -> None:
-    """Change the settings of work, and let its desks look again."""
+    """Change the settings of a batch function, and let its workers apply them."""
     if "clock" in settings:
         raise ConfigError("clock cannot be changed; make a new queue")
     work.change(**settings)
@@ -260,7 +256,7 @@ def change(work: BatchFunction, settings: Any, desks: list[LoopWorker]) -> None:
 
 
 async def close_desks(desks: list[LoopWorker], drain: bool) -> None:
-    """Close them, each in its own loop; one whose loop does not run has nothing under way."""
+    """Close workers, each in its own event loop. A worker whose event loop is not running is not waited for."""
     here = asyncio.get_running_loop()
     await asyncio.gather(*(desk.close(drain) if desk.loop is here else _close_elsewhere(desk, drain) for desk in desks))
 
@@ -274,13 +270,13 @@ async def _close_elsewhere(desk: LoopWorker, drain: bool) -> None:
 
     desk.post(begin)
     waiting = asyncio.wrap_future(closed)
-    while desk.loop.is_running() and not waiting.done():  # it may be stopped at any time
+    while desk.loop.is_running() and not waiting.done():  # the other event loop may be stopped at any time
         await asyncio.wait([waiting], timeout=LOOK)
     waiting.cancel()
 
 
 def _dead(desk: LoopWorker) -> bool:
-    """Its loop is closed, or belongs to the process from which this one was forked."""
+    """Whether the worker's event loop is closed, or belongs to the process from which this one was forked."""
     return desk.loop.is_closed() or desk.pid != os.getpid()
 
 

@@ -1,6 +1,6 @@
-"""What may be set of a queue, each written once; and what is said if it is wrong, in Ray Serve's words where it has them.
+"""The settings of a batch queue, their defaults and their validation. Error messages use Ray Serve's wording where it has one.
 
-Pure. ``None`` is off, durations are seconds.
+Pure. ``None`` switches a setting off. Durations are in seconds.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from qreward.spelling import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """What ``on_batch`` is told of a batch that ended.
+    """A batch that has ended, as ``on_batch`` receives it.
 
     Args:
-        name: of the batch function.
-        items: how many were in it.
-        size: the same, in what ``batch_size_fn`` counts.
-        limit: the largest size it could have had.
-        waits: how long each item waited, in seconds.
-        seconds: how long the function took.
-        waiting: items that are waiting now.
-        error: what the function raised, or what was wrong with what it returned.
-        contexts: what was current where each item was submitted; empty without ``carry_contexts``.
+        name: name of the batch function.
+        items: number of items in the batch.
+        size: sum of the sizes of the single items, as ``batch_size_fn`` counts them; the number of items without it.
+        limit: the largest size the batch could have had.
+        waits: seconds each item waited.
+        seconds: seconds the function took.
+        waiting: items waiting when the batch ended.
+        error: the exception the function raised, or one that describes its invalid return value; None on success.
+        contexts: the context in which each item was submitted; empty without ``carry_contexts``.
     """
 
     name: str
@@ -43,7 +43,7 @@ class BatchRecord:
 
 
 class Options(TypedDict, total=False):
-    """The settings as keyword arguments; :class:`Settings` says what they mean."""
+    """The settings as keyword arguments. See :class:`Settings`."""
 
     max_batch_size: int
     batch_wait_timeout_s: float
@@ -61,29 +61,30 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """All that may be set.
+    """The settings of ``@batch`` and ``BatchQueue``.
 
     Args:
-        max_batch_size: most items in a batch; with ``batch_size_fn``, most of what that counts.
-        batch_wait_timeout_s: seconds for which a batch that is not full waits for more, from when its first item came, although
-            it could go. 0 waits for nothing but a free slot.
-        max_concurrent_batches: batches under way at once, in each event loop.
-        batch_size_fn: size of a list of items, such as their tokens; it is given the first argument of each. A longer list
-            must not be smaller.
-        batch_key_fn: from an item (the first argument) to a key; only items of equal keys share a batch, such as those for one model.
-        max_queue_size: most items waiting, in each event loop; one more is refused with ``QueueFull``. None is no limit.
-        adaptive_batch_size: find out how large batches should be, up to ``max_batch_size``: larger while that brings more items
-            a second, smaller by a tenth when one fails for its size (``MemoryError``, out of memory on a GPU, ``TimeoutError``,
-            status 413).
-        timeout: seconds for one item, from submission to answer; after it ``RequestTimeout``. None is no limit.
-        stream_timeout: seconds for which a stream that is not read may hold up the others of its batch and the slot; after it
-            ``RequestTimeout``. None is no limit.
-        clock: gives the time in seconds; the event loop's by default.
+        max_batch_size: maximum number of items in a batch; with ``batch_size_fn``, its maximum size in that unit.
+        batch_wait_timeout_s: seconds for which a batch that is not full waits for more items while a slot is free, counted from the
+            submission of its first item. 0 means that a batch waits only for a free slot.
+        max_concurrent_batches: maximum number of batches running at once, in each event loop.
+        batch_size_fn: returns the size of a list of items, such as their tokens. It receives the first argument of each call. A longer
+            list must not be smaller.
+        batch_key_fn: returns the key of an item, from its first argument. Only items with equal keys share a batch, for example items
+            for the same model.
+        max_queue_size: maximum number of waiting items, in each event loop. One more is rejected with ``QueueFull``. None means no limit.
+        adaptive_batch_size: find the best batch size, up to ``max_batch_size``. The size grows while that increases the items per
+            second. It shrinks by a tenth when a batch fails because of its size (``MemoryError``, out of memory on a GPU,
+            ``TimeoutError``, status 413).
+        timeout: maximum seconds from the submission of an item to its result; then ``RequestTimeout``. None means no limit.
+        stream_timeout: maximum seconds for which an unread stream may hold up the other streams of its batch and the slot; then
+            ``RequestTimeout``. None means no limit.
+        clock: returns the time in seconds. The default is the event loop's clock.
         carry_contexts: keep the context of each submission, for :func:`~qreward.batching.batch_contexts`.
         on_batch: called with a :class:`BatchRecord` when a batch has ended.
 
     Raises:
-        TypeError: a value is of the wrong kind.
+        TypeError: a value has the wrong type.
         ConfigError: a value is out of range (a ``ValueError``).
     """
 
@@ -117,11 +118,11 @@ class Settings:
                 budget(getattr(self, name), name)
 
     def changed(self, **changes: Any) -> Settings:
-        """The same with some values changed and checked."""
+        """Return a copy with some values changed. The new values are validated."""
         return replace(self, **changes)
 
     def never_full(self) -> str | None:
-        """A sentence if the queue has no room for one full batch, else None."""
+        """Return a warning if ``max_queue_size`` is too small for one full batch, else None."""
         room = self.max_queue_size
         if room is None or self.batch_size_fn is not None or room >= self.max_batch_size:
             return None
@@ -132,7 +133,7 @@ class Settings:
 
 
 def checked(options: Options) -> Settings:
-    """Settings of keyword arguments; a name that is unknown is a ``TypeError`` that offers the nearest right one."""
+    """Build settings from keyword arguments. An unknown name raises a ``TypeError`` that suggests the closest valid name."""
     known = [field.name for field in fields(Settings)]
     for name in options:
         if name not in known:
@@ -141,7 +142,7 @@ def checked(options: Options) -> Settings:
 
 
 def budget(seconds: Any, name: str = "timeout") -> float:
-    """A time budget of one item."""
+    """Check a timeout in seconds and return it."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise TypeError(f"{name} must be a number of seconds or None, got {seconds!r}")
     if not (isfinite(seconds) and seconds > 0):

@@ -1,6 +1,7 @@
-"""What has happened in a queue, counted, over all its event loops and instances, those that are gone too.
+"""Counters of a batch queue, over all its event loops and instances, including those that no longer exist.
 
-Each batch counts with one call, under a lock, since loops run in threads. Knows neither queues nor loops.
+A batch is recorded as a whole, under a lock because event loops run in different threads. This module knows neither queues nor
+event loops.
 """
 
 from __future__ import annotations
@@ -12,28 +13,28 @@ from dataclasses import dataclass
 from qreward.engine import background as forks
 
 KEPT = 1024
-"""The latest waits and run times of which percentiles are told."""
+"""Number of latest wait times, and of latest run times, from which percentiles are computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """Where a queue stands, and what it has done; over all event loops.
+    """The state of a queue and its counters, over all event loops.
 
     Args:
-        waiting: items that wait, those of no batch yet.
-        in_flight: batches under way.
+        waiting: items that are not in a batch yet.
+        in_flight: batches running.
         batches: batches sent.
         items: items sent.
-        mean_size: items a batch.
-        limit: the largest batch now, which ``adaptive_batch_size`` finds out.
-        failed: items that got an error from the function.
-        rejected: items refused because the queue was full.
+        mean_size: mean number of items per batch.
+        limit: current maximum batch size; ``adaptive_batch_size`` adjusts it.
+        failed: items that received an error from the function.
+        rejected: items rejected because the queue was full.
         expired: items whose timeout passed.
-        cancelled: items whose caller left.
-        wait_p50: seconds from submission to sending, the median of the latest.
-        wait_p95: 95 % of the latest waited less.
-        run_p50: seconds the function took, the median of the latest.
-        run_p95: 95 % of the latest took less.
+        cancelled: items whose caller stopped waiting.
+        wait_p50: median seconds from submission to sending, over the latest 1,024 items.
+        wait_p95: 95th percentile of the same.
+        run_p50: median seconds the function took, over the latest 1,024 batches.
+        run_p95: 95th percentile of the same.
     """
 
     waiting: int
@@ -54,28 +55,28 @@ class QueueStats:
 
 @dataclass
 class StartTimes:
-    """When the batches under way were started, in seconds since the epoch."""
+    """Start times of the running batches, in seconds since the epoch."""
 
     start_times: list[float]
 
     @property
     def min_start_time(self) -> float | None:
-        """The earliest."""
+        """The earliest start time, or None if no batch is running."""
         return min(self.start_times, default=None)
 
     @property
     def mean_start_time(self) -> float | None:
-        """Their mean."""
+        """The mean start time, or None if no batch is running."""
         return sum(self.start_times) / len(self.start_times) if self.start_times else None
 
     @property
     def max_start_time(self) -> float | None:
-        """The latest."""
+        """The latest start time, or None if no batch is running."""
         return max(self.start_times, default=None)
 
     @property
     def num_requests(self) -> int:
-        """How many batches are under way."""
+        """Number of running batches."""
         return len(self.start_times)
 
 
@@ -83,7 +84,7 @@ COUNTED = ("batches", "items", "failed", "rejected", "expired", "cancelled")
 
 
 class Counters:
-    """Counters by the names of :class:`QueueStats`. A forked child begins with none."""
+    """Thread-safe counters, named as in :class:`QueueStats`. A forked child process starts with zeros."""
 
     __slots__ = ("__weakref__", "_counts", "_lock", "_runs", "_waits")
 
@@ -98,25 +99,25 @@ class Counters:
         self._runs: deque[float] = deque(maxlen=KEPT)
 
     def count(self, name: str, items: int = 1) -> None:
-        """So many items more."""
+        """Add ``items`` to a counter."""
         with self._lock:
             self._counts[name] += items
 
     def sent(self, waits: list[float]) -> None:
-        """A batch was sent whose items had waited so long, in seconds."""
+        """Record a batch that was sent, with the seconds that each of its items waited."""
         with self._lock:
             self._counts["batches"] += 1
             self._counts["items"] += len(waits)
             self._waits.extend(waits)
 
     def ended(self, seconds: float, failed: int) -> None:
-        """A batch took so long, and so many of its items got an error from the function."""
+        """Record a batch that ended: the seconds it took, and the number of items that received an error from the function."""
         with self._lock:
             self._counts["failed"] += failed
             self._runs.append(seconds)
 
     def snapshot(self, waiting: int, in_flight: int, limit: float) -> QueueStats:
-        """The counts, and where the queue stands now."""
+        """Return the counters together with the current state of the queue."""
         with self._lock:
             sums = {name: self._counts[name] for name in COUNTED}
             waits, runs = sorted(self._waits), sorted(self._runs)

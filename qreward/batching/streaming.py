@@ -1,8 +1,9 @@
-"""A batch function that yields: each yield is a list with a piece for every caller, and each caller reads a stream of its own.
+"""Streams of batches: the batch function is an async generator that yields lists with one piece per caller, and each caller reads its
+own stream.
 
-The generator runs a little ahead of its readers and then waits for them. A reader that is slower than the others has a buffer; when that
-is full, the generator waits for this reader too, but not longer than ``stream_timeout``. Who leaves is waited for no more; when all
-have left, the generator is closed.
+The generator runs a few pieces ahead of its readers and then waits for them. Pieces for a slower reader are buffered. When that
+buffer is full, the generator waits for the slow reader too, but at most ``stream_timeout`` seconds. Readers that leave are not
+waited for. When all readers have left, the generator is closed.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 AHEAD = 16
-"""Pieces by which the generator may be ahead of the fastest reader."""
+"""Maximum number of pieces by which the generator is ahead of the fastest reader."""
 KEPT = 1024
-"""Pieces that may wait for a slow reader while others read on."""
+"""Maximum number of pieces buffered for a slow reader while other readers continue."""
 _ENDS = (StopIteration, StopAsyncIteration)
 
 
 class Reader(PendingItem):
-    """An item whose caller waits for a stream. Its ``future`` carries nothing; it is cancelled at the end."""
+    """An item whose caller reads a stream. Its ``future`` carries no result, and is cancelled at the end of the stream."""
 
     __slots__ = ("_error", "_waiter", "buffer")
     run: StreamRun
@@ -41,11 +42,11 @@ class Reader(PendingItem):
 
     @property
     def busy(self) -> bool:
-        """Somebody is waiting for the next piece."""
+        """Whether a task is waiting for the next piece."""
         return self._waiter is not None
 
     async def next(self) -> Any:
-        """The next piece; at the end ``StopAsyncIteration``, or once the error that ended it."""
+        """Return the next piece. At the end, raise the error that ended the stream, once, and then ``StopAsyncIteration``."""
         while not self.buffer:
             if self.place is OVER:
                 error, self._error = self._error, None
@@ -60,23 +61,23 @@ class Reader(PendingItem):
         return piece
 
     def put(self, piece: Any) -> None:
-        """Give it a piece."""
+        """Add a piece to the buffer."""
         self.buffer.append(piece)
         self.wake()
 
     def end(self) -> None:
-        """Nothing more comes; what has come may still be read."""
+        """End the stream. Buffered pieces can still be read."""
         self.place = OVER
         self.future.cancel()
         self.wake()
 
     def fail(self, error: BaseException) -> None:
-        """End it with an error."""
+        """End the stream with an error."""
         self._error = error
         self.end()
 
     def wake(self) -> None:
-        """Let whoever waits look again."""
+        """Wake the waiting task, so that it checks the buffer and the state again."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -92,7 +93,7 @@ class StreamRun(InFlightBatch):
         self._since = 0.0
 
     async def carry_out(self) -> None:
-        """Run the generator for as long as a reader is there."""
+        """Run the generator as long as a reader is left."""
         self.enter_contexts()
         try:
             produced = self.work.call([call.value for call in self.calls])
@@ -106,17 +107,17 @@ class StreamRun(InFlightBatch):
                 raise
 
     def stirred(self) -> None:
-        """A reader has read or left: perhaps there is room now."""
+        """Check, after a reader has read or left, whether the generator may continue."""
         room = self._room
         if room is None or room.done():
             return
         if not self._blocking():
             room.set_result(True)
         elif not self._starved():
-            self._since = room.get_loop().time()  # nobody waits, and somebody reads
+            self._since = room.get_loop().time()  # no reader is held up, and one has just read
 
     def left(self, call: Any) -> None:
-        """A reader is gone."""
+        """Remove a reader that has left."""
         super().left(call)
         self.stirred()
 
@@ -135,7 +136,7 @@ class StreamRun(InFlightBatch):
                 reader.end()
 
     async def _make_room(self) -> None:
-        """Wait until readers have read; those that hold up the batch for ``stream_timeout`` are ended."""
+        """Wait until the readers have read enough. Readers that hold up the batch for ``stream_timeout`` seconds are ended."""
         loop, patience = asyncio.get_running_loop(), self.work.settings.stream_timeout
         self._since = loop.time()
         while True:
@@ -155,11 +156,11 @@ class StreamRun(InFlightBatch):
         return [reader for reader in self.calls if reader.place is TAKEN]
 
     def _starved(self) -> bool:
-        """Some reader will soon have nothing to read."""
+        """Whether a reader has fewer than ``AHEAD`` pieces left to read."""
         return any(len(reader.buffer) < AHEAD for reader in self._active())
 
     def _blocking(self) -> list[Reader]:
-        """The readers that have to read before the generator may go on."""
+        """The readers that must read before the generator may continue."""
         most = KEPT if self._starved() else AHEAD
         return [reader for reader in self._active() if len(reader.buffer) >= most]
 
@@ -190,9 +191,10 @@ class StreamRun(InFlightBatch):
 
 
 class CallerStream(AsyncGenerator[R, None]):
-    """What one caller reads: an async generator. Leaving it (``aclose``, cancellation, letting go of it) is leaving the batch.
+    """The stream of one caller, an async generator. The caller leaves the batch by ``aclose``, by cancellation or by dropping the stream.
 
-    Its item was submitted when this was made. It is read by one task at a time, in the event loop in which it was made.
+    The item was submitted when this object was created. The stream can be read by one task at a time, in the event loop in which it was
+    created.
     """
 
     __slots__ = ("__weakref__", "_desk", "_reader")
@@ -215,7 +217,7 @@ class CallerStream(AsyncGenerator[R, None]):
             raise
 
     async def asend(self, value: None) -> R:
-        """As ``anext``: there is nobody to send a value to.
+        """Like ``anext``. No value can be sent, because all callers read the same generator.
 
         Raises:
             TypeError: the value is not None.
@@ -225,18 +227,18 @@ class CallerStream(AsyncGenerator[R, None]):
         return await self.__anext__()
 
     async def athrow(self, typ: Any, val: Any = None, tb: Any = None) -> R:
-        """Leave, and raise what is given."""
+        """Leave the batch and raise the given exception."""
         self._leave()
         error = typ if val is None else val
         raise error if tb is None else error.with_traceback(tb)
 
     async def aclose(self) -> None:
-        """Leave. What was not read is lost; may be called again."""
+        """Leave the batch. Unread pieces are lost. May be called more than once."""
         self._leave()
 
     def __del__(self) -> None:
         if self._reader.place is not OVER:
-            self._desk.post(self._desk.left, self._reader)  # the collector may run in any thread
+            self._desk.post(self._desk.left, self._reader)  # the garbage collector may run in any thread
 
     def _leave(self) -> None:
         self._reader.buffer.clear()
@@ -245,7 +247,7 @@ class CallerStream(AsyncGenerator[R, None]):
 
 
 class _Next(Coroutine[Any, Any, R]):
-    """The next piece. A task that is cancelled before its first step runs none of the coroutine: its stream is left all the same."""
+    """The next piece. If its task is cancelled before the first step, the coroutine never runs; the stream is left all the same."""
 
     __slots__ = ("_begun", "_coroutine", "_stream")
 
@@ -258,7 +260,7 @@ class _Next(Coroutine[Any, Any, R]):
         self._begun = True
         return self._coroutine.send(value)
 
-    def throw(self, typ: Any, val: Any = None, tb: Any = None) -> Any:  # noqa: ARG002 - a traceback is the exception's own
+    def throw(self, typ: Any, val: Any = None, tb: Any = None) -> Any:  # noqa: ARG002 - the exception carries its traceback
         if not self._begun:
             self._stream._leave()
         return self._coroutine.throw(typ if val is None else val)

@@ -1,6 +1,7 @@
-"""What ``@batch`` makes of a function, as type checkers see it: parameters of ``list[T]`` become parameters of ``T``.
+"""The types of ``@batch`` for type checkers: parameters of type ``list[T]`` become parameters of type ``T``.
 
-Types only. Checkers cannot rename parameters so, which is why they see them as positional; by name works as well.
+Types only. A type checker cannot keep the names of such parameters, so it treats them as positional. At run time they can also be
+passed by name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Made_co = TypeVar("Made_co", covariant=True)
 P = ParamSpec("P")
 
 Listed: TypeAlias = Sequence[R | Exception]
-"""One result for each item; an exception is raised for its caller."""
+"""One result for each item. An exception is raised for its caller."""
 Results: TypeAlias = Awaitable[Listed[R]] | Listed[R]
 Yields: TypeAlias = AsyncIterator[Listed[R]]
 One: TypeAlias = Coroutine[Any, Any, R]
@@ -29,7 +30,7 @@ Stream: TypeAlias = AsyncGenerator[R, None]
 
 
 class Controls(Protocol):
-    """What a batched function has besides being called; for a method it is about the queues of all instances."""
+    """The attributes of a batched function. For a method they cover the queues of all instances."""
 
     __name__: str
     __qualname__: str
@@ -68,7 +69,7 @@ class Batched(Controls, Protocol[P, Made_co]):
 
 
 class BatchedMethod(Controls, Protocol[S_contra, P, Made_co]):
-    """A batched method as it stands in its class."""
+    """A batched method, accessed on its class."""
 
     def __call__(self, instance: S_contra, /, *args: P.args, **kwargs: P.kwargs) -> Made_co: ...
     @overload
@@ -78,7 +79,7 @@ class BatchedMethod(Controls, Protocol[S_contra, P, Made_co]):
 
 
 class BatchDecorator(Protocol):
-    """What ``batch(...)`` with settings gives."""
+    """The decorator that ``batch(...)`` with settings returns."""
 
     @overload
     def __call__(self, function: Callable[[list[A]], Yields[R]], /) -> Batched[[A], Stream[R]]: ...

@@ -1,6 +1,7 @@
-"""One event loop's part of a queue: takes items, starts batches when the rules say so, wakes itself when time must pass.
+"""The part of a batch queue that belongs to one event loop: it accepts items, starts batches and runs the timer.
 
-No task and no timer per item: one callback when something came, one timer for whatever is due first. It decides nothing itself.
+There is no task and no timer per item. Submissions share one callback, and one timer is set for the earliest due time. ``policy``
+decides when a batch is sent and what it holds; this module only carries that out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _log = logging.getLogger("qreward")
 
 
 class LoopWorker:
-    """Everything of a queue that belongs to one event loop, and is touched from that loop only."""
+    """The state of a queue in one event loop. It is used from that loop only, except for ``post``."""
 
     def __init__(self, work: BatchFunction, loop: asyncio.AbstractEventLoop) -> None:
         self.work = work
@@ -35,7 +36,7 @@ class LoopWorker:
         self.forming = Forming()
         self.backlog = self.forming.backlog
         self.runs: set[InFlightBatch] = set()
-        self._context = work.context.copy()  # of its own: two loops cannot be in one context at once
+        self._context = work.context.copy()  # a copy, because two event loops cannot run in the same context at once
         self._terms = work.settings
         self._woken = False
         self._closing = False
@@ -43,15 +44,14 @@ class LoopWorker:
         self._timer_at = inf
         self._idle: list[asyncio.Future[None]] = []
 
-    # what comes
-
     def enter(self, value: Any, shape: Hashable, level: int, timeout: float | None) -> Any:
-        """A new item; whoever waits for it must tell ``left`` if it stops waiting.
+        """Add an item and return it. A caller that stops waiting for the item must call ``left``.
 
         Raises:
             ClientClosed: the queue is closed.
-            QueueFull: too many wait.
-            Exception: of ``batch_size_fn`` or ``batch_key_fn``, for this item alone.
+            QueueFull: ``max_queue_size`` items are waiting already.
+            RuntimeError: the item is larger than ``max_batch_size``.
+            Exception: raised by ``batch_size_fn`` or ``batch_key_fn``. Other items are not affected.
         """
         if self.work.plain:
             call: Any = PendingItem(value, self.clock(), shape, 1, level)
@@ -61,11 +61,14 @@ class LoopWorker:
         return self._put(call, timeout)
 
     def enter_many(self, values: Sequence[Any], level: int, timeout: float | None) -> list[Any]:
-        """New items, all of them or none: for each a call, or the error of ``batch_size_fn`` or ``batch_key_fn`` for it.
+        """Add all items or none.
+
+        Returns:
+            For each value, the pending item, or the exception that ``batch_size_fn`` or ``batch_key_fn`` raised for it.
 
         Raises:
             ClientClosed: the queue is closed.
-            QueueFull: there is no room for all.
+            QueueFull: ``max_queue_size`` does not allow all of them.
         """
         self._admit(len(values))
         entered: list[Any] = []
@@ -79,7 +82,7 @@ class LoopWorker:
         return entered
 
     def _admit(self, count: int) -> None:
-        """Raise if so many items may not come in now. What would be sent in a moment is sent first, to make room."""
+        """Raise if ``count`` more items may not be added. If the queue is full, batches that can start now are started first."""
         work, most = self.work, self.work.settings.max_queue_size
         if work.closed:
             raise ClientClosed(f"the queue of {work.name} is closed; nothing can be submitted to it any more")
@@ -93,7 +96,7 @@ class LoopWorker:
             raise QueueFull(f"{said}; submit fewer at once, or set a larger max_queue_size")
 
     def _made(self, value: Any, shape: Hashable, level: int) -> Any:
-        """An item under settings that have to be asked."""
+        """Create an item under settings that need a size, a key, a stream or a context for it."""
         work, settings = self.work, self.work.settings
         key = shape if settings.batch_key_fn is None else work.key_of(value, shape)
         cost = 1 if settings.batch_size_fn is None else work.size_of(value)
@@ -122,7 +125,7 @@ class LoopWorker:
             self._arm(call.deadline, call.arrived)
 
     def left(self, call: Any) -> None:
-        """The caller has stopped waiting, for whatever reason; perhaps because its loop was closed and it was destroyed."""
+        """Remove an item whose caller has stopped waiting. The caller's task may also have been destroyed with its event loop."""
         if call.place is OVER:
             return
         if self.loop.is_closed():
@@ -133,28 +136,26 @@ class LoopWorker:
         if call.place is WAITING:
             self.backlog.remove(call)
             if not self.backlog.waiting:
-                self._pump()  # there may be nothing left to wake up for
+                self._pump()  # the timer may not be needed any more, and ``close`` may return
         else:
             call.run.left(call)
 
     def post(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call something in this desk's loop, from any thread. A loop that is closed has nothing left to be told of."""
+        """Call a function in this worker's event loop, from any thread. Does nothing if the loop is closed."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(callback, *args)
 
     def wake(self) -> None:
-        """Look again: a setting was changed."""
+        """Apply changed settings: start the batches that may start now."""
         self._pump()
 
-    # what goes
-
     def _pump(self) -> None:
-        """Start what may be started now, and see to it that this is called again in time."""
+        """Start the batches that may start now, and set the timer for the next due time."""
         self._woken = False
         if not self.backlog.waiting and self._timer is None and not self._idle:
             return
         now, at = self.clock(), inf
-        if self._timer is not None:  # there is one while anything has a deadline
+        if self._timer is not None:  # a timer is set while any item has a deadline
             self._expire(self.backlog.due(now))
         while self.backlog.waiting and len(self.runs) < self.work.settings.max_concurrent_batches:
             calls, at = self._next(now)
@@ -175,26 +176,26 @@ class LoopWorker:
             self._idle.clear()
 
     def _next(self, now: float) -> tuple[list[Any], float]:
-        """A batch of which every caller is still there, or nothing and when to look again."""
+        """Return a batch whose callers are all still waiting, or no items and the time at which to check again."""
         settings = self.work.settings
         measure = None if settings.batch_size_fn is None else self.work.measure
         while True:
-            if not self._terms.batch_wait_timeout_s:  # else a batch that waits for more is under the settings it began with
+            if not self._terms.batch_wait_timeout_s:  # else a batch that waits to fill keeps the settings it began with
                 self._terms = settings
             slots = settings.max_concurrent_batches
             calls, at = self.forming.next(now, self._terms, len(self.runs), slots, measure, self._closing)
             if measure is not None and len(calls) == 1 and calls[0].cost > self._terms.max_batch_size:
-                calls[0].fail(too_large())  # the limit was lowered after it came
+                calls[0].fail(too_large())  # the limit was lowered after the item was submitted
             here = [call for call in calls if not call.future.done()]
             if len(here) == len(calls):
                 return calls, at
             for call in calls:
                 if call.future.done():
                     self._gone(call)
-            self.backlog.put_back(here)  # it may not be full any more
+            self.backlog.put_back(here)  # the batch may not be full any more
 
     def _gone(self, call: Any) -> None:
-        """Its caller has been cancelled, but has not yet come round to say so."""
+        """Count an item whose caller was cancelled but has not called ``left`` yet."""
         if call.place is TAKEN:
             call.place = OVER
             self.work.tally.count("cancelled")
@@ -211,7 +212,10 @@ class LoopWorker:
         run.task.add_done_callback(lambda task: self._ended(run, task), context=self._context)
 
     def _ended(self, run: InFlightBatch, task: asyncio.Task[None]) -> None:
-        """A slot is free. The callers that were answered have run before this, so what they submitted since is in the next batch."""
+        """Free the slot of a batch that has ended, and start the next batch.
+
+        The callers of the batch have run before this callback, so items that they submitted since are in the next batch.
+        """
         if run not in self.runs:
             return
         rest = run.unstoppable
@@ -223,7 +227,7 @@ class LoopWorker:
         if not task.cancelled():
             task.exception()
         elif run.error is None:
-            run.fail(asyncio.CancelledError())  # before its first step
+            run.fail(asyncio.CancelledError())  # the task was cancelled before its first step
         self.runs.discard(run)
         seconds = self.clock() - run.sent_at
         self.work.tally.ended(seconds, run.failed)
@@ -233,7 +237,7 @@ class LoopWorker:
             self._adapt(run, seconds)
         if self.work.settings.on_batch is not None:
             self._tell(run, seconds)
-        run.calls = []  # they refer to it, as does the context of its task: let reference counting free them
+        run.calls = []  # break the reference cycle, so that reference counting frees the items
         del run.task
         self._pump()
 
@@ -263,8 +267,6 @@ class LoopWorker:
         except Exception:
             _log.exception("on_batch of %s raised", self.work.name)
 
-    # time
-
     def _expire(self, late: list[Any]) -> None:
         for call in late:
             if call.future.done():
@@ -286,15 +288,14 @@ class LoopWorker:
         self._timer = None if at == inf else self.loop.call_later(max(0.0, at - now), self._ring, context=self._context)
 
     def _ring(self) -> None:
-        self._timer_at = -inf  # it has rung, and must be set anew
+        self._timer_at = -inf  # it has fired and must be set again
         self._pump()
 
-    # the end
-
     async def close(self, drain: bool) -> None:
-        """Wait until nothing is under way; without ``drain``, by failing what waits and stopping what runs.
+        """Wait until no item is waiting and no batch is running.
 
-        Threads and actors that nobody waits for any more are not waited for.
+        Without ``drain``, waiting items fail and running batches are cancelled. Threads and actors whose callers have all left are not
+        waited for.
         """
         self._closing = True
         if not drain:

@@ -1,1 +1,1 @@
-"""Functions that are called with care: ``@schedule``, its configuration, and how that is changed while the program runs."""
+"""``@schedule`` adds retries, limits and hedges to functions. Its configuration can be changed while the program runs."""

@@ -1,6 +1,6 @@
-"""Which time and which threads decorated functions use: those of the machine, or for a while those of a test.
+"""The clock and the threads that decorated functions use: the real ones, or temporarily those of a test.
 
-A switch for tests: nothing waits. Knows nothing of what would.
+Also holds the switch that turns waiting off in tests. This module knows nothing of retries, rate limits and hedges.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from qreward.engine.threads import REAL_TIME, BlockingTime, Job
 
 
 class Clock:
-    """Stands for whatever time is in use."""
+    """Delegates to the clock that is in use."""
 
     def __init__(self) -> None:
         self.time: BlockingTime = REAL_TIME
 
     def now(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Seconds on a monotonic clock."""
         return self.time.now()
 
     def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
@@ -40,7 +40,10 @@ CLOCK = Clock()
 
 @contextmanager
 def on(time: BlockingTime) -> Iterator[None]:
-    """Let all decorated functions use another time while this holds. What they counted under the old one means nothing in it."""
+    """Make all decorated functions use another clock inside the ``with`` block.
+
+    Times recorded with the previous clock have no meaning in the block.
+    """
     before, CLOCK.time = CLOCK.time, time
     try:
         yield
@@ -49,16 +52,16 @@ def on(time: BlockingTime) -> Iterator[None]:
 
 
 class Switch:
-    """``off`` while functions are to wait for nothing."""
+    """``off`` is true while functions wait for nothing."""
 
     off = False
 
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """While it holds, decorated functions retry at once, ignore rate limits and are never hedged. All else is as it is set.
+    """Inside the ``with`` block, decorated functions retry at once, ignore rate limits and are never hedged. Other settings still apply.
 
-    For tests of code that uses decorated functions. It holds in all threads, for calls that begin meanwhile.
+    For tests of code that uses decorated functions. It applies in all threads, to calls that begin inside the block.
 
     Example:
         >>> from qreward import schedule

@@ -1,16 +1,12 @@
-"""``ScheduleConfig``: all that may be set of a function, each parameter written once, and changed while the function is in use.
+"""``ScheduleConfig``: the parameters of ``@schedule``, their validation, and their changes while the function is in use.
 
-Knows what is valid; knows nothing of how a call is made. What only functions are configured with is in ``kinds``.
+This module knows which values are valid. It does not know how a call is made.
 
-The kinds of values that only functions are configured with: what is a failure, when to hedge, how urgent, no value at all.
-
-Knows no configuration; a check returns the value or raises ``ValueError`` saying what to write instead.
-
-Who is told when something changes, and the lock under which changes are made one after the other. Knows not what changes.
-
-Settings of functions as they stand in a file. Knows files and what is wrong with them; knows not which settings there are.
-
-From what the user set to what is decided by, made once for each change.
+- The ``check_...`` functions validate values that only functions have. Each returns the value, or raises ``ValueError`` with a text
+  that says what to write instead.
+- ``Changes`` holds the change callbacks of an object, and the lock under which changes are made one after the other.
+- ``read_settings`` reads the settings of a function from a file, and does not know which settings exist.
+- ``Settings`` is the form of a configuration that calls use, compiled once per change.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ _PERCENTILE = re.compile(r"p([0-9]+(?:\.[0-9]+)?)")
 
 
 class Unset(Enum):
-    """The kind of ``UNSET``. It stays the same one when it is copied or pickled."""
+    """The type of ``UNSET``. Its member keeps its identity when it is copied or pickled."""
 
     UNSET = "UNSET"
 
@@ -54,7 +50,7 @@ UNSET = Unset.UNSET
 
 
 def check_exceptions(value: object) -> object:
-    """An exception class, a tuple of them, or a function of the exception."""
+    """Validate an exception class, a tuple of exception classes, or a function of the exception."""
     if isinstance(value, type):
         return _exception(value)
     if isinstance(value, tuple):
@@ -75,14 +71,14 @@ def _exception(value: object) -> object:
 
 
 def check_plain(value: Any) -> Any:
-    """A function that gives its answer at once, or None."""
+    """Validate a callable that is not async, or None."""
     if value is not None and (not callable(value) or iscoroutinefunction(value)):
         raise ValueError("must be a plain function, not async: it is called and not awaited")
     return value
 
 
 def check_hedge_time(value: object) -> object:
-    """Seconds, a percentile, or None."""
+    """Validate a number of seconds, a percentile, or None."""
     if isinstance(value, str) and (found := _PERCENTILE.fullmatch(value)):
         if not 0 < float(found[1]) / 100 < 1:
             raise ValueError("a percentile lies between p0 and p100, both excluded, such as 'p95'")
@@ -99,7 +95,7 @@ def check_hedge_time(value: object) -> object:
 
 
 def quantile_of(time: float | str | None) -> float | None:
-    """The share of tries that are quicker than a percentile says; None for anything else.
+    """Convert a percentile to a share between 0 and 1. Returns None for any other value.
 
     Example:
         >>> quantile_of("p95"), quantile_of(2.0)
@@ -109,7 +105,7 @@ def quantile_of(time: float | str | None) -> float | None:
 
 
 def check_exporter(value: Any) -> Any:
-    """Something that has a method ``export``, or None."""
+    """Validate an object that has a method ``export``, or None."""
     if value is not None and not callable(getattr(value, "export", None)):
         raise ValueError("must be an object with a method export(metrics), or None")
     return value
@@ -128,10 +124,10 @@ OnChange = Callable[[Any, frozenset[str]], object]
 
 
 class Changes:
-    """The lock and the callbacks of one thing that changes.
+    """The lock and the change callbacks of one object.
 
     Attributes:
-        lock: held while a change is made and told, so that all are told in their order. A callback may change the thing again.
+        lock: held while a change is made and its callbacks run, so that callbacks see changes in order. A callback may make another change.
     """
 
     def __init__(self) -> None:
@@ -140,12 +136,15 @@ class Changes:
         forks.watch(self, Changes._begin_again)
 
     def _begin_again(self) -> object:
-        """In a forked child: the lock may have been held by a thread that is not here."""
+        """Replace the lock in a forked child, where the thread that held it may not exist."""
         inherited, self.lock = self.lock, threading.RLock()
         return inherited
 
     def add(self, callback: OnChange) -> Callable[[], None]:
-        """Call ``callback(thing, names)`` after each change from now on. Returns what ends that; it may be called twice."""
+        """Call ``callback(thing, names)`` after each change from now on.
+
+        Returns a function that removes the callback; it may be called more than once.
+        """
         token = object()
         self._callbacks[token] = callback
 
@@ -155,7 +154,7 @@ class Changes:
         return remove
 
     def follow(self, method: OnChange) -> None:
-        """As ``add``, for a method of an object that this does not keep alive."""
+        """Like ``add``, for a method of an object that is held weakly."""
 
         def call(thing: object, names: frozenset[str]) -> None:
             found = weak()
@@ -166,9 +165,9 @@ class Changes:
         weak = weakref.WeakMethod(method, lambda _: remove())
 
     def tell(self, thing: object, names: frozenset[str]) -> None:
-        """Call all; one that raises hinders nobody."""
+        """Call all callbacks. If one raises, the error is logged and the others are still called."""
         for token, callback in list(self._callbacks.items()):
-            if token not in self._callbacks:  # removed by one before it
+            if token not in self._callbacks:  # removed by an earlier callback
                 continue
             try:
                 callback(thing, names)
@@ -177,19 +176,19 @@ class Changes:
 
 
 def read_settings(source: str | Path) -> dict[str, Any]:
-    """The settings in a file. Raises ``ConfigError``."""
+    """Read the settings in a file. Raises ``ConfigError``."""
     return read_with_place(source)[0]
 
 
 def read_with_place(source: str | Path) -> tuple[dict[str, Any], reading.Place]:
-    """The settings in a file, and their place. One that is empty is refused: it may be about to be written. Raises ``ConfigError``."""
+    """Return the settings in a file, and their place. Raises ``ConfigError``, also for an empty file, which may be about to be written."""
     return reading.read_settings(source, empty="write {} if nothing is to be set")
 
 
 __all__ = ["FIXED", "UNSET", "ScheduleConfig"]
 
 FIXED = frozenset({"key_func", "pool"})
-"""What cannot be changed: a function belongs to its pool, and what it counts belongs to the keys it has given."""
+"""Parameters that cannot be changed: a function belongs to its pool, and its counters belong to the keys already computed."""
 
 
 def _priority(level: int) -> int:
@@ -197,46 +196,48 @@ def _priority(level: int) -> int:
 
 
 class ScheduleConfig(Policy):
-    """How the calls of a function are made. The parameters of ``@schedule``, and what ``function.config`` is.
+    """The configuration of a function: the parameters of ``@schedule``, and the type of ``function.config``.
 
-    A *try* is one run of the function. ``None`` switches a thing off. What says "with x" has no effect while x is off, so that
-    both may be set in any order. Configurations are equal if all their values are, and are no keys of a dict, for they change.
+    A *try* is one run of the function. ``None`` switches a feature off. A parameter marked "with x" has no effect while x is off, so the
+    two may be set in any order. Configurations are equal if all their values are equal. They are not hashable because they can change.
     They are copied and pickled without their callbacks.
 
     Args:
-        timeout: seconds a call may take in all: waiting, retries and hedges included.
-        retry_times: tries beyond the first, of one call.
-        retry_interval: longest first wait in seconds; it doubles with each retry, and the wait is drawn from 0 to that
-            ("full jitter": Brooker, "Exponential Backoff And Jitter", AWS 2015). 0 retries at once.
-        retry_max_interval: longest wait in seconds.
-        exception_types: what is retried and counts as a failure: a class, a tuple of classes, or a function of the exception that
-            says True, False, or the seconds to wait. What is no ``Exception`` (``CancelledError``, ``KeyboardInterrupt``) never is.
-        limit_size: most tries that begin in any ``limit_window``, per key.
-        limit_window: seconds; with ``limit_size``.
-        key_func: called with the call's arguments; each key has its own ``limit_size`` and circuit breaker. None is one key
-            for all. It cannot be changed.
-        max_concurrency: most tries in flight.
-        hedged_request_time: seconds after which a try gets a second one beside it (Dean and Barroso, "The Tail at Scale",
+        timeout: maximum seconds for a whole call, including waiting, retries and hedges.
+        retry_times: maximum number of retries of one call.
+        retry_interval: maximum seconds before the first retry. The maximum doubles with each retry, and each wait is drawn between 0 and
+            the maximum ("full jitter": Brooker, "Exponential Backoff And Jitter", AWS 2015). 0 retries at once.
+        retry_max_interval: maximum seconds before any retry.
+        exception_types: which exceptions are retried and count as failures: a class, a tuple of classes, or a function of the exception
+            that returns True, False, or the seconds to wait. An exception that is not an ``Exception`` (``CancelledError``,
+            ``KeyboardInterrupt``) is never retried and never counts.
+        limit_size: rate limit: maximum number of tries that begin in any ``limit_window``, per key.
+        limit_window: length of the window in seconds; with ``limit_size``.
+        key_func: receives the arguments of a call and returns its key. Each key has its own ``limit_size`` and circuit breaker. None
+            means one key for all calls. It cannot be changed.
+        max_concurrency: maximum number of tries running at once.
+        hedged_request_time: seconds after which a second try is started beside a running one (Dean and Barroso, "The Tail at Scale",
             CACM 2013), or a percentile of the function's own times, such as ``"p95"``.
-        hedged_request_max_times: hedges per call; with ``hedged_request_time``.
+        hedged_request_max_times: maximum number of hedges per call; with ``hedged_request_time``.
         hedged_request_proportion: hedges allowed per call, over all calls, above 0 and up to 1; with ``hedged_request_time``.
-        speed_up_max_multiply: most tries of one call at once while it is being retried; with ``retry_times``.
-        default_result: returned instead of an exception: a value, or a function of the call's arguments. ``UNSET`` raises.
-        circuit_breaker_threshold: failures in a row after which calls are refused with ``CircuitOpen``.
-        circuit_breaker_recovery: seconds until one is let through again; with ``circuit_breaker_threshold``.
-        adaptive_limit: a limit follows what tries show: that of the rate if there is a ``limit_size``, else that of tries in flight.
-        adaptive_limit_min: tries to which the limit falls at least; with ``adaptive_limit``.
-        adaptive_limit_max: tries to which the limit rises at most; with ``adaptive_limit``.
-        adaptive_error_threshold: share of failures above which the limit falls; with ``adaptive_limit``.
-        adaptive_latency_threshold: mean seconds of a try above which the limit falls; with ``adaptive_limit``.
+        speed_up_max_multiply: maximum number of tries of one call running at once while it is being retried; with ``retry_times``.
+        default_result: returned instead of an exception: a value, or a function of the call's arguments. ``UNSET`` raises the exception.
+        circuit_breaker_threshold: number of consecutive failures after which calls are rejected with ``CircuitOpen``.
+        circuit_breaker_recovery: seconds until one call is let through again; with ``circuit_breaker_threshold``.
+        adaptive_limit: adapt a limit to the results of the tries: the rate limit if ``limit_size`` is set, else the concurrency limit.
+        adaptive_limit_min: lower bound of the adaptive limit, in tries; with ``adaptive_limit``.
+        adaptive_limit_max: upper bound of the adaptive limit, in tries; with ``adaptive_limit``.
+        adaptive_error_threshold: share of failures above which the limit is lowered; with ``adaptive_limit``.
+        adaptive_latency_threshold: mean seconds per try above which the limit is lowered; with ``adaptive_limit``.
         priority: 0 (most urgent) to 9, or a :class:`~qreward.settings.policies.Priority` or its name.
-        pool: functions that name the same one share ``max_concurrency`` and the adaptive limit. It cannot be changed.
-        metrics_callback: called with what each call was like.
+        pool: name of a pool. Functions with the same pool share ``max_concurrency`` and the adaptive limit. It cannot be changed.
+        metrics_callback: called with a ``ScheduleMetrics`` for each finished call.
         telemetry_exporter: an object with a method ``export(metrics)``.
-        debug: note what is decided.
+        debug: log each decision.
 
     Raises:
-        ConfigError: a setting is unknown or wrong; the message says which and what to write, never a text that may be a key.
+        ConfigError: a setting is unknown or invalid. The message names the setting and what to write. It never contains a text value,
+            which may be an API key.
 
     Example:
         >>> config = ScheduleConfig(timeout=30, retry_times=2, hedged_request_time="p95")
@@ -274,7 +275,7 @@ class ScheduleConfig(Policy):
     debug: bool = False
 
     _changes: Changes = PrivateAttr(default_factory=Changes)
-    __hash__ = None  # type: ignore[assignment] # its values change
+    __hash__ = None  # type: ignore[assignment] # its values can change
 
     @field_validator(
         "timeout",
@@ -306,10 +307,10 @@ class ScheduleConfig(Policy):
 
     @classmethod
     def from_file(cls, path: str | Path) -> ScheduleConfig:
-        """A configuration from a YAML, JSON or TOML file that maps parameters to values. ``${VAR}`` is read from the environment.
+        """Read a configuration from a YAML, JSON or TOML file that maps parameters to values. ``${VAR}`` is replaced from the environment.
 
         Raises:
-            ConfigError: with the file, the place, and what to change.
+            ConfigError: the file cannot be read or a setting is invalid. The message names the file, the position and what to change.
         """
         settings, place = read_with_place(path)
         try:
@@ -319,23 +320,23 @@ class ScheduleConfig(Policy):
 
     @property
     def hedged_request_quantile(self) -> float | None:
-        """The share of tries that are quicker than ``hedged_request_time``, if that is a percentile: 0.95 for ``"p95"``."""
+        """``hedged_request_time`` as a share, if it is a percentile: 0.95 for ``"p95"``. Otherwise None."""
         return quantile_of(self.hedged_request_time)
 
     def update(self, /, **changes: Any) -> frozenset[str]:
-        """Change parameters while the function is in use: all of them or, if one is wrong, none.
+        """Change parameters while the function is in use. If one of them is invalid, none is changed.
 
-        May be called from any thread. Who reads one parameter gets the old or the new value; who needs several that belong
-        together takes a :meth:`snapshot`.
+        May be called from any thread. Code that reads one parameter gets the old or the new value. Code that needs several values that
+        belong together takes a :meth:`snapshot`.
 
         Args:
-            changes: parameter to new value.
+            changes: new values by parameter name.
 
         Returns:
-            The names of the parameters that really changed.
+            The names of the parameters whose values differ from before.
 
         Raises:
-            ConfigError: a name or a value is wrong, or ``pool`` or ``key_func`` would change; nothing has changed.
+            ConfigError: a name or a value is invalid, or ``pool`` or ``key_func`` would change. Nothing is changed.
         """
         with self._changes.lock:
             before = self.__dict__
@@ -351,10 +352,11 @@ class ScheduleConfig(Policy):
         return changed
 
     def on_change(self, callback: Callable[[ScheduleConfig, frozenset[str]], object]) -> Callable[[], None]:
-        """Have ``callback(config, names)`` called after each change that really changes something.
+        """Call ``callback(config, names)`` after each update that changes at least one value.
 
-        It is called in the thread that makes the change, one change after the other, in their order; so it should be quick, and
-        must not wait for another thread that changes this configuration. One that raises is logged and hinders nobody.
+        The callback runs in the thread that makes the change. Changes are reported one after the other, in order. The callback should
+        therefore be quick, and must not wait for another thread that changes this configuration. If it raises, the error is logged and the
+        change stands.
 
         Returns:
             A function that removes the callback.
@@ -362,7 +364,7 @@ class ScheduleConfig(Policy):
         return self._changes.add(callback)
 
     def snapshot(self) -> dict[str, Any]:
-        """All values, as they were together at one time; the dict is the caller's."""
+        """A new dict of all values, consistent at one point in time."""
         return dict(self.__dict__)
 
     def __eq__(self, other: object) -> bool:
@@ -381,13 +383,13 @@ class ScheduleConfig(Policy):
         return _restored, (type(self), self.snapshot())
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
-        """Only what differs from the defaults, and of what may hold secrets only what it is."""
+        """Only values that differ from the defaults. Objects are shown by name only, because they may hold secrets."""
         fields = type(self).model_fields
         return ((name, _Shown(value)) for name, value in self.snapshot().items() if not same(value, fields[name].default))
 
 
 def same(one: object, other: object) -> bool:
-    """Whether a value is as it was. What cannot be compared, such as an array, is the same only if it is the same object."""
+    """Whether two values are equal. Values that cannot be compared, such as arrays, are equal only if they are the same object."""
     if one is other:
         return True
     try:
@@ -401,7 +403,7 @@ def _restored(kind: type[ScheduleConfig], settings: dict[str, Any]) -> ScheduleC
 
 
 class _Shown:
-    """A value as ``repr`` shows it: numbers and texts as they are, of all else the name."""
+    """A value as ``repr`` shows it: None, numbers, texts and enum members as they are, and anything else by its name."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -418,11 +420,11 @@ class _Shown:
 
 
 class Settings:
-    """One state of a configuration. Never changed, so that a call is treated by one of them from its beginning to its end.
+    """An immutable state of a configuration. A call uses one of them from its beginning to its end.
 
     Attributes:
-        terms: for the scheduler; ``hasty`` the same with nothing to wait for.
-        needs_thread: a blocking caller may have to leave a try alone.
+        terms: the options for the scheduler; ``hasty`` holds the same options without any waiting.
+        needs_thread: whether a blocking caller may have to give up on a running try.
     """
 
     __slots__ = ("_exceptions", "_predicate", "callback", "debug", "default", "exporter", "hasty", "key_func", "needs_thread", "terms")
@@ -443,17 +445,17 @@ class Settings:
 
     @property
     def has_default(self) -> bool:
-        """Something is returned instead of an exception."""
+        """Whether a default is returned instead of an exception."""
         return self.default is not UNSET
 
     def covers(self, error: BaseException) -> bool:
-        """Whether an exception that no try raised is one for which the default is returned."""
+        """Whether the default is returned for an exception that no try raised."""
         if self._predicate is not None and isinstance(error, Exception):
             return self._predicate(error) is not False
         return isinstance(error, self._exceptions)
 
     def judge(self, error: Exception) -> CallFailure:
-        """What an exception of the function means."""
+        """Classify an exception that the function raised."""
         overload = overload_of(error)
         wait = None if overload is None else overload.retry_after
         again: bool | float = isinstance(error, self._exceptions)
@@ -463,12 +465,12 @@ class Settings:
             covered = again is not False
             if again is not True and again is not False:
                 again, wait = True, float(again)
-        if overload is not None and overload.should_retry is False:  # the server's own word goes first
+        if overload is not None and overload.should_retry is False:  # the server's answer takes precedence
             again = False
         return CallFailure(error, again=bool(again), wait=wait, overloaded=overload is not None, covered=covered)
 
     def judge_hastily(self, error: Exception) -> CallFailure:
-        """The same with nothing to wait for."""
+        """Like ``judge``, without any wait."""
         raised = self.judge(error)
         raised.wait = None if raised.wait is None else 0.0
         return raised

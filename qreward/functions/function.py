@@ -1,8 +1,8 @@
-"""A decorated function at run time: what it is called with goes to the scheduler of its pool, what comes of it goes to the caller.
+"""``@schedule``: retries, hedges, limits, a circuit breaker, priority and a time limit for any function.
 
-What functions share that name one pool: an engine of their own, and how many tries may be in flight.
-
-``@schedule``: gives any function what the client has. Looks at the function and picks its way; decides nothing about calls.
+This module detects the kind of a function, passes its calls to the scheduler of its pool, and passes results and errors back to the
+caller. Functions that name the same pool share an engine and the limit of tries running at once. Nothing here decides how a call is
+made.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ log = logging.getLogger("qreward.schedule")
 
 
 class ScheduledFunction:
-    """A function, its configuration, and its place in a pool.
+    """A decorated function, its configuration and its pool.
 
     Args:
-        body: what is decorated.
-        config: its settings; it follows their changes.
-        pool: what it shares with others.
+        body: the original function.
+        config: its settings. Changes to them take effect.
+        pool: the engine and the limits that it shares with other functions.
     """
 
     def __init__(self, body: Callable[..., Any], config: ScheduleConfig, pool: Pool) -> None:
@@ -53,9 +53,9 @@ class ScheduledFunction:
         config._changes.follow(self._follow)
 
     def attach(self) -> None:
-        """Begin anew in the pool's engine."""
+        """Register with the pool's engine, with empty counters."""
         engine = self.pool.engine
-        with engine.lock:  # others of the pool may be in use
+        with engine.lock:  # other functions of the pool may be in use
             self.function = Function(self.name, engine.scheduler.group, self.settings.terms, keyed=self.settings.key_func is not None)
 
     def _follow(self, config: ScheduleConfig, _changed: frozenset[str]) -> None:
@@ -66,8 +66,6 @@ class ScheduledFunction:
             self.pool.engine.scheduler.changed(now, self.function)
 
         self.pool.engine.act(change)
-
-    # calls
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an async function."""
@@ -91,7 +89,7 @@ class ScheduledFunction:
         return await value if inspect.isawaitable(value) else value
 
     def call_blocking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function that blocks."""
+        """Call a blocking function."""
         settings, hasty = self.settings, Switch.off
         sink = BlockingCall(
             self.pool.desk,
@@ -124,7 +122,7 @@ class ScheduledFunction:
         return Call(self.function, key, settings.hasty if hasty else settings.terms, sink)
 
     def _instead(self, call: Call, settings: Settings, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The default, if there is one for such an error; else raise the error."""
+        """Return the default if there is one for this error; otherwise raise the error."""
         outcome: Outcome = "failed"
         if call.error is not error and isinstance(error, RequestTimeout):
             outcome = "timeout"
@@ -136,8 +134,6 @@ class ScheduledFunction:
         self._report(call, settings, outcome, error, defaulted=True)
         default = settings.default
         return default(*args, **kwargs) if callable(default) else default
-
-    # what is told
 
     def _report(self, call: Call, settings: Settings, outcome: Outcome, error: BaseException | None, *, defaulted: bool = False) -> None:
         if settings.callback is None and settings.exporter is None:
@@ -168,7 +164,7 @@ class ScheduledFunction:
             log.debug("%s() call %d at %.3f s: %s", self.name, call.number, at - call.born, text)
 
     def stats(self) -> ScheduleStats:
-        """What it did since it was defined or reset."""
+        """Return the counters since the function was defined or reset."""
         engine, function = self.pool.engine, self.function
         with engine.lock:
             function.forget(engine.clock())
@@ -200,7 +196,7 @@ class ScheduledFunction:
             )
 
     def reset(self) -> None:
-        """Forget all counts, keys, limits that moved and open breakers. What is under way or waits goes on."""
+        """Reset counters, keys, adaptive limits and circuit breakers. Running and waiting calls continue."""
         self.pool.engine.act(partial(_reset, self))
 
 
@@ -220,10 +216,10 @@ def _check_agreement(member: ScheduledFunction, pool: Pool) -> None:
 
 
 class Pool:
-    """An engine, and where its blocking callers stand.
+    """An engine, and the driver of its blocking callers.
 
     Attributes:
-        members: the functions that use it.
+        members: the functions that use the pool.
     """
 
     def __init__(self) -> None:
@@ -246,24 +242,24 @@ class Pool:
 
 
 class NoWire:
-    """There are no connections: functions do what they do."""
+    """A transport without connections: functions make no requests through it."""
 
     async def send(self, endpoint: object, call: object) -> NoReturn:
-        """Never called: calls have a way of their own."""
+        """Never called, because calls of functions do not use a transport."""
         raise AssertionError(f"a function was sent over a wire: {endpoint}, {call}")
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Does nothing."""
 
 
 _ENGINES: WeakSet[Engine[CallScheduler]] = WeakSet()
-"""Not the pools: a timer of a loop may outlive the last function of a pool, and holds the engine."""
+"""All engines in use. Not the pools: a timer of an event loop holds an engine, and may outlive the last function of its pool."""
 _POOLS: WeakValueDictionary[str, Pool] = WeakValueDictionary()
 _naming = threading.Lock()
 
 
 def pool_named(name: str | None) -> Pool:
-    """The pool of a name, one of its own without a name. It lasts as long as a function uses it."""
+    """Return the pool with this name, or a new pool if the name is None. A pool lives as long as a function uses it."""
     if name is None:
         return Pool()
     with _naming:
@@ -274,7 +270,7 @@ def pool_named(name: str | None) -> Pool:
 
 
 async def leave_loop() -> None:
-    """End what decorated functions hold in the running loop: their timers. They may be called in it again."""
+    """Release the timers that decorated functions hold in the running event loop. The functions may be called in it again."""
     for engine in list(_ENGINES):
         await engine.leave()
 
@@ -287,10 +283,10 @@ S = TypeVar("S")
 
 
 class Scheduled(Protocol[P, R_co]):
-    """A decorated function: called as before, and it can be asked and set.
+    """A decorated function. It is called as before, and has settings and counters.
 
     Attributes:
-        config: its settings, which may be changed while it is used.
+        config: its settings, which may be changed while it is in use.
     """
 
     __name__: str
@@ -307,14 +303,14 @@ class Scheduled(Protocol[P, R_co]):
     def __get__(self: Scheduled[Concatenate[S, Q], T], instance: S, owner: Any = ...) -> Scheduled[Q, T]: ...
 
     def stats(self) -> ScheduleStats:
-        """What it did since it was defined or reset."""
+        """Return the counters since the function was defined or reset."""
 
     def reset(self) -> None:
-        """Forget all counts, keys, limits that moved and open breakers. What is under way or waits goes on."""
+        """Reset counters, keys, adaptive limits and circuit breakers. Running and waiting calls continue."""
 
 
 class Decorator(Protocol):
-    """What ``schedule(...)`` gives."""
+    """The decorator that ``schedule(...)`` returns."""
 
     def __call__(self, function: Callable[P, T], /) -> Scheduled[P, T]: ...
 
@@ -328,24 +324,24 @@ def schedule(config: ScheduleConfig | None = None, /, **settings: Any) -> Decora
 
 
 def schedule(config: Any = None, /, **settings: Any) -> Any:
-    """Give a slow or flaky function retries, hedges, limits, a circuit breaker, priority and a time limit.
+    """Add retries, hedges, limits, a circuit breaker, priority and a time limit to a slow or flaky function.
 
-    An async function stays one, and so does one that blocks, also where an event loop runs. Cancelling a call cancels the function;
-    a function that blocks cannot be stopped, so its result is dropped. Exceptions come out as the function raised them.
+    An async function stays async, and a blocking function stays blocking, also where an event loop is running. Cancelling a call cancels
+    an async function. A blocking function cannot be stopped, so its result is dropped. Exceptions of the function are raised unchanged.
 
     Args:
-        config: settings to use, and to follow when they are changed; or the function itself.
-        settings: the same by name; see :class:`~qreward.ScheduleConfig` for all of them.
+        config: the settings. Changes to them take effect. Or the function itself.
+        settings: settings by name; see :class:`~qreward.ScheduleConfig` for all of them.
 
     Returns:
         The decorated function, with ``config``, ``stats()`` and ``reset()``.
 
     Raises:
-        ConfigError: a setting is wrong, or what is decorated is no function (a class, or a generator).
+        ConfigError: a setting is invalid, or the decorated object is not a function (for example a class or a generator function).
 
-    When called, besides what the function raises:
-        RequestTimeout: it did not end within ``timeout``.
-        CircuitOpen: it failed too often, and is not called for a while.
+    When called, in addition to the exceptions of the function:
+        RequestTimeout: the call did not end within ``timeout``.
+        CircuitOpen: the function failed too often, and is not called for a while.
 
     Example:
         >>> from qreward import schedule
@@ -368,7 +364,7 @@ def schedule(config: Any = None, /, **settings: Any) -> Any:
     return _decorate(config, config=ScheduleConfig())
 
 
-schedule.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # for help(): the settings are written in one place
+schedule.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # for help(): the settings are defined only in ScheduleConfig
     [
         inspect.Parameter("config", inspect.Parameter.POSITIONAL_ONLY, default=None, annotation=ScheduleConfig),
         *(each.replace(annotation=inspect.Parameter.empty) for each in inspect.signature(ScheduleConfig).parameters.values()),
@@ -382,7 +378,7 @@ def _decorate(function: Any, /, *, config: ScheduleConfig) -> Any:
     _check(function)
     member = ScheduledFunction(function, config, pool_named(config.pool))
     wrapper: Any
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - its kind
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - whether ``__call__`` is async or a generator
 
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
             return await member.call(args, kwargs)
@@ -403,6 +399,6 @@ def _check(function: Any) -> None:
         raise ConfigError(f"{what} is a class; decorate a function that makes one, or its methods")
     if not callable(function):
         raise ConfigError(f"schedule() decorates functions, not a {type(function).__name__}")
-    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004 - its kind
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004 - whether ``__call__`` is async or a generator
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise ConfigError(f"{what} is a generator, which gives its values one by one and cannot be tried again; return them as a list")

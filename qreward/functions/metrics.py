@@ -1,4 +1,4 @@
-"""What is told of decorated functions: one record a call, and a snapshot of all. Plain values, no clock, no OpenTelemetry."""
+"""Metrics of decorated functions: one record per call, and a snapshot of the counters. Plain values; no clock, no OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ Outcome = Literal["ok", "failed", "timeout", "circuit_open", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class ScheduleMetrics:
-    """One call of a decorated function that has ended, as ``metrics_callback`` and ``telemetry_exporter`` get it.
+    """One finished call of a decorated function, as ``metrics_callback`` and ``telemetry_exporter`` receive it.
 
     Attributes:
-        function: its qualified name, with its module.
-        key: what ``key_func`` gave, None without one.
-        outcome: ``ok``, ``failed`` (it raised), ``timeout``, ``circuit_open`` (it was not tried), or ``cancelled`` (by the caller).
-        error: class name of the exception, or None. Not its message, which may hold anything.
-        defaulted: the caller got ``default_result``.
-        tries: how often the function was begun, ``retries`` of them after a failure, ``hedges`` while another was under way.
-        queued: seconds before it was first begun.
+        function: qualified name of the function, with its module.
+        key: the key that ``key_func`` returned; None without ``key_func``.
+        outcome: ``ok``, ``failed`` (the function raised), ``timeout``, ``circuit_open`` (the call was rejected by the circuit breaker), or
+            ``cancelled`` (by the caller).
+        error: class name of the exception, or None. The message is left out because it may hold secrets.
+        defaulted: whether the caller received ``default_result``.
+        tries: number of runs of the function. Of these, ``retries`` followed a failure, and ``hedges`` ran beside another try.
+        queued: seconds before the first try.
         latency: seconds from the call to its end, waiting and retries included.
     """
 
@@ -37,25 +38,26 @@ class ScheduleMetrics:
 
     @property
     def ok(self) -> bool:
-        """The function returned."""
+        """Whether the function returned."""
         return self.outcome == "ok"
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleStats:
-    """What a decorated function did since it was defined or reset.
+    """Counters of a decorated function since it was defined or reset.
 
     Attributes:
-        calls: that were made; of those that ended, ``ok`` returned and ``failed`` raised, ``timeouts`` and ``refused`` of them for
-            want of time, and because the circuit breaker was open.
-        tries: how often the function was begun, ``retries`` of them after a failure, ``hedges`` while another was under way.
-        hedges_won: hedges that returned before what they hedged.
-        overloaded: tries that were turned away (429, 503 and the like).
-        waiting, inflight: calls that wait for a rate limit or for room, and tries under way, now.
-        limit: tries that may be under way now over all functions of the pool, None if any number may.
-        rate: tries that ``limit_window`` allows a key now, None without a limit; with ``adaptive_limit`` the least of all keys.
-        keys: keys that are remembered, ``open_circuits`` of them with an open breaker.
-        p50, p95, p99: seconds that successful tries took, None before the first.
+        calls: calls made. Of those that ended, ``ok`` returned and ``failed`` ended with an exception. Of the failed calls, ``timeouts``
+            exceeded the time limit, and ``refused`` were rejected by the open circuit breaker.
+        tries: number of runs of the function. Of these, ``retries`` followed a failure, and ``hedges`` ran beside another try.
+        hedges_won: hedges that returned before the try they hedged.
+        overloaded: tries rejected because of overload (429, 503 and the like).
+        waiting, inflight: calls currently waiting for a rate limit or a concurrency slot, and tries currently running.
+        limit: tries that may currently run at once, over all functions of the pool; None without a limit.
+        rate: tries that a key may currently begin per ``limit_window``; None without a limit. With ``adaptive_limit``, the lowest of all
+            keys.
+        keys: number of keys in memory, of which ``open_circuits`` have an open circuit breaker.
+        p50, p95, p99: percentiles of the seconds that successful tries took; None before the first.
     """
 
     calls: int

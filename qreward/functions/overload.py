@@ -1,17 +1,21 @@
-"""Whether an exception says that a server has no room, and how long to stay away; from any library, none of which is imported.
+"""Detects whether an exception means that a server is overloaded, and how long to wait. It supports exceptions of many libraries, and
+imports none of them.
 
-An exception is looked at, never read: statuses, headers and machine-readable codes count, the words of a message do not. Words
-are as often those of a prompt, a log line or a test ("too many requests in the prompt") as those of a server, and taking one of
-these for overload has the work waited for and sent again for ever, at no charge.
+Only statuses, headers and machine-readable codes of an exception count. Its message does not, except for urllib3's ``ResponseError``,
+whose status is only there. The words of a message are as often those of a prompt, a log line or a test ("too many requests in the
+prompt") as those of a server. An error wrongly taken for overload would be waited for and retried without counting for the circuit
+breaker.
 
-Which exceptions are looked at:
+These exceptions are inspected:
 
-- the one raised, then what it was raised ``from``, and what a wrapper holds as its ``reason`` (urllib3);
-- what was being handled when it was raised, if the ``except`` block itself raised it (``except RateLimitError: raise JudgeFailed``)
-  and not something called from there: what a fallback raises tells of the fallback;
-- all of a group, if every one of them says so: beside an overload, another failure of a task group is the one that counts.
+- the exception itself, then the one it was raised ``from``, and the ``reason`` that a wrapper holds (urllib3);
+- the exception that was being handled, if the ``except`` block itself raised the new one, as in
+  ``except RateLimitError: raise JudgeFailed``. If a function called from the block raised it, that error is about the fallback, and
+  the handled exception is ignored;
+- all exceptions of a group. The group is an overload only if each of them is one: beside an overload, another failure of a task
+  group takes precedence.
 
-A used-up account (402, ``insufficient_quota``) is no overload: waiting does not cure it. This room decides nothing.
+An exhausted account (402, ``insufficient_quota``) is not an overload, because waiting does not help. This module makes no decisions.
 """
 
 from __future__ import annotations
@@ -27,28 +31,28 @@ from qreward.transport import error_mapping as meanings
 from qreward.transport.error_mapping import ErrorBody, complaint_of, read_complaint
 
 LINKS = 8
-"""Exceptions of a chain that are looked at. Libraries make chains of up to four; cycles end here."""
+"""Maximum number of exceptions of a chain that are inspected. Libraries build chains of up to four. The limit also ends cycles."""
 _OVERLOADED = frozenset({429, 503, 529})
 _USED_UP = 402
-_ELSEWHERE = frozenset({200, 400, 500})  # statuses beside which the body's own code counts: streams and careless servers
+_ELSEWHERE = frozenset({200, 400, 500})  # here the code in the body counts: of streams, and of servers with imprecise statuses
 _GRPC = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE"})
 _AWS = frozenset({
     "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException", "EC2ThrottledException",
     "TooManyRequestsException", "ProvisionedThroughputExceededException", "RequestLimitExceeded", "BandwidthLimitExceeded", "SlowDown",
 })  # fmt: skip
-"""botocore's own list of throttling, but for LimitExceededException and what tells of conflicts: those are as often for ever."""
-_URLLIB3_STATUS = re.compile(r"too many (\d{3}) error responses")  # ResponseError.SPECIFIC_ERROR; the status is nowhere else
+"""botocore's list of throttling codes, without LimitExceededException and the codes for conflicts, which are as often permanent."""
+_URLLIB3_STATUS = re.compile(r"too many (\d{3}) error responses")  # ResponseError.SPECIFIC_ERROR, the only place of the status
 _RETRY_INFO = b"google.rpc.RetryInfo"
 _RETRY_INFO_ALONE = "google.rpc.retryinfo-bin"
-_NEGATIVE = 1 << 63  # protobuf's integers below 0 look like integers from here on
+_NEGATIVE = 1 << 63  # negative integers of protobuf decode to this value or more
 
 
 class Overload(NamedTuple):
-    """A server has no room, or a rate is used up.
+    """A server is overloaded, or a rate limit is exhausted.
 
     Attributes:
-        retry_after: seconds to stay away that the server asked for, or None.
-        should_retry: the server's own word on trying again at all (``x-should-retry``, gRPC's pushback), or None.
+        retry_after: seconds to wait, as the server requested, or None.
+        should_retry: whether the server allows a retry at all (``x-should-retry``, gRPC's pushback), or None if it does not say.
     """
 
     retry_after: float | None = None
@@ -56,17 +60,17 @@ class Overload(NamedTuple):
 
 
 class _NoCure(Exception):
-    """The account is used up."""
+    """The account is exhausted."""
 
 
 def overload_of(error: BaseException) -> Overload | None:
-    """What an exception says of overload; None if it tells of something else. Never raises.
+    """Return the overload that an exception reports, or None for any other error. Never raises.
 
-    Known are, by what they carry and not by their type: 429, 503 and 529 of httpx, aiohttp, requests, urllib3, openai, anthropic
-    and whatever else has a ``status_code``, ``status`` or ``response``; RESOURCE_EXHAUSTED and UNAVAILABLE of gRPC; throttling of
-    botocore; and :class:`qreward.RateLimited`, which a function raises to say it itself. The wait is that of the headers
-    (``retry-after-ms``, ``retry-after``, ``x-ratelimit-*``), of gRPC's RetryInfo or pushback, or of an attribute ``retry_after``
-    (seconds) of the exception.
+    Exceptions are recognised by their attributes, not by their type: 429, 503 and 529 of httpx, aiohttp, requests, urllib3, openai,
+    anthropic and any other with a ``status_code``, ``status`` or ``response``; RESOURCE_EXHAUSTED and UNAVAILABLE of gRPC; throttling of
+    botocore; and :class:`qreward.RateLimited`, which a function can raise itself. The wait comes from the headers (``retry-after-ms``,
+    ``retry-after``, ``x-ratelimit-*``), from gRPC's RetryInfo or pushback, or from an attribute ``retry_after`` (seconds) of the
+    exception.
 
     Example:
         >>> class TooBusy(Exception):
@@ -85,7 +89,7 @@ def overload_of(error: BaseException) -> Overload | None:
             said = _said_by(link)
         except _NoCure:
             return None
-        except Exception:  # attributes of strangers can be anything; what comes out must be their error, not ours
+        except Exception:  # attributes of foreign exceptions may raise; the caller must see the original error
             said = None
         if said is not None:
             if said.retry_after is not None:
@@ -107,7 +111,7 @@ def _behind(error: BaseException) -> BaseException | None:
 
 
 def _raised_by_handler(error: BaseException, caught: BaseException) -> bool:
-    """True if the frame that caught one exception is the one that raised the other."""
+    """Whether the frame that caught one exception is the frame that raised the other."""
     place, catcher = error.__traceback__, caught.__traceback__
     if place is None or catcher is None:
         return False
@@ -117,12 +121,12 @@ def _raised_by_handler(error: BaseException, caught: BaseException) -> bool:
 
 
 def _said_by(error: BaseException) -> Overload | None:
-    """What one exception says. Raises ``_NoCure``."""
+    """The overload that one exception reports, or None. Raises ``_NoCure``."""
     if isinstance(error, ExceptionGroup):
         return _said_by_all(error.exceptions)
     if isinstance(error, RateLimited):
         return _said_by_us(error)
-    plain = type(error).__module__ == "builtins" and not error.__dict__  # most are, and have nothing to look at
+    plain = type(error).__module__ == "builtins" and not error.__dict__  # most exceptions are plain, and have nothing to inspect
     return None if plain or not isinstance(error, Exception) else _said_by_stranger(error)
 
 
@@ -152,9 +156,6 @@ def _said_by_us(error: RateLimited) -> Overload:
     return Overload(_own_wait(error))
 
 
-# HTTP
-
-
 def _said_by_http(error: Exception, response: Any, status: int | None) -> Overload | None:
     names = _codes(error, response, status)
     if status == _USED_UP or ((status is None or status < 500) and not meanings.QUOTA.isdisjoint(names)):
@@ -172,21 +173,21 @@ def _status_of(error: Exception, response: Any) -> int | None:
     for holder, name in ((error, "status_code"), (error, "status"), (response, "status_code"), (response, "status")):
         if isinstance(status := getattr(holder, name, None), int):
             return status
-    code = getattr(error, "code", None)  # google.api_core, tornado; a bare number without an answer beside it may be anything
+    code = getattr(error, "code", None)  # google.api_core, tornado; without a response the number may mean anything
     return code if isinstance(code, int) and (response is not None or hasattr(type(error), "response")) else None
 
 
 def _codes(error: Exception, response: Any, status: int | None) -> tuple[str, ...]:
-    """What the body says to programs, if it is there: reading one here could block."""
+    """Machine-readable codes of the body, if it has been read. Reading it here could block."""
     body = getattr(error, "body", None)
     if isinstance(body, dict | list):
         return complaint_of(body).names
-    content = getattr(response, "_content", None) if status in _OVERLOADED else None  # the public one reads what was not read yet
+    content = getattr(response, "_content", None) if status in _OVERLOADED else None  # the public attribute would read an unread body
     return read_complaint(content).names if isinstance(content, bytes) else ()
 
 
 def _headers(error: Exception, response: Any) -> dict[str, str]:
-    """In lower case, for a plain dict knows no other; of the exception itself, else of its answer."""
+    """The headers of the exception, else of its response. Names are in lower case, because a plain dict is case-sensitive."""
     for holder in (error, response):
         headers = getattr(holder, "headers", None)
         if isinstance(headers, Iterable) and hasattr(headers, "items"):
@@ -208,20 +209,14 @@ def _told_by_urllib3(error: Exception) -> int | None:
     return int(found[1]) if found else None
 
 
-# AWS
-
-
 def _said_by_aws(response: dict[str, Any]) -> Overload | None:
     fault, about = response.get("Error"), response.get("ResponseMetadata")
     code = fault.get("Code") if isinstance(fault, dict) else None
     status = about.get("HTTPStatusCode") if isinstance(about, dict) else None
     if code not in _AWS and status not in _OVERLOADED:
         return None
-    headers = about.get("HTTPHeaders") if isinstance(about, dict) else None  # botocore's are in lower case
+    headers = about.get("HTTPHeaders") if isinstance(about, dict) else None  # botocore's names are in lower case
     return Overload(hints.retry_after(headers, time.time()) if isinstance(headers, Mapping) else None)
-
-
-# gRPC
 
 
 def _is_grpc(error: Exception) -> bool:
@@ -235,15 +230,15 @@ def _said_by_grpc(error: Any) -> Overload | None:
     entries: dict[str, Any] = dict(trailing() or ()) if callable(trailing) else {}
     if (pushback := entries.get("grpc-retry-pushback-ms", entries.get("retry-pushback-ms"))) is not None:
         milliseconds = hints.number(pushback)
-        return Overload(None, False) if milliseconds is None else Overload(milliseconds / 1000)  # gRFC A6: not a number is "do not"
+        return Overload(None, False) if milliseconds is None else Overload(milliseconds / 1000)  # gRFC A6: no number means "no retry"
     try:
         return Overload(next(_delays(entries), None))
-    except (ValueError, IndexError, TypeError):  # no protobuf, or another message
+    except (ValueError, IndexError, TypeError):  # not protobuf, or another message
         return Overload()
 
 
 def _delays(entries: Mapping[str, Any]) -> Iterator[float]:
-    """Seconds of a RetryInfo that stands for itself, or among the details of a ``google.rpc.Status``."""
+    """The delays in seconds of a RetryInfo that is sent alone, or among the details of a ``google.rpc.Status``."""
     infos = [entries[_RETRY_INFO_ALONE]] if _RETRY_INFO_ALONE in entries else []
     for detail in _fields(entries.get("grpc-status-details-bin", b"")).get(3, []):
         packed = _fields(detail)
@@ -258,7 +253,7 @@ def _delays(entries: Mapping[str, Any]) -> Iterator[float]:
 
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
-    """The fields of a protobuf message by number: integers and bytes, all that is needed here."""
+    """The fields of a protobuf message by number. Only integers and bytes are supported; no others are needed here."""
     fields: dict[int, list[Any]] = {}
     at = 0
     while at < len(message):

@@ -1,10 +1,10 @@
-"""``ConfigWatcher``: looks now and then where settings stand, and takes over what is new. One thread each, no event loop.
+"""``ConfigWatcher``: checks at intervals whether settings have changed, and applies the new ones. One thread each, no event loop.
 
-Knows when to look and whom to tell; where settings stand is in ``sources``, what they mean is known by what is changed.
+The settings come from a file, from the environment or from a function. Each of these sources returns settings only if they have
+changed since the last check. It reports an error once, and not again before something changes. A source knows nothing of threads or
+of the object that is changed.
 
-Where a watcher looks for settings: a file, the environment, a function. Says what is there if it is not as it was.
-
-Each tells a trouble once, and then not again until something is different. Knows nothing of threads, nor of who is to be changed.
+``ConfigWatcher`` decides when to check and reports errors. The object that is changed decides what the settings mean.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from qreward.spelling import closest
 
 PREFIX = "QREWARD_SCHEDULE_"
 RECENT_NS = 2_000_000_000
-"""Nanoseconds for which a file that was just written is read again although nothing seems different: clocks of file systems
-are coarse, to 2 s, so that a second change may bear the time of the first (as in git's "racy" index entries)."""
+"""Nanoseconds for which a file that was just written is read again although its metadata are unchanged.
+
+Clocks of file systems are coarse, up to 2 s, so a second change may have the same time as the first (as in git's "racy" index
+entries).
+"""
 _SIMPLE = {bool, int, float, str, NoneType}
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -40,27 +43,29 @@ _UNSEEN = object()
 
 
 class Source(Protocol):
-    """Somewhere settings stand.
+    """A place that settings are read from.
 
     Attributes:
-        name: as it is called in errors and logs.
+        name: name of the source in errors and logs.
     """
 
     name: str
 
     def look(self) -> Any:
-        """The settings if they are not as they were, else None. Raises ``ConfigError`` with the name and what is wrong."""
+        """Return the settings if they have changed, else None. Raises ``ConfigError`` with the source's name and the problem."""
 
     def forget(self) -> None:
-        """What was seen last was not taken: it is to be seen again."""
+        """Forget the last settings, which were not applied. The next ``look`` returns them again."""
 
 
 class FileSource:
-    """A file, read when its time, size or inode is another (so when it is replaced, too) and its content as well.
+    """A file. It is read when its time, size or inode has changed, for example after it was replaced.
+
+    Settings are returned only if the content has changed too.
 
     Args:
-        path: of the file, which need not exist yet.
-        read: makes settings of it, or raises ``ConfigError``.
+        path: path of the file, which need not exist yet.
+        read: converts the file to settings, or raises ``ConfigError``.
     """
 
     def __init__(self, path: str | Path, read: Callable[[Path], Any]) -> None:
@@ -82,7 +87,7 @@ class FileSource:
         return self._read(self._path)
 
     def _state(self) -> tuple[object, object]:
-        """What the file looks like from outside, None if that may deceive, and a digest of it, or why it cannot be read."""
+        """The metadata of the file, or None if they may be misleading; and a digest of its content, or the reason why it cannot be read."""
         try:
             stat = self._path.stat()
             mark = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
@@ -95,7 +100,7 @@ class FileSource:
 
 
 class EnvironmentSource:
-    """The variables of the process that begin with a prefix, each of which must be a setting in upper case; empty ones are not set."""
+    """The environment variables that begin with a prefix. The rest of the name is a setting in upper case. Empty variables are ignored."""
 
     name = "environment"
 
@@ -123,7 +128,7 @@ class EnvironmentSource:
             raise ConfigError(f"{variable}: is not a setting; {hint}")
         try:
             value = value_of(name, text)
-            ScheduleConfig(**{name: value})  # by itself, so that the variable can be named; together they are checked later
+            ScheduleConfig(**{name: value})  # checked alone, so that the error can name the variable; all are checked together later
         except ConfigError as error:
             texts = [text.removeprefix(f"{name}: ") for _, text in error.faults]
             raise ConfigError(f"{variable}: {'; '.join(texts)}") from None
@@ -133,7 +138,9 @@ class EnvironmentSource:
 
 
 def value_of(name: str, text: str) -> Any:
-    """What a text means for a parameter. Raises ``ValueError`` unless it is just a number, true or false, none, or a word it takes.
+    """Convert a text to the value of a parameter.
+
+    Raises ``ValueError`` unless the text is a number, true or false, none, or a word that the parameter allows.
 
     Example:
         >>> value_of("timeout", "30"), value_of("timeout", "none"), value_of("debug", "true"), value_of("hedged_request_time", "p95")
@@ -155,13 +162,13 @@ def value_of(name: str, text: str) -> Any:
         return float(text)
     if int in kinds and _WHOLE.fullmatch(text):
         return int(text)
-    if str in kinds or (int in kinds and text.isalpha()):  # a percentile; the name of a priority
+    if str in kinds or (int in kinds and text.isalpha()):  # a percentile, or the name of a priority
         return text
     raise ValueError(f"must be {'a number' if float in kinds else 'a whole number'}{' or none' if NoneType in kinds else ''}")
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The plain types that an annotation is made of."""
+    """The plain types in an annotation."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _kinds(get_args(annotation)[0])
@@ -171,11 +178,11 @@ def _kinds(annotation: Any) -> set[Any]:
 
 
 class CallbackSource:
-    """A function that returns a mapping of settings, or None if there is nothing new.
+    """A function that returns a mapping of settings, or None if nothing has changed.
 
     Args:
-        callback: called at each look.
-        read: makes settings of what it returned, or raises ``ConfigError``.
+        callback: called at each check.
+        read: converts its return value to settings, or raises ``ConfigError``.
     """
 
     name = "callback"
@@ -206,7 +213,7 @@ class CallbackSource:
     def _settings(self) -> Any:
         try:
             given = self._callback()
-        except Exception as error:  # its text may hold anything
+        except Exception as error:  # the message is left out because it may hold secrets
             raise ConfigError(f"callback: raised {type(error).__name__}") from error
         if given is None:
             return None
@@ -217,7 +224,7 @@ class CallbackSource:
 
 
 def read_mapping(given: object) -> dict[str, Any]:
-    """The settings of a function as a mapping, which may be changed afterwards. Raises ``ConfigError``."""
+    """Return a copy of a mapping of settings of a function. Raises ``ConfigError``."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ConfigError(f"must return a mapping of settings, or None for no change, not a {type(given).__name__}")
     return dict(given)
@@ -226,36 +233,36 @@ def read_mapping(given: object) -> dict[str, Any]:
 def _equal(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except Exception:  # arrays are not comparable as a whole
+    except Exception:  # arrays cannot be compared as a whole
         return False
 
 
 logger = logging.getLogger("qreward.schedule")
 
 PATIENCE = 2.0
-"""Seconds that ``stop`` waits for a callback that is under way; it may hang, and is then left to end by itself."""
+"""Seconds that ``stop`` waits for a running callback. A callback that hangs is left running, and its result is dropped."""
 
 
 class ConfigWatcher:
-    """Keeps the settings of a function, or of a client, as a file, the environment or a callback says.
+    """Keeps the settings of a function or of a client in step with a file, the environment or a callback.
 
-    What is wrong, half written or missing changes nothing, and is told once: as a warning of the logger ``qreward.schedule``
-    and to ``on_error``. What is right is taken over as a whole. Of a function, a parameter that is no longer said goes back to
-    what it was when the watcher was made, and what was never said is left alone; of a client, the file is all that holds.
-    After a fork a running watcher runs in the child, too.
+    Settings that are invalid, incomplete or missing change nothing. They are reported once: as a warning of the logger
+    ``qreward.schedule`` and to ``on_error``. Valid settings are applied as a whole. For a function, a parameter that the source no longer
+    sets returns to its value when the watcher was created, and a parameter that it never set is left alone. For a client, the source
+    holds the complete configuration. After a fork, a running watcher also runs in the child process.
 
     Args:
-        target: a :class:`ScheduleConfig`, a function that is decorated with ``@schedule``, or a client.
-        file: path of a YAML, JSON or TOML file, which may be missing at first. Best replaced by renaming a finished one.
-        env: True reads ``QREWARD_SCHEDULE_TIMEOUT`` and its like, for all parameters that are numbers, texts or true and false;
-            a text is another prefix. Not for clients.
-        callback: called at each look; returns a mapping of settings, or None if nothing is to change.
-        poll_interval: seconds between looks.
+        target: a :class:`ScheduleConfig`, a function decorated with ``@schedule``, or a client.
+        file: path of a YAML, JSON or TOML file, which may be missing at first. Update it by renaming a complete file over it.
+        env: True reads ``QREWARD_SCHEDULE_TIMEOUT`` and similar variables, for all parameters that are numbers, texts or booleans. A text
+            is used as another prefix. Not for clients.
+        callback: called at each check; returns a mapping of settings, or None if nothing has changed.
+        poll_interval: seconds between checks.
         on_error: called with the ``ConfigError``, in the watcher's thread.
-        wait: waits for the event at most so many seconds, and says whether it came; for tests.
+        wait: waits for an event for at most the given number of seconds, and returns whether it was set; for tests.
 
     Raises:
-        ConfigError: not exactly one of ``file``, ``env`` and ``callback`` is given, or the target is none.
+        ConfigError: not exactly one of ``file``, ``env`` and ``callback`` is given, or the target has another type.
 
     Example:
         >>> config = ScheduleConfig(timeout=30)
@@ -291,11 +298,11 @@ class ConfigWatcher:
         forks.watch(self, ConfigWatcher._begin_again)
 
     def _begin(self) -> None:
-        self._changing = threading.Lock()  # over which thread is ours
-        self._looking = threading.RLock()  # one look at a time; what follows from one may look again
+        self._changing = threading.Lock()  # guards ``_thread``
+        self._looking = threading.RLock()  # one check at a time; a callback that a check runs may check again
 
     def _begin_again(self) -> object:
-        """In a forked child: the parent's thread is not here, and its locks may be held."""
+        """In a forked child, replace the locks, which may be held, and start a new thread if one was running."""
         inherited = self._changing, self._looking, self._thread, self._stopping
         self._begin()
         if self._thread is not None:
@@ -304,12 +311,12 @@ class ConfigWatcher:
 
     @property
     def running(self) -> bool:
-        """Whether it looks by itself."""
+        """Whether the watcher's thread is running."""
         thread = self._thread
         return thread is not None and thread.is_alive()
 
     def start(self) -> None:
-        """Look now, before this returns, and every ``poll_interval`` from then on. Does nothing if it is running."""
+        """Check now, before this method returns, and then every ``poll_interval`` seconds. Does nothing if the watcher is running."""
         if self.running:
             return
         self.poll_once()
@@ -318,7 +325,10 @@ class ConfigWatcher:
                 self._watch()
 
     def stop(self) -> None:
-        """Look no more: nothing is changed after this has returned. Does nothing if it is not running; it may be started again."""
+        """Stop checking: no change is applied after this has returned. Does nothing if the watcher is not running.
+
+        The watcher may be started again.
+        """
         with self._changing:
             thread, self._thread = self._thread, None
             self._stopping.set()
@@ -326,7 +336,7 @@ class ConfigWatcher:
             thread.join(PATIENCE)
 
     def poll_once(self) -> bool:
-        """Look now. True if something was changed; what is wrong is told as ever, and not raised."""
+        """Check now. Returns True if something was changed. Errors are reported as usual, not raised."""
         return self._look(None)
 
     def __enter__(self) -> ConfigWatcher:
@@ -382,7 +392,7 @@ class ConfigWatcher:
 
 
 class _Target(Protocol):
-    """What is changed."""
+    """The object whose settings are changed."""
 
     def read_file(self, path: Path, /) -> Any: ...
 
@@ -392,7 +402,7 @@ class _Target(Protocol):
 
 
 class _FunctionTarget:
-    """The configuration of a function, and what the code said of it."""
+    """The configuration of a function, with the values it had in the code."""
 
     read_file = staticmethod(read_settings)
     read_mapping = staticmethod(read_mapping)
@@ -410,7 +420,7 @@ class _FunctionTarget:
 
 
 class _ClientTarget:
-    """A client, async or not."""
+    """A client, async or blocking."""
 
     read_file = staticmethod(load_config)
 

@@ -1,4 +1,4 @@
-"""RewardBuffer, and the words of its queries and answers. Knows batches and scorers; knows no HTTP."""
+"""``RewardBuffer`` and the types of its queries and answers. This package knows batches and scorers, but no HTTP."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""RewardBuffer: queries of several callers, merged into batches of one scorer, and each caller's own rewards back.
+"""``RewardBuffer`` merges the queries of several callers into batches for one scorer, and returns each caller its own rewards.
 
-It adds to ``BatchQueue`` what rewards need: queries of several completions, scorers of any kind, errors by completion.
+It adds to ``BatchQueue`` queries of several completions, scorers of any kind, and errors per completion.
 """
 
 from __future__ import annotations
@@ -18,31 +18,34 @@ from qreward.errors import BadRequest, ClientClosed, ConfigError
 
 
 class RewardBuffer:
-    """Scores completions of many callers together.
+    """Scores the completions of many callers together.
 
-    A batch goes as soon as a slot is free and takes what has come until then, over the borders of queries; there is no tick to wait for.
-    A caller that leaves is not scored. A completion that fails, fails alone.
+    A batch is sent as soon as a slot is free, with the completions submitted until then, across the boundaries of queries. There is no
+    fixed interval to wait for. A completion whose caller leaves while it waits is not scored. A completion that fails does not affect
+    others.
 
     Args:
-        scorer: ``scorer(completions: list[str], metadata: list[dict])``, or ``scorer(completions)``: ``async def``; ``def``, which is
-            run in a thread; or the method of a Ray actor (``actor.method``), which is awaited. It returns a list with a number for
-            each completion, or a mapping with ``reward`` or ``score``, or an exception; or a mapping with ``rewards`` and other
-            lists. None, NaN or an ``error`` is an error of that completion, never 0. The metadata are copies, nested mappings, lists
-            and sets too: what the scorer changes in them is seen by no retry and by no caller. Other objects in them are shared.
-        server_mode: shape of an answer: ``singleton`` and ``batch`` as in MolGenDocking, or ``auto``: that of the query.
-        max_batch_size: most completions in one call of the scorer.
-        batch_wait_timeout_s: seconds for which a batch that is not full waits for more, although a slot is free.
-        max_concurrent_batches: calls of the scorer under way at once, in each event loop.
-        max_queue_size: most completions waiting; a query that finds no room for all of its own is refused.
-        timeout: seconds for one completion, queueing included; after it, it has an error. None is no limit.
-        isolate_errors: when the scorer raises for a batch, call it again with the halves, so that only what fails alone has an error.
+        scorer: ``scorer(completions: list[str], metadata: list[dict])``, or ``scorer(completions)``. It is an ``async def``; a ``def``,
+            which runs in a thread; or the method of a Ray actor (``actor.method``), which is awaited. It returns a list that holds, for
+            each completion, a number, or a mapping with ``reward`` or ``score``, or an exception; or a mapping with ``rewards`` and other
+            lists. None, NaN or an ``error`` is an error of that completion, never 0. The metadata are copies, including nested mappings,
+            lists and sets, so changes by the scorer are visible to no retry and to no caller. Other objects in them are shared.
+        server_mode: shape of an answer: ``singleton`` and ``batch`` as in MolGenDocking, or ``auto``, the shape of the query.
+        max_batch_size: maximum number of completions in one call of the scorer.
+        batch_wait_timeout_s: seconds for which a batch that is not full waits for more completions while a slot is free.
+        max_concurrent_batches: maximum number of calls of the scorer running at once, in each event loop.
+        max_queue_size: maximum number of waiting completions. A query whose completions do not all fit is rejected.
+        timeout: maximum seconds for one completion, queueing included; then the completion has an error. None means no limit.
+        isolate_errors: when the scorer raises for a batch, call it again with the halves, so that only the completions that fail alone
+            have an error.
         on_batch: called with a :class:`~qreward.batching.BatchRecord` when a batch has ended.
 
     Raises:
-        TypeError: the scorer cannot be called so, or a setting is of the wrong kind.
+        TypeError: the scorer cannot be called in this way, or a setting has the wrong type.
         ConfigError: a setting is out of range (a ``ValueError``).
 
     Example:
+        >>> import asyncio
         >>> async def scorer(completions, metadata):
         ...     return [float(text == meta["answer"]) for text, meta in zip(completions, metadata)]
         >>> async def main():
@@ -80,21 +83,19 @@ class RewardBuffer:
             timeout=timeout,
             on_batch=self._batch_ended,
         )
-        self._queue.change(max_queue_size=None)  # the places are the limit: who has one is not to be refused again
+        self._queue.change(max_queue_size=None)  # ``Places`` is the limit: the queue must not reject what it has admitted
         self._places = Places(max_queue_size, self._soon)
 
-    # use
-
     async def add_query(self, query: Any) -> SingletonAnswer | BatchAnswer:
-        """Score a query.
+        """Score a query and return its answer.
 
         Args:
-            query: a mapping, or an object, with ``query`` (a completion or a list), ``metadata`` (a mapping or a list) and perhaps
+            query: a mapping or an object with ``query`` (a completion or a list), ``metadata`` (a mapping or a list) and optionally
                 ``prompts``.
 
         Raises:
-            BadRequest: its shape or its lengths are wrong; nobody else is touched by that.
-            QueueFull: there is no room for all of its completions; see ``room_in``.
+            BadRequest: the shape or the lengths of the query are wrong. Other callers are not affected.
+            QueueFull: there is no capacity for all of its completions; see ``room_in``.
             ClientClosed: the buffer is closed.
         """
         asked = read_query(query)
@@ -102,7 +103,7 @@ class RewardBuffer:
         return answer_of(asked, await self.score(asked.completions, asked.metadata), self.server_mode)
 
     async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[Scored]:
-        """An outcome for each completion, in their order. Raises as ``add_query``."""
+        """Score completions and return an outcome for each, in order. Raises the same errors as ``add_query``."""
         if metadata is not None and len(metadata) != len(completions):
             raise BadRequest(f"there are {len(completions)} completions, but {len(metadata)} metadata; there must be one for each")
         if self._closed:
@@ -113,21 +114,19 @@ class RewardBuffer:
         entries = [Entry(*pair) for pair in zip(completions, metadata or [{}] * len(completions), strict=True)]
         self._places.take(entries)
         try:
-            outcomes = await self._queue.submit_many(entries)  # they are in the queue before anything else can happen, such as its close
+            outcomes = await self._queue.submit_many(entries)  # nothing else, such as ``close``, can run before they are queued
         finally:
             for entry in entries:
                 self._places.leave(entry)
         return [failed(outcome) if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
 
-    # the end
-
     async def close(self, drain: bool = True) -> None:
-        """Take nothing more, and wait until nothing is under way. May be called again.
+        """Reject new completions and wait until all others are done. May be called more than once.
 
         Args:
-            drain: score what waits. False gives it an error, as it does what is under way.
+            drain: True scores the waiting completions. False ends waiting and running completions with an error.
 
-        A scorer that runs in a thread or in an actor cannot be stopped. It is waited for only while one of its callers waits for it.
+        A scorer that runs in a thread or in an actor cannot be stopped. ``close`` waits for it only while one of its callers does.
         """
         self._closed = True
         await self._queue.close(drain)
@@ -138,28 +137,26 @@ class RewardBuffer:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.close(drain=kind is None)
 
-    # what can be seen
-
     @property
     def waiting(self) -> int:
-        """Completions that wait for a batch."""
+        """Number of completions that wait for a batch."""
         return self._places.waiting
 
     @property
     def refused(self) -> int:
-        """Completions that found no room."""
+        """Number of completions that were rejected because the buffer was full."""
         return self._places.refused
 
     def room_in(self, count: int) -> float:
-        """Seconds after which there should be room for ``count`` completions, at the present pace; 0 if there is."""
+        """Estimated seconds until ``count`` completions can be admitted, at the current rate; 0 if they can be admitted now."""
         return self._places.room_in(count)
 
     def stats(self) -> QueueStats:
-        """Where its queue stands, in completions."""
+        """The state of the queue and its counters, in completions."""
         return self._queue.stats()
 
     def _soon(self, running: int) -> int:
-        """How many completions the free slots take as soon as the loop turns."""
+        """How many completions the free slots will take in the next iteration of the event loop."""
         settings = self._queue.settings
         return 0 if settings.batch_wait_timeout_s else max(0, settings.max_concurrent_batches - running) * settings.max_batch_size
 
@@ -169,11 +166,11 @@ class RewardBuffer:
             self._told(record)
 
     def _function(self, name: str) -> Callable[[list[Entry]], Awaitable[list[Scored]]]:
-        """The batch function: an outcome for each entry, never an exception of the scorer."""
+        """The batch function. It returns an outcome for each entry, and never raises an exception of the scorer."""
 
         async def score(entries: list[Entry]) -> list[Scored]:
             with self._places.batch(entries):
                 return await self._isolation.score_each([(entry.completion, entry.metadata) for entry in entries])
 
-        score.__qualname__ = f"the scorer {name}"  # so it is called in errors
+        score.__qualname__ = f"the scorer {name}"  # its name in error messages
         return score

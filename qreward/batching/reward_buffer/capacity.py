@@ -1,4 +1,4 @@
-"""How many completions may wait, and when there will be room again. Counts over all event loops; knows no queue."""
+"""Limits how many completions may wait, and estimates when there is capacity again. Counts over all event loops; knows no queue."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from qreward.errors import BadRequest, QueueFull
 _SMOOTHING = 0.2
 _WHOLE = frozenset({str, int, float, bool, bytes, type(None)})
 _UNKNOWN = 1.0
-"""Seconds that are guessed while nothing was scored yet."""
+"""Seconds that are assumed as long as nothing has been scored."""
 
 
 class Entry:
-    """A completion on its way to the scorer. ``waits`` until a batch takes it, or its caller has left."""
+    """A completion on its way to the scorer. ``waits`` is true until a batch takes the completion or its caller leaves."""
 
     __slots__ = ("completion", "metadata", "waits")
 
@@ -28,7 +28,8 @@ class Entry:
 
 
 def own_copy(value: Any) -> Any:
-    """A copy that shares no mapping, list, set or bytearray with the original, at any depth. Other objects are shared, as a model is.
+    """A copy that shares no mapping, list, set or bytearray with the original, at any depth. Other objects are shared, for example a model
+    or a named tuple.
 
     Example:
         >>> metadata = {"tests": [{"input": "1"}]}
@@ -52,7 +53,7 @@ def own_copy(value: Any) -> Any:
 
 
 def _refilled(value: Any, parts: Mapping[Any, Any]) -> Any:
-    """A copy of a subclass of dict or list, which keeps what it is."""
+    """A copy of an instance of a dict or list subclass, of the same type, with copied values."""
     made = copy(value)
     for key, part in parts.items():
         made[key] = part
@@ -60,16 +61,16 @@ def _refilled(value: Any, parts: Mapping[Any, Any]) -> Any:
 
 
 class Places:
-    """The places of those that wait.
+    """Counts the waiting completions and enforces their maximum.
 
     Args:
-        most: how many there are.
-        soon: from how many batches are under way to how many more places are free in a moment, because slots of the scorer are:
-            nobody is refused while it is idle.
+        most: maximum number of waiting completions.
+        soon: returns, for a number of running batches, how many more completions the scorer's free slots are about to take. With it, an
+            idle scorer rejects no completion.
 
     Attributes:
-        waiting: how many are taken.
-        refused: completions that found no room.
+        waiting: number of waiting completions.
+        refused: number of rejected completions.
     """
 
     def __init__(self, most: int, soon: Callable[[int], int] = lambda _: 0) -> None:
@@ -82,11 +83,11 @@ class Places:
         self._lock = threading.Lock()
 
     def take(self, entries: Sequence[Entry]) -> None:
-        """Give all of them a place or none.
+        """Admit all entries or none.
 
         Raises:
-            BadRequest: there are more than there are places.
-            QueueFull: there is no room now.
+            BadRequest: there are more entries than may ever wait.
+            QueueFull: there is no capacity for all of them now.
         """
         count = len(entries)
         if count > self.most:
@@ -102,14 +103,14 @@ class Places:
                 entry.waits = True
 
     def leave(self, entry: Entry) -> None:
-        """It waits no more; a second time does nothing."""
+        """Record that an entry waits no longer. A second call does nothing."""
         with self._lock:
             self.waiting -= entry.waits
             entry.waits = False
 
     @contextmanager
     def batch(self, entries: Sequence[Entry]) -> Iterator[None]:
-        """While a batch is under way, whose entries wait no more."""
+        """Count a batch as running inside the ``with`` block. Its entries wait no longer."""
         with self._lock:
             self._running += 1
         for entry in entries:
@@ -121,13 +122,16 @@ class Places:
                 self._running -= 1
 
     def scored(self, count: int, seconds: float, slots: int) -> None:
-        """Note that a batch took so long while so many could be under way."""
+        """Record that a batch of ``count`` completions took ``seconds``, while ``slots`` batches could run at once."""
         each = seconds / count / slots
         known = self._seconds_each
         self._seconds_each = each if known is None else known + _SMOOTHING * (each - known)
 
     def room_in(self, count: int) -> float:
-        """Seconds until there is room for ``count`` completions if nobody else comes: those that are in the way, at the present pace."""
+        """Estimated seconds until ``count`` completions can be admitted if no others arrive.
+
+        This is the number of completions in excess, times the recent seconds per completion.
+        """
         in_the_way = self.waiting + min(count, self.most) - self.most - self._soon(self._running)
         if in_the_way <= 0:
             return 0.0

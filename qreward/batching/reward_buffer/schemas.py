@@ -1,8 +1,8 @@
-"""A query as MolGenDocking's reward server takes it, and the two shapes of its answer. Pure; knows neither queues nor HTTP.
+"""The queries and answers of ``RewardBuffer``, and the parsing of what a scorer returns.
 
-What a scorer gave, as one outcome for each completion: a finite reward, or an error that says why there is none.
-
-Pure. A reward that is missing, NaN or infinite is an error of its completion, never 0; and a list is never cut or filled up to fit.
+A query and the two shapes of its answer are those of MolGenDocking's reward server. What a scorer returns becomes one outcome for
+each completion: a finite reward, or an error that explains why there is none. A reward that is missing, NaN or infinite is an error
+of its completion, never 0. A list is never truncated or padded to the right length. Pure; knows neither queues nor HTTP.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from qreward.errors import BadRequest, InvalidResponse
 from qreward.transport.error_mapping import one_line
 
 SHOWN = 500
-"""Characters of an error's own words that are told."""
+"""Maximum number of characters of an error message that are kept."""
 _OWN = ("error", "errors", "meta", "metas", "next_turn_feedback", "extra_logs")
 
 
 class InvalidScores(InvalidResponse):
     """A scorer did not return one outcome for each completion.
 
-    This is an error of the scorer and of the whole list. A shorter list must not be tried instead: a scorer that always returns one
-    number would be believed once a list holds one completion.
+    This is an error of the scorer and of the whole list. The list must not be split and tried again: a scorer that always returns one
+    number would then look correct as soon as a list holds one completion.
     """
 
 
@@ -35,10 +35,10 @@ class Scored:
     Args:
         reward: a finite number, or None if there is an error.
         error: why there is no reward, on one line.
-        meta: whatever else the scorer said of it.
-        feedback: ``next_turn_feedback``: what the model may be told in its next turn.
+        meta: all other data that the scorer returned for the completion.
+        feedback: ``next_turn_feedback``, text for the model's next turn.
         cause: the exception behind the error, if there was one.
-        own: the error is the completion's own fault, for the scorer has scored another at the same time.
+        own: whether the completion itself caused the error, because the scorer still scored another one.
     """
 
     reward: float | None
@@ -57,7 +57,7 @@ def failed(error: BaseException) -> Scored:
 def described(error: BaseException) -> str:
     """An exception on one line, such as ``ValueError: no answer in the completion``.
 
-    Of one that an actor raised, Ray tells the whole trace of another process; what is told here is its ``cause``.
+    The message of a Ray exception holds the whole traceback of another process, so its ``cause`` is described instead.
 
     Example:
         >>> described(ValueError("no answer"))
@@ -70,16 +70,16 @@ def described(error: BaseException) -> str:
 
 
 def read_scores(given: Any, count: int) -> list[Scored]:
-    """What a scorer returned for ``count`` completions.
+    """Parse what a scorer returned for ``count`` completions.
 
     Args:
-        given: a list (tuple, array, tensor) with, for each completion, a number, a mapping with ``reward`` or ``score``, or an
-            exception; or a mapping of such lists: ``rewards`` (or ``scores``), and, where there are any, ``errors``, ``metas``,
-            ``next_turn_feedback``, ``extra_logs``, or columns of its own, which go into ``meta``.
-        count: how many completions there were.
+        given: a list (tuple, array, tensor) with, for each completion, a number, a mapping with ``reward`` or ``score``, or an exception.
+            Or a mapping of such lists: ``rewards`` (or ``scores``), and optionally ``errors``, ``metas``, ``next_turn_feedback``,
+            ``extra_logs`` and further columns, which are put into ``meta``.
+        count: number of completions.
 
     Raises:
-        InvalidScores: it is none of that, it holds more or fewer, or it cannot be read.
+        InvalidScores: the value has none of these forms, holds a different number of rewards, or cannot be read.
 
     Example:
         >>> [scored.reward for scored in read_scores({"rewards": [1, 0.5], "parsed": ["4", "5"]}, 2)]
@@ -112,8 +112,8 @@ def _scored(row: Any) -> Scored:
 
 
 def _number(raw: Any) -> tuple[float | None, str | None]:
-    """A reward, or why it is none."""
-    if isinstance(raw, list | tuple) and len(raw) == 1:  # a column of a matrix
+    """The reward and None, or None and the reason why the value is not a reward."""
+    if isinstance(raw, list | tuple) and len(raw) == 1:  # a row of a matrix with one column
         (raw,) = raw
     if raw is None or isinstance(raw, str | bytes):
         return None, f"the scorer gave {'no reward' if raw is None else 'a text instead of a reward'}"
@@ -127,7 +127,7 @@ def _number(raw: Any) -> tuple[float | None, str | None]:
 
 
 def _rows_of_columns(given: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Columns as rows. What is no list holds for each completion."""
+    """Convert columns to rows. A value that is not a list applies to every completion."""
     name = next((name for name in ("rewards", "scores", "reward", "score") if name in given), None)
     errors = given.get("errors", given.get("error"))
     if name is None and not errors:
@@ -144,7 +144,7 @@ def _rows_of_columns(given: Mapping[str, Any], count: int) -> list[dict[str, Any
 
 
 def _row(reward: Any, error: Any, feedback: Any, meta: Any, columns: dict[str, Any]) -> dict[str, Any]:
-    """A row of its own or of columns: a reward that is a mapping brings its own members with it."""
+    """One row built from columns. If the reward is a mapping, its members are added to the row."""
     if isinstance(reward, BaseException):
         reward, error = None, error or reward
     row = dict(reward) if isinstance(reward, Mapping) else {"reward": reward}
@@ -160,7 +160,7 @@ def _column(value: Any, name: str, count: int) -> Sequence[Any]:
 
 
 def _listed(given: Any, what: str, count: int) -> Sequence[Any]:
-    """A list of the right length. Arrays and tensors are made lists, so that their numbers are Python's."""
+    """A list of the right length. Arrays and tensors are converted to lists, so that their numbers are Python numbers."""
     rows = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(rows, list | tuple):
         raise InvalidScores(
@@ -184,9 +184,9 @@ class Query:
     """Completions that are answered together.
 
     Args:
-        completions: what is scored.
-        metadata: a mapping for each.
-        single: it came as one completion, not as a list.
+        completions: the texts to score.
+        metadata: one mapping for each completion.
+        single: whether the query held one completion instead of a list.
     """
 
     completions: Sequence[str]
@@ -196,7 +196,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class SingletonAnswer:
-    """The answer to one completion. ``reward`` is None exactly if ``error`` says why."""
+    """The answer to one completion. ``reward`` is None exactly if ``error`` is set."""
 
     reward: float | None
     error: str | None
@@ -206,12 +206,12 @@ class SingletonAnswer:
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    """The answer to a list, in its order.
+    """The answer to a list of completions, in the same order.
 
     Attributes:
-        rewards: a number, or None exactly where ``errors`` says why.
-        error: None, or how many have none, and the first error.
-        next_turn_feedback: None, or one for each.
+        rewards: for each completion a number, or None exactly where ``errors`` holds a reason.
+        error: None, or the number of completions without a reward, and the first error.
+        next_turn_feedback: None, or one for each completion.
     """
 
     rewards: list[float | None]
@@ -222,12 +222,13 @@ class BatchAnswer:
 
 
 def read_query(raw: Any) -> Query:
-    """A query out of a mapping, or an object, with ``query``, ``metadata`` and perhaps ``prompts``: each one, or a list of equal length.
+    """Parse a query: a mapping or an object with ``query``, ``metadata`` and optionally ``prompts``.
 
-    A prompt is put into its metadata as ``prompt``, unless there is one.
+    Each of them is a single value or a list; the lists have equal length. A prompt is added to its metadata as ``prompt``, unless the
+    metadata has one.
 
     Raises:
-        BadRequest: a member is missing or of another kind, or the lengths differ.
+        BadRequest: a member is missing or has the wrong type, or the lengths differ.
 
     Example:
         >>> read_query({"query": "4", "metadata": {"answer": "4"}, "prompts": "2 + 2?"})
@@ -247,20 +248,20 @@ def read_query(raw: Any) -> Query:
 
 
 def with_prompts(metas: Sequence[Mapping[str, Any]], prompts: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Metadata with the prompts in it."""
+    """Copies of the metadata with the prompts added."""
     if prompts is None:
         return [dict(meta) for meta in metas]
     return [{**meta, "prompt": meta.get("prompt", prompt)} for meta, prompt in zip(metas, prompts, strict=True)]
 
 
 def check_mode(query: Query, mode: Mode) -> None:
-    """Raise ``BadRequest`` for a query that has no answer in the mode."""
+    """Raise ``BadRequest`` if the mode does not allow the query."""
     if mode == "singleton" and len(query.completions) != 1:
         raise BadRequest(f"in singleton mode a query holds one completion, not {len(query.completions)}; use the mode 'batch' for lists")
 
 
 def answer_of(query: Query, scored: Sequence[Scored], mode: Mode) -> SingletonAnswer | BatchAnswer:
-    """The answer in the shape of the mode; ``auto`` answers a lone completion as one, and a list as a list."""
+    """The answer in the shape of the mode. ``auto`` answers a single completion with ``SingletonAnswer``, a list with ``BatchAnswer``."""
     if mode == "singleton" or (mode == "auto" and query.single):
         (one,) = scored
         return SingletonAnswer(one.reward, one.error, one.meta, one.feedback)
@@ -275,7 +276,7 @@ def answer_of(query: Query, scored: Sequence[Scored], mode: Mode) -> SingletonAn
 
 
 def summary(scored: Sequence[Scored]) -> str | None:
-    """How many completions have no reward, and why the first has none; None if all have one."""
+    """The number of completions without a reward, and the reason for the first; None if all have a reward."""
     first = next((at for at, one in enumerate(scored) if one.error is not None), None)
     if first is None:
         return None

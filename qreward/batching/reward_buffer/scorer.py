@@ -1,10 +1,11 @@
-"""How a scorer of any kind is called without blocking the event loop: ``def`` in a worker thread, ``async def`` and actors awaited.
+"""Calls a scorer of any kind without blocking the event loop, and isolates the completions for which it fails.
 
-Ray is recognised by what its handles can do (``actor.method.remote(...)`` gives something to await), and never imported.
+A ``def`` runs in a worker thread; an ``async def`` and a Ray actor are awaited. Ray is never imported. Its handles are recognised
+by their behaviour: ``actor.method.remote(...)`` returns an awaitable.
 
-A batch for which the scorer raises is split in halves until only what fails alone is left, so that one bad completion fails alone.
-
-Then it is found out whose fault that was: a scorer that still scores another completion works. Knows neither queues nor threads.
+A batch for which the scorer raises is split in halves until only the completions that fail alone are left, so that one bad
+completion fails alone. A scorer that still scores another completion is working; the error is then the completion's own. This module
+knows nothing of queues.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from qreward.batching.reward_buffer.schemas import InvalidScores, Scored, descri
 from qreward.errors import QueueFull
 
 Pairs = Sequence[tuple[str, dict[str, Any]]]
-"""Completions with the metadata of each."""
+"""Completions, each with its metadata."""
 Called = Callable[[Pairs], Awaitable[Any]]
 
 
 def caller_of(scorer: Any) -> Called:
-    """An async function that gives completions and metadata to a scorer, and what it returns back.
+    """Return an async function that calls a scorer with completions and metadata, and returns the scorer's result.
 
     Args:
-        scorer: called with ``(completions, metadata)``, or with the completions alone if it takes no more: a function, async or not,
-            an object with ``__call__``, or anything with ``remote``, such as the method of a Ray actor.
+        scorer: called with ``(completions, metadata)``, or with the completions alone if it takes only one argument. A function, async or
+            not; an object with ``__call__``; or any object with ``remote``, such as the method of a Ray actor.
 
     Raises:
-        TypeError: it cannot be called so; a class or a generator function among it.
+        TypeError: the scorer cannot be called in this way. This includes classes and generator functions.
     """
     remote = getattr(scorer, "remote", None)
     if callable(remote) and not isinstance(scorer, type):
@@ -55,10 +56,10 @@ def caller_of(scorer: Any) -> Called:
 
 
 def _takes_two(scorer: Any) -> bool:
-    """Whether it takes metadata too. Raises ``TypeError`` if it takes neither two arguments nor one."""
+    """Whether the scorer also takes metadata. Raises ``TypeError`` if it takes neither two arguments nor one."""
     try:
         signature = inspect.signature(scorer)
-    except (TypeError, ValueError):  # of something written in C
+    except (TypeError, ValueError):  # a callable written in C
         return True
     for count in (2, 1):
         with suppress(TypeError):
@@ -68,7 +69,7 @@ def _takes_two(scorer: Any) -> bool:
 
 
 def _arguments(pairs: Pairs, both: bool) -> tuple[Any, ...]:
-    """Lists and metadata of the call's own: what a scorer changes is seen neither by another call nor by the caller."""
+    """Arguments for one call, as copies: changes by the scorer are visible neither to another call nor to the caller."""
     completions = [completion for completion, _ in pairs]
     return (completions, [own_copy(metadata) for _, metadata in pairs]) if both else (completions,)
 
@@ -89,7 +90,7 @@ async def _remotely(remote: Any, pairs: Pairs) -> Any:
 
 
 def name_of(scorer: Any) -> str:
-    """What a scorer is called in messages."""
+    """The name of a scorer in messages."""
     return str(getattr(scorer, "__qualname__", None) or type(scorer).__qualname__)
 
 
@@ -99,28 +100,28 @@ _DEAD_ACTOR = "RayActorError"
 
 
 class Isolation:
-    """How the batches of one scorer are scored.
+    """Scores the batches of one scorer, and isolates the completions that fail.
 
     Args:
-        call: scores a list, all or nothing.
+        call: scores a list as a whole.
         isolate: whether a list that fails is split.
     """
 
     def __init__(self, call: Called, isolate: bool) -> None:
         self._call = call
         self._isolate = isolate
-        self._witness: Pairs = ()  # the latest completion that was scored
+        self._witness: Pairs = ()  # the latest completion that received a reward
 
     async def score_each(self, pairs: Pairs) -> list[Scored]:
-        """An outcome for each completion, of which there is at least one; raises only what ends the task.
+        """Return an outcome for each of at least one completion. Raises only exceptions that end the task.
 
-        A list for which the scorer raises is split: at most ``2 n - 1`` calls, one after the other, and about ``2 k log2(n)`` for ``k``
-        bad ones. Not done where the fault can be no completion's: a broken connection, a timeout, a dead actor.
+        A list for which the scorer raises is split. This takes at most ``2 n - 1`` calls, one after the other, and about ``2 k log2(n)``
+        for ``k`` bad completions. A list is not split if no completion can be the cause: a broken connection, a timeout, a dead actor.
 
-        A scorer that does not return one outcome for each completion, for the list or for a part of it, fails the whole list.
+        If the scorer does not return one outcome for each completion, for the list or for a part of it, the whole list fails.
 
-        If none has a reward, the latest completion that had one is scored again, to tell bad completions from a broken scorer: one call
-        more.
+        If no completion receives a reward, the latest one that had a reward is scored again, in one additional call. This distinguishes
+        bad completions from a broken scorer.
         """
         try:
             return await self._scored(pairs)
@@ -138,7 +139,7 @@ class Isolation:
         return [failed(outcomes) for _ in pairs]
 
     async def _judged(self, pairs: Pairs, scored: list[Scored]) -> list[Scored]:
-        """The same, knowing whose fault the errors are."""
+        """The same outcomes, with ``own`` set where the error is the completion's own."""
         good = next((at for at, one in enumerate(scored) if one.reward is not None), None)
         if good is not None:
             self._witness = [pairs[good]]
@@ -148,7 +149,7 @@ class Isolation:
         return [replace(one, own=True) if is_own else one for one, is_own in zip(scored, own, strict=True)]
 
     async def _is_in_order(self) -> bool:
-        """Whether what could be scored still can be."""
+        """Whether the latest completion that received a reward still receives one."""
         try:
             again = await _attempt(self._call, self._witness) if self._witness else None
         except InvalidScores:
@@ -157,7 +158,7 @@ class Isolation:
 
 
 async def _apart(call: Called, pairs: Pairs, error: BaseException) -> list[Scored]:
-    """The outcomes of a list that failed."""
+    """The outcomes of the parts of a list that failed as a whole."""
     if len(pairs) == 1 or _is_nobodys_fault(error):
         return [failed(error) for _ in pairs]
     found: list[Scored] = []
@@ -168,10 +169,10 @@ async def _apart(call: Called, pairs: Pairs, error: BaseException) -> list[Score
 
 
 async def _attempt(call: Called, pairs: Pairs) -> list[Scored] | BaseException:
-    """The outcomes of a list, or what the scorer raised. A scorer that exits ends neither the task nor the program.
+    """The outcomes of a list, or the exception that the scorer raised. An exit in the scorer ends neither the task nor the program.
 
     Raises:
-        InvalidScores: it did not return one outcome for each completion.
+        InvalidScores: the scorer did not return one outcome for each completion.
     """
     try:
         given = await call(pairs)

@@ -88,9 +88,9 @@ class ServerError(RequestError):
 
 
 class BadRequest(RequestError):
-    """The request is invalid and would fail again (400, 413, 422 and other 4xx, or refused before it was sent).
+    """The request itself is wrong; sending it again cannot help (400, 413, 422, or refused before it was sent).
 
-    For 404, 405 and 410, the ``base_url`` of the endpoint or the name of the model is probably wrong.
+    Also raised for 404, 405 and 410, where the ``base_url`` of the endpoint or the name of the model is probably wrong.
     """
 
 

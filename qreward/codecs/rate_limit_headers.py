@@ -210,7 +210,7 @@ def _checked(remaining: float | None, limit: float | None, reset: float | None, 
 
 
 def _window(policy: str) -> float | None:
-    """Return the parameter ``w`` of a policy: the window in seconds, or None."""
+    """Return the window in seconds: the last parameter ``w`` in the text, or None."""
     return number(dict(_PARAMETER.findall(policy.lower())).get("w")) or None
 
 

@@ -15,7 +15,7 @@ OPENAI_LIMITS = MergeLimits(items=2048, tokens=300_000)
 
 
 class EmbeddingList(ListCodec):
-    """``POST /embeddings``: one vector of floats per item. A list of token ids is one item."""
+    """``POST /embeddings``: one vector of floats per item. A list of token ids is one item, so it is sent inside another list."""
 
     path = "/embeddings"
 

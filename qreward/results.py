@@ -127,6 +127,7 @@ class Result(Generic[T]):
 
     @property
     def ok(self) -> bool:
+        """True if the item succeeded."""
         return self.error is None
 
     @property
@@ -172,6 +173,7 @@ class Result(Generic[T]):
 
     @property
     def attempts(self) -> tuple[AttemptRecord, ...]:
+        """Every attempt, oldest first."""
         if self._answer is None or self.endpoint is None:
             return self._trail
         hedge = any(record.outcome == "cancelled" and not record.hedge for record in self._trail)
@@ -306,6 +308,9 @@ def dollars(price: tuple[float, float], prompt_tokens: int, completion_tokens: i
 
 class BatchResult(Sequence[Result[T]]):
     """The results of a batch, in the order of the input. A failed item is a ``Result`` with an error.
+
+    Attributes:
+        stats: the statistics of the batch.
 
     Example:
         >>> batch = BatchResult([], BatchStats())

@@ -8,7 +8,7 @@ sources:
   minute), LiteLLM's proxy. Mostly token buckets; the headers do not contain the window.
 - the same with the suffix ``-minute`` or ``-day``: Cerebras (docs "Rate Limits": ``reset`` in seconds), Mistral (``req``, no ``reset``).
 - ``anthropic-ratelimit-{requests,tokens}-{limit,remaining,reset}``: Anthropic and Claude on AWS ("maximum ... per minute", ``reset`` an
-  RFC 3339 time; an observed answer dated 12:41:00 said 12:40:59, the time of its request).
+  RFC 3339 time; an observed response dated 12:41:00 had 12:40:59, the time of its request).
 - ``x-ratelimit-{limit,remaining,reset}`` and ``ratelimit-...``: gateways, and draft-ietf-httpapi-ratelimit-headers up to -06;
   ``ratelimit: "name";r=50;t=30`` and ``ratelimit-policy: "name";q=100;w=60`` since -08. They count requests.
 """

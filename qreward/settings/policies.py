@@ -232,7 +232,8 @@ class Hedge(Policy):
     cases except the last draw on one budget. An endpoint never works on two copies of the same request.
 
     Args:
-        quantile: quantile of an endpoint's latency after which a single call is hedged.
+        quantile: quantile of an endpoint's latency after which a single call is hedged; for a streamed call, of the time to the first
+            token.
         after: seconds after which a single call is hedged; replaces ``quantile``.
         budget: copies allowed per request, over all requests of a client.
         reserve: copies allowed in addition, for a client that has sent few requests.

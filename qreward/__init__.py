@@ -1,6 +1,6 @@
-"""One async client over many LLM-judge and GPU reward endpoints.
+"""One async client for many LLM-judge and GPU reward endpoints.
 
-The public names, loaded when first used; nothing else.
+This module only exports the public names. Each is imported on first use.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = sorted([*_HOME_OF, "__version__"])  # noqa: PLE0605 - the tests hold it equal to what TYPE_CHECKING shows
+__all__ = sorted([*_HOME_OF, "__version__"])  # noqa: PLE0605 - a test compares it with the imports under TYPE_CHECKING
 
 if TYPE_CHECKING:
     from qreward.batching import BatchQueue as BatchQueue

@@ -1,6 +1,7 @@
-"""``client.chat.completions.create``: a client that looks like the openai SDK's, for code that wants no more than that.
+"""``client.chat.completions.create``: the interface of the openai SDK, for code written for its clients.
 
-Answers are openai's types, errors are ours. Knows the calls of the client; knows nothing of the SDK but its types.
+Responses have the types of the openai package; errors are those of this package. This module calls the client, and uses only the types of
+the openai package.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ChunkStream:
-    """A chat completion chunk by chunk, whose first token is there. For ``async for`` and ``async with``."""
+    """A streamed chat completion, chunk by chunk, for ``async for`` and ``async with``. Returned once the first token was received."""
 
     def __init__(self, stream: Stream, told_usage: bool) -> None:
         self._stream = stream
@@ -36,7 +37,7 @@ class ChunkStream:
         return await anext(self._chunks)
 
     async def close(self) -> None:
-        """Leave: the connection is closed when this returns. May be called again."""
+        """Close the stream. The connection is closed when this returns. Further calls do nothing."""
         await self._stream.aclose()
 
     async def __aenter__(self) -> ChunkStream:
@@ -47,7 +48,7 @@ class ChunkStream:
 
 
 class SyncChunkStream:
-    """The same for ``for`` and ``with``."""
+    """A streamed chat completion, chunk by chunk, for ``for`` and ``with``."""
 
     def __init__(self, chunks: ChunkStream) -> None:
         self._chunks = chunks
@@ -60,7 +61,10 @@ class SyncChunkStream:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Leave: the connection is closed when this returns (soon after, in ``on_result``). May be called again."""
+        """Close the stream. The connection is closed when this returns, or soon after if called in ``on_result``.
+
+        Further calls do nothing.
+        """
         leave(self._pieces, self._chunks.close)
 
     def __enter__(self) -> SyncChunkStream:
@@ -89,16 +93,20 @@ class Completions:
     async def create(
         self, *, messages: Iterable[Any], model: str, stream: bool | None = False, **params: Any
     ) -> ChatCompletion | ChunkStream:
-        """A chat completion, as the openai SDK's method of this name, but with the errors of :meth:`QRewardClient.chat_completion`.
+        """Request a chat completion, like the method of this name in the openai SDK.
 
         Args:
             messages, model: as in :meth:`QRewardClient.chat_completion`.
-            stream: True gives the answer in chunks, once the first token is there.
-            params: ``timeout``, ``extra_headers``, ``extra_body``, ``priority``, ``hedge`` and ``tenant`` as there; all else goes into the
-                JSON body. What the SDK's ``NOT_GIVEN`` or ``omit`` stands for is left out.
+            stream: True returns the response in chunks, once the first token was received.
+            params: ``timeout``, ``extra_headers``, ``extra_body``, ``priority``, ``hedge`` and ``tenant``, as in
+                :meth:`QRewardClient.chat_completion`. Other parameters go into the JSON body. Parameters set to the SDK's ``NOT_GIVEN`` or
+                ``omit`` are left out. Of an ``httpx.Timeout``, the read timeout is used.
+
+        Returns:
+            The openai package's ``ChatCompletion``, or a :class:`ChunkStream` if ``stream`` is True.
 
         Raises:
-            RequestError, NoEndpoint, ConfigError: as there.
+            RequestError, Rejected, NoEndpoint, ConfigError: as in :meth:`QRewardClient.chat_completion`; not the exceptions of the SDK.
 
         Example:
             >>> async def ask(client, messages):
@@ -113,7 +121,7 @@ class Completions:
 
 
 class SyncCompletions:
-    """``client.chat.completions`` of a client whose methods block."""
+    """``client.chat.completions`` of the blocking client."""
 
     def __init__(self, client: QRewardClient) -> None:
         self._completions = Completions(client)
@@ -129,7 +137,7 @@ class SyncCompletions:
     def create(
         self, *, messages: Iterable[Any], model: str, stream: bool | None = False, **params: Any
     ) -> ChatCompletion | SyncChunkStream:
-        """A chat completion. See :meth:`Completions.create`."""
+        """Request a chat completion. See :meth:`Completions.create`."""
         create = cast("Callable[..., Any]", self._completions.create)
         answer: Any = portal().call(create, messages=messages, model=model, stream=stream, **params)
         return SyncChunkStream(answer) if stream else cast("ChatCompletion", answer)
@@ -143,34 +151,34 @@ class Chat:
 
 
 class SyncChat:
-    """``client.chat`` of a client whose methods block."""
+    """``client.chat`` of the blocking client."""
 
     def __init__(self, client: QRewardClient) -> None:
         self.completions = SyncCompletions(client)
 
 
 class OpenAIFace:
-    """The part of ``QRewardClient`` that looks like an ``openai.AsyncOpenAI``."""
+    """The part of ``QRewardClient`` with the interface of ``openai.AsyncOpenAI``."""
 
     @property
     def chat(self) -> Chat:
-        """``chat.completions.create(...)``, as in the openai SDK, for code that takes such a client."""
+        """``chat.completions.create(...)`` as in the openai SDK, for code written for its client."""
         return Chat(cast("QRewardClient", self))
 
 
 class SyncOpenAIFace:
-    """The part of ``SyncQRewardClient`` that looks like an ``openai.OpenAI``."""
+    """The part of ``SyncQRewardClient`` with the interface of ``openai.OpenAI``."""
 
     _client: QRewardClient
 
     @property
     def chat(self) -> SyncChat:
-        """``chat.completions.create(...)``, as in the openai SDK, for code that takes such a client."""
+        """``chat.completions.create(...)`` as in the openai SDK, for code written for its client."""
         return SyncChat(self._client)
 
 
 def _given(params: Mapping[str, Any]) -> dict[str, Any]:
-    """What was really given, as the client wants it. Raises ``ConfigError``."""
+    """Return the parameters that have a value, in the form the client takes. Raises ``ConfigError``."""
     if params.get("extra_query"):
         raise ConfigError("extra_query is not supported; put parameters of the server into extra_body")
     given = {name: value for name, value in params.items() if name != "extra_query" and not _is_blank(value)}
@@ -180,6 +188,6 @@ def _given(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_blank(value: object) -> bool:
-    """Whether this is one of the SDK's words for nothing, which ``None`` is not."""
+    """Return whether a value is one of the SDK's markers for an omitted parameter. ``None`` is not."""
     kind = type(value)
     return kind.__name__ in ("NotGiven", "Omit") and kind.__module__.partition(".")[0] == "openai"

@@ -1,4 +1,7 @@
-"""The client: what people call. Validates, finds the route, hands the work to the engine; decides nothing itself."""
+"""``QRewardClient``, the asynchronous client and the main entry point of the package.
+
+The client validates arguments, finds the route of a model and passes the request to the engine. It makes no scheduling decision itself.
+"""
 
 from __future__ import annotations
 
@@ -49,26 +52,28 @@ if TYPE_CHECKING:
 
 
 class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
-    """One client over many endpoints.
+    """An asynchronous client that distributes requests over many endpoints.
 
-    Needs no running loop to be made. May be used from several event loops and threads at once: limits hold over all of
-    them. Pickles by its configuration; after a fork the child starts anew with it.
+    The client can be created without a running event loop, and used from several event loops and threads at once. Limits hold over all
+    of them. A pickled client carries its configuration and its telemetry, but no observers. After a fork, the child process starts with
+    the same configuration and no requests or connections.
 
     Args:
-        endpoints: where requests may go; at least one.
-        routes: which of them serve which models, beyond what each endpoint's ``models`` says.
-        retry: when a failed request is tried again.
-        hedge: when a request is sent to a second endpoint while the first still works on it; None is never.
-        max_queued: single calls that may wait for a route; one more ends with ``QueueFull``. None is any number.
-        timeout: seconds a request may take in all, queueing included; None waits for ever. Default 600. For an item of a batch see
+        endpoints: the endpoints that serve requests; at least one. Each is an ``Endpoint``, a mapping of its settings, or a URL.
+        routes: which endpoints serve which models, in addition to each endpoint's ``models``.
+        retry: when a failed request is sent again.
+        hedge: when a request is also sent to a second endpoint while the first still works on it. None disables hedging.
+        max_queued: number of single calls that may wait for a route. A further call fails with ``QueueFull``. None sets no limit.
+        timeout: total seconds of a request, queueing included; default 600. None sets no limit. For the items of a batch, see
             :meth:`batch_chat_completion`.
-        telemetry: what OpenTelemetry is told, by default all, of which nothing is seen until an SDK is set up; None is nothing.
-        observers: are told each event; see :class:`~qreward.observers.Observer`.
-        wire_factory: makes what carries the requests of one event loop; for tests.
-        clock: monotonic seconds; for tests in virtual time.
+        telemetry: what is recorded with OpenTelemetry; by default everything. Nothing is exported until an OpenTelemetry SDK is set up.
+            None records nothing.
+        observers: objects that receive an event for each step of a call; see :class:`~qreward.observers.Observer`.
+        wire_factory: returns the HTTP backend of one event loop; for tests.
+        clock: returns monotonic seconds; for tests in virtual time.
 
     Raises:
-        ConfigError: a setting is wrong, or two endpoints have one name.
+        ConfigError: a setting is invalid, or two endpoints have the same name.
 
     Example:
         >>> from qreward import Endpoint, QRewardClient
@@ -101,19 +106,31 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
 
     @classmethod
     def from_config(cls, source: str | Path | Mapping[str, Any] | ClientConfig, **watching: Unpack[Watching]) -> QRewardClient:
-        """A client from a YAML, JSON or TOML file, or a mapping. ``${VAR}`` in texts is read from the environment.
+        """Create a client from a YAML, JSON or TOML file, or from a mapping.
+
+        ``${VAR}`` in a string is replaced with the environment variable ``VAR``.
+
+        Args:
+            source: path of the file, a mapping of settings, or a ``ClientConfig``.
+            watching: ``telemetry`` and ``observers``, as for :class:`QRewardClient`.
 
         Raises:
-            ConfigError: with the file, the place, and what to change.
+            ConfigError: the configuration is invalid. The message names the file, the setting and the correction.
         """
         return cls._from(source if isinstance(source, ClientConfig) else load_config(source), **watching)
 
     @classmethod
     def from_env(cls, **watching: Unpack[Watching]) -> QRewardClient:
-        """A client from ``QREWARD_CONFIG`` (a file), or ``OPENAI_BASE_URL`` / ``OPENAI_API_BASE`` and ``OPENAI_API_KEY``.
+        """Create a client from environment variables.
+
+        ``QREWARD_CONFIG`` is the path of a configuration file. Without it, ``OPENAI_BASE_URL`` (or ``OPENAI_API_BASE``) and
+        ``OPENAI_API_KEY`` define one endpoint.
+
+        Args:
+            watching: ``telemetry`` and ``observers``, as for :class:`QRewardClient`.
 
         Raises:
-            ConfigError: none of them is set, or the file is wrong.
+            ConfigError: none of the variables is set, or the configuration is invalid.
         """
         return cls._from(config_from_env(os.environ), **watching)
 
@@ -142,9 +159,9 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         forks.watch(self, QRewardClient._begin_again)
 
     def _begin_again(self) -> object:
-        """In a forked child: the parent's connections and tasks are not ours."""
+        """Reset the client in a forked child process, which must not use the connections and tasks of its parent."""
         inherited = self._engine, self._fleet, self._sharing
-        for carrier in self._carriers:  # its open files are copies of the parent's
+        for carrier in self._carriers:  # the open files are copies of the parent's
             carrier.close()
         self._begin(self.config, *self._given)
         return inherited
@@ -164,27 +181,31 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> ChatCompletion:
-        """One chat completion.
+        """Request one chat completion.
 
         Args:
-            messages: the conversation, as in the OpenAI API: dicts, or openai's message objects.
-            model: chooses the route.
-            timeout: seconds in all, queueing included; the client's by default, None waits for ever.
+            messages: the conversation, as in the OpenAI API: dicts, or message objects of the openai package.
+            model: name of the model; selects the route.
+            timeout: total seconds, queueing included. The default is the client's timeout; None sets no limit.
             priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
-            hedge: False for a request that must not be sent to two endpoints at once.
-            tenant: on whose behalf; tenants that wait at the same priority get equal shares of the fleet.
-            extra_headers: sent with this request.
-            extra_body: goes into the JSON body, over ``params``.
-            params: goes into the JSON body: ``temperature``, ``max_tokens``, ``response_format``, anything.
+            hedge: False prevents the request from being sent to two endpoints at once.
+            tenant: name of the party that the request is made for. Tenants that wait at the same priority receive equal shares of the
+                endpoints.
+            extra_headers: additional HTTP headers of this request.
+            extra_body: additional members of the JSON body; they override ``params``.
+            params: further members of the JSON body, such as ``temperature``, ``max_tokens`` and ``response_format``.
 
         Returns:
-            openai's ``ChatCompletion``.
+            The openai package's ``ChatCompletion``.
 
         Raises:
-            RequestError: see its subclasses; with the trail of attempts. An answer that the server aborted or filtered is
-                ``InvalidResponse``; one that was cut off at its token limit is returned, and its ``finish_reason`` says so.
+            RequestError: the request failed; see the subclasses. ``attempts`` holds every attempt. A response that the server aborted or
+                filtered raises ``InvalidResponse``. A response that was cut off at its token limit is returned with the
+                ``finish_reason`` ``"length"``.
+            Rejected: the client ended the request: its queue is full, every endpoint of the route is marked unhealthy, or the client was
+                closed.
             NoEndpoint: no route matches the model.
-            ConfigError: an argument is wrong; nothing was sent.
+            ConfigError: an argument is invalid. Nothing was sent.
         """
         call = preparer(CHAT, model, params, extra_headers, extra_body)(messages)
         return cast("ChatCompletion", await self._one(call, model, self._terms(timeout, priority, hedge, tenant)))
@@ -206,29 +227,30 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> BatchResult[ChatCompletion]:
-        """Many chat completions over all endpoints of the route, as fast as they can.
+        """Request many chat completions, distributed over all endpoints of the route.
 
         Args:
-            batch_messages: conversations: a list, an iterator or an async iterator; read no faster than they are sent.
-            model: chooses the route.
-            timeout: seconds per item, from when an endpoint takes it; the client's by default. When no endpoint of the route is alive
-                for so long, all items that wait fail with ``RequestTimeout``.
-            deadline: seconds for the whole batch; what is missing then comes back as ``DeadlineExceeded``.
+            batch_messages: the conversations, as a list, an iterator or an async iterator. It is read no faster than its items are sent.
+            model: name of the model; selects the route.
+            timeout: seconds of one item, measured from when an endpoint takes it. The default is the client's timeout. If no endpoint of
+                the route responds for this long, all waiting items fail with ``RequestTimeout``.
+            deadline: seconds of the whole batch. Items without a result by then fail with ``DeadlineExceeded``.
             priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
             hedge, tenant: as in :meth:`chat_completion`.
-            on_result: called with each ``Result`` as soon as it is there, in the event loop.
-            progress: True shows a bar, or lines in the log; a function is called with a
-                :class:`~qreward.progress.Progress` now and then. See :func:`~qreward.progress.start_progress`.
-            keep_results: False returns only the statistics, so that any number of items takes constant memory.
+            on_result: function called in the event loop with each ``Result`` as soon as it is known.
+            progress: True shows a progress bar, or writes lines to the log. A function is called repeatedly with a
+                :class:`~qreward.progress.Progress`. See :func:`~qreward.progress.start_progress`.
+            keep_results: False returns only the statistics, so that memory does not grow with the number of items.
             extra_headers, extra_body, params: as in :meth:`chat_completion`.
 
         Returns:
-            Results in the order of the input; a failed item is a ``Result`` with an error.
+            Results in the order of the input. A failed item is a ``Result`` with an error.
 
         Raises:
-            NoEndpoint, ConfigError: before anything is sent.
-            BatchInterrupted: the input or ``on_result`` raised an ``Exception`` (the ``__cause__``). What had been sent was finished first;
-                it holds the results. Any other ``BaseException``, such as ``KeyboardInterrupt``, cancels what had been sent and is raised.
+            NoEndpoint, ConfigError: raised before anything is sent.
+            BatchInterrupted: the input or ``on_result`` raised an ``Exception``, which is the ``__cause__``. Requests already sent were
+                finished first, and the exception holds the results. Any other ``BaseException``, such as ``KeyboardInterrupt``, cancels
+                the requests and is raised unchanged.
 
         Example:
             >>> async def judge(client, conversations):
@@ -239,7 +261,7 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         items, terms = arguments.items("batch_messages", batch_messages), self._terms(timeout, priority, hedge, tenant)
         return await self._many(items, prepare, model, terms, deadline, on_result, progress, keep_results)
 
-    # the fleet, live
+    # changing endpoints and routes
 
     def register_model_route(
         self,
@@ -249,44 +271,69 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         strategy: LoadBalanceStrategy | str = LoadBalanceStrategy.EXPECTED_FINISH,
         weights: Mapping[str, float] | None = None,
     ) -> None:
-        """Send the models that match ``pattern`` to these endpoints. Replaces the route with the same pattern.
+        """Add a route, or replace the route with the same pattern.
 
-        An exact name goes before globs, the most specific glob before the others.
+        A model uses the route with its exact name. Without one, it uses the most specific glob that matches.
+
+        Args:
+            pattern: name of a model, or a glob.
+            endpoints: names of the endpoints that serve the matching models.
+            strategy: how an endpoint is chosen; see :class:`~qreward.settings.policies.LoadBalanceStrategy`.
+            weights: endpoint name -> weight; see :class:`~qreward.settings.policies.Route`.
 
         Raises:
-            ConfigError: a bad pattern, an unknown endpoint, a weight for an endpoint that is not listed.
+            ConfigError: the pattern is invalid, an endpoint is unknown, or a weight names an endpoint that is not listed.
         """
         if isinstance(endpoints, str):
             raise ConfigError(f"endpoints must be a list of names, such as [{endpoints!r}]")
-        chosen = cast("LoadBalanceStrategy", strategy)  # a text is taken too, and checked
+        chosen = cast("LoadBalanceStrategy", strategy)  # ``Route`` also accepts a string, and checks it
         route = Route(pattern=pattern, endpoints=tuple(endpoints), strategy=chosen, weights=dict(weights or {}))
         with self._changing:
             self._fleet.register(route)
 
     def list_routes(self) -> list[Route]:
-        """All routes in the order they are tried, those of the endpoints' own ``models`` among them."""
+        """Return all routes in the order in which they are matched, including those from the endpoints' ``models``."""
         return self._fleet.routes()
 
     def add_endpoint(self, endpoint: Endpoint | Mapping[str, Any] | str) -> None:
-        """Add an endpoint; work that waits for its models reaches it at once. Raises ``ConfigError`` if its name is taken."""
+        """Add an endpoint. Requests that already wait for its models can use it at once.
+
+        Raises:
+            ConfigError: a setting is invalid, or another endpoint has the same name.
+        """
         added = arguments.endpoint(endpoint)
         with self._changing:
             self._fleet.add(added)
-            self._prices.pop(added.name, None)  # of one that was removed; until then it is kept, for batches it had a part in
+            self._prices.pop(added.name, None)  # of a removed endpoint; kept until now for the cost of running batches
             if added.price is not None:
                 self._prices[added.name] = added.price
         self._look_around()
 
     def remove_endpoint(self, name: str) -> None:
-        """Remove an endpoint; what waits goes elsewhere or fails with ``NoEndpoint``.
+        """Remove an endpoint.
 
-        What it has in flight is finished; then its connections are closed.
+        Requests in flight at the endpoint are finished; then its connections are closed. Waiting requests go to other endpoints, or fail
+        with ``NoEndpoint`` if there are none.
+
+        Raises:
+            ConfigError: no endpoint has this name.
         """
         with self._changing:
             self._fleet.remove(name)
 
     def reload(self, config: str | Path | Mapping[str, Any] | ClientConfig) -> frozenset[str]:
-        """Take over another configuration live, or raise ``ConfigError`` and change nothing. Returns the names of what changed."""
+        """Replace the configuration while the client is in use.
+
+        Args:
+            config: path of a file, a mapping of settings, or a ``ClientConfig``.
+
+        Returns:
+            Names of the endpoints that were added, removed or changed, names of the settings that changed, and ``"routes"`` if a route
+            changed.
+
+        Raises:
+            ConfigError: the configuration is invalid. Nothing was changed.
+        """
         wanted = config if isinstance(config, ClientConfig) else load_config(config)
         with self._changing:
             changed, self._config = self._fleet.reload(self.config, wanted, self._prices), wanted
@@ -294,31 +341,38 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         return changed
 
     def mark_unhealthy(self, name: str) -> None:
-        """Send nothing to an endpoint until :meth:`mark_healthy`."""
+        """Send no requests to an endpoint until :meth:`mark_healthy` is called. Raises ``ConfigError`` for an unknown name."""
         self._fleet.mark(name, down=True)
 
     def mark_healthy(self, name: str) -> None:
-        """Bring an endpoint back with a clean record, whoever took it out."""
+        """Return an endpoint to service and clear its record of failures.
+
+        This applies to an endpoint taken out of service by :meth:`mark_unhealthy` or by the circuit breaker. Raises ``ConfigError`` for an
+        unknown name.
+        """
         self._fleet.mark(name, down=False)
 
     @property
     def config(self) -> ClientConfig:
-        """The configuration as it is now, changes made live included."""
+        """The current configuration, including changes made since the client was created."""
         registered = tuple(route for route in self._fleet.routes() if self._fleet.is_registered(route))
         endpoints = tuple(cast("Endpoint", source.handle) for source in self._fleet.sources())
         return self._config.model_copy(update={"endpoints": endpoints, "routes": registered})
 
     def stats(self) -> FleetStats:
-        """What each endpoint did since the client was made (latencies are over its last thousand answers), and where it stands now."""
+        """Return counts and latencies of each endpoint since the client was created, and its current state.
+
+        Latencies cover about the last thousand responses of an endpoint.
+        """
         now = self._clock()
         return FleetStats((source.name, stats_of(source, now)) for source in self._fleet.sources())
 
     async def aclose(self) -> None:
-        """End what is under way with ``ClientClosed`` and close all connections. The client cannot be used afterwards."""
+        """Close all connections and fail unfinished requests with ``ClientClosed``. The client cannot be used afterwards."""
         await self._engine.aclose()
         await self._sharing.aclose()
 
-    if not TYPE_CHECKING:  # type checkers are to see that it cannot be used so
+    if not TYPE_CHECKING:  # type checkers must report ``with`` as an error
 
         def __enter__(self) -> None:
             raise TypeError("QRewardClient is asynchronous: use `async with`, or SyncQRewardClient with `with`")
@@ -337,7 +391,7 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
     def __repr__(self) -> str:
         return f"<QRewardClient {', '.join(map(repr, self._fleet.sources()))}>"
 
-    # between the two
+    # from the public methods to the engine
 
     async def _one(self, call: WireRequest, model: str, terms: RequestOptions) -> Any:
         shell = self._engine.shell()

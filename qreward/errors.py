@@ -1,6 +1,6 @@
-"""The error tree. Every message says what happened, where, and what to change; no message holds a key.
+"""Exceptions of the package. Every message says what happened, where, and what to change. No message contains a key.
 
-This room knows nothing but words: no HTTP, no asyncio, no configuration.
+This module knows nothing of HTTP, asyncio or the configuration.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ if TYPE_CHECKING:
 
 
 class QRewardError(Exception):
-    """Base of everything this library raises on purpose.
+    """Base class of all exceptions that this package raises on purpose.
 
     Attributes:
-        usage: tokens of the answers that came although there is no result, such as those of a judge that could not be read; None if there
-            were none, or no server told.
+        usage: tokens of responses that were received although there is no result, such as judge responses that could not be parsed. None
+            if there were none, or if no server reported usage.
     """
 
     usage: Usage | None = None
 
 
 Fault = tuple[tuple[str | int, ...], str]
-"""One wrong setting: its path in the settings, such as ``("endpoints", 1, "limits")``, and what is wrong with it."""
+"""One invalid setting: its path, such as ``("endpoints", 1, "limits")``, and a description of the fault."""
 
 
 class ConfigError(QRewardError, ValueError):
-    """The configuration or an argument is wrong. Raised before anything is sent. The message has a line for each fault.
+    """The configuration or an argument is invalid. Raised before anything is sent. The message has one line per fault.
 
     Attributes:
-        faults: what is wrong, where several settings were checked together; else empty.
+        faults: the invalid settings, if several settings were checked together; otherwise empty.
     """
 
     faults: tuple[Fault, ...] = ()
 
 
 class NoEndpoint(QRewardError):
-    """No route matches the model, or the route has no endpoint left."""
+    """No route matches the model, or all endpoints of the route were removed."""
 
 
 class RequestError(QRewardError):
-    """A request was tried and did not succeed.
+    """A request was attempted and failed.
 
     Attributes:
-        endpoint: name of the endpoint that gave the last outcome, or None if none was reached.
-        model: the model that was asked for.
-        status_code: HTTP status of the last answer, or None if there was none.
+        endpoint: name of the endpoint of the last attempt, or None if no endpoint was reached.
+        model: the requested model.
+        status_code: HTTP status of the last response, or None if there was none.
         request_id: the server's ``x-request-id``, if it sent one.
-        attempts: every attempt that was made, oldest first.
+        attempts: every attempt, oldest first.
     """
 
     def __init__(
@@ -72,38 +72,41 @@ class RequestError(QRewardError):
 
 
 class RequestTimeout(RequestError, TimeoutError):
-    """The time budget ran out: of the task (queueing included) or of one attempt."""
+    """A time limit passed: that of the whole request, queueing included, or that of one attempt."""
 
 
 class ConnectionFailed(RequestError):
-    """No connection, or it broke before the answer was complete."""
+    """No connection could be opened, or it broke before the response was complete."""
 
 
 class RateLimited(RequestError):
-    """The endpoint said it is over a limit or overloaded (429, 503, 529)."""
+    """The endpoint reported a rate limit or overload (429, 503, 529), or an exhausted quota (402, for example)."""
 
 
 class ServerError(RequestError):
-    """The endpoint failed while it worked on the request (other 5xx)."""
+    """The endpoint failed while it processed the request (other 5xx; also 408, 409, 424, 425 and 499)."""
 
 
 class BadRequest(RequestError):
-    """The request itself is wrong; sending it again cannot help (400, 413, 422, or refused before it was sent)."""
+    """The request itself is wrong; sending it again cannot help (400, 413, 422, or refused before it was sent).
+
+    Also raised for 404, 405 and 410, where the ``base_url`` of the endpoint or the name of the model is probably wrong.
+    """
 
 
 class AuthenticationFailed(RequestError):
-    """The endpoint does not accept the key (401, 403)."""
+    """The endpoint did not accept the API key (401, 403), or the proxy did not accept the user and password (407)."""
 
 
 class InvalidResponse(RequestError):
-    """The endpoint answered with something that is not an answer (broken or empty JSON), or with one that is not whole."""
+    """The response is not valid (broken or empty JSON, or a redirect, for example), or the server did not complete it."""
 
 
 class StreamInterrupted(RequestError):
-    """A stream broke off after part of it was given out, or it was read on after it had been left.
+    """A stream ended early after the caller received part of it, or it was read after it had been closed.
 
     Attributes:
-        text: what had come until then. What broke it off is ``__cause__``.
+        text: the text received before the stream ended. ``__cause__`` is the error that ended it.
     """
 
     def __init__(
@@ -121,30 +124,30 @@ class StreamInterrupted(RequestError):
 
 
 class Rejected(QRewardError):
-    """The request was not tried to its end, by our own decision."""
+    """The client itself ended the request before an endpoint completed it."""
 
 
 class QueueFull(Rejected):
-    """The queue is bounded and has no room."""
+    """The queue has reached its limit."""
 
 
 class CircuitOpen(Rejected):
-    """Every endpoint of the route is out of service."""
+    """Every endpoint of the route is marked unhealthy, or the circuit breaker of a scheduled function is open."""
 
 
 class DeadlineExceeded(Rejected):
-    """The deadline of the batch passed before this item was done."""
+    """The deadline of the batch passed before this item had a result."""
 
 
 class ClientClosed(Rejected):
-    """The client was closed before the request was done."""
+    """The client was closed before the request had a result."""
 
 
 class BatchInterrupted(QRewardError):
-    """The input of a batch raised while it was read. What was already sent has been finished.
+    """The input of a batch, or its ``on_result`` function, raised an exception. Requests already sent were finished first.
 
     Attributes:
-        results: the results of all items read before the input failed. The input's own exception is ``__cause__``.
+        results: the results of all items that were read before the exception, which is ``__cause__``.
     """
 
     def __init__(self, message: str, results: BatchResult[object] | None = None) -> None:

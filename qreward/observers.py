@@ -1,10 +1,10 @@
-"""Observers: who is told what a client does, one frozen event at a time. Plain words, for whoever wants to listen; knows no engine.
+"""Observers receive an immutable event for each step of a client's calls. This module does not depend on the engine.
 
-An observer is given to a client, ``QRewardClient(..., observers=[mine])``. Its methods are called in the event loop of the call, so they
-must be quick and must not block. One that raises is told nothing more, which is logged once; the call never notices.
+Observers are passed to a client: ``QRewardClient(..., observers=[mine])``. Their methods run in the event loop of the call, so they must be
+fast and must not block. If an observer raises, a warning is logged and the observer is not called again; the call is not affected.
 
-In time, the events of one call are ``call_started``, then for each attempt ``attempt_started`` and ``attempt_ended``, amid them
-``first_chunk`` if its answer is streamed, and ``call_ended``. The attempt that lost a race may end after its call.
+The events of one call are ``call_started``; for each attempt ``attempt_started``, ``first_chunk`` if the response is streamed, and
+``attempt_ended``; and finally ``call_ended``. A losing hedge may end after its call.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from qreward.errors import QRewardError
 
 AttemptType = Literal["original", "retry", "hedge"]
 AttemptOutcome = Literal["won", "failed", "cancelled", "discarded"]
-"""``cancelled``: stopped by us or by the caller, as the loser of a hedge is; ``discarded``: it answered, but another had been quicker."""
+"""``cancelled``: stopped by the client, such as a losing hedge, or by the caller. ``discarded``: succeeded after another attempt had."""
 CallOutcome = Literal["ok", "failed", "cancelled"]
-"""``cancelled``: given up by its caller."""
+"""``cancelled``: the caller cancelled the call."""
 
 
 class CallStarted(msgspec.Struct, frozen=True, gc=False):
-    """A request was made; it may wait in the queue. An item of a batch starts when it is sent for the first time.
+    """A call started; it may wait in the queue. An item of a batch starts when it is sent for the first time.
 
     Attributes:
-        call: a number of its own in this process, the same in all events of the call.
+        call: number of the call, unique in this process and the same in all events of the call.
         operation: ``chat``, ``embeddings``, ...
-        model: the model that was asked for.
-        route: pattern of the route that serves it.
-        streamed: its answer comes in pieces.
+        model: the requested model.
+        route: pattern of the route.
+        streamed: True if the response is streamed.
     """
 
     call: int
@@ -43,7 +43,14 @@ class CallStarted(msgspec.Struct, frozen=True, gc=False):
 
 
 class AttemptStarted(msgspec.Struct, frozen=True, gc=False):
-    """A request is being sent to an endpoint: the ``number``-th attempt of its call."""
+    """A request is about to be sent to an endpoint.
+
+    Attributes:
+        call: number of the call.
+        number: number of the attempt within the call, from 1.
+        type: ``original``, ``retry`` or ``hedge``.
+        endpoint: name of the endpoint.
+    """
 
     call: int
     number: int
@@ -52,7 +59,13 @@ class AttemptStarted(msgspec.Struct, frozen=True, gc=False):
 
 
 class FirstChunk(msgspec.Struct, frozen=True, gc=False):
-    """The first piece of a streamed answer is there, ``seconds`` after the call was made."""
+    """The first chunk of a streamed response was received.
+
+    Attributes:
+        call: number of the call.
+        endpoint: name of the endpoint.
+        seconds: from the start of the call.
+    """
 
     call: int
     endpoint: str
@@ -60,12 +73,14 @@ class FirstChunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class AttemptEnded(msgspec.Struct, frozen=True, gc=False):
-    """An attempt is over.
+    """An attempt ended.
 
     Attributes:
-        seconds: how long it took.
-        status_code: HTTP status of a failure, if there was an answer.
-        error: what went wrong if its ``outcome`` is ``failed``.
+        call, number, type, endpoint: as in :class:`AttemptStarted`.
+        outcome: see ``AttemptOutcome``.
+        seconds: duration of the attempt.
+        status_code: HTTP status of a failure, if there was a response.
+        error: the error, if ``outcome`` is ``failed``.
     """
 
     call: int
@@ -79,17 +94,18 @@ class AttemptEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallEnded(msgspec.Struct, frozen=True, gc=False):
-    """A request is over.
+    """A call ended.
 
     Attributes:
-        model, route, operation: as when it started.
+        call, operation, model, route: as in :class:`CallStarted`.
         outcome: see ``CallOutcome``.
-        endpoint: who answered, or None.
+        endpoint: name of the endpoint that responded, or None.
         seconds: from start to end, queueing and all attempts included.
-        queued: seconds before its first attempt; all of them if there was none.
-        attempts, hedges: how often it was sent, and how often of them while another attempt was under way.
-        prompt_tokens, completion_tokens: what the server said it used.
-        error: what its caller gets, or None.
+        queued: seconds before the first attempt; all seconds if there was none.
+        attempts: number of attempts.
+        hedges: number of attempts that were sent while another was in flight.
+        prompt_tokens, completion_tokens: tokens, as reported by the server.
+        error: the exception that the caller receives, or None.
     """
 
     call: int
@@ -108,7 +124,7 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Observer:
-    """Hears of events. Extend it and write the methods you want; an object of another class that has some of them will do as well.
+    """Base class of observers. Subclass it and override the methods you need. Any other object with some of these methods works as well.
 
     Example:
         >>> class Slow(Observer):
@@ -118,26 +134,26 @@ class Observer:
     """
 
     def call_started(self, event: CallStarted, /) -> None:
-        """A request was made."""
+        """Called when a call starts."""
 
     def attempt_started(self, event: AttemptStarted, /) -> None:
-        """It is being sent."""
+        """Called when an attempt is about to be sent."""
 
     def first_chunk(self, event: FirstChunk, /) -> None:
-        """Its answer begins to come."""
+        """Called for the first chunk of a streamed response."""
 
     def attempt_ended(self, event: AttemptEnded, /) -> None:
-        """An attempt is over."""
+        """Called when an attempt ends."""
 
     def call_ended(self, event: CallEnded, /) -> None:
-        """The request is over."""
+        """Called when a call ends."""
 
 
 class MetricsCallback(Observer):
-    """Calls a function with a plain mapping at the end of each call: the members of :class:`CallEnded`, the error as its class's name.
+    """Calls a function with a mapping at the end of each call: the fields of :class:`CallEnded`, with the error as the name of its class.
 
     Args:
-        callback: is given the mapping. What it returns is ignored.
+        callback: function that receives the mapping. Its return value is ignored.
 
     Example:
         >>> seen = []
@@ -156,11 +172,11 @@ class MetricsCallback(Observer):
 
 
 CARRIED: ContextVar[Mapping[str, str] | None] = ContextVar("qreward-carried", default=None)
-"""Headers that an attempt carries besides its own, such as ``traceparent``. Set around its sending, read by the wire."""
+"""Additional headers of an attempt, such as ``traceparent``. Set while it is sent, and read by the HTTP backend."""
 
 
 def with_carried(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """The headers of a call and those that are carried; the call's own win."""
+    """Return the headers of a call together with those in ``CARRIED``. A header of the call takes precedence."""
     carried = CARRIED.get()
     if carried is None:
         return headers

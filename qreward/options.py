@@ -1,4 +1,4 @@
-"""Arguments of a call: what may be given, and what is said if it is wrong. Everything here happens before anything is sent."""
+"""Validation of the arguments of clients and calls. Everything here runs before anything is sent."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from qreward.telemetry import Telemetry
 
 DEFAULT: Any = object()
-"""An argument that was not given, where None would mean something else: no timeout, or a response that is missing."""
+"""Marks an argument that was not passed, where None has a meaning of its own: no timeout, or a missing response."""
 
 
 class Watching(TypedDict, total=False):
-    """Who is told what a client does; see :class:`~qreward.client.QRewardClient`."""
+    """Telemetry and observers of a client; see :class:`~qreward.client.QRewardClient`."""
 
     telemetry: Telemetry | None
     observers: Iterable[object]
@@ -39,7 +39,7 @@ OPTIONS = frozenset(
         *("on_interrupt", "on_stream_error", "max_concurrent_streams", "extra_headers", "extra_body"),
     }
 )
-"""The options of all calls. Each method has some of them as arguments; none of them is a parameter of a server."""
+"""The options of all calls. Each method takes some of them as arguments. None of them is sent to a server as a parameter."""
 _OWN = frozenset({"model", "messages", "input"})
 
 
@@ -50,7 +50,11 @@ def preparer(
     headers: Mapping[str, str] | None,
     body: Mapping[str, Any] | None,
 ) -> Callable[[Any], WireRequest]:
-    """What makes one item into a call. All that the items of a batch share is checked here, once."""
+    """Return a function that makes a ``WireRequest`` of one item. What the items of a batch share is checked here, once.
+
+    Raises:
+        ConfigError: the model, the parameters, the headers or the body are invalid.
+    """
     if not isinstance(model, str) or not model:
         raise ConfigError(f"model must be the name of a model, not {model!r}")
     if body is not None and not isinstance(body, Mapping):
@@ -75,16 +79,16 @@ def preparer(
 
 
 def check_params(params: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for a parameter that is an option of another call, or nearly the name of an option.
+    """Raise ``ConfigError`` for a parameter that is an option of another call, or a misspelled option.
 
-    It would go into the JSON body, where most servers ignore it. ``extra_body`` takes any name.
+    It would go into the JSON body, where most servers ignore it. ``extra_body`` accepts any name.
     """
     for name in params:
         if fault := _fault_of(name):
             raise ConfigError(fault)
 
 
-@lru_cache(maxsize=1024)  # comparing names takes longer than all else of a call, and a program uses few of them
+@lru_cache(maxsize=1024)  # comparing names is the slowest part of a call, and a program uses few names
 def _fault_of(name: str) -> str | None:
     to_server = f"A parameter of the server with this name goes into extra_body={{{name!r}: ...}}"
     if name in OPTIONS:
@@ -96,21 +100,21 @@ def _fault_of(name: str) -> str | None:
 
 
 def items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
-    """The input of a batch: anything that gives items, but no text and no mapping."""
+    """Return the input of a batch: any iterable or async iterable except strings, bytes and mappings."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | AsyncIterable):
         raise ConfigError(f"{name} must be a list, an iterator or an async iterator of items, not a {type(given).__name__}")
     return given
 
 
 def callback(name: str, given: Callable[..., object] | None) -> Callable[..., object] | None:
-    """A function that is called and not awaited."""
+    """Return a function that is called and not awaited, or None."""
     if given is not None and (not callable(given) or iscoroutinefunction(given)):
         raise ConfigError(f"{name} must be a plain function, not {given!r}")
     return given
 
 
 def watching(telemetry: Any = DEFAULT, observers: Any = ()) -> tuple[Any, Any, list[object]]:
-    """Who is told what a client does: the telemetry or None, its watcher, and the observers."""
+    """Return the telemetry or None, its watcher or None, and a list of the observers."""
     if isinstance(observers, str) or not isinstance(observers, Iterable):
         raise ConfigError(f"observers must be a list of observers, such as [MyObserver()], not {type(observers).__name__}")
     if telemetry is None:
@@ -124,14 +128,14 @@ def watching(telemetry: Any = DEFAULT, observers: Any = ()) -> tuple[Any, Any, l
 
 
 def endpoints(given: object) -> tuple[Endpoint, ...]:
-    """Several endpoints, each in any form that :func:`endpoint` takes."""
+    """Return several endpoints, each from any form that :func:`endpoint` accepts."""
     if isinstance(given, str | Mapping | Endpoint) or not isinstance(given, Iterable):
         raise ConfigError("endpoints must be a list, such as [Endpoint('http://gpu-0:8000/v1')]")
     return tuple(map(endpoint, given))
 
 
 def endpoint(given: Endpoint | Mapping[str, Any] | str) -> Endpoint:
-    """An endpoint, from itself, its settings, or its URL."""
+    """Return an endpoint from an ``Endpoint``, a mapping of its settings, or its URL."""
     if isinstance(given, Endpoint):
         return given
     if isinstance(given, str):
@@ -142,7 +146,7 @@ def endpoint(given: Endpoint | Mapping[str, Any] | str) -> Endpoint:
 
 
 def seconds(name: str, value: float | None) -> float | None:
-    """A duration, or None for none."""
+    """Return a positive number of seconds, or None for no limit."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
@@ -151,14 +155,14 @@ def seconds(name: str, value: float | None) -> float | None:
 
 
 def count(name: str, value: int) -> int:
-    """A whole number, 0 for no limit."""
+    """Return a non-negative integer; 0 means no limit."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ConfigError(f"{name} must be a whole number, 0 for no limit, not {value!r}")
     return value
 
 
 def terms(timeout: float | None, priority: int | str, hedge: bool, tenant: str | None) -> RequestOptions:
-    """How the requests of one call are to be treated."""
+    """Return the scheduling options of the requests of one call."""
     if not isinstance(hedge, bool):
         raise ConfigError(f"hedge must be True or False here, not {hedge!r}; how requests are hedged is set by the client's Hedge(...)")
     if tenant is not None and (not isinstance(tenant, str) or not tenant):
@@ -167,7 +171,7 @@ def terms(timeout: float | None, priority: int | str, hedge: bool, tenant: str |
 
 
 def level(priority: int | str) -> int:
-    """A priority as a number from 0 to 9; a name is that of a :class:`~qreward.settings.policies.Priority`."""
+    """Return a priority as a number from 0 to 9. A name is that of a :class:`~qreward.settings.policies.Priority`."""
     try:
         return priority_level(priority)
     except ValueError as error:
@@ -182,9 +186,9 @@ def reporting(
     prices: Mapping[str, tuple[float, float]],
     clock: Callable[[], float],
 ) -> dict[str, Any]:
-    """What a batch is given to tell how far it is and what it costs: ``progress`` and ``prices``.
+    """Return the ``progress`` and ``prices`` arguments of a batch.
 
-    Prices are all by endpoint, those of endpoints that come later included; none if no endpoint of the pool has one.
+    The prices are those of all endpoints, including endpoints added later. They are empty if no endpoint of the pool has a price.
     """
     total = len(items) if isinstance(items, Sized) else None
     told = prices if any(source.name in prices for source in pool.sources) else {}
@@ -193,5 +197,5 @@ def reporting(
 
 
 def tokens_of(call: WireRequest) -> tuple[float, float]:
-    """Rough (prompt, most output) tokens of a call."""
+    """Return a rough estimate of the (prompt, maximum output) tokens of a call."""
     return call.codec.estimate_tokens(call)

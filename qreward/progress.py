@@ -1,7 +1,7 @@
-"""Progress of a batch: a bar, lines in the log, or a function of the user's.
+"""Progress of a batch: a bar, lines in the log, or calls of a function.
 
-A meter counts results and shows the counts at most a few times a second. It knows neither the engine nor asyncio.
-tqdm is an extra; it is imported only for a bar.
+A ``Meter`` counts results and shows the counts at most a few times a second. It knows neither the engine nor asyncio.
+tqdm is an optional dependency, imported only for a bar.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qreward.results import Result, RouteLoad, dollars, retries
 from qreward.scheduler.stats.latency import Quantiles
 
 VARIABLE = "QREWARD_PROGRESS"
-"""Set to 1, this environment variable shows progress where a program does not say what it wants."""
+"""Environment variable that, set to 1, shows progress where a program passes ``progress=None``."""
 
 _log = logging.getLogger("qreward")
 
@@ -32,19 +32,21 @@ class Progress:
     """Progress of a batch. Counts are items unless stated otherwise.
 
     Attributes:
-        done: items that have a result: ``ok`` an answer, ``failed`` an error.
-        total: items in all, or None if the input has no length.
-        in_flight: requests under way at the endpoints of the route, those of other batches included.
+        done: items that have a result.
+        ok: items that succeeded.
+        failed: items that failed.
+        total: number of items, or None if the input has no length.
+        in_flight: requests in flight at the endpoints of the route, including those of other batches.
         window: requests that the endpoints in service may have in flight now.
-        retried: items sent again after a failure. An item sent again after a 429 or another sign of overload is not one of them.
+        retried: items sent again after a failure. An item sent again after a 429 or other overload is not counted.
         hedged: items sent to two endpoints at once.
         rejected: items that an overloaded endpoint rejected (429, 503, 529) before they had a result.
-        prompt_tokens, completion_tokens: tokens, as far as the servers report them.
+        prompt_tokens, completion_tokens: tokens, as reported by the servers.
         elapsed: seconds since the batch began.
-        p95: seconds within which 95 % of about the last thousand answers came, or None without answers.
-        cost: US dollars for the answers of endpoints that have a price, or None if none has one.
-        down: endpoints of the route that are out of service now.
-        endpoints: endpoints of the route.
+        p95: 95th percentile of the latency of about the last thousand responses in seconds, or None without responses.
+        cost: US dollars for the responses of endpoints that have a price, or None if none has one.
+        down: number of endpoints of the route that are out of service now.
+        endpoints: number of endpoints of the route.
     """
 
     done: int
@@ -89,22 +91,22 @@ def start_progress(
     prices: Mapping[str, tuple[float, float]] | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> Meter | None:
-    """Return a meter for one batch, or None if nothing is to be shown. Nothing is drawn before its first ``add`` or ``refresh``.
+    """Return a meter for one batch, or None if nothing is shown. Nothing is drawn before the first ``add`` or ``refresh``.
 
     Args:
         wanted: True shows a bar on a terminal and in a notebook. Elsewhere, and where tqdm is not installed, it writes a line
             after 2 seconds and then every 10 seconds: to the logger ``qreward`` at level INFO, or to standard error where
-            logging is not configured. False shows nothing. None reads the environment variable ``QREWARD_PROGRESS``, whose
-            default is nothing. A function is called with a :class:`Progress` at most four times a second, and once at the end.
-            Processes whose ``RANK`` or ``LOCAL_RANK`` is above 0 show nothing, but call the function.
-        total: number of items, if it is known.
-        title: what is counted, such as the model.
-        load: returns the load of the batch's route.
-        prices: endpoint -> US dollars for a million prompt and completion tokens.
-        clock: monotonic seconds.
+            logging is not configured. False shows nothing. None shows progress if the environment variable ``QREWARD_PROGRESS``
+            is 1. A function is called with a :class:`Progress` at most four times a second, and once at the end.
+            A process whose ``RANK`` or ``LOCAL_RANK`` is above 0 shows nothing, but calls the function.
+        total: number of items, if known.
+        title: label of the progress, such as the model.
+        load: function that returns the load of the batch's route.
+        prices: endpoint name -> US dollars for a million prompt tokens and a million completion tokens.
+        clock: returns monotonic seconds.
 
     Raises:
-        ConfigError: ``wanted`` is something else.
+        ConfigError: ``wanted`` has another type, or is an async function.
 
     Example:
         >>> seen = []
@@ -119,7 +121,7 @@ def start_progress(
 
 
 class Meter:
-    """Counts the results of one batch and shows the counts. An error of the view is logged once; the batch goes on."""
+    """Counts the results of one batch and shows the counts. An exception from the view is logged once; the batch continues."""
 
     __slots__ = (
         "_began", "_clock", "_closed", "_completion", "_cost", "_due", "_failed", "_hedged", "_latencies", "_load", "_ok",
@@ -156,7 +158,7 @@ class Meter:
             self._show(now)
 
     def refresh(self) -> None:
-        """Show the counts if they are due. Called now and then, for requests in flight change while no item gets a result."""
+        """Show the counts if they are due. Called regularly, because the requests in flight change while no item has a result."""
         if (now := self._clock()) >= self._due:
             self._show(now)
 
@@ -167,7 +169,7 @@ class Meter:
             self._safely(self._view.close)
 
     def snapshot(self) -> Progress:
-        """Return the counts up to now."""
+        """Return the current counts."""
         load = self._load() if self._load is not None else RouteLoad()
         return Progress(
             done=self._ok + self._failed,
@@ -232,7 +234,7 @@ def _view(wanted: object, title: str) -> View | None:
 
 
 class _Function:
-    """The user's own."""
+    """Passes the counts to the user's function."""
 
     interval = 0.25
 
@@ -246,10 +248,10 @@ class _Function:
 
 
 class _Lines:
-    """A line soon after the start, then one every ten seconds: in the log, or on standard error where logging is not configured.
+    """Writes a line 2 seconds after the start, then every 10 seconds: to the log, or to standard error if logging is not configured.
 
     Args:
-        title: what is counted.
+        title: label of the progress.
         hint: appended to the first line.
     """
 
@@ -273,7 +275,7 @@ class _Lines:
 
 
 class _Cell:
-    """A line in a notebook's cell, rewritten in place. Needs no widgets."""
+    """Shows a line in a notebook cell and rewrites it in place. Needs no widgets."""
 
     interval = 0.5
 
@@ -292,9 +294,9 @@ class _Cell:
 
 
 class _Bar:
-    """tqdm's bar with details after its rate. Details that do not fit into the line are left out, least important first.
+    """A tqdm bar with details after the rate. Details that do not fit into the line are left out, least important first.
 
-    A bar inside another one is removed when it is done.
+    A bar nested in another one is removed when it is finished.
     """
 
     interval = 0.25
@@ -314,7 +316,7 @@ class _Bar:
             self._bar.refresh()
 
     def _fitting(self, progress: Progress) -> str:
-        """The most details that leave room for a bar of ten characters and the closing bracket."""
+        """Return as many details as leave space for a bar of ten characters and the closing bracket."""
         line = self._bar.format_dict | {"n": progress.done}
         columns = line["ncols"]
         for least in sorted(set(_IMPORTANCE.values())):
@@ -332,16 +334,16 @@ class _Bar:
 
 
 def _bar() -> Any:
-    """tqdm's class for a terminal or a notebook, or None if tqdm is not installed."""
+    """Return tqdm's class for a terminal or a notebook, or None if tqdm is not installed."""
     try:
         tqdm = importlib.import_module("tqdm.auto").tqdm
     except ImportError:
         return None
-    return type("Bar", (tqdm,), {"monitor_interval": 0})  # without tqdm's thread: the meter draws in time
+    return type("Bar", (tqdm,), {"monitor_interval": 0})  # tqdm's thread is not needed: the meter draws regularly
 
 
 def _has_widgets() -> bool:
-    """Without ipywidgets tqdm warns and draws on standard error, which a notebook shows in red."""
+    """Return whether ipywidgets is installed. Without it, tqdm warns and draws on standard error, which a notebook shows in red."""
     return importlib.util.find_spec("ipywidgets") is not None
 
 
@@ -361,11 +363,11 @@ def is_notebook() -> bool:
 
 
 _IMPORTANCE = {"down": 7, "err": 6, "in flight": 5, "cost": 4, "p95": 3, "retried": 2, "hedged": 1, "tokens": 0}
-"""Where a line is too short for all details, the lowest are left out first."""
+"""Importance of the details. If a line is too short for all of them, the least important are left out first."""
 
 
 def details(progress: Progress, least: int = 0) -> list[str]:
-    """The details of a progress line in words. Those that are zero or unknown are left out, and those below an importance."""
+    """Return the details of a progress line. Details that are zero, unknown or below the importance ``least`` are left out."""
     done, tokens = progress.done, progress.prompt_tokens + progress.completion_tokens
     texts = {
         "down": f"{progress.down} of {progress.endpoints} down" if progress.down else "",
@@ -385,7 +387,7 @@ def _line(title: str, progress: Progress) -> str:
 
 
 def _counted(progress: Progress) -> list[str]:
-    """What a bar would say by itself."""
+    """Return what a bar shows by itself: counts, elapsed time, rate and remaining time."""
     done, total, elapsed = progress.done, progress.total, progress.elapsed
     rate = done / elapsed if elapsed > 0 else 0.0
     left = total - done if total is not None else 0

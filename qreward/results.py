@@ -1,6 +1,7 @@
-"""What comes back: one ``Result`` an item, one ``BatchResult`` a batch. A failure is a value here, never ``None`` or 0.
+"""Results: one ``Result`` per item, one ``BatchResult`` per batch, and their statistics.
 
-This room knows nothing of HTTP or of the scheduler; answers reach it through the small ``Answered`` protocol.
+A failed item is a ``Result`` with an error, never ``None`` or 0. This module knows nothing of HTTP or the scheduler; it accesses responses
+through the ``Answered`` protocol.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from qreward.errors import QRewardError, RequestError
 T = TypeVar("T")
 
 _RAISE: Any = object()
-"""Stands for no default: failed items raise."""
+"""Marks a missing default: failed items raise."""
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Tokens that the server says it used; None where it said nothing."""
+    """Tokens used, as reported by the server. A count that was not reported is None."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -28,15 +29,15 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
-    """One try at one endpoint.
+    """One attempt to send a request to one endpoint.
 
     Attributes:
-        endpoint: its name.
+        endpoint: name of the endpoint.
         outcome: ``ok``, or the kind of failure (``overloaded``, ``transient``, ``timeout``, ``cancelled``, ...).
         latency: seconds from sending to the outcome.
-        status_code: HTTP status, if there was an answer.
-        detail: what the failure said, without secrets.
-        hedge: a second attempt, made while another was under way.
+        status_code: HTTP status of a failure, if there was a response.
+        detail: message of the failure, without secrets.
+        hedge: True for a second attempt that was sent while another was in flight.
     """
 
     endpoint: str
@@ -48,12 +49,12 @@ class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 def has_failed(attempts: Iterable[AttemptRecord]) -> bool:
-    """Whether one of them failed. A 429 or another sign of overload is no failure, and neither is an attempt that was cancelled."""
+    """Return whether an attempt failed. A 429 or other overload is not a failure, nor is a cancelled attempt."""
     return any(attempt.outcome not in ("ok", "overloaded", "cancelled") for attempt in attempts)
 
 
 def retries(attempts: Sequence[AttemptRecord]) -> Iterator[AttemptRecord]:
-    """The attempts that were made because an earlier one had failed."""
+    """Yield the attempts that were made because an earlier one had failed."""
     failed = False
     for attempt in attempts:
         if failed and not attempt.hedge:
@@ -65,10 +66,10 @@ class RouteLoad(NamedTuple):
     """The load of a route's endpoints at one moment.
 
     Attributes:
-        in_flight: requests under way.
-        window: requests that the endpoints in service may have under way.
-        down: endpoints that are out of service.
-        endpoints: all of them.
+        in_flight: requests in flight.
+        window: requests that the endpoints in service may have in flight.
+        down: number of endpoints that are out of service.
+        endpoints: number of all endpoints.
     """
 
     in_flight: int = 0
@@ -78,27 +79,27 @@ class RouteLoad(NamedTuple):
 
 
 class Answered(Protocol):
-    """What the wire made of an answer: ``build`` gives the user's object, ``text`` the words, both on demand."""
+    """A decoded response. ``build`` returns the object for the caller and ``text`` its text; both are made on demand."""
 
-    usage: Usage | None  # and, where it was written by a model, ``finish_reason: str | None``
+    usage: Usage | None  # generated responses also have ``finish_reason: str | None``
 
     def build(self) -> Any: ...
     def text(self) -> str: ...
 
 
 class Result(Generic[T]):
-    """The outcome of one item: an answer or an error.
+    """The outcome of one item: a response or an error.
 
-    A chat completion is an answer if it is whole, or was cut off at its token limit (``finish_reason`` is then ``"length"``). One that the
-    server aborted or filtered, or that ended for a reason that is not known, is an :class:`~qreward.errors.InvalidResponse`.
+    A chat completion succeeds if it is complete, or was cut off at its token limit (``finish_reason`` is then ``"length"``). A completion
+    that the server aborted or filtered, or that ended for an unknown reason, fails with :class:`~qreward.errors.InvalidResponse`.
 
     Attributes:
-        index: place in the batch, from 0.
-        error: what went wrong, or None.
-        endpoint: name of the endpoint that answered, or that failed last.
-        latency: seconds of the attempt that answered (0.0 if none did).
+        index: position in the batch, from 0.
+        error: the error, or None if the item succeeded.
+        endpoint: name of the endpoint that responded, or of the last one that failed.
+        latency: seconds of the successful attempt (0.0 if none succeeded).
         queued: seconds in the queue before the first attempt.
-        attempts: every try, oldest first.
+        attempts: every attempt, oldest first.
     """
 
     __slots__ = ("_answer", "_extra", "_trail", "_value", "endpoint", "error", "index", "latency", "queued")
@@ -126,17 +127,21 @@ class Result(Generic[T]):
 
     @property
     def ok(self) -> bool:
+        """True if the item succeeded."""
         return self.error is None
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """The item's other fields, such as an ``id``: what a mapping given to ``batch_score`` or ``batch_compare`` of a judge, or of a
-        ``RewardModelScorer``, holds besides what is judged. Empty for other items, and for those that were never read."""
+        """Fields of the input item that are not judged, such as an ``id``.
+
+        They are set for mappings passed to ``batch_score`` or ``batch_compare`` of a judge or a ``RewardModelScorer``. The mapping is
+        empty for other items, and for items that were never read.
+        """
         return {} if self._extra is None else self._extra
 
     @property
     def value(self) -> T:
-        """The user's object, such as an openai ``ChatCompletion``, made when first asked for. Raises the item's error."""
+        """The response object, such as an openai ``ChatCompletion``, built on first access. Raises the error of a failed item."""
         if self._value is None:
             self._value = self._answered().build()
         assert self._value is not None
@@ -144,30 +149,31 @@ class Result(Generic[T]):
 
     @property
     def text(self) -> str:
-        """The words of the answer, ``""`` if it has none (a tool call). Raises the item's error."""
+        """The text of the response; ``""`` if it has none, such as for a tool call. Raises the error of a failed item."""
         return self._answered().text()
 
     @property
     def finish_reason(self) -> str | None:
-        """How the answer of a model ended: ``"stop"``, ``"tool_calls"``, ``"length"`` if it was cut off at its token limit.
+        """Why the generation ended: ``"stop"``, ``"tool_calls"``, or ``"length"`` if it was cut off at its token limit.
 
-        None if the server did not say, for a failure, and for what no model wrote.
+        None if the server did not report it, if the item failed, or if the response is not generated text.
         """
         return getattr(self._answer, "finish_reason", None)
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens used by the answer, or by the answers of a judge that failed; None if there were none, or no server told."""
+        """Tokens used by the response, or by the responses to a judge item that failed. None if no server reported any."""
         paid = self._answer if self._answer is not None else self.error
         return paid.usage if paid is not None else None
 
     @property
     def usage_is_estimated(self) -> bool:
-        """True if the item was sent with others, and the server told only what they used together: then ``usage`` is a share by size."""
+        """True if ``usage`` is estimated: a share by size of the usage that the server reported for a request with several items."""
         return bool(getattr(self._answer, "estimated", False))
 
     @property
     def attempts(self) -> tuple[AttemptRecord, ...]:
+        """Every attempt, oldest first."""
         if self._answer is None or self.endpoint is None:
             return self._trail
         hedge = any(record.outcome == "cancelled" and not record.hedge for record in self._trail)
@@ -175,7 +181,7 @@ class Result(Generic[T]):
 
     @property
     def has_trail(self) -> bool:
-        """True if an attempt failed on the way."""
+        """True if an attempt ended without the response: it failed, was rejected or was cancelled."""
         return bool(self._trail)
 
     def _answered(self) -> Answered:
@@ -192,14 +198,15 @@ class Result(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class EndpointState:
-    """Where one endpoint stands at this moment, and why.
+    """The current state of one endpoint.
 
     Attributes:
-        in_flight: requests under way.
-        window: how many may be; ``why_window`` says why it last changed.
-        obstacle: what keeps it from being asked now, ``ready`` if nothing does.
-        ready_in: seconds until it may be asked; 0.0 is now, None if that depends on an event, such as an answer.
-        sharing: where limits are shared with other processes, this one's part of them, and whether it is on its own; else None.
+        in_flight: requests in flight.
+        window: largest number of requests in flight allowed now.
+        why_window: why ``window`` last changed.
+        obstacle: why no request can be sent to the endpoint now; ``ready`` if one can.
+        ready_in: seconds until a request can be sent; 0.0 for now, None if this depends on an event, such as a response.
+        sharing: for limits shared with other processes, the share of this process and whether it uses the limits alone; otherwise None.
     """
 
     in_flight: int
@@ -212,12 +219,19 @@ class EndpointState:
 
 @dataclass(frozen=True, slots=True)
 class EndpointStats:
-    """What one endpoint did. Latencies are seconds of successful attempts, None if there were none.
+    """Counts and latencies of one endpoint.
 
     Attributes:
-        sent: requests; ``won`` were answered, ``rejected`` turned away, ``failed`` otherwise, ``cancelled`` by us or the caller.
-        retried, hedged: of them, sent again after a failure (not after a 429), and copies of requests under way elsewhere.
-        state: where it stands now; None in the statistics of a batch.
+        sent: requests sent.
+        won: requests that succeeded.
+        rejected: requests that the endpoint rejected because of a rate limit or overload.
+        retried: requests sent again after a failure. A request sent again after a 429 is not counted.
+        hedged: copies of requests that were in flight at another endpoint.
+        failed: requests that failed otherwise.
+        cancelled: requests cancelled by the client or the caller.
+        prompt_tokens, completion_tokens: tokens, as reported by the server.
+        p50, p95, p99: quantiles of the latency of successful attempts in seconds; None if there were none.
+        state: the current state of the endpoint; None in the statistics of a batch.
     """
 
     sent: int = 0
@@ -236,7 +250,7 @@ class EndpointStats:
 
 
 class FleetStats(dict[str, EndpointStats]):
-    """Endpoint name -> what it did: a plain dict, which a notebook shows as a table."""
+    """A dict of endpoint name -> :class:`EndpointStats`. It prints as a table, also in a notebook."""
 
     def __str__(self) -> str:
         return endpoints_table(self)
@@ -248,7 +262,7 @@ class FleetStats(dict[str, EndpointStats]):
 
 
 def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
-    """What each endpoint did, a line each, for a terminal."""
+    """Return a table for a terminal, with one line per endpoint."""
     rows: list[tuple[str, ...]] = [("endpoint", "sent", "answered", "rejected", "retried", "hedged", "failed", "p50", "p95")]
     for name, stats in sorted(endpoints.items()):
         counts = (stats.sent, stats.won, stats.rejected, stats.retried, stats.hedged, stats.failed)
@@ -263,12 +277,14 @@ def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BatchStats:
-    """The statistics of a batch. Printed, they are a table with a line for each endpoint.
+    """The statistics of a batch. They print as a table with one line per endpoint.
 
     Attributes:
-        items, ok, failed: items, those with an answer, those with an error.
+        items: number of items.
+        ok: items that succeeded.
+        failed: items that failed.
         seconds: from the start of the batch to its last result.
-        endpoints: endpoint name -> what it did for this batch.
+        endpoints: endpoint name -> its statistics for this batch.
         cost: US dollars; see :attr:`BatchResult.cost`.
     """
 
@@ -286,12 +302,15 @@ class BatchStats:
 
 
 def dollars(price: tuple[float, float], prompt_tokens: int, completion_tokens: int) -> float:
-    """What tokens cost at a price, which is for a million of each kind."""
+    """Return the cost of tokens in US dollars. ``price`` is for a million prompt tokens and a million completion tokens."""
     return (price[0] * prompt_tokens + price[1] * completion_tokens) / 1e6
 
 
 class BatchResult(Sequence[Result[T]]):
-    """Results in the order of the input; failed items are among them, as values.
+    """The results of a batch, in the order of the input. A failed item is a ``Result`` with an error.
+
+    Attributes:
+        stats: the statistics of the batch.
 
     Example:
         >>> batch = BatchResult([], BatchStats())
@@ -325,13 +344,13 @@ class BatchResult(Sequence[Result[T]]):
         return self._each(lambda result: result.text, default)
 
     def scores(self, default: Any = _RAISE) -> list[Any]:
-        """Return each item's reward as a float: of reward models (``batch_score``), judges and comparisons.
+        """Return each item's reward as a float, for results of reward models (``batch_score``), judges and comparisons.
 
         Args:
-            default: takes the place of a failed item's reward, such as ``None`` or ``math.nan``. Without it, failed items raise.
+            default: replaces the reward of a failed item; for example ``None`` or ``math.nan``. Without it, failed items raise.
 
         Raises:
-            ExceptionGroup: items failed, and there is no ``default``.
+            ExceptionGroup: items failed and no ``default`` was passed.
             TypeError: the values are not rewards, such as those of ``batch_chat_completion``.
 
         Example:
@@ -347,26 +366,30 @@ class BatchResult(Sequence[Result[T]]):
 
     @property
     def errors(self) -> dict[int, QRewardError]:
-        """Index -> error of the items that failed."""
+        """Index -> error, for the failed items."""
         return {result.index: result.error for result in self._results if result.error is not None}
 
     @property
     def cost(self) -> float | None:
-        """US dollars for all answers of endpoints that have a price, by the tokens that they told; None if no endpoint has one.
+        """US dollars for the responses of endpoints with a price, by the tokens that the servers reported. None if no endpoint has a price.
 
-        What was asked for and not used, such as a hedge that lost, is not in it.
+        Responses that were not used, such as that of a losing hedge, are not included.
         """
         return self.stats.cost
 
     def priced(self, prices: Mapping[str, tuple[float, float]]) -> BatchResult[T]:
-        """Reckon the cost, and return this batch; ``prices`` are US dollars for a million prompt and completion tokens, by endpoint."""
+        """Compute the cost and return this batch.
+
+        Args:
+            prices: endpoint name -> US dollars for a million prompt tokens and a million completion tokens.
+        """
         told = ((prices[name], stats) for name, stats in self.stats.endpoints.items() if name in prices)
         cost = sum((dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in told), 0.0)
         self.stats = replace(self.stats, cost=cost if prices else None)
         return self
 
     def raise_for_errors(self) -> BatchResult[T]:
-        """Return this batch, or raise an ``ExceptionGroup`` of the errors if any item failed."""
+        """Return this batch if no item failed; otherwise raise an ``ExceptionGroup`` of all errors."""
         if errors := self.errors:
             raise ExceptionGroup(f"{len(errors)} of {len(self)} items failed", list(errors.values()))
         return self
@@ -390,7 +413,7 @@ def _score_of(value: Any) -> float:
 
 
 def with_trail(error: QRewardError, trail: tuple[AttemptRecord, ...]) -> QRewardError:
-    """Give an error its attempt trail, where its kind carries one."""
+    """Set ``attempts`` of a ``RequestError`` and return the error. Other errors are returned unchanged."""
     if isinstance(error, RequestError):
         error.attempts = trail
     return error

@@ -1,10 +1,7 @@
-"""``SyncQRewardClient``: the client for code that does not await. A view of ``QRewardClient`` through the portal, nothing more.
+"""``SyncQRewardClient``, the blocking client.
 
-What the arguments mean stands with the methods of :class:`~qreward.client.QRewardClient`, which have the same signatures.
-
-The calls for rewards, labels, rankings and vectors, for code that does not await. What they mean stands with ``calls``.
-
-The calls for legacy completions and moderations, for code that does not await. What they mean stands with ``texts``.
+Each method calls the method of :class:`~qreward.client.QRewardClient` with the same name and signature, through the portal: an event loop
+in a background thread. The arguments are documented there.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class SyncRewardCalls:
-    """The part of ``SyncQRewardClient`` whose items are merged on the wire."""
+    """The methods of ``SyncQRewardClient`` for rewards, labels, rankings and embeddings. Their items may share HTTP requests."""
 
     _client: QRewardClient
 
@@ -57,7 +54,7 @@ class SyncRewardCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> Score:
-        """The reward of one response. See :meth:`QRewardClient.score`."""
+        """Return the reward of one response. See :meth:`QRewardClient.score`."""
         return portal().call(
             self._client.score,
             prompt,
@@ -89,7 +86,7 @@ class SyncRewardCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> BatchResult[Score]:
-        """The rewards of many responses. See :meth:`QRewardClient.batch_score`, and for the input :meth:`batch_chat_completion`."""
+        """Return the rewards of many responses. See :meth:`QRewardClient.batch_score`, and for the input :meth:`batch_chat_completion`."""
         return portal().call(
             self._client.batch_score,
             pairs,
@@ -121,7 +118,7 @@ class SyncRewardCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> dict[str, float]:
-        """Probabilities by label of one item. See :meth:`QRewardClient.classify`."""
+        """Return the probability of each label for one item. See :meth:`QRewardClient.classify`."""
         return portal().call(
             self._client.classify,
             prompt,
@@ -153,7 +150,7 @@ class SyncRewardCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> BatchResult[dict[str, float]]:
-        """Probabilities by label of many items. See :meth:`QRewardClient.batch_classify`."""
+        """Return the probability of each label for many items. See :meth:`QRewardClient.batch_classify`."""
         return portal().call(
             self._client.batch_classify,
             items,
@@ -185,7 +182,7 @@ class SyncRewardCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> list[float]:
-        """How well each document answers the query. See :meth:`QRewardClient.rerank`."""
+        """Return the relevance of each document to the query. See :meth:`QRewardClient.rerank`."""
         return portal().call(
             self._client.rerank,
             query,
@@ -213,7 +210,7 @@ class SyncRewardCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> CreateEmbeddingResponse:
-        """Embeddings of one input. See :meth:`QRewardClient.embeddings`."""
+        """Request the embeddings of one input. See :meth:`QRewardClient.embeddings`."""
         return portal().call(
             self._client.embeddings,
             input,
@@ -244,7 +241,7 @@ class SyncRewardCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> BatchResult[CreateEmbeddingResponse]:
-        """Many embedding requests. See :meth:`QRewardClient.batch_embeddings`, and for the input :meth:`batch_chat_completion`."""
+        """Request the embeddings of many inputs. See :meth:`QRewardClient.batch_embeddings`, and :meth:`batch_chat_completion`."""
         return portal().call(
             self._client.batch_embeddings,
             batch_input,
@@ -264,7 +261,7 @@ class SyncRewardCalls:
 
 
 class SyncTextCalls:
-    """The part of ``SyncQRewardClient`` for texts that are no conversations."""
+    """The methods of ``SyncQRewardClient`` for legacy completions and moderations."""
 
     _client: QRewardClient
 
@@ -281,7 +278,7 @@ class SyncTextCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> list[CompletionChoice]:
-        """See :meth:`QRewardClient.text_completion`."""
+        """Request a legacy completion. See :meth:`QRewardClient.text_completion`."""
         return portal().call(
             self._client.text_completion,
             prompt,
@@ -312,7 +309,7 @@ class SyncTextCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> BatchResult[list[CompletionChoice]]:
-        """See :meth:`QRewardClient.batch_text_completion`."""
+        """Request many legacy completions. See :meth:`QRewardClient.batch_text_completion`."""
         return portal().call(
             self._client.batch_text_completion,
             prompts,
@@ -343,7 +340,7 @@ class SyncTextCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> Moderation:
-        """See :meth:`QRewardClient.moderation`."""
+        """Request the moderation of one input. See :meth:`QRewardClient.moderation`."""
         return portal().call(
             self._client.moderation,
             input,
@@ -374,7 +371,7 @@ class SyncTextCalls:
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> BatchResult[Moderation]:
-        """See :meth:`QRewardClient.batch_moderation`."""
+        """Request the moderation of many inputs. See :meth:`QRewardClient.batch_moderation`."""
         return portal().call(
             self._client.batch_moderation,
             inputs,
@@ -394,15 +391,18 @@ class SyncTextCalls:
 
 
 class SyncQRewardClient(SyncRewardCalls, SyncTextCalls, SyncOpenAIFace):
-    """One client over many endpoints, whose methods block.
+    """A blocking client that distributes requests over many endpoints.
 
-    Arguments, results and errors are those of :class:`QRewardClient`. The work is done in one background thread, which all
-    clients of the process share: so it may be used from many threads at once, and inside a running loop (a notebook), which
-    stands still meanwhile. Context variables are passed on. Ctrl-C cancels the request; of a batch, a note on the
-    ``KeyboardInterrupt`` says how far it came, and what was done has been told to ``on_result``. ``on_result`` and the input of
-    a batch run in that thread: they should be quick, and a blocking call made there raises ``RuntimeError``.
+    Arguments, results and errors are those of :class:`QRewardClient`. The requests run in one background thread, which all blocking clients
+    of the process share. A client may be used from many threads at once. It may also be used where an event loop runs, such as in a
+    notebook; the loop is blocked during the call. Context variables are passed on.
 
-    Pickles by its configuration; after a fork the child starts anew with it.
+    Ctrl-C cancels the request. For a batch, a note on the ``KeyboardInterrupt`` contains the number of finished items, whose results were
+    passed to ``on_result``. ``on_result`` and the input of a batch run in the background thread. They should be fast, and a blocking call
+    made in them raises ``RuntimeError``.
+
+    A pickled client carries its configuration and its telemetry, but no observers. After a fork, the child process starts with the same
+    configuration and no requests or connections.
 
     Example:
         >>> from qreward import Endpoint, SyncQRewardClient
@@ -440,12 +440,12 @@ class SyncQRewardClient(SyncRewardCalls, SyncTextCalls, SyncOpenAIFace):
 
     @classmethod
     def from_config(cls, source: str | Path | Mapping[str, Any] | ClientConfig, **watching: Unpack[Watching]) -> SyncQRewardClient:
-        """A client from a YAML, JSON or TOML file, or a mapping. See :meth:`QRewardClient.from_config`."""
+        """Create a client from a YAML, JSON or TOML file, or from a mapping. See :meth:`QRewardClient.from_config`."""
         return cls._over(QRewardClient.from_config(source, **watching))
 
     @classmethod
     def from_env(cls, **watching: Unpack[Watching]) -> SyncQRewardClient:
-        """A client from the variables of the environment. See :meth:`QRewardClient.from_env`."""
+        """Create a client from environment variables. See :meth:`QRewardClient.from_env`."""
         return cls._over(QRewardClient.from_env(**watching))
 
     @classmethod
@@ -454,7 +454,7 @@ class SyncQRewardClient(SyncRewardCalls, SyncTextCalls, SyncOpenAIFace):
         self._client = client
         return self
 
-    # requests, but for those of SyncRewardCalls
+    # chat completions
 
     def chat_completion(
         self,
@@ -469,7 +469,7 @@ class SyncQRewardClient(SyncRewardCalls, SyncTextCalls, SyncOpenAIFace):
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> ChatCompletion:
-        """One chat completion. See :meth:`QRewardClient.chat_completion`."""
+        """Request one chat completion. See :meth:`QRewardClient.chat_completion`."""
         return portal().call(
             self._client.chat_completion,
             messages,
@@ -500,9 +500,9 @@ class SyncQRewardClient(SyncRewardCalls, SyncTextCalls, SyncOpenAIFace):
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> BatchResult[ChatCompletion]:
-        """Many chat completions. See :meth:`QRewardClient.batch_chat_completion`.
+        """Request many chat completions. See :meth:`QRewardClient.batch_chat_completion`.
 
-        ``batch_messages`` is read, and ``on_result`` called, in the background thread: one that is slow holds up all clients.
+        ``batch_messages`` is read and ``on_result`` is called in the background thread. If they are slow, they delay all blocking clients.
         """
         return portal().call(
             self._client.batch_chat_completion,
@@ -535,7 +535,7 @@ class SyncQRewardClient(SyncRewardCalls, SyncTextCalls, SyncOpenAIFace):
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> SyncStream:
-        """One chat completion, token by token. See :meth:`QRewardClient.stream_chat_completion`."""
+        """Stream one chat completion. See :meth:`QRewardClient.stream_chat_completion`."""
         return SyncStream(
             self._client.stream_chat_completion(
                 messages,
@@ -570,9 +570,9 @@ class SyncQRewardClient(SyncRewardCalls, SyncTextCalls, SyncOpenAIFace):
         extra_body: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> SyncBatchStream:
-        """Many chat completions, token by token. See :meth:`QRewardClient.batch_stream_chat_completion`.
+        """Stream many chat completions. See :meth:`QRewardClient.batch_stream_chat_completion`.
 
-        ``batch_messages`` is read, and ``on_stream_error`` called, in the background thread.
+        ``batch_messages`` is read and ``on_stream_error`` is called in the background thread.
         """
         return SyncBatchStream(
             self._client.batch_stream_chat_completion(
@@ -594,7 +594,7 @@ class SyncQRewardClient(SyncRewardCalls, SyncTextCalls, SyncOpenAIFace):
             )
         )
 
-    # the fleet, live
+    # changing endpoints and routes
 
     def register_model_route(
         self,
@@ -604,11 +604,11 @@ class SyncQRewardClient(SyncRewardCalls, SyncTextCalls, SyncOpenAIFace):
         strategy: LoadBalanceStrategy | str = LoadBalanceStrategy.EXPECTED_FINISH,
         weights: Mapping[str, float] | None = None,
     ) -> None:
-        """Send the models that match ``pattern`` to these endpoints. See :meth:`QRewardClient.register_model_route`."""
+        """Add a route, or replace the route with the same pattern. See :meth:`QRewardClient.register_model_route`."""
         self._client.register_model_route(pattern, endpoints, strategy=strategy, weights=weights)
 
     def list_routes(self) -> list[Route]:
-        """All routes in the order they are tried."""
+        """Return all routes in the order in which they are matched."""
         return self._client.list_routes()
 
     def add_endpoint(self, endpoint: Endpoint | Mapping[str, Any] | str) -> None:
@@ -620,29 +620,29 @@ class SyncQRewardClient(SyncRewardCalls, SyncTextCalls, SyncOpenAIFace):
         self._client.remove_endpoint(name)
 
     def reload(self, config: str | Path | Mapping[str, Any] | ClientConfig) -> frozenset[str]:
-        """Take over another configuration. See :meth:`QRewardClient.reload`."""
+        """Replace the configuration while the client is in use. See :meth:`QRewardClient.reload`."""
         return self._client.reload(config)
 
     def mark_unhealthy(self, name: str) -> None:
-        """Send nothing to an endpoint until :meth:`mark_healthy`."""
+        """Send no requests to an endpoint until :meth:`mark_healthy` is called. See :meth:`QRewardClient.mark_unhealthy`."""
         self._client.mark_unhealthy(name)
 
     def mark_healthy(self, name: str) -> None:
-        """Bring an endpoint back with a clean record, whoever took it out."""
+        """Return an endpoint to service and clear its record of failures. See :meth:`QRewardClient.mark_healthy`."""
         self._client.mark_healthy(name)
 
     @property
     def config(self) -> ClientConfig:
-        """The configuration as it is now, changes made live included."""
+        """The current configuration, including changes made since the client was created."""
         return self._client.config
 
     def stats(self) -> FleetStats:
-        """What each endpoint did since the client was made. See :meth:`QRewardClient.stats`."""
+        """Return counts and latencies of each endpoint, and its current state. See :meth:`QRewardClient.stats`."""
         return self._client.stats()
 
     def close(self) -> None:
-        """End what is under way in any thread with ``ClientClosed`` and close all connections. It cannot be used afterwards."""
-        with contextlib.suppress(ClientClosed):  # the process ends, and the portal closed them
+        """Close all connections and fail unfinished requests of all threads with ``ClientClosed``. The client cannot be used afterwards."""
+        with contextlib.suppress(ClientClosed):  # the process ends, and the portal has closed the connections
             portal().call(self._client.aclose)
 
     def __enter__(self) -> SyncQRewardClient:
@@ -651,7 +651,7 @@ class SyncQRewardClient(SyncRewardCalls, SyncTextCalls, SyncOpenAIFace):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    if not TYPE_CHECKING:  # type checkers are to see that it cannot be awaited
+    if not TYPE_CHECKING:  # type checkers must report ``async with`` as an error
 
         def __aenter__(self) -> None:
             raise TypeError("SyncQRewardClient blocks: use `with`, or QRewardClient with `async with`")

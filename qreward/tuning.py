@@ -1,4 +1,4 @@
-"""Settings of the process that belong to the host, changed only when it asks for it."""
+"""Settings of the whole process, which the package changes only when the program calls for it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import gc
 
 
 def tune_gc() -> None:
-    """Let the cyclic garbage collector run less often: ``gc.set_threshold(50_000, 20, 100)``.
+    """Make the cyclic garbage collector run less often: ``gc.set_threshold(50_000, 20, 100)``.
 
-    With thousands of requests in flight Python's default threshold (700) makes the collector walk live objects over and over,
-    in this library's work and in the host's alike, though no garbage is there. A library must not change that on its own;
-    call this once at start-up of a process that sends much. ``gc.set_threshold(700, 10, 10)`` restores the default.
+    With thousands of requests in flight, Python's default threshold (700) makes the collector traverse live objects repeatedly without
+    finding garbage. This slows down the package and the program. A library must not change the setting on its own, so call this function
+    once at the start of a process that sends many requests. ``gc.set_threshold(700, 10, 10)`` restores the default.
 
     Example:
         >>> from qreward import tune_gc

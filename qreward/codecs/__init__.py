@@ -1,1 +1,1 @@
-"""Requests and answers of each API as pure functions: bytes in and out, no I/O."""
+"""Encoding of requests and decoding of responses for each API. Pure functions on bytes, without I/O."""

@@ -1,4 +1,4 @@
-"""What passes between codecs and transports: a call, its reply, and the errors of both."""
+"""The types shared by codecs and transports: requests, replies, and the errors of both."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from qreward.results import Answered
 
 
 class WireRequest:
-    """One logical request, before it is known which endpoint takes it.
+    """One logical request, before an endpoint is chosen for it.
 
     Attributes:
-        codec: how it is written and read.
-        model: the model the caller asked for.
-        inputs: messages of a chat, or the input of an embedding.
-        params: everything else of the JSON body, as the caller gave it.
-        headers: extra headers of this call, or None.
+        codec: encodes the request and decodes its response.
+        model: the requested model.
+        inputs: the messages of a chat, or the input of an embedding.
+        params: the other members of the JSON body, as the caller passed them.
+        headers: additional HTTP headers of this call, or None.
     """
 
     __slots__ = ("codec", "headers", "inputs", "model", "params")
@@ -37,25 +37,30 @@ class Codec(Protocol):
     """Path under the endpoint's base URL, such as ``/chat/completions``."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """The JSON body, ``model`` being the server's name for it. Raises ``BadRequest`` for what JSON cannot hold."""
+        """Return the JSON body. ``model`` is the server's name of the model. Raises ``BadRequest`` for values that JSON cannot hold."""
 
     def decode(self, body: bytes, call: WireRequest) -> Answered:
-        """The answer to a call. Raises ``Malformed`` if this is none, ``EmbeddedError`` if it is an error in disguise, ``Unfinished`` if
-        it ended in a way that the codec does not take."""
+        """Return the decoded response.
+
+        Raises:
+            Malformed: the body is not a valid response.
+            EmbeddedError: the body contains an error although the status is 2xx.
+            Unfinished: the generation ended in a way that the codec does not accept.
+        """
 
     def validate(self, inputs: Any) -> Any:
-        """The inputs, ready to be sent. Raises ``BadRequest`` for a wrong shape, saying where and what to change."""
+        """Return the inputs, ready to be sent. Raises ``BadRequest`` for invalid inputs, with the position and the correction."""
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Rough (prompt, most output) tokens of a call, to reserve before it is sent."""
+        """Return a rough estimate of the (prompt, maximum output) tokens of a call, to reserve before it is sent."""
 
 
 class Malformed(Exception):
-    """A body that is not an answer; the message says what is wrong with it."""
+    """The body is not a valid response. The message describes the fault."""
 
 
 class EmbeddedError(Exception):
-    """A body that carries an ``error`` although its status says success."""
+    """The body contains an ``error`` although the status is 2xx."""
 
     def __init__(self, body: object) -> None:
         super().__init__("error in a successful answer")
@@ -63,7 +68,7 @@ class EmbeddedError(Exception):
 
 
 class Unfinished(Exception):
-    """An answer that is not whole, by how one of its choices ended.
+    """The response is incomplete, according to the ``finish_reason`` of one of its choices.
 
     Attributes:
         ending: the ``finish_reason``.
@@ -75,7 +80,7 @@ class Unfinished(Exception):
 
 
 class Reply:
-    """A complete HTTP answer. ``headers`` is case-insensitive."""
+    """A complete HTTP response. ``headers`` is case-insensitive."""
 
     __slots__ = ("body", "headers", "status")
 
@@ -86,13 +91,13 @@ class Reply:
 
 
 class TransportError(Exception):
-    """No complete answer. The message says what happened without naming secrets.
+    """No complete response was received. The message contains no secrets.
 
     Attributes:
         sent: False only if the request was certainly not processed.
-        timeout: a time limit of the transport passed.
-        local: our own machine is at fault (no file descriptor left).
-        malformed: the peer does not speak HTTP properly, or its answer is too large.
+        timeout: True if a time limit of the transport passed.
+        local: True if the cause is on the local machine, such as a lack of file descriptors.
+        malformed: True if the response is not valid HTTP or too large.
     """
 
     def __init__(self, message: str, *, sent: bool = True, timeout: bool = False, local: bool = False, malformed: bool = False) -> None:

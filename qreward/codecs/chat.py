@@ -1,4 +1,4 @@
-"""Chat completions: how they are written and read. Knows JSON and the OpenAI dialect, not HTTP and not endpoints."""
+"""The codec of chat completions. Knows JSON and the OpenAI API; knows nothing of HTTP or endpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qreward.errors import BadRequest
 from qreward.results import Usage
 
 CHARS_PER_TOKEN = 3.5
-"""Characters of a token, roughly; the scheduler corrects it by what servers report."""
+"""Estimated characters per token. The scheduler corrects it with the usage that servers report."""
 
 _EXAMPLE = "[{'role': 'user', 'content': '...'}]"
 _ITEMS = "chat_completion(item['messages'], ...) or batch_chat_completion([item['messages'] for item in items], ...)"
@@ -32,7 +32,7 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Completion(msgspec.Struct, gc=False):
-    """The part of an answer that we read; servers disagree about the rest."""
+    """The members of a response that are decoded. The others differ between servers."""
 
     choices: list[_Choice] | None = None
     usage: Usage | None = None
@@ -43,10 +43,14 @@ _DECODER = msgspec.json.Decoder(_Completion)
 
 
 class ChatAnswer(msgspec.Struct, gc=False):
-    """A chat completion as it came: its bytes, and the little that is read of every answer.
+    """A chat completion: the undecoded body, and the few members that every response needs.
 
     Attributes:
-        finish_reason: how the first choice ended, None if the server did not say.
+        body: the JSON body as received.
+        model: the requested model.
+        content: content of the first choice.
+        usage: tokens used, or None if the server did not report them.
+        finish_reason: why the first choice ended, or None if the server did not report it.
     """
 
     body: bytes
@@ -56,11 +60,11 @@ class ChatAnswer(msgspec.Struct, gc=False):
     finish_reason: str | None = None
 
     def text(self) -> str:
-        """Content of the first choice: ``""`` if it has none, the parts joined if it is a list."""
+        """Return the content of the first choice: ``""`` if it has none; the joined text parts if it is a list."""
         return self.content if type(self.content) is str else joined(self.content)
 
     def build(self) -> Any:
-        """The openai ``ChatCompletion``; what the server left out or made odd is filled in or kept as it is."""
+        """Return an openai ``ChatCompletion``. Missing members are filled in; members of another type are kept as they are."""
         completion = _completion_type()
         try:
             return completion.model_validate_json(self.body)
@@ -70,7 +74,7 @@ class ChatAnswer(msgspec.Struct, gc=False):
 
 @cache
 def _completion_type() -> Any:
-    from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and many never ask
+    from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and is often not needed
 
     return ChatCompletion
 
@@ -81,11 +85,11 @@ class ChatCodec:
     path = "/chat/completions"
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """The JSON body. Raises ``BadRequest`` for what JSON cannot hold."""
+        """Return the JSON body. Raises ``BadRequest`` for values that JSON cannot hold."""
         return jsonio.write(model, "messages", call.inputs, call.params, all_text=_all_text(call.inputs))
 
     def decode(self, body: bytes, call: WireRequest) -> ChatAnswer:
-        """The answer. Raises ``Malformed``, ``EmbeddedError`` or ``Unfinished``."""
+        """Return the decoded response. Raises ``Malformed``, ``EmbeddedError`` or ``Unfinished``."""
         try:
             seen = _DECODER.decode(body)
         except jsonio.REFUSED:
@@ -106,27 +110,27 @@ class ChatCodec:
         return ChatAnswer(body, call.model, first.message.content, seen.usage, reason if reason == "stop" else ending_of(reason))
 
     def check_ending(self, reason: object) -> None:
-        """Raise ``Unfinished`` for a ``finish_reason`` that makes a choice no answer.
+        """Raise ``Unfinished`` for a ``finish_reason`` that this codec does not accept.
 
-        Whole answers are taken, and those that were cut off at the token limit that the request itself set.
+        Complete responses are accepted, and those cut off at the token limit.
         """
         ending = ending_of(reason)
         if ending is not None and not is_whole(ending) and not self.takes(ending):
             raise Unfinished(ending)
 
     def takes(self, ending: str) -> bool:
-        """Whether an answer that is not whole is given to the caller nevertheless, who then sees how it ended."""
+        """Return whether an incomplete response is still returned to the caller, with its ``finish_reason``."""
         return ending == CUT
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Prompt by its characters, output by ``max_tokens`` (0 if the caller set none)."""
+        """Estimate the prompt by its characters, and the output by ``max_tokens`` (0 if the caller set none)."""
         chars = sum(_length(message.get("content")) for message in call.inputs)
         most = call.params.get("max_completion_tokens") or call.params.get("max_tokens")
         choices = call.params.get("n")
         return chars / CHARS_PER_TOKEN, float(most * (choices if isinstance(choices, int) else 1)) if isinstance(most, int) else 0.0
 
     def validate(self, inputs: Any) -> Any:
-        """The messages, ready to be sent; message objects become dicts. Raises ``BadRequest`` for a wrong shape."""
+        """Return the messages, ready to be sent. Message objects become dicts. Raises ``BadRequest`` for invalid messages."""
         if type(inputs) is list and inputs:
             for message in inputs:
                 if type(message) is not dict or type(message.get("role")) is not str:
@@ -137,10 +141,10 @@ class ChatCodec:
 
 
 class VerbatimChatCodec(ChatCodec):
-    """``ChatCodec`` for programs that read ``finish_reason`` themselves: every answer is taken as the server gave it."""
+    """``ChatCodec`` for programs that check ``finish_reason`` themselves: it accepts every response."""
 
-    def takes(self, ending: str) -> bool:  # noqa: ARG002 - all of them
-        """All are taken."""
+    def takes(self, ending: str) -> bool:  # noqa: ARG002 - accepts every ending
+        """Return True."""
         return True
 
 
@@ -148,7 +152,7 @@ CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()
 
 
 def joined(content: object) -> str:
-    """The words of a message's content, in whichever of its forms."""
+    """Return the text of a message's content, which may be a string or a list of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -157,7 +161,7 @@ def joined(content: object) -> str:
 
 
 def is_missing(message: Mapping[str, Any]) -> bool:
-    """Whether a message has neither content nor calls, as a generation that failed leaves it. An empty text is content.
+    """Return whether a message has neither content nor calls, as after a failed generation. An empty string is content.
 
     Example:
         >>> is_missing({"role": "assistant", "content": None}), is_missing({"role": "assistant", "content": ""})
@@ -225,7 +229,7 @@ def _odd_choice(raw: object) -> _Choice:
 
 
 def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:
-    """The answer with the members that openai's type promises."""
+    """Add the members that the openai type requires."""
     choices = [_completed_choice(choice, index) for index, choice in enumerate(document["choices"])]
     return {"id": "", "object": "chat.completion", "created": 0, "model": model, **document, "choices": choices}
 

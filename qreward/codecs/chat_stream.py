@@ -1,12 +1,11 @@
-"""Chunks of a streamed chat completion: how they are read. Knows JSON and the OpenAI dialect, not HTTP and not how a stream ends.
+"""Streamed chat completions: decodes the chunks, and assembles them into a completion.
 
-What servers send is read as it comes: the usual form of a chunk by one decoder (0.4 us), anything else the long way.
+Knows JSON and the OpenAI API; knows nothing of HTTP or of how a stream ends. A chunk in the usual form is read by one decoder (0.4 us), any
+other chunk by a slower, lenient path.
 
-From the chunks of a stream to the completion they make up. Knows the OpenAI dialect, not HTTP and not how a stream ends.
-
-How members are put together: texts of a delta are joined, but for names and ids, of which the first counts; lists whose items have an
-``index`` by that index, other lists one after the other; anything else by its last value. So members that the OpenAI API does not have
-(``reasoning_content``, ``token_ids``, ...) come out as in an answer that was not streamed.
+Members of the deltas are merged as follows. Texts are concatenated, except names and ids, of which the first counts. Items of a list that
+have an ``index`` are merged by it; other lists are concatenated. Of any other value, the last one counts. Members that are not in the
+OpenAI API (``reasoning_content``, ``token_ids``, ...) therefore look the same as in a response that was not streamed.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ NOTHING = msgspec.Raw(b"null")
 
 
 class Choice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """What a chunk says of one choice.
+    """One choice of a chunk.
 
     Attributes:
-        logprobs: JSON as it came, ``null`` if there are none: few look at them, and they are far longer than the text.
-        more: members that the OpenAI API does not have, such as ``stop_reason`` and ``token_ids``.
+        logprobs: undecoded JSON, ``null`` if there are none: they are seldom read and far longer than the text.
+        more: members that are not in the OpenAI API, such as ``stop_reason`` and ``token_ids``.
     """
 
     index: int = 0
@@ -45,7 +44,7 @@ class Choice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
     @property
     def ending(self) -> str | None:
-        """Why the choice ended, if it did: some servers say ``""`` or ``"null"`` where they mean that it goes on."""
+        """Why the choice ended, or None if it continues, for which some servers send ``""`` or ``"null"``."""
         return ending_of(self.finish_reason)
 
 
@@ -60,13 +59,14 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 class ChatChunk(msgspec.Struct, gc=False):
-    """One chunk as it came: its bytes, and the little that is read of every chunk.
+    """One chunk: the undecoded body, and the few members that every chunk needs.
 
     Attributes:
         body: the JSON.
-        model: the model the caller asked for.
-        text: what it adds to the content of the first choice, often ``""``.
-        usage: tokens used so far, if it says.
+        model: the requested model.
+        choices: the choices of the chunk.
+        usage: tokens used so far, if the chunk reports them.
+        text: the text it adds to the content of the first choice, often ``""``.
     """
 
     body: bytes
@@ -77,16 +77,16 @@ class ChatChunk(msgspec.Struct, gc=False):
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the first choice ended, in the chunk that ends it."""
+        """Why the first choice ended; None if this chunk does not end it."""
         return next((choice.ending for choice in self.choices if choice.index == 0), None)
 
     @property
     def has_output(self) -> bool:
-        """Whether the model said something here, in any choice: content, reasoning, a tool call. The first such is the first token."""
+        """Whether any choice has output: content, reasoning or a tool call. The first chunk with output contains the first token."""
         return any(value and name != "role" for choice in self.choices for name, value in choice.delta.items())
 
     def build(self) -> Any:
-        """The openai ``ChatCompletionChunk``; what the server left out or made odd is filled in or kept as it is."""
+        """Return an openai ``ChatCompletionChunk``. Missing members are filled in; members of another type are kept as they are."""
         chunk = _chunk_type()
         try:
             return chunk.model_validate_json(self.body)
@@ -96,20 +96,21 @@ class ChatChunk(msgspec.Struct, gc=False):
 
 @cache
 def _chunk_type() -> Any:
-    from openai.types.chat import ChatCompletionChunk  # noqa: PLC0415 - takes most of a second, and many never ask
+    from openai.types.chat import ChatCompletionChunk  # noqa: PLC0415 - takes most of a second, and is often not needed
 
     return ChatCompletionChunk
 
 
 def read_chunk(event: Event, model: str) -> ChatChunk | None:
-    """The chunk in an event; None if there is none, as in a ping.
+    """Return the chunk in an event, or None if there is none, as in a ping.
 
     Args:
-        model: what the caller asked for.
+        event: one event of the stream.
+        model: the requested model.
 
     Raises:
-        EmbeddedError: the event tells of an error.
-        Malformed: it is neither.
+        EmbeddedError: the event reports an error.
+        Malformed: the event is neither a chunk nor an error.
 
     Example:
         >>> read_chunk(Event(b'{"choices": [{"index": 0, "delta": {"content": "yes"}}]}'), "judge-7b").text
@@ -128,7 +129,7 @@ def read_chunk(event: Event, model: str) -> ChatChunk | None:
 
 
 def whole_chunk(body: bytes, model: str) -> ChatChunk:
-    """A complete answer as one chunk, for a server that does not stream. Raises ``Malformed``, ``EmbeddedError``."""
+    """Return a complete response as one chunk, for a server that does not stream. Raises ``Malformed`` or ``EmbeddedError``."""
     chunk = _read_oddly(Event(body), model)
     if chunk is None:
         raise Malformed("the answer has no choices")
@@ -136,7 +137,7 @@ def whole_chunk(body: bytes, model: str) -> ChatChunk:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The members of a chunk, leniently. Raises ``Malformed``."""
+    """Return the members of a chunk, decoded leniently. Raises ``Malformed``."""
     try:
         return _OBJECT.decode(body)
     except jsonio.REFUSED:
@@ -144,7 +145,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def decoded(raw: msgspec.Raw) -> Any:
-    """What was left undecoded, as plain data."""
+    """Return undecoded JSON as plain data."""
     try:
         return msgspec.json.decode(raw)
     except jsonio.REFUSED:
@@ -160,7 +161,7 @@ def _text(choices: list[Choice]) -> str:
 
 
 def _read_oddly(event: Event, model: str) -> ChatChunk | None:
-    """The long way, for errors, odd types, unknown members of a choice, and what is not quite JSON."""
+    """Slow path, for errors, unusual types, unknown members of a choice, and invalid JSON that can still be read."""
     body = event.data
     if event.name == "error":
         raise EmbeddedError(_document_or_text(body))
@@ -194,14 +195,14 @@ def _odd_choice(raw: dict[str, Any]) -> Choice:
 
 
 def _delta(members: dict[str, Any]) -> dict[str, Any]:
-    """Takes ``delta`` out of the members of a choice, or the ``message`` of a server that does not stream."""
+    """Remove and return the ``delta`` of a choice, or the ``message`` from a server that does not stream."""
     delta, message = members.pop("delta", None), members.pop("message", None)
     found = delta if isinstance(delta, dict) else message
     return found if isinstance(found, dict) else {}
 
 
 def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:
-    """The chunk with the members that openai's type promises."""
+    """Add the members that the openai type requires."""
     raw = document.get("choices")
     choices = [_completed_choice(choice, index) for index, choice in enumerate(raw if isinstance(raw, list) else [])]
     filled = {"id": "", "created": 0, "model": model, **document}
@@ -219,29 +220,29 @@ def _completed_choice(raw: object, place: int) -> dict[str, Any]:
 
 
 def tells_usage_only(chunk: Any) -> bool:
-    """Whether this chunk, ours or openai's, is the one at the end with the usage and no choices."""
+    """Return whether this is the last chunk, with usage and no choices. Accepts a ``ChatChunk`` or an openai chunk."""
     return not chunk.choices and chunk.usage is not None
 
 
 _CONSTANT = frozenset({"role", "id", "type", "object", "format"})
-"""Texts that are no pieces of a longer one: servers send them once, or with every chunk."""
+"""Members whose texts are not concatenated: servers send them complete, once or in every chunk."""
 
 _OF_STREAMS = frozenset({"choices", "object", "obfuscation"})
-"""Members of a chunk that say nothing of the completion."""
+"""Members of a chunk that are not members of the completion."""
 
 _FIRST = frozenset({"id", "created", "model"})
 
 
 class Pieces(list[str]):
-    """A text that is still growing: joined once, at the end."""
+    """Pieces of an incomplete text, joined once at the end."""
 
 
 class Indexed(dict[int, dict[str, Any]]):
-    """A list whose items say their place."""
+    """A list whose items have an ``index``."""
 
 
 class _Choice:
-    """One choice so far."""
+    """The chunks of one choice so far, merged."""
 
     __slots__ = ("ending", "logprobs", "message", "more")
 
@@ -252,7 +253,7 @@ class _Choice:
         self.more: dict[str, Any] = {}
 
     def add(self, choice: Choice, length: int) -> int:
-        """Take what a chunk of so many bytes says; returns how many bytes that keeps, roughly."""
+        """Merge the choice of a chunk of ``length`` bytes. Return roughly how many bytes are kept of it."""
         kept = 0
         for name, value in choice.delta.items():
             if type(value) is str and type(pieces := self.message.get(name)) is Pieces:
@@ -272,7 +273,7 @@ class _Choice:
         return kept
 
     def document(self, index: int) -> dict[str, Any]:
-        """The choice as an answer that was not streamed has it."""
+        """Return the choice as in a response that was not streamed."""
         message = {"role": "assistant", "content": None, **_finished(self.message)}
         if type(self.message.get("tool_calls")) is Indexed:
             for call in message["tool_calls"]:
@@ -284,17 +285,17 @@ class _Choice:
 
 
 class StreamAccumulator:
-    """The answer that a stream has given so far, and at its end the whole (an ``Answered`` of ``qreward.results``).
+    """Assembles the chunks of a stream into a completion. Implements ``Answered`` of ``qreward.results``.
 
     Args:
-        model: the model the caller asked for.
+        model: the requested model.
 
     Attributes:
-        usage: what the server said last of the tokens used; None if it never did.
-        size: bytes kept, roughly.
+        usage: the usage that the server reported last, or None if it reported none.
+        size: approximate number of bytes kept.
 
     Example:
-        >>> assembly = Assembly("judge-7b")
+        >>> assembly = StreamAccumulator("judge-7b")
         >>> for text in (b"y", b"es"):
         ...     event = Event(b'{"choices": [{"index": 0, "delta": {"content": "' + text + b'"}}]}')
         ...     assembly.add(read_chunk(event, "judge-7b"))
@@ -309,11 +310,11 @@ class StreamAccumulator:
         self.usage: Usage | None = None
         self.size = 0
         self._choices: dict[int, _Choice] = {}
-        self._edges: list[bytes] = []  # chunks of which more than the choices is read: the first, the last ones
+        self._edges: list[bytes] = []  # chunks of which other members than choices are read: the first and the last ones
         self._usage_body = b"{}"
 
     def add(self, chunk: ChatChunk) -> None:
-        """Take the next chunk."""
+        """Add the next chunk."""
         edge = not chunk.choices or not self._choices
         for choice in chunk.choices:
             known = self._choices.get(choice.index)
@@ -329,39 +330,39 @@ class StreamAccumulator:
 
     @property
     def empty(self) -> bool:
-        """True while no choice has come."""
+        """True while no choice was received."""
         return not self._choices
 
     def finished(self, choices: int) -> bool:
-        """Whether so many choices have come, and all that came have ended."""
+        """Return whether at least this number of choices was received and all received choices have ended."""
         return len(self._choices) >= choices and all(choice.ending is not None for choice in self._choices.values())
 
     @property
     def finish_reason(self) -> str | None:
-        """How the first choice ended, None if it did not, or the server did not say."""
+        """Why the first choice ended. None if it has not ended, or the server did not report it."""
         first = self._choices.get(0)
         return None if first is None else ending_of(first.ending)
 
     def endings(self) -> list[str | None]:
-        """How each choice ended."""
+        """Return the finish reason of each choice, or None."""
         return [ending_of(choice.ending) for choice in self._choices.values()]
 
     def heads(self) -> list[bytes]:
-        """The chunks that say more than a piece of text: the first, those that end a choice, that with the usage."""
+        """Return the chunks that contain more than text: the first, those that end a choice, and the one with the usage."""
         return [*self._edges, self._usage_body]
 
     def text(self) -> str:
-        """Content of the first choice, ``""`` if it has none."""
+        """Return the content of the first choice, ``""`` if it has none."""
         first = self._choices.get(0)
         return "" if first is None else "".join(first.message.get("content", ()))
 
     def build(self) -> Any:
-        """The openai ``ChatCompletion``; what the server left out or made odd is filled in or kept as it is."""
+        """Return an openai ``ChatCompletion``. Missing members are filled in; members of another type are kept as they are."""
         body = json.dumps(self.document(), separators=(",", ":")).encode()
         return ChatAnswer(body, self.model, None, self.usage).build()
 
     def document(self) -> dict[str, Any]:
-        """The completion as JSON would hold it."""
+        """Return the completion as a JSON object."""
         whole: dict[str, Any] = {}
         for body in (*self._edges, self._usage_body):
             for name, value in read_object(body).items():
@@ -372,7 +373,7 @@ class StreamAccumulator:
 
 
 def _merge(into: dict[str, Any], name: str, value: Any) -> None:
-    """Put a member of a delta to what came before it."""
+    """Merge a member of a delta into those received before."""
     old = into.get(name)
     match value:
         case None | []:
@@ -410,12 +411,12 @@ def _merge_item(known: Indexed, item: Any) -> None:
         entry = known.setdefault(_place(known, item), {})
         for name, value in item.items():
             if name == "function" and isinstance(value, dict) and _name_of(entry) == value.get("name"):
-                value = {**value, "name": None}  # noqa: PLW2901 - sent again with each piece of the arguments, by some servers
+                value = {**value, "name": None}  # noqa: PLW2901 - some servers repeat the name with each piece of the arguments
             _merge(entry, name, value)
 
 
 def _place(known: Indexed, item: dict[str, Any]) -> int:
-    """Where a piece of a tool call belongs. Some servers send no index; some send 0 for each of several whole calls."""
+    """Return the position of a piece of a tool call. Some servers send no index; some send 0 for each of several complete calls."""
     index, last = item.get("index"), max(known, default=-1)
     place = index if type(index) is int else max(last, 0)
     begun = known.get(place)
@@ -430,7 +431,7 @@ def _name_of(call: dict[str, Any]) -> str | None:
 
 
 def _replace(into: dict[str, Any], members: dict[str, Any]) -> None:
-    """Put members that are no pieces of text to what came before them: lists go on, anything else is replaced."""
+    """Merge members that are not pieces of text into those received before: lists are extended, other values replaced."""
     for name, value in members.items():
         old = into.get(name)
         if isinstance(value, list) and isinstance(old, list):

@@ -1,4 +1,4 @@
-"""Embeddings: how they are written and read. Knows JSON and the OpenAI dialect, not HTTP and not endpoints."""
+"""The codec of embeddings. Knows JSON and the OpenAI API; knows nothing of HTTP or endpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qreward.results import Usage
 
 
 class _Embeddings(msgspec.Struct, gc=False):
-    """The part of an answer that we read; vectors stay as they came until somebody asks for them."""
+    """The members of a response that are decoded. Vectors are decoded only when they are needed."""
 
     data: list[msgspec.Raw] | None = None
     usage: Usage | None = None
@@ -28,22 +28,22 @@ _DECODER = msgspec.json.Decoder(_Embeddings)
 
 
 class EmbeddingsAnswer(msgspec.Struct, gc=False):
-    """Embeddings as they came."""
+    """A response with embeddings, with the undecoded body."""
 
     body: bytes
     model: str
     usage: Usage | None
 
     def text(self) -> str:
-        """``""``: vectors have no words."""
+        """Return ``""``: vectors have no text."""
         return ""
 
     def build(self) -> Any:
-        """The openai ``CreateEmbeddingResponse``, vectors as floats in the order of the input.
+        """Return an openai ``CreateEmbeddingResponse`` with the vectors as floats, in the order of the input.
 
-        Raises ``InvalidResponse`` if a vector is neither floats nor base64.
+        Raises ``InvalidResponse`` if a vector is neither a list of floats nor base64.
         """
-        from openai.types import CreateEmbeddingResponse  # noqa: PLC0415 - takes most of a second, and many never ask
+        from openai.types import CreateEmbeddingResponse  # noqa: PLC0415 - takes most of a second, and is often not needed
 
         try:
             response = CreateEmbeddingResponse.model_validate_json(self.body)
@@ -54,16 +54,16 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
 
 
 class EmbeddingsCodec:
-    """``POST /embeddings``. Inputs are a text, texts, tokens, or lists of tokens."""
+    """``POST /embeddings``. The input is a text, a list of texts, a list of token ids, or a list of such lists."""
 
     path = "/embeddings"
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """The JSON body. Raises ``BadRequest`` for what JSON cannot hold."""
+        """Return the JSON body. Raises ``BadRequest`` for values that JSON cannot hold."""
         return jsonio.write(model, "input", call.inputs, call.params, all_text=_kinds(call.inputs) in _ORDINARY)
 
     def decode(self, body: bytes, call: WireRequest) -> EmbeddingsAnswer:
-        """The answer. Raises ``Malformed`` or ``EmbeddedError``."""
+        """Return the decoded response. Raises ``Malformed`` or ``EmbeddedError``."""
         try:
             seen = _DECODER.decode(body)
         except jsonio.REFUSED:
@@ -78,14 +78,14 @@ class EmbeddingsCodec:
         return EmbeddingsAnswer(body, call.model, seen.usage)
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Tokens count themselves, texts by their characters; there is no output."""
+        """Estimate the tokens: token ids are counted, texts estimated by their characters. There is no output."""
         inputs = call.inputs
         if isinstance(inputs, str):
             return len(inputs) / CHARS_PER_TOKEN, 0.0
         return sum(_tokens(item) for item in inputs), 0.0
 
     def validate(self, inputs: Any) -> Any:
-        """The input, if it has one of the shapes of the OpenAI API. Raises ``BadRequest`` otherwise."""
+        """Return the input if the OpenAI API accepts its form. Raises ``BadRequest`` otherwise."""
         if isinstance(inputs, str):
             return inputs
         if inputs is None:
@@ -108,7 +108,7 @@ _ORDINARY: tuple[set[type], ...] = ({str}, {int})
 
 
 def _count(inputs: Any) -> int:
-    """How many inputs there are: one text, or the tokens of one, count as one."""
+    """Return the number of inputs. A text, or its list of token ids, counts as one."""
     return 1 if isinstance(inputs, str) or isinstance(inputs[0], int) else len(inputs)
 
 
@@ -146,7 +146,7 @@ def _read_oddly(body: bytes) -> _Embeddings:
 
 
 def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:
-    """The answer with the members that openai's type promises, and floats for base64."""
+    """Add the members that the openai type requires, and decode base64 vectors to floats."""
     data = [_completed_item(item, index) for index, item in enumerate(document["data"])]
     usage = {"prompt_tokens": 0, "total_tokens": 0}
     return {"object": "list", "model": model, **document, "usage": document.get("usage") or usage, "data": data}
@@ -162,7 +162,7 @@ def _completed_item(raw: object, index: int) -> dict[str, Any]:
 
 
 def _from_base64(text: str, index: int) -> list[float]:
-    """Little-endian float32, as the OpenAI API packs them."""
+    """Decode base64 of little-endian float32, the encoding of the OpenAI API."""
     floats = array("f")
     try:
         floats.frombytes(base64.b64decode(text, validate=True))
@@ -174,7 +174,7 @@ def _from_base64(text: str, index: int) -> list[float]:
 
 
 def _in_order(items: list[Any]) -> list[Any]:
-    """By ``index`` if the indexes are 0..n-1 in some order; else as they came."""
+    """Sort by ``index`` if the indexes are 0..n-1 in some order; otherwise keep the order."""
     indexes = [item.index for item in items]
     if indexes == list(range(len(items))) or set(indexes) != set(range(len(items))):
         return items

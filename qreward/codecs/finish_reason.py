@@ -1,21 +1,21 @@
-"""How a completion ended, by its ``finish_reason``: the one rule by which an answer counts as whole.
+"""The meaning of ``finish_reason``: which completions count as complete.
 
-Whole answers end with ``stop`` (``eos_token`` and ``stop_sequence`` are what TGI calls it), with a call of a tool, or without a reason,
-which some servers leave out. ``length`` was cut off at its token limit, ``content_filter`` had a part withheld, ``abort``, ``error`` and
-their like were given up by the server. A reason that is not known says nothing of the sort, so such an answer is not whole either.
+A complete response ends with ``stop`` (``eos_token`` or ``stop_sequence`` in TGI), with a tool call, or without a reason, which some
+servers leave out. With ``length`` it was cut off at its token limit; with ``content_filter`` a part was withheld; with ``abort``, ``error``
+and similar reasons the server aborted it. A response with an unknown reason is not known to be complete, so it counts as incomplete.
 """
 
 from __future__ import annotations
 
 CUT = "length"
-"""The answer was cut off at its token limit, as the request asked."""
+"""The response was cut off at the token limit of the request."""
 GIVEN_UP = frozenset({"abort", "error", "insufficient_system_resource"})
-"""The server stopped before the model did (the last is DeepSeek's). Another attempt may come to its end."""
+"""The server aborted the generation (the last reason is DeepSeek's). Another attempt may succeed."""
 
 _WHOLE = frozenset({None, "stop", "eos_token", "stop_sequence", "tool_calls", "function_call"})
 _UNSAID = (None, "", "null")
 _SHOWN = 40
-"""Characters of a reason that an error shows."""
+"""Characters of a reason that an error message shows."""
 _MEANINGS = {
     CUT: "cut off at its token limit (raise max_tokens)",
     "content_filter": "a part withheld by the server's content filter",
@@ -24,7 +24,7 @@ _MEANINGS = {
 
 
 def ending_of(reason: object) -> str | None:
-    """The reason as a text, None if the server gave none: some send ``""`` or ``"null"``, some an object with a ``type``.
+    """Return the reason as a string, or None if there is none. Servers also send ``""``, ``"null"``, or an object with a ``type``.
 
     Example:
         >>> ending_of("stop"), ending_of("null"), ending_of({"type": "abort"})
@@ -36,7 +36,7 @@ def ending_of(reason: object) -> str | None:
 
 
 def is_whole(ending: str | None) -> bool:
-    """Whether the model itself ended the answer, and all of it is here.
+    """Return whether the model itself ended the response, and nothing of it is missing.
 
     Example:
         >>> [is_whole(ending) for ending in ("stop", "tool_calls", None, "length", "content_filter", "abort", "odd")]
@@ -46,7 +46,7 @@ def is_whole(ending: str | None) -> bool:
 
 
 def described(ending: str | None) -> str:
-    """What is wrong with an answer that ended so, for an error message.
+    """Describe an incomplete response for an error message.
 
     Example:
         >>> described("abort")

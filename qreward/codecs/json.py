@@ -1,6 +1,6 @@
-"""JSON both ways: strict about what we send, lenient about what comes back.
+"""JSON encoding and decoding: strict for requests, lenient for responses.
 
-msgspec does the work; the standard library takes what msgspec refuses. Knows nothing of chats or embeddings.
+msgspec is used first; the standard library handles what msgspec rejects. Knows nothing of chats or embeddings.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What the strict decoder raises for a body that is to be read leniently."""
+"""Exceptions of the strict decoder after which a body is decoded leniently."""
 
 
 def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_text: bool) -> bytes:
-    """A request as JSON. Raises ``BadRequest`` naming what JSON cannot hold.
+    """Return a request as JSON. Raises ``BadRequest`` with the position of a value that JSON cannot hold.
 
     Args:
-        model: the server's name of it.
-        name: what the dialect calls the inputs.
-        inputs: messages, or what is to be embedded.
-        params: everything else of the body.
-        all_text: the inputs are known to hold nothing that has to be looked for, which is what keeps ordinary calls cheap.
+        model: the server's name of the model.
+        name: name of the member that holds the inputs.
+        inputs: messages, or the inputs of an embedding.
+        params: the other members of the body.
+        all_text: True skips the check of the inputs, which are known to be valid. This keeps ordinary calls fast.
 
     Example:
         >>> write("judge-7b", "input", ["a"], {"dimensions": 8}, all_text=True)
@@ -50,9 +50,9 @@ def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_
 
 
 def check(value: object, path: str) -> None:
-    """Raise ``BadRequest`` if there is something in ``value`` that JSON cannot hold, saying where (``messages[1].content``).
+    """Raise ``BadRequest`` if ``value`` contains something that JSON cannot hold, with its position (``messages[1].content``).
 
-    msgspec would not notice: it writes NaN as null and bytes as base64.
+    msgspec would not report it: it writes NaN as null and bytes as base64.
     """
     if type(value) in _PLAIN:
         return
@@ -63,7 +63,7 @@ def check(value: object, path: str) -> None:
 
 
 def read_leniently(body: bytes) -> Any:
-    """What the body says, with a byte order mark, NaN, bare control characters or broken UTF-8 tolerated. Raises ``Malformed``."""
+    """Decode a body, tolerating a byte order mark, NaN, bare control characters and broken UTF-8. Raises ``Malformed``."""
     if not body.strip():
         raise Malformed("the answer is empty")
     try:
@@ -73,7 +73,7 @@ def read_leniently(body: bytes) -> Any:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """As :func:`read_leniently`, for what must be a JSON object."""
+    """Like :func:`read_leniently`, for a body that must be a JSON object."""
     document = read_leniently(body)
     if not isinstance(document, dict):
         raise Malformed(f"the answer is a JSON {type(document).__name__} instead of an object")
@@ -81,14 +81,14 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def usage_of(raw: object) -> Usage | None:
-    """Usage from an odd answer: counts may be floats or missing."""
+    """Return the usage of a leniently decoded response, whose counts may be floats, strings or missing. None if it is not an object."""
     if not isinstance(raw, dict):
         return None
     return Usage(_count(raw.get("prompt_tokens")), _count(raw.get("completion_tokens")), _count(raw.get("total_tokens")))
 
 
 def dumped(value: Any) -> Any:
-    """A pydantic object (an openai message, say) as plain data; anything else as it is."""
+    """Return a pydantic object, such as an openai message, as plain data. Other values are returned unchanged."""
     return value.model_dump(mode="json", exclude_none=True) if callable(getattr(value, "model_dump", None)) else value
 
 
@@ -125,7 +125,7 @@ def _count(raw: object) -> int | None:
 
 
 def _write_slowly(payload: dict[str, Any]) -> bytes:
-    """For lone surrogates, which the standard library can escape; and to say what is wrong where nothing can be done."""
+    """Encode with the standard library, which can escape lone surrogates. Raise ``BadRequest`` if that fails too."""
     try:
         check(payload, "")
         return json.dumps(msgspec.to_builtins(payload, enc_hook=_plain), allow_nan=False, separators=(",", ":")).encode()
@@ -142,7 +142,7 @@ def _simplified(value: object, path: str) -> object:
 
 
 def _plain(value: Any) -> Any:
-    """What msgspec does not know by itself: pydantic objects, mappings, and numpy's subclasses of float and str."""
+    """Convert types that msgspec does not support: pydantic objects, mappings, and numpy's subclasses of float and str."""
     plain = dumped(value)
     if plain is not value:
         return plain

@@ -1,17 +1,16 @@
-"""What an answer's headers say of the rate limits it was served under. Every number that comes out is finite and not negative.
+"""Parsers of response headers about rate limits and retries. Every number returned is finite and not negative.
 
-Knows names and notations; what follows from them is decided in ``scheduler/limits/headers.py``. Where each comes from, and what it means:
+This module knows the names and notations of headers. ``scheduler/limits/headers.py`` decides what follows from them. The headers and their
+sources:
 
 - ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``: OpenAI (guide "Rate limits": ``reset`` is "the time until the rate limit
-  resets to its initial state"), Azure OpenAI (whole seconds; -1 for "not known"), Groq (docs "Rate Limits": requests are a day's, tokens
-  a minute's), LiteLLM's proxy. Mostly token buckets; the window is not said.
-- the same with ``-minute`` or ``-day`` behind: Cerebras (docs "Rate Limits": ``reset`` in seconds), Mistral (``req``, no ``reset``).
+  resets to its initial state"), Azure OpenAI (whole seconds; -1 for "not known"), Groq (docs "Rate Limits": requests per day, tokens per
+  minute), LiteLLM's proxy. Mostly token buckets; the headers do not contain the window.
+- the same with the suffix ``-minute`` or ``-day``: Cerebras (docs "Rate Limits": ``reset`` in seconds), Mistral (``req``, no ``reset``).
 - ``anthropic-ratelimit-{requests,tokens}-{limit,remaining,reset}``: Anthropic and Claude on AWS ("maximum ... per minute", ``reset`` an
-  RFC 3339 time; an observed answer dated 12:41:00 said 12:40:59, the time of its request).
+  RFC 3339 time; an observed response dated 12:41:00 had 12:40:59, the time of its request).
 - ``x-ratelimit-{limit,remaining,reset}`` and ``ratelimit-...``: gateways, and draft-ietf-httpapi-ratelimit-headers up to -06;
-  ``ratelimit: "name";r=50;t=30`` and ``ratelimit-policy: "name";q=100;w=60`` since -08. Requests are counted.
-
-What an answer's headers say about trying again. Every number that comes out is finite and not negative.
+  ``ratelimit: "name";r=50;t=30`` and ``ratelimit-policy: "name";q=100;w=60`` since -08. They count requests.
 """
 
 from __future__ import annotations
@@ -31,15 +30,17 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|s|m|h|d)")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
 _UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _LAST = frozenset("smhd")
-_EPOCH = 1e9  # seconds; a larger number is a date, not a wait
+_EPOCH = 1e9  # seconds; a larger number is a date, not a duration
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds to stay away: ``retry-after-ms``, ``retry-after``, else the reset of an ``x-ratelimit`` that has nothing left.
+    """Return the seconds to wait before the next request, or None if the headers do not contain them.
+
+    They are read from ``retry-after-ms``, else ``retry-after``, else the latest ``x-ratelimit-reset`` of a limit with nothing remaining.
 
     Args:
-        headers: of the answer, case-insensitive or in lower case.
-        now: wall clock, as of ``time.time()``, for headers that name a date.
+        headers: of the response, case-insensitive or in lower case.
+        now: wall clock, as from ``time.time()``, for headers that contain a date.
 
     Example:
         >>> retry_after({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, 0.0)
@@ -54,7 +55,7 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
 
 
 def should_retry(headers: Mapping[str, str]) -> bool | None:
-    """The server's ``x-should-retry``, if it says true or false."""
+    """Return the server's ``x-should-retry``, or None if it is neither true nor false."""
     return {"true": True, "false": False}.get((headers.get("x-should-retry") or "").strip().lower())
 
 
@@ -65,10 +66,11 @@ def _reset(headers: Mapping[str, str], what: str, now: float) -> float | None:
 
 
 def wait(text: str | None, now: float) -> float | None:
-    """Seconds of a text that says how long or until when: a number of them, ``6m0s``, or a date.
+    """Return the seconds that a text describes, or None if it is not valid.
 
     Args:
-        text: a date may be HTTP's, RFC 3339, or an epoch in seconds or milliseconds. One in the past is None.
+        text: a number of seconds, a duration such as ``6m0s``, or a date: an HTTP date, RFC 3339, or an epoch in seconds or milliseconds.
+            For a date in the past, None is returned.
         now: wall clock, for dates.
     """
     if text is None:
@@ -85,7 +87,7 @@ def wait(text: str | None, now: float) -> float | None:
 
 
 def timestamp(text: str) -> float | None:
-    """Seconds since the epoch of a date as HTTP or RFC 3339 writes it; None if it is none, or names no zone."""
+    """Return an HTTP or RFC 3339 date as seconds since the epoch. None if it is not valid, or has no time zone."""
     try:
         moment = datetime.fromisoformat(text) if text[:1].isdigit() else parsedate_to_datetime(text)
         return moment.timestamp() if moment.tzinfo is not None else None
@@ -94,7 +96,7 @@ def timestamp(text: str) -> float | None:
 
 
 def number(text: str | None) -> float | None:
-    """The number that a text is, if it is finite and not negative."""
+    """Return a text as a number, or None if it is not a finite, non-negative number."""
     try:
         return _not_negative(float(text)) if text is not None else None
     except ValueError:
@@ -108,13 +110,13 @@ def _not_negative(number: float) -> float | None:
 Headers = Mapping[str, str]
 
 MOST = 1e15
-"""Largest number of requests or tokens that is believed."""
+"""Largest number of requests or tokens that is accepted as valid."""
 _MINUTE, _DAY = 60.0, 86400.0
 _PARAMETER = re.compile(r'([a-z]+)="?([^;,"]+)')
 
 
 class Names(NamedTuple):
-    """The headers of one limit, and its window in seconds if their names tell it."""
+    """The names of the headers of one limit, and its window in seconds if the names contain it."""
 
     remaining: str
     limit: str
@@ -145,15 +147,15 @@ _PROBES = (*(names.remaining for names in (*REQUESTS, *TOKENS)), "ratelimit")
 
 
 def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
-    """The limits that are told, or None.
+    """Return the rate limits in the headers, or None if there are none.
 
     Args:
-        headers: of the answer, case-insensitive or in lower case.
-        now: wall clock, as of ``time.time()``, for a ``reset`` that is a time, where the answer itself has no ``date``.
+        headers: of the response, case-insensitive or in lower case.
+        now: wall clock, as from ``time.time()``, for a ``reset`` that is a date. Used only if the response has no ``date`` header.
 
     Example:
         >>> read({"x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "59", "x-ratelimit-reset-requests": "1s"})
-        Advertised(requests=Allowance(limit=60.0, remaining=59.0, reset=1.0, window=None), tokens=None)
+        RateLimitInfo(requests=RateLimit(limit=60.0, remaining=59.0, reset=1.0, window=None), tokens=None)
     """
     for name in _PROBES:
         if name in headers:
@@ -169,7 +171,7 @@ def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
 
 
 def _clock(headers: Headers, now: float | None) -> float:
-    """The server's own clock, against which it wrote its times: ours may differ by more than a window."""
+    """Return the server's clock, to which its dates refer. The local clock may differ by more than a window."""
     date = headers.get("date")
     told = _date(date) if date is not None else None
     if told is not None:
@@ -201,19 +203,19 @@ def _allowance(names: Names, remaining: str, headers: Headers, clock: float) -> 
 
 
 def _checked(remaining: float | None, limit: float | None, reset: float | None, window: float | None) -> RateLimit | None:
-    """Nothing, if it does not say how much is left, or says that nothing is ever allowed."""
+    """Return the limit, or None if the remaining number is missing, a number is too large, or the limit is 0."""
     if remaining is None or remaining > MOST or limit == 0 or (limit is not None and limit > MOST):
         return None
     return RateLimit(limit, remaining, reset, window)
 
 
 def _window(policy: str) -> float | None:
-    """The ``w`` of the first policy that has one, in seconds."""
+    """Return the window in seconds: the last parameter ``w`` in the text, or None."""
     return number(dict(_PARAMETER.findall(policy.lower())).get("w")) or None
 
 
 def _of_draft(headers: Headers) -> RateLimit | None:
-    """``ratelimit`` with ``ratelimit-policy``: the policy that has least left, as far as it counts requests."""
+    """Read ``ratelimit`` with ``ratelimit-policy``. Of the policies that count requests, return the one with the smallest share left."""
     policies = dict(_items(headers.get("ratelimit-policy") or ""))
     found = []
     for name, told in _items(headers.get("ratelimit") or ""):
@@ -226,7 +228,7 @@ def _of_draft(headers: Headers) -> RateLimit | None:
 
 
 def _items(text: str) -> list[tuple[str, dict[str, str]]]:
-    """Members of a structured list, with their parameters; draft -07's ``limit=100, remaining=50, reset=5`` is one without a name."""
+    """Return the members of a structured list with their parameters. Draft -07's ``limit=100, remaining=50, reset=5`` has no name."""
     text = text.lower()
     if text.startswith("limit="):
         return [("", dict(_PARAMETER.findall(text)))]

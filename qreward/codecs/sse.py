@@ -1,8 +1,9 @@
-"""Server-sent events out of bytes, as they come. Knows nothing of sockets, of JSON, or of what an event means.
+"""An incremental parser of server-sent events. Knows nothing of sockets, JSON or the meaning of events.
 
-The rules are those of the WHATWG HTML standard, section 9.2.6, but for three: an event at the end of the stream counts although no blank
-line follows it (many servers leave it out), an event has a largest size, and a field ``error`` is data of an event of that name (so does
-llama.cpp report errors). Bytes are kept as bytes: no line end is part of a character in UTF-8, so a character may come in two pieces.
+It follows the WHATWG HTML standard, section 9.2.6, with three exceptions: an event at the end of the stream counts even without a blank
+line after it (many servers leave it out), the size of an event is limited, and a field ``error`` is data of an event of that name
+(llama.cpp reports errors this way). Data is not decoded: in UTF-8, no byte of a line end is part of another character, so a character may
+be split between two reads.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 MOST_BYTES = 1 << 20
-"""Largest event, in bytes: far above any chunk of a chat, far below what would hurt."""
+"""Largest size of an event in bytes: far above any chunk of a chat, and far below what would exhaust memory."""
 
 _BOM = b"\xef\xbb\xbf"
 _COMMENT = b":"
@@ -20,25 +21,25 @@ _LONGEST_RETRY = 9  # digits
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event: its data, lines joined by a line feed, and what the server calls it (``""`` if it has no ``event:``)."""
+    """One event: its data, with lines joined by line feeds, and its name (``""`` without an ``event:`` field)."""
 
     data: bytes
     name: str = ""
 
 
 class EventTooLong(Exception):
-    """An event, or one line of the stream, has more bytes than are allowed. The parser takes no more."""
+    """An event, or one line of the stream, exceeds the size limit. The parser accepts no more data."""
 
 
 class Parser:
-    """Takes bytes, gives events; the pieces in which the bytes come make no difference.
+    """Parses bytes into events. The result does not depend on how the bytes are split into chunks.
 
     Args:
-        most_bytes: the lines of one event may have so many bytes together, line ends and comments not counted; so may a comment.
+        most_bytes: largest total size of the lines of one event in bytes, without line ends and comments. A comment has the same limit.
 
     Attributes:
-        last_id: the last ``id:`` that came, ``""`` if none did.
-        retry: the last ``retry:`` that came, in milliseconds, or None.
+        last_id: value of the last ``id:`` field, ``""`` if there was none.
+        retry: value of the last ``retry:`` field in milliseconds, or None.
 
     Example:
         >>> parser = Parser()
@@ -51,8 +52,8 @@ class Parser:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most = most_bytes
         self._complaint = f"an event of the stream is longer than {most_bytes} bytes"
-        self._start: bytes | None = b""  # what may be the beginning of a byte order mark; None once that is known
-        self._partial: list[bytes] = []  # pieces of a line that has no end yet
+        self._start: bytes | None = b""  # possible beginning of a byte order mark; None once decided
+        self._partial: list[bytes] = []  # pieces of an incomplete line
         self._begun = 0  # bytes in them
         self._after_cr = False
         self._data: list[bytes] = []
@@ -62,7 +63,7 @@ class Parser:
         self.retry: int | None = None
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """The events that are complete with these bytes. Take all of them before the next call. Raises ``EventTooLong``."""
+        """Yield the events that these bytes complete. Consume all of them before the next call. Raises ``EventTooLong``."""
         if self._start is not None:
             data = self._after_mark(data)
         if self._size or self._begun or self._after_cr:
@@ -71,13 +72,13 @@ class Parser:
             yield from self._lines(data[:end])
             data = data[end:]
         if data[:6] == b"data: " and data[-2:] == b"\n\n" and data.find(b"\n") == len(data) - 2 <= self._most and b"\r" not in data:
-            yield Event(data[6:-2])  # one whole event: what most reads bring
+            yield Event(data[6:-2])  # exactly one event, as in most reads
         elif data:
             plain = data.replace(b"\r\n", b"\n") if b"\r" in data else data
             yield from self._lines(data) if b"\r" in plain else self._blocks(plain)
 
     def _blocks(self, data: bytes) -> Iterator[Event]:
-        """The short way, from where an event begins, with line feeds only."""
+        """Fast path for data that starts at an event and has only line feeds as line ends."""
         *blocks, rest = data.split(b"\n\n")
         for block in blocks:
             if block[:6] == b"data: " and b"\n" not in block and len(block) <= self._most:
@@ -88,12 +89,12 @@ class Parser:
             yield from self._lines(rest)
 
     def finish(self) -> Iterator[Event]:
-        """The event that the end of the stream completes, if there is one. Raises ``EventTooLong``."""
+        """Yield the event that the end of the stream completes, if there is one. Raises ``EventTooLong``."""
         held, self._start = self._start, None
         yield from self._lines((held or b"") + b"\n\n")
 
     def _after_mark(self, data: bytes) -> bytes:
-        """The data without a byte order mark; nothing while it may be the beginning of one."""
+        """Return the data without a byte order mark; ``b""`` while it may be the beginning of one."""
         data = (self._start or b"") + data
         if len(data) < len(_BOM) and _BOM.startswith(data):
             self._start = data
@@ -102,7 +103,7 @@ class Parser:
         return data.removeprefix(_BOM)
 
     def _lines(self, data: bytes) -> Iterator[Event]:
-        """The long way: line by line."""
+        """Slow path: parse line by line."""
         if not data:
             return
         if self._after_cr:
@@ -124,7 +125,7 @@ class Parser:
             self._check(self._begun, comment=self._partial[0].startswith(_COMMENT))
 
     def _line(self, line: bytes) -> Event | None:
-        """Read one line; the event, if it is the blank one that ends it."""
+        """Process one line. Return the event if the line is the blank one that ends it."""
         if not line:
             return self._ended()
         comment = line.startswith(_COMMENT)
@@ -155,5 +156,5 @@ class Parser:
 
     def _check(self, size: int, *, comment: bool) -> None:
         if size + (0 if comment else self._size) > self._most:
-            self._most, self._data = -1, []  # so that all that may still come is refused as well
+            self._most, self._data = -1, []  # rejects all further data as well
             raise EventTooLong(self._complaint)

@@ -1,1 +1,1 @@
-"""Settings of clients and endpoints: validated values, and how they are read from files and the environment."""
+"""Settings of clients and endpoints: validated models, read from files and environment variables."""

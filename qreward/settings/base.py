@@ -1,6 +1,6 @@
-"""The base of all settings, and the kinds of values they hold: what is valid, and how it is said if something is not.
+"""The base class of all settings, the types of their values, and the messages for invalid ones. Knows no particular setting.
 
-Knows no setting. ``None`` switches a thing off, durations are seconds, and an unknown name is an error that offers the nearest right one.
+Conventions: ``None`` disables a feature, durations are seconds, and an unknown name is an error that suggests the closest valid one.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _HARMLESS = re.compile(r"[+-]?\d[\d_.,]*\s*[A-Za-z%]{0,8}|[A-Za-z_ -]{0,24}")
 
 
 class Number:
-    """Checks a number before pydantic does, so that the message has the value and its unit.
+    """Validates a number before pydantic does, so that the message contains the value and its unit.
 
     Args:
-        unit: what it counts; empty for a number without a unit.
-        whole: no fractions.
-        least, most: the smallest and the largest value.
-        above, below: the value must be more or less than this.
+        unit: unit of the number; empty if it has none.
+        whole: True allows only integers.
+        least, most: inclusive bounds of the value.
+        above, below: exclusive bounds of the value.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Number:
         return value
 
     def _read(self, value: object) -> float:
-        if isinstance(value, bool):  # YAML reads a bare ``on`` or ``yes`` as true, which would count as 1
+        if isinstance(value, bool):  # YAML parses a bare ``on`` or ``yes`` as true, which would be taken for 1
             raise ValueError(f"must be a {self._kind}, not true or false")
         if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()) and value.strip().lower() not in ("nan", "inf", "-inf"):
             raise ValueError(f"{shown(value)} is not a {self._kind}{self._remedy(value)}")
@@ -86,7 +86,7 @@ class Number:
             raise ValueError(f"must be a {self._kind}, not {_kind_of(value)}") from None
 
     def _remedy(self, text: str) -> str:
-        """``; write 300`` for ``300s``, if the unit is known."""
+        """Return a correction such as ``; write 300`` for ``300s``; empty if the unit is not known."""
         found = _WITH_UNIT.fullmatch(text.strip())
         if found is None:
             return ""
@@ -112,7 +112,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class Policy(BaseModel):
-    """Base of all settings: immutable, no unknown names, errors as :class:`ConfigError` without the values."""
+    """Base class of all settings. Immutable; unknown names are errors; errors are :class:`ConfigError` and do not contain values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
 
@@ -122,7 +122,7 @@ class Policy(BaseModel):
         except ValidationError as error:
             raise explain(error, type(self)) from None
 
-    # A nested model is then checked in place, so that an error carries its whole path ("endpoints.1.limits").
+    # Makes pydantic validate a nested model in place, so that an error has its full path ("endpoints.1.limits").
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
@@ -130,12 +130,12 @@ class Policy(BaseModel):
 
 
 def repeated(names: Iterable[str]) -> str | None:
-    """The first name that is there more than once, or None."""
+    """Return the first name that occurs more than once, or None."""
     return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
 def check_glob(pattern: str) -> str:
-    """Return the pattern, or raise ``ValueError`` saying what is wrong with it."""
+    """Return the pattern, or raise ``ValueError`` with a description of the fault."""
     if not isinstance(pattern, str) or not pattern or pattern != pattern.strip():
         raise ValueError(f"bad pattern {pattern!r}: it must be a non-empty text without blanks around it")
     rest = re.sub(r"\[!?+\]?+[^\]]*\]", "", pattern)
@@ -145,9 +145,9 @@ def check_glob(pattern: str) -> str:
 
 
 def check_header(name: object, value: object) -> str:
-    """Return the name, or raise ``ValueError`` if the pair cannot be sent; the value is never shown."""
+    """Return the name, or raise ``ValueError`` if the header cannot be sent. The message never contains the value."""
     if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-        word = str(name).partition(":")[0]  # the rest of a whole header line would be its value
+        word = str(name).partition(":")[0]  # what follows the colon of a whole header line is the value
         raise ValueError(f"{word!r} is not a header name; give the name alone, such as 'X-Api-Key'")
     if not isinstance(value, str) or not value.isprintable() or not value.isascii():
         raise ValueError(f"the value of {name!r} holds characters that cannot be sent in a header (a line break at its end?)")
@@ -155,10 +155,13 @@ def check_header(name: object, value: object) -> str:
 
 
 def expand_variables(value: object) -> object:
-    """Replace ``${VAR}`` in a text by the environment's value, and ``${VAR:-default}`` by the default if there is none.
+    """Replace ``${VAR}`` in a string with the environment variable, and ``${VAR:-default}`` with the default if it is not set or empty.
+
+    Values other than strings are returned unchanged; of a ``SecretStr``, the secret value is expanded.
 
     Raises:
-        ValueError: a variable is not set, or the whole text is one that is not written so (``$VAR``), which would be sent as it is.
+        ValueError: a variable without a default is not set or empty, or the string is a variable in another notation (``$VAR``), which
+            would be sent unchanged.
 
     Example:
         >>> expand_variables("http://${QREWARD_EXAMPLE_HOST:-gpu-0}:8000/v1")
@@ -185,7 +188,7 @@ def expand_variables(value: object) -> object:
 
 
 def wrong(*faults: tuple[tuple[str | int, ...], str]) -> ValidationError:
-    """What a validator raises for faults in places of its own: each a path below the validated value, and what is wrong there."""
+    """Return the exception by which a validator reports faults, each a path below the validated value and a message."""
     details: list[Any] = [
         {"type": PydanticCustomError("wrong", "{text}", {"text": text}), "loc": path, "input": None} for path, text in faults
     ]
@@ -193,7 +196,7 @@ def wrong(*faults: tuple[tuple[str | int, ...], str]) -> ValidationError:
 
 
 def below(path: tuple[str | int, ...], error: ValidationError) -> list[Any]:
-    """The details of an error, for ``ValidationError.from_exception_data``, with ``path`` before each place."""
+    """Return the details of an error for ``ValidationError.from_exception_data``, with ``path`` prepended to each location."""
     return [_detail((*path, *each["loc"]), each) for each in error.errors()]
 
 
@@ -204,7 +207,7 @@ def _detail(path: tuple[str | int, ...], error: Any) -> Any:
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> ConfigError:
-    """The same as a ``ConfigError``: a line for each fault, with the place, what is wrong there and what to write."""
+    """Return a validation error as a ``ConfigError``, with one line per fault: its location, the fault and the correction."""
     details = error.errors()
     inner = {detail["loc"][:length] for detail in details for length in range(len(detail["loc"]))}
     faults = tuple((d["loc"], _sentence(d, model)) for d in details if d["type"] != "too_short" or d["loc"] not in inner)
@@ -212,7 +215,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> ConfigError:
 
 
 def with_faults(faults: Sequence[Fault], prefix: Callable[[tuple[str | int, ...]], str]) -> ConfigError:
-    """A ``ConfigError`` with a line for each fault; ``prefix`` is what stands before one, made from its place."""
+    """Return a ``ConfigError`` with one line per fault. ``prefix`` returns the beginning of a line for the path of its fault."""
     found = ConfigError("\n".join(prefix(path) + text for path, text in faults))
     found.faults = tuple(faults)
     return found
@@ -258,18 +261,18 @@ _MESSAGES = {
     "greater_than": "must be more than {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
 }
-"""What is said for a kind of pydantic's errors, without the value: it may be a key."""
+"""Type of a pydantic error -> message, without the value, which may be an API key."""
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: a number, perhaps with a unit, or a word; else only its kind, for it may be a misplaced key."""
+    """Return a value as messages show it: a number, with or without a unit, or a short word. Of others, which may be keys, the type."""
     if value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and _HARMLESS.fullmatch(value)):
         return repr(value)
     return _kind_of(value)
 
 
 def _kind_of(value: object) -> str:
-    """What a value is, in words.
+    """Return the type of a value in the terms of a configuration file.
 
     Example:
         >>> _kind_of({}), _kind_of("judge-*"), _kind_of(None)

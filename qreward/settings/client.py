@@ -1,4 +1,4 @@
-"""The configuration of a client: its model, and where it comes from. Knows not how anything is sent or scheduled."""
+"""The configuration of a client, and how it is loaded. Knows nothing of how requests are sent or scheduled."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ OPENAI_BASE_URL = "https://api.openai.com/v1"
 
 
 class ClientConfig(Policy):
-    """Everything a client is made from.
+    """The complete configuration of a client.
 
     Args:
-        endpoints: at least one, each with a name of its own.
-        routes: which endpoints serve which models; by default what the endpoints say in ``models``.
-            A file may also write them as a mapping of pattern to ``{endpoints, strategy, weights}``.
+        endpoints: at least one, each with a unique name.
+        routes: which endpoints serve which models, in addition to the endpoints' ``models``. May also be a mapping of pattern to
+            ``{endpoints, strategy, weights}``, as in a file.
         retry: see :class:`~qreward.settings.policies.Retry`.
-        hedge: see :class:`~qreward.settings.policies.Hedge`; ``None`` never sends a request to two endpoints at once.
-        max_queued: single calls that may wait for a route; one more ends with ``QueueFull``. ``None`` is any number.
-        timeout: whole budget of one call in seconds, queueing included; ``None`` waits without end.
+        hedge: see :class:`~qreward.settings.policies.Hedge`; ``None`` disables hedging.
+        max_queued: number of single calls that may wait for a route. A further call fails with ``QueueFull``. ``None`` sets no limit.
+        timeout: total seconds of one call, queueing included. ``None`` sets no limit.
 
     Raises:
-        ConfigError: a setting is unknown or wrong; the message says where, never the value of a secret.
+        ConfigError: a setting is unknown or invalid. The message says where, and never contains the value of a secret.
 
     Example:
         >>> ClientConfig(endpoints=(Endpoint("http://gpu-0:8000/v1"),)).timeout
@@ -92,14 +92,17 @@ class ClientConfig(Policy):
 def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
     """Read a configuration from a YAML, JSON or TOML file, or from a mapping.
 
-    ``${VAR}`` is replaced by the environment's value in every text, ``${VAR:-default}`` by the default if the variable is not set.
-    Settings that are valid but without effect are logged as warnings, see :func:`without_effect`.
+    In every string, ``${VAR}`` is replaced with the environment variable, and ``${VAR:-default}`` with the default if the variable is not
+    set or empty. Settings that are valid but have no effect are logged as warnings; see :func:`without_effect`.
 
     Args:
-        source: path of a ``.yaml``, ``.yml``, ``.json`` or ``.toml`` file, or what such a file would hold.
+        source: path of a ``.yaml``, ``.yml``, ``.json`` or ``.toml`` file, or a mapping with the content of such a file.
+
+    Returns:
+        The validated configuration.
 
     Raises:
-        ConfigError: the file cannot be read or is not valid; the message names the file and the place in it.
+        ConfigError: the file cannot be read or is invalid. The message names the file and, where known, the line.
 
     Example:
         >>> load_config({"endpoints": [{"base_url": "http://gpu-0:8000/v1"}]}).endpoints[0].name
@@ -112,7 +115,7 @@ def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
 
 
 def read_config(source: str | Path | Mapping[str, Any]) -> tuple[ClientConfig, Place]:
-    """As :func:`load_config`, without warnings; also the place that messages name."""
+    """Like :func:`load_config`, without the warnings. Also returns the place that messages name."""
     least = "'endpoints'"
     content, place = read_settings(source, empty=f"it must hold at least {least}", known=f"with {least}")
     if not content:
@@ -124,10 +127,10 @@ def read_config(source: str | Path | Mapping[str, Any]) -> tuple[ClientConfig, P
 
 
 def without_effect(config: ClientConfig) -> Iterator[tuple[str, str]]:
-    """What is valid but probably a mistake: endpoints that get no requests, weights that do not count, two names for one server.
+    """Find settings that are valid but probably mistakes: endpoints without requests, weights without effect, two names for one server.
 
     Yields:
-        The name of an endpoint, and a sentence about it.
+        The name of an endpoint, and a warning about it.
 
     Example:
         >>> config = ClientConfig(endpoints=(Endpoint("http://gpu-0:8000/v1", weight=2),))
@@ -156,7 +159,7 @@ def without_effect(config: ClientConfig) -> Iterator[tuple[str, str]]:
 
 
 def _overlap(one: Endpoint, other: Endpoint, config: ClientConfig) -> bool:
-    """Whether two endpoints serve the same models, as far as their patterns show."""
+    """Return whether two endpoints serve the same models, judging by their patterns and routes."""
     both = {one.name, other.name}
     return (
         "*" in (*one.models, *other.models) or bool({*one.models} & {*other.models}) or any(both <= {*r.endpoints} for r in config.routes)
@@ -164,15 +167,16 @@ def _overlap(one: Endpoint, other: Endpoint, config: ClientConfig) -> bool:
 
 
 def config_from_env(environ: Mapping[str, str] = os.environ) -> ClientConfig:
-    """Make a configuration from environment variables.
+    """Create a configuration from environment variables.
 
-    ``QREWARD_CONFIG`` names a file; without it ``OPENAI_BASE_URL`` (or ``OPENAI_API_BASE``) and ``OPENAI_API_KEY`` make one endpoint.
+    ``QREWARD_CONFIG`` is the path of a configuration file. Without it, ``OPENAI_BASE_URL`` (or ``OPENAI_API_BASE``) and ``OPENAI_API_KEY``
+    define one endpoint.
 
     Args:
-        environ: variable -> value. ``${VAR}`` inside a value is always looked up in the process's own environment.
+        environ: variable -> value. ``${VAR}`` inside a value is always read from the environment of the process.
 
     Raises:
-        ConfigError: none of them is set, or what they say is wrong.
+        ConfigError: none of the variables is set, or a value is invalid.
     """
     if file := environ.get("QREWARD_CONFIG"):
         return load_config(file)

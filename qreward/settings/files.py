@@ -1,6 +1,6 @@
-"""How settings are read from a file, and what is said if that cannot be done. Knows files and texts; knows not which settings there are.
+"""Reads settings from YAML, JSON and TOML files, and reports what cannot be read. Knows no particular setting.
 
-It imports no YAML unless asked.
+PyYAML is imported only for a YAML file.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from qreward.errors import ConfigError, Fault
 from qreward.settings.base import expand_variables, repeated, with_faults
 
 Path_ = tuple[str | int, ...]
-"""The names and positions that lead to a setting."""
+"""The names and list positions that lead to a setting."""
 
 
 class Place:
-    """Where settings stand: a file, or ``configuration`` for a mapping. As a text, its name.
+    """The origin of settings: a file, or ``configuration`` for a mapping. ``str()`` returns its name.
 
     Args:
-        name: what messages call it.
-        line_of: the line of a path of settings, or None if it is not known.
+        name: name used in messages.
+        line_of: returns the line number of a path of settings, or None if it is not known.
     """
 
     def __init__(self, name: str, line_of: Callable[[Path_], int | None] = lambda _: None) -> None:
@@ -36,7 +36,7 @@ class Place:
         return self._name
 
     def named(self, error: ConfigError) -> ConfigError:
-        """The error with this place, and as far as it is known the line, before each of its faults."""
+        """Return the error with this place, and the line where it is known, before each fault."""
         return with_faults(error.faults, self._prefix) if error.faults else ConfigError(f"{self}: {error}")
 
     def _prefix(self, path: Path_) -> str:
@@ -45,18 +45,18 @@ class Place:
 
 
 def read_settings(source: str | Path | Mapping[str, Any], *, empty: str, known: str = "") -> tuple[dict[str, Any], Place]:
-    """The settings in a YAML, JSON or TOML file, or in a mapping; variables are replaced, see ``expand_variables``.
+    """Read the settings in a YAML, JSON or TOML file, or in a mapping. Variables are replaced; see ``expand_variables``.
 
     Args:
-        source: the file's path, or what it would hold.
-        empty: the end of the message about one that is empty.
-        known: what the mapping must at least hold, for the message about one that is not a mapping.
+        source: path of the file, or a mapping.
+        empty: end of the message for an empty file.
+        known: what the mapping must contain, for the message about a file without a mapping.
 
     Returns:
         The settings, and their place.
 
     Raises:
-        ConfigError: it cannot be read, or is not a mapping; with the file's name, never with a value.
+        ConfigError: the settings cannot be read, or are not a mapping. The message names the file and contains no values.
     """
     place = Place("configuration" if isinstance(source, Mapping) else str(Path(source).expanduser()))
     try:
@@ -84,7 +84,7 @@ def _settings(content: object, empty: str, known: str) -> dict[str, Any]:
 
 
 class _NotReadable(Exception):
-    """What is wrong with a file, without its name, which the caller adds. Never quotes a value: it may be a key."""
+    """The faults of a file. The caller adds the name of the file. Messages contain no values, which may be keys."""
 
     def __init__(self, *faults: str | Fault) -> None:
         self.faults: list[Fault] = [((), fault) if isinstance(fault, str) else fault for fault in faults]
@@ -111,7 +111,7 @@ def _dotted(path: Path_) -> str:
 
 
 def _parse(path: Path) -> tuple[object, Callable[[Path_], int | None]]:
-    """What a file holds, and what finds the line of a setting in it."""
+    """Return the content of a file, and a function that returns the line number of a setting."""
     parse = _PARSERS.get(path.suffix.lower())
     if parse is None:
         raise _NotReadable(f"is not a kind of file that can be read; its name must end in {', '.join(_PARSERS)}")
@@ -167,7 +167,7 @@ def _parse_yaml(text: str) -> object:
 
 def _yaml_loader(yaml: Any) -> Any:
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """Refuses a name that is there twice, of which YAML would silently keep the last."""
+        """Rejects repeated names in a mapping, of which YAML would silently keep the last."""
 
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
@@ -192,7 +192,7 @@ def _yaml_line(text: str, path: Path_) -> int | None:
 
 
 def _children(node: Any) -> Iterator[tuple[str | int, tuple[int, Any]]]:
-    """Name or index, and line and node, of what a node of YAML holds; merged mappings last."""
+    """Yield the name or index of each child of a YAML node, with its line and node. Children of merged mappings come last."""
     if node.id == "sequence":
         yield from ((index, (inner.start_mark.line + 1, inner)) for index, inner in enumerate(node.value))
     if node.id == "mapping":
@@ -207,7 +207,7 @@ _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
 
 
 def _json_line(text: str, path: Path_) -> int | None:
-    """The line of the longest part of the path that is there; the text is known to be JSON."""
+    """Return the line of the longest prefix of the path that exists. The text must be valid JSON."""
     lines: dict[Path_, int] = {}
     open_: list[str | int] = []
     name, name_line = '""', 0
@@ -230,7 +230,7 @@ def _json_line(text: str, path: Path_) -> int | None:
 
 
 def _no_line(_text: str, _path: Path_) -> None:
-    """TOML's parser does not tell lines."""
+    """Return None: the TOML parser does not report lines."""
 
 
 _LINES: dict[Callable[[str], object], Callable[[str, Path_], int | None]] = {_parse_yaml: _yaml_line, _parse_json: _json_line}

@@ -1,10 +1,7 @@
-"""Policies: what a user may set, each parameter written once.
+"""The models of all settings: endpoints, limits, timeouts, retries, hedging, routes and reward models.
 
-The same models serve the client, configuration files and the command line.
-
-How a reward model is to be asked, and which of its numbers is the reward: settings only, each written once.
-
-Knows no paths, no JSON and no HTTP; what the settings come to on the wire is in ``qreward.codecs.rewards``.
+Each parameter is defined once, for the client, configuration files and the command line. This module knows no URL paths, JSON or HTTP; how
+the settings of a reward model affect requests is defined in ``qreward.codecs.rewards``.
 """
 
 from __future__ import annotations
@@ -46,21 +43,23 @@ def _not_a_bool(value: object) -> object:
 
 
 class RewardModel(Policy):
-    """What a reward model behind an endpoint is, as far as its server does not tell.
+    """Properties of the reward model of an endpoint that its server does not report.
 
     Args:
-        route: what the server is asked by: ``classify`` (a sequence classifier; the default of vLLM, SGLang and TEI), ``pooling``
-            (vLLM: token and process reward models, whose last row counts), ``score`` (vLLM: cross-encoders, which take pairs) or
-            ``embeddings`` (servers that give the reward as a vector of one number). None is the usual one of the endpoint's kind.
-        label: which number is the reward, where there are several: a name (of a class, or of an attribute such as
-            ``helpfulness``) or a position among them, from 0, or from the end if negative. None takes the only one; of the classes
-            of vLLM's ``classify`` and ``pooling`` the last, as verl does.
-        labels: names of the classes in the model's order, for servers that do not tell them.
-        activation: let the server squeeze scores by a sigmoid or softmax. By default they come raw, as reward models are trained.
-        activation_field: what vLLM calls that: ``use_activation`` since 0.11.2, before that ``activation``, earlier still ``softmax``.
-            A server ignores a name it does not know, and would squeeze.
-        template: how prompt and response become one text, with ``{prompt}`` and ``{response}`` in it. None sends them apart, or as
-            a conversation to a server with a chat template of its own; such conversations cannot share a request.
+        route: the API of the server that returns the reward: ``classify`` (a sequence classifier; the default of vLLM, SGLang and TEI),
+            ``pooling`` (vLLM: token and process reward models, whose last row counts), ``score`` (vLLM: cross-encoders, which take
+            pairs) or ``embeddings`` (servers that return the reward as a vector of one number). None uses the default of the endpoint's
+            kind; ``openai`` has none.
+        label: which number is the reward if there are several: a name (of a class, or of an attribute such as ``helpfulness``), or a
+            position from 0, or from the end if negative. None takes the only number; for vLLM's ``classify`` and ``pooling`` the last
+            class, as verl does; for OpenRLHF and NIM the attribute ``reward``.
+        labels: names of the classes in the order of the model, for servers that do not report them.
+        activation: True makes the server apply a sigmoid or softmax to the scores. By default scores are raw, as reward models are
+            trained.
+        activation_field: name of the vLLM parameter for ``activation``: ``use_activation`` since 0.11.2, ``activation`` before that, and
+            ``softmax`` earlier. A server ignores an unknown name and applies its activation.
+        template: joins prompt and response into one text; contains ``{prompt}`` and ``{response}``. None sends them separately, or as a
+            conversation if the server has a chat template. Such conversations cannot share a request.
 
     Example:
         >>> RewardModel(template="<user>{prompt}<assistant>{response}").render("2 + 2?", "4")
@@ -96,7 +95,7 @@ class RewardModel(Policy):
         return value
 
     def render(self, prompt: str, response: str) -> str:
-        """The one text of a pair; without a template, one after the other. Braces in the texts mean nothing."""
+        """Return prompt and response as one text. Without a template they are concatenated. Braces in them have no special meaning."""
         if self.template is None:
             return prompt + response
         texts = {"prompt": prompt, "response": response}
@@ -104,11 +103,11 @@ class RewardModel(Policy):
 
 
 MAX_RETRY_AFTER = 60.0
-"""Seconds of a ``Retry-After`` that are heeded, by default: as many as in ``_calculate_retry_timeout`` of openai-python 2."""
+"""Default of ``Retry.max_retry_after`` in seconds: the limit in ``_calculate_retry_timeout`` of openai-python 2."""
 
 
 class Priority(IntEnum):
-    """How urgent a task is. Any whole number from 0 (most urgent, as in vLLM) to 9 may be used, or a name."""
+    """How urgent a request is. Any integer from 0 (most urgent, as in vLLM) to 9 is accepted, and the names in any case."""
 
     HIGH = 0
     NORMAL = 5
@@ -116,10 +115,10 @@ class Priority(IntEnum):
 
 
 def priority_level(value: object) -> int:
-    """A priority as a number from 0 to 9; a name is that of a :class:`Priority`, in upper or lower case.
+    """Return a priority as a number from 0 to 9. A name is that of a :class:`Priority`, in upper or lower case.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the value is neither.
 
     Example:
         >>> priority_level("high"), priority_level(3)
@@ -134,11 +133,11 @@ def priority_level(value: object) -> int:
 
 
 Level = Annotated[int, BeforeValidator(priority_level)]
-"""A priority in a file."""
+"""A priority in a configuration file."""
 
 
 class LoadBalanceStrategy(StrEnum):
-    """Which endpoint takes a task when several have room. When none has, the first to get room takes it."""
+    """How an endpoint is chosen if several can take a request now. If none can, the first that becomes available takes it."""
 
     EXPECTED_FINISH = "expected_finish"
     ROUND_ROBIN = "round_robin"
@@ -148,22 +147,22 @@ class LoadBalanceStrategy(StrEnum):
 
 
 WEIGHTED = (LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN, LoadBalanceStrategy.LEAST_CONNECTIONS)
-"""The strategies in which weights count."""
+"""The strategies that use weights."""
 
 
 class Limits(Policy):
-    """What one endpoint may be asked for, over all routes, loops and threads of a client.
+    """The limits of one endpoint, over all routes, event loops and threads of a client.
 
     Args:
-        max_concurrency: most requests in flight at once.
-        adaptive: find out how many requests in flight, and per second, the endpoint really takes, up to ``max_concurrency``.
-            False keeps ``max_concurrency`` (64 if there is none) in flight.
+        max_concurrency: largest number of requests in flight.
+        adaptive: True measures how many requests in flight, and per second, the endpoint can take, up to ``max_concurrency``. False
+            uses ``max_concurrency`` (64 if it is not set) as a fixed limit.
         rpm: requests per minute.
         tpm: tokens per minute.
-        tpm_counts: whether the provider charges the tokens ``used`` (default) or ``reserved`` (``max_tokens``).
-        connects_per_second: rate of new connections.
-        shared: who shares ``rpm``, ``tpm`` and ``max_concurrency`` with this client: nobody (``none``), the processes of this user
-            on this machine that use the same address and key (``local``), or those of the whole Ray cluster (``ray``).
+        tpm_counts: whether the provider counts the tokens ``used`` (default) or ``reserved`` (``max_tokens``).
+        connects_per_second: new connections per second.
+        shared: which clients share ``rpm``, ``tpm`` and ``max_concurrency``: only this one (``none``), the processes of this user on
+            this machine with the same address and key (``local``), or those of the whole Ray cluster (``ray``).
 
     Example:
         >>> Limits(max_concurrency=64, rpm=600).rpm
@@ -186,12 +185,12 @@ class Limits(Policy):
 
 
 class Timeouts(Policy):
-    """Time limits of one attempt, in seconds. None of them counts waiting in the queue.
+    """Time limits of one attempt, in seconds. They do not include time in the queue.
 
     Args:
-        connect: to open a connection.
-        read: longest silence between bytes of an answer. Without streaming this is the whole generation.
-        attempt: whole attempt. By default it is learned: well above the slowest answers the endpoint gave.
+        connect: for opening a connection.
+        read: between two reads of the response. Without streaming, this includes the whole generation.
+        attempt: for the whole attempt. None learns a limit well above the slowest responses of the endpoint.
     """
 
     connect: Seconds = 10.0
@@ -200,21 +199,21 @@ class Timeouts(Policy):
 
 
 class Retry(Policy):
-    """When a failed request is tried again.
+    """When a failed request is sent again.
 
-    Overload (429, 503, 529) is not a failure: it costs no attempt, and is waited out up to the task's timeout.
-    A retry goes to another endpoint at once if there is one; otherwise it waits with full jitter
-    (Brooker, "Exponential Backoff And Jitter", AWS 2015), and the waits of a client share one budget
-    (Finagle's RetryBudget: 20 % of the requests and 10 a second).
+    Overload (429, 503, 529) is not a failure: it uses no attempt, and the request waits up to its timeout. The first retry goes to
+    another endpoint at once if one is available. Otherwise, and for further retries, the request waits with full jitter (Brooker,
+    "Exponential Backoff And Jitter", AWS 2015). All retries of a client draw on one budget (Finagle's RetryBudget: 20 % of the requests
+    and 10 a second). When it is empty, a retry waits another ``1 / budget_floor`` seconds.
 
     Args:
-        attempts: most tries of one request that may fail, the first included.
-        base: longest first wait in seconds; it doubles with every further try.
-        cap: longest wait in seconds.
-        budget: retries allowed per request, over all requests.
+        attempts: largest number of failed attempts of one request, including the first.
+        base: upper bound of the first wait in seconds; it doubles with each further attempt.
+        cap: upper bound of all waits in seconds.
+        budget: retries allowed per request, averaged over recent requests.
         budget_floor: retries per second that are always allowed.
-        max_retry_after: longest time in seconds for which an endpoint is left alone because it asked for that (``Retry-After``).
-            One that asks for longer is asked again after this, with one request. The default is openai-python 2's.
+        max_retry_after: longest time in seconds for which a ``Retry-After`` is respected. If an endpoint sends a longer one, a single
+            request is sent to it after this time. The default is that of openai-python 2.
     """
 
     attempts: Count = 4
@@ -226,18 +225,19 @@ class Retry(Policy):
 
 
 class Hedge(Policy):
-    """When a request that is under way is sent to a second endpoint as well. The first answer counts, the other is cancelled.
+    """When a request in flight is also sent to a second endpoint. The first response is used, and the other attempt is cancelled.
 
-    A single call gets a hedge when it takes unusually long (Dean and Barroso, "The Tail at Scale", CACM 2013), the last
-    requests of a batch get copies at endpoints that have nothing else to do, and requests that seem to hang, or whose
-    endpoint has gone silent, go elsewhere. All but the last draw on one budget, and an endpoint gets a request at most once at a time.
+    Copies are sent in four cases: a single call takes unusually long (Dean and Barroso, "The Tail at Scale", CACM 2013); the last requests
+    of a batch are in flight and other endpoints are idle; a request seems to hang; the endpoint of a request has stopped responding. All
+    cases except the last draw on one budget. An endpoint never works on two copies of the same request.
 
     Args:
-        quantile: share of an endpoint's answers that come sooner than a single call that is hedged.
-        after: seconds after which a single call is hedged, instead of ``quantile``.
+        quantile: quantile of an endpoint's latency after which a single call is hedged; for a streamed call, of the time to the first
+            token.
+        after: seconds after which a single call is hedged; replaces ``quantile``.
         budget: copies allowed per request, over all requests of a client.
-        reserve: copies allowed beyond that, for a client that has sent little yet.
-        tail: copy the last requests of a batch.
+        reserve: copies allowed in addition, for a client that has sent few requests.
+        tail: whether the last requests of a batch are copied.
 
     Example:
         >>> Hedge(after=2.0, budget=0.02).quantile
@@ -252,32 +252,34 @@ class Hedge(Policy):
 
 
 _PATHS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/rerank", "/get_reward")
-"""What is added to ``base_url`` by calls, and often left at the end of a copied address."""
+"""Paths that calls append to ``base_url``, and that users often leave at the end of a copied address."""
 
 
 class Endpoint(Policy):
-    """One server that answers requests.
+    """One server that serves requests.
 
     Args:
-        base_url: root of the API, such as ``https://api.example.com/v1``.
-        name: how it is called in results and errors; host and port by default.
-        api_key: sent as ``Authorization: Bearer``. ``${VAR}`` is read from the environment, ``${VAR:-default}`` too; an empty key is
-            none. Never shown.
-        models: glob patterns of the models it serves.
-        model_names: what the server calls a model, if it is not what callers call it.
-        kind: dialect of the server.
-        weight: share under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``; without effect under the other strategies.
+        base_url: root of the API, such as ``https://api.example.com/v1``. ``${VAR}`` and ``${VAR:-default}`` are replaced from the
+            environment.
+        name: name used in results and errors; by default host and port.
+        api_key: sent as ``Authorization: Bearer``. ``${VAR}`` and ``${VAR:-default}`` are replaced from the environment. An empty key is
+            not sent. Never shown.
+        models: glob patterns of the models that the server serves.
+        model_names: name of a model in calls -> its name on the server, where they differ.
+        kind: API of the server.
+        weight: relative share under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``; no effect under the other strategies.
         limits: see :class:`Limits`.
         timeouts: see :class:`Timeouts`.
-        reward: what the reward model behind it is, as far as its server does not tell; see :class:`RewardModel`.
-        price: US dollars for a million prompt tokens, and for a million completion tokens. It is only told, and decides nothing.
-        headers: sent with each request; values may hold ``${VAR}`` and are never shown.
-        http_client: an ``httpx.AsyncClient`` or ``httpx.AsyncBaseTransport`` of your own, used instead of the engine.
-        verify: False switches TLS verification off; a path names a CA bundle.
-        proxy: proxy URL; by default the environment's (``HTTPS_PROXY``, ``NO_PROXY``, ...). ``""`` is none.
-        max_response_bytes: longest answer that is read.
-        keepalive: seconds an idle connection is kept; vLLM and uvicorn close theirs after 5.
-        probe: seconds between two looks at how the server stands; None never looks.
+        reward: properties of its reward model that the server does not report; see :class:`RewardModel`.
+        price: US dollars for a million prompt tokens and for a million completion tokens. Used to report costs; it does not affect
+            scheduling.
+        headers: additional HTTP headers of each request. Values may contain ``${VAR}`` and are never shown.
+        http_client: your own ``httpx.AsyncClient`` or ``httpx.AsyncBaseTransport``, used instead of the built-in HTTP client.
+        verify: False disables TLS verification; a string is the path of a CA bundle.
+        proxy: URL of a proxy; by default taken from the environment (``HTTPS_PROXY``, ``NO_PROXY``, ...). ``""`` uses no proxy.
+        max_response_bytes: largest size of a response in bytes. A larger response is an error.
+        keepalive: seconds for which an idle connection is kept open; vLLM and uvicorn close theirs after 5.
+        probe: seconds between two probes of the server's health and load; None disables probing.
 
     Example:
         >>> Endpoint("http://gpu-0:8000/v1", models=["judge-*"], limits=Limits(max_concurrency=64)).name
@@ -407,13 +409,13 @@ class Endpoint(Policy):
 
 
 class Route(Policy):
-    """Which endpoints serve the models that match a pattern.
+    """The endpoints that serve the models matching a pattern.
 
     Args:
-        pattern: a model's name or a glob (``*``, ``?``, ``[abc]``).
-        endpoints: names of endpoints.
+        pattern: name of a model, or a glob (``*``, ``?``, ``[abc]``).
+        endpoints: names of the endpoints; at least one.
         strategy: see :class:`LoadBalanceStrategy`.
-        weights: endpoint name -> weight, over the endpoints' own; for ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS`` only.
+        weights: endpoint name -> weight, replacing the endpoint's own; only for ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``.
     """
 
     pattern: str

@@ -1,28 +1,28 @@
-"""Rewards, labels, rankings, vectors: what GPU reward endpoints and the list-taking routes of the OpenAI API are asked, and answer.
+"""Codecs of GPU reward servers and of the OpenAI APIs that take lists: rewards, labels, rankings, embeddings, completions, moderations.
 
-Knows the dialects of vLLM, SGLang, TEI, OpenRLHF, NIM and OpenAI; knows nothing of queues, of when a list is filled, or of sockets.
-How it is used::
+They know the APIs of vLLM, SGLang, TEI, OpenRLHF, NIM and OpenAI. They know nothing of queues, of when a list is filled, or of sockets.
+Usage::
 
     from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE, codec_of, settings_of
 
     items = SCORE.validate([("2 + 2?", "4"), ("2 + 2?", "5")])       # once, before anything is sent; raises BadRequest
-    call = Call(SCORE, "rm-7b", items, {}, None)                      # inputs is always a list of items; it names no server
-    outcome = await wire.send(endpoint, call)                         # bound to the endpoint's dialect here
+    call = WireRequest(SCORE, "rm-7b", items, {}, None)               # inputs is always a list of items; no server is chosen yet
+    outcome = await backend.send(endpoint, call)                      # the backend binds the call to the endpoint's API
     outcome.value.shares()                                            # an ItemAnswer, or an InvalidResponse, for each item
 
-**Before an endpoint is known** (``Operation``): ``item`` and ``validate`` check, ``check`` looks at the parameters, ``estimate_tokens``
-reserves, ``merge_key`` says which calls may share a request.
+**Before an endpoint is chosen** (``Operation``): ``item`` and ``validate`` check items, ``check`` checks parameters, ``estimate_tokens``
+estimates tokens to reserve, and calls with equal ``merge_key`` may share a request.
 
-**When an endpoint has room** (``codec_of(endpoint.kind, operation, settings_of(endpoint))``, a ``ListCodec``; raises ``ConfigError`` if
-that kind of server is not asked that): ``mergeable`` is False for an item that has to go alone (a conversation, as vLLM takes one a
-request), ``limits.fitting(items)`` says how many of those that wait go into one body, ``measure`` what an item counts against the limits.
-What ``/info`` of a server says of its limits counts instead, where its endpoint is looked at (``probe``).
+**When an endpoint can take a request** (``codec_of(endpoint.kind, operation, settings_of(endpoint))`` returns a ``ListCodec``, or raises
+``ConfigError`` if that kind of server does not support the operation): ``mergeable`` is False for an item that must be sent alone (a
+conversation, of which vLLM takes one per request), ``limits.fitting(items)`` is how many waiting items fit into one body, and ``measure``
+is what an item counts against the limits. If the endpoint is probed (``probe``), the limits that its ``/info`` reports are used instead.
 
-**After it** (``ListAnswer``): ``items`` are values or errors by item; an answer without any value is none and raises ``Malformed``, so that
-an item alone is tried again as any request is. ``shares()`` is the same with each item's usage: told by the server (SGLang), exact (one
-item), or shared out by size and marked ``estimated``. A ``Failure`` of a list is looked at by ``merging.splits``: if it may be the
-fault of one item, the list goes out again in halves; if it is an overload, the whole list goes back to the head of its queue.
+**After the response** (``ListAnswer``): ``items`` are values or errors by item. A response without any value raises ``Malformed``, so that
+a single item is retried like any other request. ``shares()`` adds the usage of each item: reported by the server (SGLang), exact (for one
+item), or divided by size and marked ``estimated``. For the ``Failure`` of a list, ``base.splits`` decides: if one item may be the cause,
+the list is sent again in halves; after an overload, the whole list returns to the head of its queue.
 
-Items are mapped by ``index`` where the server gives one, else by position, never by score; a list of another length is ``Malformed``, and
-a score that is null, NaN, infinite or no number is an error of its item, never 0.
+Results are assigned to items by ``index`` if the server sends one, else by position, never by score. A list of another length is
+``Malformed``. A score that is null, NaN, infinite or not a number is an error of its item, never 0.
 """

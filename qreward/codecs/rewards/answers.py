@@ -1,6 +1,6 @@
-"""What comes back for a list: a value or an error for each item, and what each of them used. Knows no dialect.
+"""Responses to lists of items: a value or an error for each item, and the usage of each. Knows no server's API.
 
-Answers to single items that are given out as openai's types, made when they are asked for.
+Results that have a type of the openai package are built on demand.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MOST = 2**53  # beyond it, floats skip whole numbers
 
 
 class Score(float):
-    """A reward. A plain number, with what else the server said of it.
+    """A reward: a float, with the other numbers that the server returned.
 
     Attributes:
-        attributes: name -> number, such as ``helpfulness`` and ``correctness``; empty if the server gives one number only.
+        attributes: name -> number, such as ``helpfulness`` and ``correctness``. Empty if the server returns only one number.
 
     Example:
         >>> score = Score(1.25, {"helpfulness": 1.25, "correctness": 0.43})
@@ -41,12 +41,12 @@ class Score(float):
 
 
 class ItemAnswer(msgspec.Struct, gc=False):
-    """The answer to one item of a list, as ``qreward.results.Answered`` has it.
+    """The result of one item of a list. Implements ``qreward.results.Answered``.
 
     Attributes:
         value: a ``Score``, label -> probability, a vector, choices, ...
-        usage: its share of what the whole request used.
-        estimated: the server told the sum only; the shares go by the estimated size of the items.
+        usage: its share of the usage of the whole request.
+        estimated: True if the server reported only the total, so that ``usage`` is a share by the estimated size of the items.
     """
 
     value: Any
@@ -57,13 +57,13 @@ class ItemAnswer(msgspec.Struct, gc=False):
         return self.value
 
     def text(self) -> str:
-        """Words, if the answer is a completion; else ``""``."""
+        """Return the text of the first choice if the result is a completion; else ``""``."""
         said = self._first().get("text")
         return said if isinstance(said, str) else ""
 
     @property
     def finish_reason(self) -> str | None:
-        """How the first choice ended, if the answer is a completion."""
+        """Why the first choice ended, if the result is a completion; else None."""
         return ending_of(self._first().get("finish_reason"))
 
     def _first(self) -> dict[str, Any]:
@@ -72,14 +72,14 @@ class ItemAnswer(msgspec.Struct, gc=False):
 
 
 class ListAnswer(msgspec.Struct, gc=False):
-    """The answer to a list of items, at least one of which has a value.
+    """The response to a list of items, at least one of which has a value.
 
     Attributes:
-        items: for each item, in their order, its value, or an ``InvalidResponse`` that says what is wrong with it.
+        items: for each item, in the order of the request, its value or an ``InvalidResponse``.
         usage: of the whole request.
-        each: usage of each item, where the server tells it.
+        each: usage of each item, if the server reports it.
         sizes: estimated prompt tokens of each item.
-        outputs: size of what was written for each item, if anything was.
+        outputs: size of the generated text of each item, if any.
     """
 
     items: list[Any]
@@ -92,14 +92,14 @@ class ListAnswer(msgspec.Struct, gc=False):
         return ""
 
     def build(self) -> list[Any]:
-        """The values. Raises the error of the first item that has none."""
+        """Return the values. Raises the error of the first failed item."""
         for item in self.items:
             if isinstance(item, InvalidResponse):
                 raise item
         return self.items
 
     def shares(self) -> list[ItemAnswer | InvalidResponse]:
-        """One answer, or error, an item, each with its own share of the usage."""
+        """Return the result or the error of each item, each result with its share of the usage."""
         usages, estimated = self._usages()
         return [
             item if isinstance(item, InvalidResponse) else ItemAnswer(item, usage, estimated)
@@ -119,9 +119,9 @@ class ListAnswer(msgspec.Struct, gc=False):
 
 
 def share(total: int | None, sizes: Sequence[float]) -> list[int | None]:
-    """Whole numbers in proportion to the sizes, whose sum is the total (Hamilton's method of largest remainders).
+    """Split a total into integers in proportion to the sizes (Hamilton's method of largest remainders).
 
-    A total that cannot be a count of tokens is shared as None.
+    A total that cannot be a number of tokens yields None for each.
 
     Example:
         >>> share(10, [1.0, 1.0, 2.0])
@@ -143,20 +143,20 @@ def _sums(prompts: list[int | None], outputs: list[int | None]) -> list[int | No
 
 
 class Choices(ItemAnswer, gc=False):
-    """The choices of one prompt."""
+    """The choices of a completion for one prompt."""
 
     def build(self) -> Any:
-        """A list of openai's ``CompletionChoice``."""
-        from openai.types import CompletionChoice  # noqa: PLC0415 - takes most of a second, and many never ask
+        """Return a list of openai ``CompletionChoice``."""
+        from openai.types import CompletionChoice  # noqa: PLC0415 - takes most of a second, and is often not needed
 
         return [CompletionChoice.construct(**{"logprobs": None, **choice}) for choice in self.value]
 
 
 class Moderated(ItemAnswer, gc=False):
-    """What was found of one input."""
+    """The moderation of one input."""
 
     def build(self) -> Any:
-        """Openai's ``Moderation``."""
+        """Return an openai ``Moderation``."""
         from openai.types import Moderation  # noqa: PLC0415
 
         return Moderation.construct(**self.value)

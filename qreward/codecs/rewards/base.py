@@ -1,10 +1,7 @@
-"""What all codecs of lists share: one body of many items, one answer of as many values. Knows no server's dialect.
+"""The base of all list codecs: one request body with many items, one response with as many values. Knows no particular server's API.
 
-What is scored, labelled, ranked or embedded: the items of a list, checked once, and roughly how much each costs.
-
-Knows nothing of servers or of how an item is written.
-
-Which items may share a request, how many of them, and what is done when a shared request is refused. Data and arithmetic.
+This module defines the kinds of items and their validation, the estimates of their size, which items may share a request and how many, and
+when a failed request is split.
 """
 
 from __future__ import annotations
@@ -25,17 +22,17 @@ from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.settings.policies import RewardModel
 
 TEXT, PAIR, CHAT_ITEM, TOKENS, PARTS = "text", "pair", "chat", "tokens", "parts"
-"""The shapes of items. Items of different shapes never share a request."""
+"""The kinds of items. Items of different kinds never share a request."""
 
 _BYTES_AROUND = 16
-"""Bytes of JSON around an item: quotes, brackets, a comma."""
+"""Bytes of JSON syntax per item: quotes, brackets, a comma."""
 
 
 class Pair(msgspec.Struct, frozen=True, gc=False):
     """A prompt and a response to it.
 
     Attributes:
-        label: what the right answer is, for servers that want to know (OpenRLHF's ``labels``).
+        label: the correct answer, for servers that take it (OpenRLHF's ``labels``).
     """
 
     prompt: str
@@ -44,21 +41,21 @@ class Pair(msgspec.Struct, frozen=True, gc=False):
 
 
 class Chat(msgspec.Struct, frozen=True, gc=False):
-    """A conversation whose last message is judged."""
+    """A conversation whose last message is scored."""
 
     messages: list[Any]
 
 
 class Parts(msgspec.Struct, frozen=True, gc=False):
-    """Texts and pictures that are one item together, as moderations take them."""
+    """Texts and images that form one item, as in moderations."""
 
     parts: list[Any]
 
 
 def pair_item(raw: Any) -> str | Pair | Chat:
-    """A text that is ready, ``(prompt, response)``, or a conversation; a prompt that is one becomes part of it.
+    """Return an item to score: a text, ``(prompt, response)``, or a conversation. A conversation as prompt is joined with the response.
 
-    Raises ``BadRequest``.
+    Raises ``BadRequest`` for anything else.
     """
     if isinstance(raw, str):
         return raw
@@ -79,7 +76,7 @@ def pair_item(raw: Any) -> str | Pair | Chat:
 
 
 def text_item(raw: Any) -> str:
-    """A text. Raises ``BadRequest``."""
+    """Return a text. Raises ``BadRequest`` for anything else."""
     if isinstance(raw, str):
         return raw
     _check_given(raw, "text")
@@ -87,7 +84,7 @@ def text_item(raw: Any) -> str:
 
 
 def token_item(raw: Any) -> str | list[int]:
-    """A text, or the token ids of one. Raises ``BadRequest``."""
+    """Return a non-empty text or list of token ids. Raises ``BadRequest`` for anything else."""
     if isinstance(raw, list | tuple) and raw and set(map(type, raw)) == {int}:
         return list(raw)
     if isinstance(raw, str) and raw:
@@ -98,7 +95,7 @@ def token_item(raw: Any) -> str | list[int]:
 
 
 def parts_item(raw: Any) -> str | Parts:
-    """A text, or a list of parts such as ``{"type": "text", "text": "..."}``, which is one item. Raises ``BadRequest``."""
+    """Return a text, or the ``Parts`` of a list such as ``[{"type": "text", "text": "..."}]``. Raises ``BadRequest`` for anything else."""
     if isinstance(raw, str | Parts):
         return raw
     if isinstance(raw, list) and raw and all(isinstance(part, Mapping) for part in raw):
@@ -108,7 +105,7 @@ def parts_item(raw: Any) -> str | Parts:
 
 
 def shape_of(item: Any) -> str:
-    """``text``, ``pair``, ``chat``, ``tokens`` or ``parts``."""
+    """Return the kind of an item: ``text``, ``pair``, ``chat``, ``tokens`` or ``parts``."""
     return _SHAPES[type(item)]
 
 
@@ -116,12 +113,12 @@ _SHAPES = {str: TEXT, Pair: PAIR, Chat: CHAT_ITEM, list: TOKENS, Parts: PARTS}
 
 
 def tokens_in(item: Any) -> float:
-    """Tokens of an item: those that are given count themselves, texts by their characters."""
+    """Return the tokens of an item: token ids are counted, texts estimated by their characters."""
     return float(len(item)) if isinstance(item, list) else _chars(item) / CHARS_PER_TOKEN
 
 
 def bytes_in(item: Any) -> int:
-    """Bytes of an item in a body, not less than it takes as UTF-8 unless it is full of escapes."""
+    """Estimate the bytes of an item in a body. The estimate is not too small unless the item has many JSON escapes."""
     if isinstance(item, list):
         return sum(len(str(token)) + 1 for token in item) + _BYTES_AROUND
     text = item if isinstance(item, str) else item.prompt + item.response if isinstance(item, Pair) else ""
@@ -150,13 +147,13 @@ def _of_mapping(raw: Mapping[Any, Any]) -> Pair | Chat:
 
 
 def _check_given(value: object, name: str) -> None:
-    """Raise ``BadRequest`` for None: what is missing, as when a generation failed, must not be scored as if it were there."""
+    """Raise ``BadRequest`` for None: a missing value, as after a failed generation, must not be scored."""
     if value is None:
         raise BadRequest(f"the {name} is None; leave the item out, or give the {name}")
 
 
 def _chat(messages: Any) -> Chat:
-    """A conversation, whose last message is there."""
+    """Return a conversation. Raises ``BadRequest`` if its last message has no content."""
     _check_given(messages, "messages")
     checked = CHAT.validate(messages)
     if is_missing(checked[-1]):
@@ -175,22 +172,22 @@ def _pair(prompt: Any, response: Any, label: Any) -> Pair | Chat:
 
 
 SPLITTING = frozenset({400, 413, 422, 424})
-"""Statuses of a list that may be the fault of one item: these servers take all of a list or nothing."""
+"""Statuses of a list for which one item may be the cause: these servers accept all items of a list or none."""
 
 ONES_FAULT = (BadRequest, ServerError, InvalidResponse, ConnectionFailed, RequestTimeout)
-"""Errors of a list that may be the fault of one item."""
+"""Errors of a list for which one item may be the cause."""
 
 _OURS = frozenset({FailureKind.REFUSED, FailureKind.UNSUITABLE})  # UNSUITABLE: too long for this model
 _NOT_OURS = frozenset({FailureKind.OVERLOADED, FailureKind.QUOTA, FailureKind.UNSENDABLE})
 
 
 class MergeLimits(msgspec.Struct, frozen=True):
-    """How much one request may hold. None is without limit.
+    """How much one request may contain. None sets no limit.
 
     Attributes:
-        items: how many.
-        tokens: of all items together, as estimated.
-        bytes: of the body.
+        items: number of items.
+        tokens: estimated tokens of all items.
+        bytes: size of the body.
     """
 
     items: int | None = None
@@ -198,17 +195,17 @@ class MergeLimits(msgspec.Struct, frozen=True):
     bytes: int | None = None
 
     def with_items(self, most: int | None) -> MergeLimits:
-        """The same with at most so many items, at least one."""
+        """Return the same limits with at most ``most`` items, but at least one. None changes nothing."""
         if most is None or (self.items is not None and self.items <= most):
             return self
         return MergeLimits(max(1, most), self.tokens, self.bytes)
 
     def of_items(self, items: int) -> MergeLimits:
-        """The same for so many items, at least one."""
+        """Return the same limits with this number of items, but at least one."""
         return MergeLimits(max(1, items), self.tokens, self.bytes)
 
     def fitting(self, items: Iterable[Any]) -> int:
-        """How many of the items, from the first on, go into one request: at least 1, for one that is too large alone must be told so.
+        """Return how many of the items, from the first, fit into one request. At least 1: the server rejects an item that is too large.
 
         Example:
             >>> MergeLimits(items=2).fitting(["a", "b", "c"])
@@ -226,13 +223,13 @@ class MergeLimits(msgspec.Struct, frozen=True):
 
 UNLIMITED = MergeLimits()
 ALONE = MergeLimits(items=1)
-_AROUND = 512  # bytes of a body beside its items
+_AROUND = 512  # bytes of a body other than its items
 
 
 def splits(failure: Failure, count: int) -> bool:
-    """Whether a list of ``count`` items that failed so is to be sent again in two halves, so that only the bad item fails in the end.
+    """Return whether a failed list of ``count`` items is sent again in two halves, so that finally only the invalid item fails.
 
-    An overload is none of that: the whole list waits, at the head of its queue. Nor is a wrong key or address, which no half mends.
+    After an overload, the whole list waits at the head of its queue instead. A wrong key or address would fail for each half too.
     """
     if count < 2 or failure.misconfigured or failure.kind in _NOT_OURS:
         return False
@@ -241,10 +238,10 @@ def splits(failure: Failure, count: int) -> bool:
 
 
 def may_be_one_items_fault(error: BaseException) -> bool:
-    """Whether a list that failed in the end may succeed in parts.
+    """Return whether parts of a list that finally failed may succeed.
 
-    An answer that was read and is not a list of results for these items is an error of the server and of the whole list. Asked for
-    fewer items, such a server may seem right: one that always gives one number would be believed for a list of one item.
+    A response that was read but is not a list of results for these items is an error of the server, for the whole list. With fewer items,
+    the response of such a server may seem valid: a server that always returns one number would be believed for a list of one item.
     """
     read = isinstance(error, InvalidResponse) and error.status_code is not None
     return isinstance(error, ONES_FAULT) and not read
@@ -255,23 +252,23 @@ def _over(amount: float, limit: float | None) -> bool:
 
 
 LONE = frozenset({CHAT_ITEM, PARTS})
-"""Shapes of which a body holds one."""
+"""Kinds of which a body contains only one item."""
 
 
 class Listing:
-    """A codec whose calls have lists of items for inputs."""
+    """A codec whose inputs are lists of items."""
 
 
 class Operation(Listing):
-    """Something that is asked about a list of items, before it is known which server will answer.
+    """An operation on a list of items, before an endpoint is chosen.
 
-    It is the ``codec`` of a ``WireRequest`` whose ``inputs`` are the items. Everything that does not depend on the
-    server is here; ``dialects.bound`` gives the call the codec of an endpoint when it is sent.
+    It is the ``codec`` of a ``WireRequest`` whose ``inputs`` are the items. It holds everything that does not depend on the server. When
+    the call is sent, ``registry.bound`` replaces it with the codec of the endpoint.
 
     Attributes:
         name: ``score``, ``classify``, ``rerank``, ``embeddings``, ``completions`` or ``moderations``.
-        item: one item, ready to be sent. Raises ``BadRequest``.
-        path: empty; each kind of server has its own.
+        item: function that returns one item, ready to be sent, or raises ``BadRequest``.
+        path: empty; it depends on the kind of server.
     """
 
     path = ""
@@ -282,19 +279,19 @@ class Operation(Listing):
         self._check = check
 
     def validate(self, inputs: Any) -> list[Any]:
-        """The items, ready to be sent. Raises ``BadRequest`` saying which is wrong."""
+        """Return the items, ready to be sent. Raises ``BadRequest`` with the index of an invalid item."""
         if not isinstance(inputs, list | tuple) or not inputs:
             what = "empty" if isinstance(inputs, list | tuple) else f"a {type(inputs).__name__}"
             raise BadRequest(f"the items of {self.name} are {what}; send a list of at least one")
         return [self._valid(raw, index) for index, raw in enumerate(inputs)]
 
     def check(self, params: Mapping[str, Any]) -> None:
-        """Raise ``BadRequest`` for parameters that are missing, or that would make the answer unreadable."""
+        """Raise ``BadRequest`` for parameters that are missing or not supported."""
         if self._check is not None:
             self._check(params)
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Items by their characters, output by ``max_tokens``; only completions have any."""
+        """Estimate the items by their characters, and the output by ``max_tokens``. Only completions have output."""
         prompt = sum(map(tokens_in, call.inputs))
         most, choices = call.params.get("max_tokens"), call.params.get("n")
         if self.name != "completions" or not isinstance(most, int):
@@ -302,7 +299,7 @@ class Operation(Listing):
         return prompt, float(most * (choices if isinstance(choices, int) else 1) * len(call.inputs))
 
     def merge_key(self, call: WireRequest) -> Hashable:
-        """Calls with equal keys may share a request: all but the items is the same, and the items have one shape.
+        """Return a key. Calls with equal keys may share a request: they differ only in their items, which have the same kinds.
 
         Raises ``BadRequest`` for parameters that JSON cannot hold.
         """
@@ -327,13 +324,14 @@ class Operation(Listing):
 
 
 class ListCodec(Listing):
-    """How one operation is asked of one kind of server. Stateless but for the settings it is made of.
+    """The codec of one operation for one kind of server. Stateless except for its settings.
 
     Attributes:
-        path: under the endpoint's base URL, or, if ``native``, under the server's root: beside its ``/v1``.
-        member: what the body calls the items.
-        has_template: a conversation may be sent as ``messages``, one a body.
-        limits: how much one body may hold.
+        path: relative to the endpoint's base URL, or, if ``native``, to the root of the server, without ``/v1``.
+        native: see ``path``.
+        member: name of the member of the body that contains the items.
+        has_template: a conversation may be sent as ``messages``, one per body.
+        limits: how much one body may contain.
     """
 
     path: str
@@ -346,22 +344,22 @@ class ListCodec(Listing):
         self.operation = operation
         self.settings = settings
 
-    # asking
+    # encoding
 
     def form(self, item: Any) -> Any:
-        """The item in the shape in which this server takes it. Raises ``BadRequest`` if it takes it in none."""
+        """Return the item in the form that this server accepts. Raises ``BadRequest`` if it accepts none."""
         return item
 
     def mergeable(self, item: Any) -> bool:
-        """Whether the item may share a body with others of its shape. Raises ``BadRequest`` as ``form``."""
+        """Return whether the item may share a body with others of its kind. Raises ``BadRequest`` like ``form``."""
         return shape_of(self.form(item)) not in LONE
 
     def measure(self, item: Any) -> tuple[float, int]:
-        """Tokens and bytes of an item, roughly: what ``limits`` speak of."""
+        """Return the estimated tokens and bytes of an item, which count against ``limits``."""
         return tokens_in(item), bytes_in(item)
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """The body. Raises ``BadRequest`` for items that cannot share it, that this server does not take, or that JSON cannot hold."""
+        """Return the body. Raises ``BadRequest`` for items that cannot share it, that the server rejects, or that JSON cannot hold."""
         self.operation.check(call.params)
         items = [self.form(item) for item in call.inputs]
         kinds = {shape_of(item) for item in items}
@@ -372,19 +370,19 @@ class ListCodec(Listing):
         return self.write(items, model, {**self.defaults(), **call.params})
 
     def defaults(self) -> dict[str, Any]:
-        """Members of the body that hold unless the caller sets them."""
+        """Return members of the body that are sent unless the caller sets them."""
         return {}
 
     def write(self, items: list[Any], model: str, params: dict[str, Any]) -> bytes:
-        """The body of items in their form. ``model`` is sent to all: routers go by it, and servers of one model ignore it."""
+        """Return the body of items returned by ``form``. ``model`` is always sent: routers need it, and servers of one model ignore it."""
         if isinstance(items[0], Chat):
             return jsonio.write(model, "messages", items[0].messages, params, all_text=False)
         return jsonio.write(model, self.member, items, params, all_text=True)
 
-    # reading
+    # decoding
 
     def decode(self, body: bytes, call: WireRequest) -> ListAnswer:
-        """A value or an ``InvalidResponse`` for each item. Raises ``Malformed`` if no item has a value, or ``EmbeddedError``."""
+        """Return a value or an ``InvalidResponse`` for each item. Raises ``EmbeddedError``, or ``Malformed`` if no item has a value."""
         document = reading.read(body)
         rows = self.rows(document, call)
         values = [self._value(row, call) for row in rows]
@@ -394,26 +392,26 @@ class ListCodec(Listing):
         return ListAnswer(values, self.usage(document), self.usages(rows), sizes, self.outputs(values))
 
     def rows(self, document: Any, call: WireRequest) -> list[Any]:
-        """What the answer has for each item, in their order. Raises ``Malformed``."""
+        """Return the row of each item, in the order of the items. Raises ``Malformed``."""
         return reading.in_order(reading.member(document, "data"), len(call.inputs))
 
     def value(self, row: Any) -> Any:
-        """What a row says. Raises ``Unusable``."""
+        """Return the value of a row. Raises ``InvalidRow``."""
         raise NotImplementedError
 
     def usage(self, document: Any) -> Usage | None:
-        """What the whole request used, if the answer tells."""
+        """Return the usage of the whole request, or None if the response does not contain it."""
         return jsonio.usage_of(document.get("usage")) if isinstance(document, dict) else None
 
-    def usages(self, rows: list[Any]) -> list[Usage | None] | None:  # noqa: ARG002 - for those that do tell
-        """What each item used, if the answer tells."""
+    def usages(self, rows: list[Any]) -> list[Usage | None] | None:  # noqa: ARG002 - for subclasses
+        """Return the usage of each item, or None if the response does not contain it."""
         return None
 
-    def outputs(self, values: list[Any]) -> list[float] | None:  # noqa: ARG002 - for those that write
-        """The size of what was written for each item, if anything was."""
+    def outputs(self, values: list[Any]) -> list[float] | None:  # noqa: ARG002 - for subclasses
+        """Return the size of the generated text of each item, or None if there is none."""
         return None
 
-    # as any codec
+    # the other methods of Codec
 
     def validate(self, inputs: Any) -> Any:
         return self.operation.validate(inputs)
@@ -435,7 +433,7 @@ class ListCodec(Listing):
 
 
 class TextCodec(ListCodec):
-    """A codec whose server takes texts: a pair becomes one by the template, or a conversation where the server has its own."""
+    """A codec whose server takes texts. A pair becomes a text by the template, or a conversation if the server has a chat template."""
 
     def form(self, item: Any) -> Any:
         if isinstance(item, Pair):
@@ -452,5 +450,5 @@ class TextCodec(ListCodec):
 
 
 def conversation(pair: Pair) -> Chat:
-    """A pair as the server's own template takes it."""
+    """Return a pair as a conversation, for the chat template of the server."""
     return Chat([{"role": "user", "content": pair.prompt}, {"role": "assistant", "content": pair.response}])

@@ -1,4 +1,4 @@
-"""The lists of the OpenAI API: embeddings, legacy completions, moderations."""
+"""Codecs of the OpenAI APIs that take lists: embeddings, legacy completions and moderations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from qreward.codecs.rewards.base import ListCodec, MergeLimits, Parts
 from qreward.codecs.rewards.parsing import InvalidRow
 
 OPENAI_LIMITS = MergeLimits(items=2048, tokens=300_000)
-"""Of one embeddings request, as the openai package documents them."""
+"""Limits of one embeddings request, as documented in the openai package."""
 
 
 class EmbeddingList(ListCodec):
-    """``POST /embeddings``: a vector of floats an item. A list of token ids is one item, so it goes into a list of its own."""
+    """``POST /embeddings``: one vector of floats per item. A list of token ids is one item, so it is sent inside another list."""
 
     path = "/embeddings"
 
@@ -24,15 +24,15 @@ class EmbeddingList(ListCodec):
 
 
 class OpenAIEmbeddingList(EmbeddingList):
-    """OpenAI's own."""
+    """The same with the limits of OpenAI's own API."""
 
     limits = OPENAI_LIMITS
 
 
 class CompletionList(ListCodec):
-    """``POST /completions``: the ``n`` choices of each prompt, as they came, numbered from 0. How they may end is as in a chat completion.
+    """``POST /completions``: the ``n`` choices of each prompt, numbered from 0. The finish reasons accepted are those of the chat codec.
 
-    In the answer, choice ``k`` of prompt ``i`` has the index ``i * n + k``.
+    In the response, choice ``k`` of prompt ``i`` has the index ``i * n + k``.
     """
 
     path = "/completions"
@@ -56,7 +56,7 @@ class CompletionList(ListCodec):
 
 
 class ModerationList(ListCodec):
-    """``POST /moderations``: a result an item, by position. A list of parts is one item."""
+    """``POST /moderations``: one result per item, by position. A list of parts is one item."""
 
     path = "/moderations"
 

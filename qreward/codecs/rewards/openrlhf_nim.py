@@ -1,4 +1,4 @@
-"""OpenRLHF's ``/get_reward``, and NVIDIA NIM's reward models, which answer a chat with a line of numbers."""
+"""Codecs of OpenRLHF's ``/get_reward``, and of NVIDIA NIM's reward models, which answer a chat with a line of numbers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _ATTRIBUTE = re.compile(r"\s*([A-Za-z][\w .-]{0,40}?)\s*:\s*([^\s,]+)\s*")
 class OpenRlhfReward(ListCodec):
     """``POST /get_reward`` with ``query`` (prompt and response in one), ``prompts`` and ``labels``.
 
-    The reward is in ``rewards``; ``scores`` and the lists of ``extra_logs`` are its attributes, any of which may be made the reward by
-    ``RewardModel(label=...)``. Without a template the query is the prompt with the response after it.
+    The reward is in ``rewards``. ``scores`` and the lists of ``extra_logs`` are its attributes; ``RewardModel(label=...)`` selects one of
+    them as the reward. Without a template, the query is the prompt followed by the response.
     """
 
     path = "/get_reward"
@@ -56,10 +56,10 @@ class OpenRlhfReward(ListCodec):
 
 
 class NimReward(ListCodec):
-    """``POST /chat/completions`` that is answered with ``helpfulness:1.25,correctness:0.43`` or ``reward:-7.1``.
+    """``POST /chat/completions`` with a response such as ``helpfulness:1.25,correctness:0.43`` or ``reward:-7.1``.
 
-    One conversation a request; only more requests at once go faster. The reward is the attribute of the settings' ``label``, else
-    ``reward``, else the only one.
+    A request contains one conversation; only concurrent requests increase the throughput. The reward is the attribute named by the
+    settings' ``label``, else ``reward``, else the only one.
     """
 
     path = "/chat/completions"
@@ -79,16 +79,16 @@ class NimReward(ListCodec):
 
     def value(self, row: Any) -> Score:
         row = reading.row_of(row)
-        reading.check_ending(row.get("finish_reason"))  # "length" is usual here: the server makes the text of numbers, and all of it
+        reading.check_ending(row.get("finish_reason"))  # "length" is usual here, and the text of numbers is still complete
         message = row.get("message")
-        if isinstance(message, list) and message:  # as the hosted API once had it
+        if isinstance(message, list) and message:  # an earlier form of the hosted API
             message = message[0]
         attributes = attributes_of(joined(message.get("content")) if isinstance(message, dict) else "")
         return Score(reading.picked(attributes, self.settings.label, "reward"), attributes)
 
 
 def attributes_of(text: str) -> dict[str, float]:
-    """The numbers of a line such as ``helpfulness:1.25,correctness:0.43``. Raises ``InvalidRow`` for anything else.
+    """Parse a line such as ``helpfulness:1.25,correctness:0.43``. Raises ``InvalidRow`` for anything else.
 
     Example:
         >>> attributes_of("helpfulness:1.25, correctness:-0.5")

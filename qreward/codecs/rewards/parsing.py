@@ -1,6 +1,6 @@
-"""Reading lists out of answers: a number is a finite number or an error, a row belongs to its item or to nobody.
+"""Strict parsing of lists in responses. A number is finite or an error; a row that cannot be assigned to its item is an error.
 
-Nothing here knows a server; nothing here raises anything but ``Malformed``, ``EmbeddedError`` and, for one row, ``InvalidRow``.
+Knows no particular server. Functions raise only ``Malformed``, ``EmbeddedError`` and, for one row, ``InvalidRow``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from qreward.codecs.chat import CHAT
 
 
 class InvalidRow(Exception):
-    """One row of an answer has no value; the message says why."""
+    """One row of a response has no valid value. The message describes the fault."""
 
 
 def read(body: bytes) -> Any:
-    """The document. Raises ``Malformed``, or ``EmbeddedError`` if it is an error in one of the forms of these servers."""
+    """Return the decoded document. Raises ``Malformed``, or ``EmbeddedError`` for an error in one of the forms of these servers."""
     try:
         document = msgspec.json.decode(body)
     except jsonio.REFUSED:
@@ -36,12 +36,15 @@ def read(body: bytes) -> Any:
 
 
 def is_error(document: dict[str, Any]) -> bool:
-    """``{"error": ...}`` of most, ``{"object": "error"}`` of SGLang, ``{"message", "type"}`` of TEI's OpenAI routes."""
+    """Return whether a document is an error.
+
+    Most servers send ``{"error": ...}``, SGLang ``{"object": "error"}``, and TEI's OpenAI routes ``{"message", "type"}``.
+    """
     return bool(document.get("error")) or document.get("object") == "error" or ("message" in document and "type" in document)
 
 
 def check_ending(reason: object) -> None:
-    """Raise ``InvalidRow`` for a ``finish_reason`` with which a chat completion would be no answer."""
+    """Raise ``InvalidRow`` for a ``finish_reason`` that the chat codec does not accept."""
     try:
         CHAT.check_ending(reason)
     except Unfinished as error:
@@ -49,7 +52,7 @@ def check_ending(reason: object) -> None:
 
 
 def member(document: Any, name: str) -> list[Any]:
-    """A list that the answer must have."""
+    """Return a required list of the response. Raises ``Malformed`` if it is missing."""
     found = document.get(name) if isinstance(document, dict) else None
     if not isinstance(found, list):
         raise Malformed(f"the answer has no {name}")
@@ -57,16 +60,16 @@ def member(document: Any, name: str) -> list[Any]:
 
 
 def as_many(rows: list[Any], count: int, what: str) -> list[Any]:
-    """The rows, if there are as many as items. Raises ``Malformed`` otherwise: they are never cut or filled up to fit."""
+    """Return the rows if there are as many as items. Raises ``Malformed`` otherwise; rows are never dropped or filled in."""
     if len(rows) != count:
         raise Malformed(f"the answer has {len(rows)} {what} for {count} item{'s'[: count != 1]}")
     return rows
 
 
 def in_order(rows: list[Any], count: int) -> list[Any]:
-    """The rows in the order of the items: by ``index`` where they have one, else as they came. Never by score.
+    """Return the rows in the order of the items: by ``index`` if the rows have one, else unchanged. Never by score.
 
-    Raises ``Malformed`` if there are not as many rows as items, or their indexes do not say which is whose.
+    Raises ``Malformed`` if the number of rows and items differs, or the indexes do not match the items.
     """
     rows = as_many(rows, count, "results")
     indexes = [row.get("index") if isinstance(row, dict) else None for row in rows]
@@ -82,7 +85,7 @@ def _whole(indexes: list[Any], count: int) -> list[int]:
 
 
 def number(raw: Any, what: str = "score") -> float:
-    """A finite number. Raises ``InvalidRow`` for anything else, null, NaN and true among it: none of them is a 0."""
+    """Return a finite number. Raises ``InvalidRow`` for anything else, including null, NaN and true; none of them counts as 0."""
     if type(raw) is float or type(raw) is int:
         try:
             value = float(raw)
@@ -94,7 +97,10 @@ def number(raw: Any, what: str = "score") -> float:
 
 
 def numbers(raw: Any, what: str) -> list[float]:
-    """Finite numbers, at least one; base64 is taken for little-endian float32, as the OpenAI API packs them."""
+    """Return a non-empty list of finite numbers. A string is decoded as base64 of little-endian float32, as in the OpenAI API.
+
+    Raises ``InvalidRow`` for anything else.
+    """
     values = _unpacked(raw, what) if isinstance(raw, str) else raw
     if not isinstance(values, list) or not values:
         raise InvalidRow(f"its {what} is {shown(raw)}, not a list of numbers")
@@ -104,7 +110,7 @@ def numbers(raw: Any, what: str) -> list[float]:
 
 
 def row_of(raw: Any) -> dict[str, Any]:
-    """A row that must be an object, and no error. Raises ``InvalidRow``."""
+    """Return a row that must be an object and not an error. Raises ``InvalidRow`` otherwise."""
     if not isinstance(raw, dict):
         raise InvalidRow(f"its result is {shown(raw)}, not an object")
     if is_error(raw):
@@ -113,7 +119,10 @@ def row_of(raw: Any) -> dict[str, Any]:
 
 
 def chosen(values: Sequence[float], label: int | str | None, names: Sequence[str], *, last: bool, what: str) -> float:
-    """One of several numbers: by position or name; without either the only one, or the last where that is the custom."""
+    """Return one of several numbers: by position or name; without a label the only one, or the last if ``last`` is True.
+
+    Raises ``InvalidRow`` if the label does not select a number.
+    """
     if isinstance(label, str):
         if label not in names:
             raise InvalidRow(f"its {what} has no {label!r}; label may be a position, or one of the names in labels ({told(names)})")
@@ -128,7 +137,7 @@ def chosen(values: Sequence[float], label: int | str | None, names: Sequence[str
 
 
 def labelled(row: Any) -> dict[str, float]:
-    """The scores of a row that lists its labels, by name: they come sorted by score, so their order means nothing. Raises ``InvalidRow``.
+    """Return the scores of a row by label. Servers sort them by score, so their order has no meaning. Raises ``InvalidRow``.
 
     Example:
         >>> labelled([{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}])
@@ -146,7 +155,7 @@ def labelled(row: Any) -> dict[str, float]:
 
 
 def picked(attributes: dict[str, float], label: int | str | None, usual: str) -> float:
-    """One of several named numbers: the one asked for, else the usual one, else the only one. Raises ``InvalidRow``."""
+    """Return one of several named numbers: that of the label, else the one named ``usual``, else the only one. Raises ``InvalidRow``."""
     if isinstance(label, int):
         return chosen(list(attributes.values()), label, (), last=False, what="answer")
     if label is None:
@@ -157,7 +166,7 @@ def picked(attributes: dict[str, float], label: int | str | None, usual: str) ->
 
 
 def shown(raw: Any) -> str:
-    """A value as it may stand in a message: of what a server says in words, or in depth, only the kind, for it may repeat a secret."""
+    """Return a value for a message. Of texts, lists and objects only the type is shown, because they may repeat a secret."""
     if raw is None:
         return "null"
     if isinstance(raw, bool | float):
@@ -166,7 +175,7 @@ def shown(raw: Any) -> str:
 
 
 def told(names: Collection[str]) -> str:
-    """Names as they may stand in a message: those that are words, for the same reason."""
+    """Return names for a message. Unless all of them are simple words, only their number is shown, because they may repeat a secret."""
     words = [name for name in names if _WORD.fullmatch(name)]
     return ", ".join(words) if words and len(words) == len(names) else f"{len(names)} names" if names else "no names"
 

@@ -1,4 +1,7 @@
-"""Which kind of server is asked what, and how: one table. ``bound`` turns a call for an operation into one for an endpoint."""
+"""The table of codecs by kind of server, operation and route, and the operations themselves.
+
+``bound`` makes a call for an operation into a call with the codec of an endpoint.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +36,15 @@ def _check_choices(params: Mapping[str, Any]) -> None:
 
 
 SCORE = Operation("score", pair_item)
-"""A reward for each item: ``(prompt, response)``, a conversation, or a text that is ready. -> ``Score``, which is a float."""
+"""A reward for each item: ``(prompt, response)``, a conversation, or a text. -> ``Score``, which is a float."""
 CLASSIFY = Operation("classify", pair_item)
-"""Probabilities by label for each item, which are those of ``SCORE``. -> ``dict[str, float]``"""
+"""The probability of each label for each item. Items are those of ``SCORE``. -> ``dict[str, float]``"""
 RERANK = Operation("rerank", text_item, _check_ranking)
-"""How well each item, a document, answers ``params["query"]``. -> ``float``, in the order of the documents."""
+"""The relevance of each item, a document, to ``params["query"]``. -> ``float``, in the order of the documents."""
 EMBED = Operation("embeddings", token_item)
-"""A vector for each item, a text or the token ids of one. -> ``list[float]``"""
+"""A vector for each item, a text or its token ids. -> ``list[float]``"""
 COMPLETE = Operation("completions", token_item, _check_choices)
-"""Legacy completions of each item, a text or the token ids of one. -> ``list[dict]``, the ``n`` choices."""
+"""Legacy completions of each item, a text or its token ids. -> ``list[dict]``, the ``n`` choices."""
 MODERATE = Operation("moderations", parts_item)
 """A moderation of each item, a text or a list of parts. -> ``dict``"""
 
@@ -71,13 +74,15 @@ _TABLE: dict[tuple[str, str], dict[str, type[ListCodec]]] = {
     ("openrlhf", "score"): {"": OpenRlhfReward},
     ("nim", "score"): {"": NimReward},
 }  # fmt: skip
-"""(kind, operation) -> route -> codec; the route ``""`` is the usual one."""
+"""(kind, operation) -> route -> codec; the route ``""`` is the default."""
 
 _USUAL = RewardModel()
 
 
 def codec_of(kind: str, operation: Operation, settings: RewardModel = _USUAL) -> ListCodec:
-    """How a kind of server is asked; the same codec each time. Raises ``ConfigError`` if it cannot be asked that.
+    """Return the codec of an operation for a kind of server. Equal arguments return the same codec.
+
+    Raises ``ConfigError`` if this kind of server does not support the operation or the route.
 
     Example:
         >>> codec_of("tei", SCORE).path, codec_of("tei", SCORE).limits.items
@@ -104,13 +109,13 @@ def _codec_of(kind: str, operation: Operation, settings: RewardModel) -> ListCod
 
 
 def settings_of(endpoint: Endpoint) -> RewardModel:
-    """How the reward model of an endpoint is asked: the endpoint's ``reward``, if it has such a setting."""
+    """Return the endpoint's ``reward`` settings, or the defaults if it has none."""
     settings: RewardModel | None = getattr(endpoint, "reward", None)
     return _USUAL if settings is None else settings
 
 
 def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, ListCodec]:
-    """The same call in the dialect of an endpoint, and its codec. Raises ``ConfigError`` if the endpoint cannot be asked that."""
+    """Return a call with the codec of an endpoint, and the codec. Raises ``ConfigError`` if the endpoint does not support the operation."""
     if isinstance(call.codec, ListCodec):
         return call, call.codec
     assert isinstance(call.codec, Operation)
@@ -119,9 +124,9 @@ def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, ListCodec
 
 
 def embeddings_place(kind: str) -> tuple[str, bool]:
-    """Where a kind of server takes embeddings: the path, and whether that lies under the server's root and not under the base URL.
+    """Return the path of the embeddings API, and whether it is relative to the root of the server instead of the base URL.
 
-    A kind that is not known for embeddings is asked as in the OpenAI API.
+    For a kind without a known embeddings API, the path of the OpenAI API is returned.
 
     Example:
         >>> embeddings_place("tei"), embeddings_place("vllm"), embeddings_place("nim")
@@ -132,7 +137,7 @@ def embeddings_place(kind: str) -> tuple[str, bool]:
 
 
 def server_root(base_url: str) -> str:
-    """The address of a server's own routes, which lie beside the ``/v1`` of its OpenAI API.
+    """Return the address of a server's own routes, which are next to the ``/v1`` of its OpenAI API.
 
     Example:
         >>> server_root("http://gpu-0:8000/v1"), server_root("http://tei:8080")

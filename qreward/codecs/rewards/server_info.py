@@ -1,7 +1,7 @@
-"""What a server says of itself: whether it is ready, how much it has to do, what it takes at most. Parsers only, no I/O.
+"""Parsers of what servers report about themselves: whether they are ready, their load and their limits. No I/O.
 
-``read_load`` takes the answer to one of ``PROBES`` and gives what it tells; members that are missing or odd are None, and nothing is
-raised. Several answers are put together by ``Load.joined``. An answer of an ordinary request tells something too: ``of_headers``.
+``read_load`` parses the response to one of ``PROBES``. Missing or invalid members are None, and nothing is raised. ``Load.joined`` combines
+several responses. ``of_headers`` reads the headers of an ordinary response.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ PROBES: dict[str, tuple[str, ...]] = {
     "openrlhf": (),
     "nim": ("/v1/health/ready", "/v1/models"),
 }
-"""Kind -> what may be asked by GET, under the server's root. ``/get_load`` is the older SGLang's; ``/load`` of vLLM stays 0 unless it was
-started with ``--enable-server-load-tracking``, and counts HTTP requests, where ``/metrics`` counts their elements."""
+"""Kind -> paths of GET requests, relative to the root of the server. Older versions of SGLang have ``/get_load``. ``/load`` of vLLM stays 0
+unless the server was started with ``--enable-server-load-tracking``, and counts HTTP requests, while ``/metrics`` counts their items."""
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
-    """What a server takes at most; None where it does not say.
+    """The limits that a server reports; None for a limit it does not report.
 
     Attributes:
-        items: in one request.
-        concurrency: at once. For TEI these are items, not requests.
-        input_tokens: of one item.
-        batch_tokens: that it works on at once.
+        items: items in one request.
+        concurrency: requests in flight; for TEI, items in flight.
+        input_tokens: tokens of one item.
+        batch_tokens: tokens processed at once.
     """
 
     items: int | None = None
@@ -46,24 +46,28 @@ class ServerLimits(msgspec.Struct, frozen=True):
 
     @property
     def list_items(self) -> int | None:
-        """Items of a list that the server can let in. Who limits lists has a place for each item: more items than places never go in."""
+        """Largest number of items in a list that the server can accept.
+
+        A server that limits ``items`` needs one unit of ``concurrency`` per item, so it rejects any list with more items than that.
+        """
         if self.items is None or self.concurrency is None:
             return self.items
         return min(self.items, self.concurrency)
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How a server stands; None where it does not say.
+    """The state that a server reports; None for a value it does not report.
 
     Attributes:
-        ready: it serves.
-        running: elements that are being worked on.
-        waiting: elements that wait for it.
-        used: share of its cache that is in use, 0 to 1.
-        requests: HTTP requests it is answering.
-        queue_seconds: how long the request of this answer waited inside.
-        compute_tokens: tokens the request of this answer took.
-        models: their names.
+        ready: whether it accepts requests.
+        running: items in processing.
+        waiting: items in its queue.
+        used: share of its cache in use, 0 to 1.
+        requests: HTTP requests in processing.
+        queue_seconds: seconds that the request of this response waited in the server.
+        compute_tokens: tokens that the request of this response used.
+        models: names of its models.
+        limits: its limits.
     """
 
     ready: bool | None = None
@@ -77,14 +81,14 @@ class Load(msgspec.Struct, frozen=True):
     limits: ServerLimits = ServerLimits()
 
     def joined(self, other: Load) -> Load:
-        """Both together: what the other does not say stays."""
+        """Return both combined. Values of ``other`` take precedence; values it does not report are kept."""
         limits = ServerLimits(*(_latest(self.limits, other.limits, name) for name in ServerLimits.__struct_fields__))
         told = {name: _latest(self, other, name) for name in Load.__struct_fields__}
         return Load(**{**told, "models": other.models or self.models, "limits": limits})
 
 
 def read_load(path: str, status: int, body: bytes) -> Load:
-    """What the answer to a probe tells. Raises nothing. A health route that is missing (404) says nothing of health.
+    """Parse the response to a probe. Raises nothing. A missing health route (404) does not mean that the server is not ready.
 
     Example:
         >>> read_load("/load", 200, b'{"server_load": 3}').requests
@@ -97,13 +101,13 @@ def read_load(path: str, status: int, body: bytes) -> Load:
 
 
 def of_headers(headers: Mapping[str, str]) -> Load:
-    """What TEI adds to each answer: ``x-queue-time`` in milliseconds, and ``x-compute-tokens``."""
+    """Read the headers that TEI adds to each response: ``x-queue-time`` in milliseconds, and ``x-compute-tokens``."""
     queued, tokens = hints.number(headers.get("x-queue-time")), hints.number(headers.get("x-compute-tokens"))
     return Load(queue_seconds=None if queued is None else queued / 1000, compute_tokens=None if tokens is None else int(tokens))
 
 
 def samples(text: str) -> dict[str, list[float]]:
-    """Finite samples by name, out of Prometheus text; their labels are not kept.
+    """Return the finite samples of a Prometheus text by name, without their labels.
 
     Example:
         >>> samples('# TYPE up gauge\\nup{a="1"} 1\\nup{a="2"} 0\\n')
@@ -138,7 +142,7 @@ def _of_server_load(body: bytes) -> Load:
 
 
 def _of_loads(body: bytes) -> Load:
-    """SGLang's ``/v1/loads``, or the array of ``/get_load``: one entry a replica."""
+    """Parse SGLang's ``/v1/loads``, or the array of ``/get_load``, with one entry per replica."""
     document = _document(body)
     rows = document.get("loads") if isinstance(document, dict) else document
     rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
@@ -156,7 +160,7 @@ def _of_loads(body: bytes) -> Load:
 
 
 def _running(row: dict[str, Any]) -> float | None:
-    """``/get_load`` counts in ``num_reqs`` those that wait as well."""
+    """Return the running requests of an entry. The ``num_reqs`` of ``/get_load`` includes waiting requests."""
     if (named := _amount(row, "num_running_reqs")) is not None:
         return named
     whole, waiting = _amount(row, "num_reqs"), _amount(row, "num_waiting_reqs")
@@ -197,7 +201,7 @@ def _document(body: bytes) -> Any:
 
 
 def _amount(document: Any, name: str) -> float | None:
-    """A member that is a finite number, not negative."""
+    """Return a member that is a finite, non-negative number, or None."""
     raw = document.get(name) if isinstance(document, dict) else None
     value = _finite(raw) if type(raw) in (int, float) else None
     return value if value is not None and value >= 0 else None

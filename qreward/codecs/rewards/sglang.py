@@ -1,6 +1,6 @@
-"""SGLang: the native ``/classify``, whose ``embedding`` is the reward; ``/v1/classify``, which is for classes only; ``/v1/rerank``.
+"""Codecs of SGLang: the native ``/classify``, whose ``embedding`` is the reward; ``/v1/classify`` for classes; ``/v1/rerank``.
 
-``/v1/classify`` applies a softmax whatever it is told: a reward model, which has one class, would always get 1.0.
+``/v1/classify`` always applies a softmax, so a reward model, which has one class, would always return 1.0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qreward.results import Usage
 
 
 class SglangClassify(TextCodec):
-    """``POST /classify``, native: an array of ``{"embedding", "meta_info"}`` in the order of the texts."""
+    """The native ``POST /classify``: an array of ``{"embedding", "meta_info"}`` in the order of the texts."""
 
     path = "/classify"
     native = True
@@ -53,7 +53,7 @@ class SglangClassify(TextCodec):
 
 
 class SglangLabels(VllmLabels):
-    """``POST /v1/classify`` for probabilities by label."""
+    """``POST /v1/classify`` for the probability of each label."""
 
     path = "/v1/classify"
     has_template = False

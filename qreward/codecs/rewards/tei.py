@@ -1,6 +1,6 @@
-"""Text Embeddings Inference: ``/predict``, ``/rerank``, and its OpenAI route for vectors.
+"""Codecs of Text Embeddings Inference: ``/predict``, ``/rerank``, and the OpenAI route for embeddings.
 
-``["a", "b"]`` is one pair here; so a list is always a list of lists. One item that fails, fails all.
+In this API, ``["a", "b"]`` is one pair, so lists of items are always sent as lists of lists. If one item fails, the whole request fails.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from qreward.codecs.rewards.vllm import Rerank
 from qreward.errors import BadRequest
 
 LIMITS = MergeLimits(items=32, bytes=2_000_000)
-"""Defaults of ``--max-client-batch-size`` and ``--payload-limit``; ``GET /info`` tells the first, which a look asks for."""
+"""Defaults of ``--max-client-batch-size`` and ``--payload-limit``. ``GET /info`` reports the first; a probe reads it."""
 
 
 class TeiPredict(ListCodec):
-    """``POST /predict``: for each item its labels, sorted by score."""
+    """``POST /predict``: the labels of each item, sorted by score."""
 
     path = "/predict"
     native = True
@@ -46,7 +46,7 @@ class TeiPredict(ListCodec):
         count = len(call.inputs)
         if not isinstance(document, list):
             raise Malformed("the answer is not an array of predictions")
-        if count == 1 and document and isinstance(document[0], dict):  # as for an input that is no list
+        if count == 1 and document and isinstance(document[0], dict):  # the form for an input that is not a list
             document = [document]
         return reading.as_many(document, count, "results")
 
@@ -55,11 +55,11 @@ class TeiPredict(ListCodec):
         return Score(reading.picked(scores, self._label(), ""), scores if len(scores) > 1 else None)
 
     def scores(self, row: Any) -> dict[str, float]:
-        """Label -> score. They are sorted by score, so a label is known by its name alone."""
+        """Return label -> score. They are sorted by score, so only the name identifies a label."""
         return reading.labelled(row)
 
     def _label(self) -> str | None:
-        """A position means the class of that place in the model, whose names are those of the settings, or ``LABEL_0``, ..."""
+        """Return the name of the label. A position refers to the classes of the model: those in the settings, or ``LABEL_0``, ..."""
         label, names = self.settings.label, self.settings.labels
         if not isinstance(label, int):
             return label
@@ -73,7 +73,7 @@ class TeiPredict(ListCodec):
 
 
 class TeiLabels(TeiPredict):
-    """``POST /predict`` for probabilities by label."""
+    """``POST /predict`` for the probability of each label."""
 
     def defaults(self) -> dict[str, Any]:
         return {"raw_scores": False}
@@ -97,7 +97,7 @@ class TeiRerank(Rerank):
 
 
 class TeiEmbeddings(EmbeddingList):
-    """``POST /v1/embeddings``, which unlike ``/embed`` tells what it used. ``/embeddings`` is the same route under its older name."""
+    """``POST /v1/embeddings``, which unlike ``/embed`` reports usage. ``/embeddings`` is the older name of the same route."""
 
     path = "/v1/embeddings"
     native = True

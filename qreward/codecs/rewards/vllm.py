@@ -1,6 +1,7 @@
-"""vLLM: ``/classify``, ``/pooling``, ``/score``, ``/rerank`` and rewards out of ``/embeddings``.
+"""Codecs of vLLM: ``/classify``, ``/pooling``, ``/score``, ``/rerank``, and rewards from ``/embeddings``.
 
-A list becomes one engine request an element, all or nothing: one that is too long is a 400 for all. A conversation is one a request.
+vLLM makes one engine request of each item of a list, and accepts all or none: one item that is too long is a 400 for the whole list. A
+conversation must be sent in a request of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from qreward.errors import BadRequest
 
 
 class VllmClassify(TextCodec):
-    """``POST /classify``: the reward is one of ``probs``, raw logits as ``use_activation`` is false."""
+    """``POST /classify``: the reward is one of ``probs``, which are raw logits while ``use_activation`` is false."""
 
     path = "/classify"
     native = True
@@ -32,10 +33,10 @@ class VllmClassify(TextCodec):
 
 
 class VllmLabels(VllmClassify):
-    """``POST /classify`` for probabilities by label.
+    """``POST /classify`` for the probability of each label.
 
-    The server names the most likely label only; the others have the names of the settings, or ``LABEL_0``, ``LABEL_1``, ... Infinity,
-    which is asked in the same way, names them all.
+    vLLM returns the name of the most likely label only. The others take their names from the settings, or ``LABEL_0``, ``LABEL_1``, ...
+    The server Infinity, which has the same API, returns all names.
     """
 
     def defaults(self) -> dict[str, Any]:
@@ -58,7 +59,7 @@ class VllmLabels(VllmClassify):
 
 
 class VllmPooling(TextCodec):
-    """``POST /pooling``: the reward of a sequence, or of its last token or step where there is one for each."""
+    """``POST /pooling``: the reward of a sequence. If there is one for each token or step, the last one."""
 
     path = "/pooling"
     native = True
@@ -76,9 +77,9 @@ class VllmPooling(TextCodec):
 
 
 class VllmScore(ListCodec):
-    """``POST /score``: pairs for a cross-encoder, N by N, so that pairs of different callers may share a request.
+    """``POST /score``: pairs for a cross-encoder, as two lists of N texts, so that pairs of different callers may share a request.
 
-    ``text_1`` and ``text_2`` are the names that all versions take.
+    All versions accept the names ``text_1`` and ``text_2``.
     """
 
     path = "/score"
@@ -101,9 +102,9 @@ class VllmScore(ListCodec):
 
 
 class VectorScore(TextCodec):
-    """``POST /embeddings`` of a server that gives a reward as a vector of one number (SGLang, vLLM, and what speaks as they do).
+    """``POST /embeddings`` of a server that returns a reward as a vector of one number (SGLang, vLLM, and servers with their API).
 
-    A longer vector is an embedding and no reward, unless the settings say which of its numbers counts.
+    A longer vector is an embedding and not a reward, unless the settings select one of its numbers by ``label``.
     """
 
     path = "/embeddings"
@@ -114,13 +115,13 @@ class VectorScore(TextCodec):
 
 
 class VllmVectorScore(VectorScore):
-    """The same where the server has a template for conversations."""
+    """The same for a server with a chat template."""
 
     has_template = True
 
 
 class Rerank(ListCodec):
-    """``POST /rerank`` of vLLM and Jina: the items are documents, the query is the call's; results come sorted, with their index."""
+    """``POST /rerank`` of vLLM and Jina. The items are documents; all share the query of the call. Results are sorted and have an index."""
 
     path = "/rerank"
     member = "documents"
@@ -140,6 +141,6 @@ class Rerank(ListCodec):
 
 
 class VllmRerank(Rerank):
-    """``/rerank`` lies at the root of vLLM, as of all versions."""
+    """``POST /rerank`` of vLLM, which all versions serve at the root of the server."""
 
     native = True

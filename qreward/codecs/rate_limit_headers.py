@@ -194,11 +194,12 @@ def _first(known: tuple[Names, ...], headers: Headers, clock: float) -> RateLimi
 
 def _allowance(names: Names, remaining: str, headers: Headers, clock: float) -> RateLimit | None:
     limit, window = headers.get(names.limit), names.window
-    if limit is not None and not limit.isdigit():  # "100, 100;w=60"
-        window = window or _window(limit)
-        limit = limit.partition(",")[0].partition(";")[0]
+    policies = "" if limit is None or limit.isdigit() else limit  # "100, 100;w=60, 1000;w=3600"
+    if limit is not None:
+        limit = limit.partition(",")[0].partition(";")[0].strip()
+    window = window or _window(policies, limit)
     if window is None and names.remaining == "ratelimit-remaining":
-        window = _window(headers.get("ratelimit-policy") or "")
+        window = _window(headers.get("ratelimit-policy") or "", limit)
     return _checked(number(remaining), number(limit), wait(headers.get(names.reset), clock), window)
 
 
@@ -209,9 +210,14 @@ def _checked(remaining: float | None, limit: float | None, reset: float | None, 
     return RateLimit(limit, remaining, reset, window)
 
 
-def _window(policy: str) -> float | None:
-    """Return the window in seconds: the last parameter ``w`` in the text, or None."""
-    return number(dict(_PARAMETER.findall(policy.lower())).get("w")) or None
+def _window(policies: str, limit: str | None) -> float | None:
+    """Return the window in seconds (parameter ``w``) of the policy with this limit, or of the only policy; else None."""
+    windows = {}
+    for policy in policies.lower().split(","):
+        quota, _, parameters = policy.partition(";")
+        if window := number(dict(_PARAMETER.findall(";" + parameters)).get("w")):
+            windows[quota.strip()] = window
+    return next(iter(windows.values())) if len(windows) == 1 else windows.get(limit or "")
 
 
 def _of_draft(headers: Headers) -> RateLimit | None:

@@ -84,6 +84,9 @@ FORMS: list[tuple[str, dict[str, str], Said | None, Said | None]] = [
     ("HTTP date", plain("x-ratelimit", "20", "7", "Fri, 15 Jan 2027 08:00:05 GMT"), (20, 7, 5, None), None),
     ("gone by", plain("x-ratelimit", "20", "7", "Fri, 15 Jan 2027 07:00:05 GMT"), (20, 7, None, None), None),
     ("old draft", plain("ratelimit", "100, 100;w=10", "1", "5"), (100, 1, 5, 10), None),
+    ("old draft, two policies", plain("ratelimit", "100, 100;w=60, 1000;w=3600", "1", "5"), (100, 1, 5, 60), None),
+    ("old draft, the second policy", plain("ratelimit", "1000, 100;w=60, 1000;w=3600", "1", "5"), (1000, 1, 5, 3600), None),
+    ("old draft, no such policy", plain("ratelimit", "50, 100;w=60, 1000;w=3600", "1", "5"), (50, 1, 5, None), None),
     (
         "old draft, policy",
         {**plain("ratelimit", "300", "219", "2"), "ratelimit-policy": '300;w=5;comment="bucket"'},

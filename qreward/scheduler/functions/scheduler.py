@@ -165,7 +165,7 @@ class CallScheduler:
 
     def __init__(self, rng: Random) -> None:
         self.out: list[Command] = []
-        self.health_changes: list[HealthChange] = []  # the engine reads it from every scheduler
+        self.health_changes: list[HealthChange] = []  # always empty; the engine reads it
         self.group = ConcurrencyGroup()
         self._rng = rng
         self._wheel = TimerWheel()  # timers of calls

@@ -71,7 +71,7 @@ class Outages:
                 self.check(now, pool)
 
     def end(self, source: Source, sent_at: float = inf) -> None:
-        """A source has shown a sign of life, on a request sent at ``sent_at``. It is ignored if the source left service after that time."""
+        """A source has shown a sign of life, on a request sent at ``sent_at``. It is ignored if the source's health changed since then."""
         if self._down and sent_at >= source.health.since:
             for pool in source.pools:
                 if pool.down_since < inf:

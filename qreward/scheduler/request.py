@@ -118,7 +118,7 @@ class Task:
         self.deadline = inf
         self.due = -1
         self.tries = 0
-        self.overdue = 0  # attempts that ran into their time limit; each doubles the next limit
+        self.overdue = 0  # attempts that exceeded their time limit; raises the next limit
         self.attempt: Attempt | None = None
         self.copy: Attempt | None = None
         self.hedge = True

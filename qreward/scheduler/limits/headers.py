@@ -13,8 +13,8 @@ A1  The remaining amount is the last advertised one, less the cost of requests s
 A2  The kind is the one seen last: if ``remaining`` fell and ``reset`` rose it is a bucket, if both fell it is a window. Before that it is
     taken for a window, unless used / reset equals the limit divided by a usual window. The slope of a bucket is its rate.
 A3  With nothing remaining, requests wait for the refill or for the end of the window. After a minute without a request, or when the time of
-    a ``Retry-After`` has passed, one request is sent anyway. If it is answered and still nothing remains, the advertisement is ignored
-    until its value changes. An answer without the header ends the limit.
+    a ``Retry-After`` has passed, one request is sent anyway. If it is answered and still nothing remains, advertisements are ignored until
+    one has something remaining. An answer without the header ends the limit.
 A4  Tokens are reserved by an estimate, scaled by what the server was seen to charge for such estimates (it may count ``max_tokens``, or
     other clients). The largest recent cost must remain, and a share of the cost that no answer has confirmed yet.
 

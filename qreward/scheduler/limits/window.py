@@ -80,7 +80,7 @@ class FixedLimit:
         """A request was rejected."""
         lone, self._good = self._good >= self._set / 2, 0
         before = self.limit
-        if hint is not None or others == 0:  # unavailable, or over a rate: that says nothing about its capacity
+        if hint is not None or others == 0:  # unavailable, or over a rate: no evidence of its capacity
             self.limit, self._closed_at = self._set, now
             count_change(self.changes, before, self.limit, "away")
             return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import inf
 
 LEAST_INFLIGHT = 3
-"""Requests in flight below which silence says nothing."""
+"""Requests in flight below which silence is no evidence."""
 LEAST_ANSWERS = 20
 LEAST_SECONDS = 2.5
 FACTOR = 3.0

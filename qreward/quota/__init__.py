@@ -1,1 +1,1 @@
-"""Limits that several processes share."""
+"""Limits that several processes share: the ledger, the leases of its members, and their renewal."""

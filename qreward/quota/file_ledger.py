@@ -1,14 +1,12 @@
-"""A ledger in a file that any process may change at any time, and die while it does.
+"""Limits shared by the processes of one user on one machine: ledgers in files of a private directory. No daemon is needed.
 
-Changes are made under a lock of the kernel (``flock``), which no dead process holds. The file has two slots, each with a number and a
-checksum; a change is written over the older one, so that whatever a death leaves half done, the one before is still there. Each
-member holds a lock on a file of its own as long as its process lives: so the others see at once that it has died.
+Any process may change a ledger at any time, and may die while it does. Changes are made under a kernel lock (``flock``), which is released
+when its process dies. The file has two slots, each with a number and a checksum. A change overwrites the older slot, so that the previous
+state survives a write that a death interrupts. Each member holds a lock on a file of its own while its process lives, so that the others
+notice its death at once.
 
-A private directory for ledgers: nobody else's, and not to be led astray by links. Knows nothing of what is kept there.
-
-The processes of one user on one machine share limits: ledgers in files of a private directory, changed under a lock. No daemon.
-
-What stands for an address and its key, where others may see it: the key itself cannot be found from it.
+The directory and its files must belong to the user alone, and links are not followed. The name of a ledger is a keyed hash of the address,
+from which the API key cannot be recovered.
 """
 
 from __future__ import annotations
@@ -39,11 +37,11 @@ NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 class Unsafe(OSError):
-    """A directory or file that others could have put there, or could change."""
+    """A directory or file that other users could have created, or could change."""
 
 
 def directory() -> Path:
-    """Where ledgers are kept: ``QREWARD_SHARE_DIR``, the user's runtime directory, or a directory of the user's among temporary files."""
+    """Return the directory of ledgers: ``QREWARD_SHARE_DIR``, or below the user's runtime directory, or below the temporary directory."""
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen)
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
@@ -52,11 +50,11 @@ def directory() -> Path:
 
 
 def open_directory(path: Path) -> int:
-    """A descriptor of a private directory, which is made if it is not there.
+    """Open a private directory, created if it does not exist, and return its descriptor.
 
     Raises:
-        Unsafe: it is a link, belongs to somebody else, or others may use it.
-        OSError: it cannot be made or opened.
+        Unsafe: it belongs to another user, or other users have access.
+        OSError: it is a link, or cannot be created or opened.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
@@ -66,11 +64,16 @@ def open_directory(path: Path) -> int:
 
 
 def open_file(place: int, name: str, *, create: bool = True) -> int:
-    """A descriptor of a file of ours in a directory, to read and to write.
+    """Open a private file in a directory for reading and writing, and return its descriptor.
+
+    Args:
+        place: descriptor of the directory.
+        name: name of the file.
+        create: create the file if it does not exist.
 
     Raises:
-        Unsafe: it is no plain file, or not ours alone.
-        OSError: it cannot be opened; ``FileNotFoundError`` if it is not there and is not to be made.
+        Unsafe: it is not a regular file, belongs to another user, or other users have access.
+        OSError: it cannot be opened; ``FileNotFoundError`` if it does not exist and ``create`` is False.
     """
     found = os.open(name, os.O_RDWR | NO_LINKS | (os.O_CREAT if create else 0), 0o600, dir_fd=place)
     return _checked(found, name, stat.S_ISREG)
@@ -87,24 +90,24 @@ def _checked(found: int, name: object, is_right: Callable[[int], bool]) -> int:
 
 
 LAYOUT = 1
-"""Of a ledger in a file; part of its name, so that programs of different versions do not misread each other's."""
+"""Version of the file format. It is part of the file name, so that different versions do not misread each other's ledgers."""
 HEAD = struct.Struct("<4sQII")
 MAGIC = b"QRSH"
 SLOT = 256 * 1024
-"""Bytes of a slot; what is not used takes no room on the disk. Some thousand members fit."""
+"""Bytes of a slot, enough for about a thousand members. Unused bytes take no disk space."""
 GLANCE = 8 * 1024
-"""Bytes that are read at first, which is usually all."""
+"""Bytes of the first read, which usually covers the whole content."""
 PATIENCE = 0.25
-"""Seconds for which the lock is waited for. It is held for a tenth of a millisecond, unless its holder was stopped just then."""
+"""Seconds to wait for the lock. It is held for a tenth of a millisecond, unless its holder is stopped at that moment."""
 
 
 class Book:
-    """The ledger of one key.
+    """The file of one ledger.
 
     Args:
         path: the directory.
-        key: its name.
-        clock: seconds, the same for all processes of this machine.
+        key: the ledger's name, see ``key_of``.
+        clock: returns seconds, from a clock that all processes of this machine share.
     """
 
     def __init__(self, path: Path, key: str, clock: Callable[[], float]) -> None:
@@ -119,10 +122,10 @@ class Book:
 
     @contextmanager
     def opened(self, member: str) -> Iterator[tuple[float, Ledger]]:
-        """The ledger and the time, while no other process has it; changes are kept if nothing is raised.
+        """Lock the ledger, and yield the time and the ledger. It is written back if the body raises nothing.
 
         Raises:
-            OSError: it cannot be had, or written.
+            OSError: it cannot be locked, opened or written.
         """
         self._lock()
         try:
@@ -138,7 +141,7 @@ class Book:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def gone(self, member: str) -> None:
-        """A member of this process is none any more."""
+        """Remove the file of a member of this process, which has left."""
         held = self._members.pop(member, None)
         if held is not None:
             with suppress(OSError):
@@ -146,7 +149,7 @@ class Book:
             os.close(held)
 
     def close(self) -> None:
-        """Close everything. In a forked child the parent's locks stay, for they are the parent's."""
+        """Close all files. In a forked child this does not release the parent's locks."""
         for held in (self._file, self._place, *self._members.values()):
             if held >= 0:
                 os.close(held)
@@ -165,7 +168,7 @@ class Book:
             self._take_lock()
             if os.fstat(self._file).st_nlink:
                 return
-            self.close()  # somebody deleted it: what others write is elsewhere
+            self.close()  # the file was deleted: other processes use a new one
 
     def _open(self) -> None:
         self._place = open_directory(self._path)
@@ -199,7 +202,7 @@ class Book:
         return Ledger(now if self._has_heirs() else -inf)
 
     def _read_slot(self, at: int) -> tuple[int, bytes]:
-        """Its number and content, (0, nothing) if it is not whole."""
+        """Return the number and content of a slot, (0, b"") if it is not intact."""
         found = os.pread(self._file, GLANCE, at)
         if len(found) < HEAD.size:
             return 0, b""
@@ -221,7 +224,7 @@ class Book:
         if written < HEAD.size + len(content):
             raise OSError("the ledger could not be written whole; is the disk full?")
 
-    # who lives
+    # detection of dead members
 
     def _show_alive(self, member: str) -> None:
         if member not in self._members:
@@ -230,7 +233,7 @@ class Book:
             _locked(held)
 
     def _has_died(self, member: str) -> bool:
-        """Whether the process of a member has ended. If its file is gone nobody knows, and its lease decides."""
+        """Return whether the process of a member has ended. False if the member's file is missing: then its lease must run out."""
         try:
             held = open_file(self._place, self._name(member), create=False)
         except OSError:
@@ -244,14 +247,14 @@ class Book:
             os.close(held)
 
     def _has_heirs(self) -> bool:
-        """Whether there are others who may hold shares of a ledger that was lost."""
+        """Return whether other live members may hold shares of a ledger that was lost."""
         names = os.listdir(self._place)  # noqa: PTH208 - the directory that is open, whatever its path is now
         others = [name.rpartition(".")[2] for name in names if name.startswith(f"{self._key}.")]
         return any(other in self._members or not self._has_died(other) for other in others)
 
 
 def _locked(file: int) -> bool:
-    """Lock it for this process, if nobody else does."""
+    """Try to lock a file. False if another process has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -260,11 +263,11 @@ def _locked(file: int) -> bool:
 
 
 class LocalCarrier:
-    """The ledgers of this machine.
+    """Transport to the ledgers of this machine.
 
     Args:
         path: the directory; by default see :func:`~qreward.quota.file_ledger.directory`.
-        clock: seconds, the same for all processes of this machine.
+        clock: returns seconds, from a clock that all processes of this machine share.
     """
 
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -274,12 +277,17 @@ class LocalCarrier:
         self._finalizer = weakref.finalize(self, _close_all, self._books)
 
     def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
-        """Raises ``OSError`` if the ledger cannot be had; ``Unsafe`` if others could have put it there."""
+        """Renew a member's shares.
+
+        Raises:
+            OSError: the ledger cannot be locked, opened or written.
+            Unsafe: other users could have created or changed it.
+        """
         with self._book(key).opened(member) as (now, ledger):
             return ledger.renew(now, member, ask)
 
     def leave(self, key: str, member: str, ask: RenewRequest) -> None:
-        """The member goes. Raises as ``renew`` does; its process' end will tell then."""
+        """Remove a member. Raises as ``renew`` does; its share is then released when its process ends or its lease runs out."""
         book = self._book(key)
         try:
             with book.opened(member) as (now, ledger):
@@ -305,11 +313,13 @@ def _close_all(books: dict[str, Book]) -> None:
 
 
 SECRET_HEADERS = ("authorization", "api-key", "x-api-key")
-"""Headers that hold the key where there is no ``api_key``."""
+"""Headers that hold the API key if ``api_key`` is not set."""
 
 
 def key_of(endpoint: Endpoint) -> str:
-    """A name for who pays at an address: a hash of the address, keyed by its key (BLAKE2b's own keyed mode, RFC 7693).
+    """Return the ledger name of an endpoint: a hash of its address, keyed by its API key (BLAKE2b's own keyed mode, RFC 7693).
+
+    Endpoints with the same address and API key share a ledger, whatever their names are.
 
     Example:
         >>> key_of(Endpoint("http://a/v1", api_key="k")) == key_of(Endpoint("http://a/v1/", api_key="k", name="other"))

@@ -1,13 +1,14 @@
-"""A member's side: what it may send on the share that it was told, and for how long.
+"""The lease of one member: what its source may send on its share, for how long, and how much it requests at a renewal.
 
-In the place of a source's limits of requests and tokens is a ``LeasedQuota``, around its window a ``CappedLimit``; both ask the source's
-``Lease``. Nothing may be sent before the first share, nor after the lease of the last one has run out, whoever slept meanwhile.
+A ``LeasedQuota`` replaces the source's limits on requests and on tokens, and a ``CappedLimit`` wraps its concurrency limit. Both read the
+source's ``Lease``. Nothing may be sent before the first share, nor after the lease of the last one has run out, even if the process slept
+meanwhile.
 
-Where shares cannot be renewed (nobody answers, or the ledger is young) the member is *on its own*: it keeps to the share that it held last,
-by a pace of its own, which is one request a minute slower, so that many such paces together never put one more into a minute.
-One that never held a share takes an eighth of the limit.
+If shares cannot be renewed (the ledger does not answer, or is young), the member is *on its own*: it keeps to the share that it held last,
+by a rate limit of its own. That rate is one request a minute lower, so that many such members together never send one request too many in
+a minute. A member that never held a share takes an eighth of the limit.
 
-How much of its limits a source could use: what a member asks for at a renewal. Reads the source, and changes nothing of it.
+``DemandTracker`` measures how much of its limits a source could use. It reads the source and does not change it.
 """
 
 from __future__ import annotations
@@ -26,31 +27,33 @@ if TYPE_CHECKING:
     from qreward.settings.policies import Limits
 
 FADE = 0.95
-"""What is left of the largest cost with each send: half after 14."""
+"""Factor on the largest cost with each request: half after 14."""
 HAIR = 1e-9
 NEWCOMER = 8
-"""Part of a limit, one in so many, for a process that comes while nobody answers: reward workers usually are that many."""
+"""A process that starts while the ledger does not answer takes one part in this many of the limit: the usual number of reward workers."""
 SLOWER = 1.0
-"""Requests a minute by which a member on its own is slower than its share; at most half of it."""
+"""Requests a minute by which a member on its own stays below its share; at most half of the share."""
 CATCH_UP = 1 / 32
-"""Seconds by which a member on its own may be early: the scheduler wakes in steps of half of that."""
+"""Seconds by which a member on its own may send early, since the scheduler wakes in steps of half of that."""
 FIRST_TOKENS = 256.0
-"""Tokens of a request of which nothing is known."""
+"""Tokens assumed for the first requests."""
 
 
 class Lease:
-    """What one process may do at one key.
+    """The shares of one process in the limits of one key.
 
     Attributes:
-        call: called when somebody wants to send and may not; once, until ``missed`` is taken back. It must not block.
-        until: when its lease runs out, or what it knows of being on its own is old; -inf while it has none.
-        permits: how many it may have in flight.
+        call: called when a request has to wait for the lease; once, until ``missed`` is reset. It must not block.
+        missed: ``call`` was called.
+        until: when the lease runs out, or when being on its own must be confirmed again; -inf without a lease.
+        permits: requests it may have in flight.
         own: it is on its own.
-        members: how many share the key, as it was told last; 0 if it is none of them.
-        news: what is unusual, in words.
-        limited: requests a minute are shared.
-        requests: always there; if they are not limited it only keeps to the lease.
-        tokens, window: what else is shared, or None.
+        members: number of members that share the key, by the last reply; 0 if it is not a member.
+        news: description of an unusual state; empty otherwise.
+        limited: requests per minute are limited.
+        requests: quota of requests; always set. Without a limit on requests it allows any number.
+        tokens: quota of tokens, or None.
+        window: the concurrency limit, capped by ``permits``.
     """
 
     __slots__ = ("call", "limited", "members", "missed", "news", "own", "permits", "requests", "tokens", "until", "window")
@@ -68,24 +71,24 @@ class Lease:
         self.window = CappedLimit(window, self)
 
     def may_send(self, now: float) -> bool:
-        """Its lease holds, and allows anything in flight at all."""
+        """Return whether the lease is valid and allows at least one request in flight. If not, request a renewal."""
         if self.permits >= 1 and now < self.until:
             return True
         self.miss()
         return False
 
     def miss(self) -> None:
-        """Somebody wants to send, and may not."""
+        """Record that a request has to wait for the lease."""
         if not self.missed:
             self.missed = True
             self.call()
 
     def is_short(self) -> bool:
-        """Whether more is wanted than there was: it is no use to call for more at once."""
+        """Return whether the share is too small for a request even after a renewal, so that an early renewal would not help."""
         return not self.own and (self.permits < 1 or any(ration.left < ration.least * (1 - HAIR) for ration in self._rations()))
 
     def lapse(self, now: float) -> bool:
-        """Whether there is no lease (any more); nothing is in hand then."""
+        """Return whether there is no valid lease. If so, the unused amounts are dropped."""
         if now < self.until:
             return False
         for ration in self._rations():
@@ -93,8 +96,8 @@ class Lease:
         return True
 
     def take_over(self, now: float, asked_at: float, share: RenewReply) -> None:
-        """Keep to a share from now on, which was asked for then."""
-        if share.young and not self.own and not self._holds_any():  # it has nothing to go on with
+        """Apply a reply to a renewal that was sent at ``asked_at``."""
+        if share.young and not self.own and not self._holds_any():  # it has no share to continue with
             self.until, self.members, self.news = -inf, share.members, "the ledger has just begun"
             return
         self.members, self.news = share.members, "on its last share: the ledger has just begun" if share.young else ""
@@ -107,7 +110,7 @@ class Lease:
                 ration.given(now, part)
 
     def go_alone(self, now: float, ask: RenewRequest, why: str) -> None:
-        """Nobody answers: go on with the last share for another lease, within which this must be said again."""
+        """The ledger does not answer: continue with the last share for the time of one lease, within which this must be called again."""
         for ration, need in ((self.requests, ask.requests), (self.tokens, ask.tokens)):
             if ration is not None and need is not None and not ration.share:
                 ration.share, ration.limit = need.limit / max(NEWCOMER, self.members), need.limit
@@ -117,7 +120,7 @@ class Lease:
         self._set_own(now, own=True)
 
     def end(self) -> None:
-        """Give up what it has: it is no member any more."""
+        """Give up all shares, because it is not a member any more."""
         self.until, self.own, self.members, self.news = -inf, False, 0, "idle"
         if self.permits < inf:
             self.permits = 0.0
@@ -125,7 +128,7 @@ class Lease:
             ration.left = ration.share = 0.0
 
     def words(self, limits: Limits) -> str:
-        """Where it stands, in words, such as ``one of 8 processes: 73.5 of 600 requests a minute``."""
+        """Describe the lease, for example ``one of 8 processes: 73.5 of 600 requests a minute``."""
         if not self.own and not self.members:
             return self.news
         held = []
@@ -151,14 +154,14 @@ class Lease:
 
 
 class LeasedQuota(Gcra):
-    """What a member may use of a limit a minute, in the place of a pace.
+    """A member's share of a limit per minute, with the interface of a ``Gcra``.
 
     Attributes:
-        share: a minute; what it is paced by while it is on its own.
-        limit: of all members together.
-        left: given and not used.
+        share: its share per minute; its own rate limit is derived from it while it is on its own.
+        limit: limit per minute of all members together.
+        left: amount granted and not used.
         spent, returned: as in ``Demand``.
-        largest, mean: cost of a request: of the larger ones, and of all.
+        largest, mean: cost of the larger requests, and of all on average.
     """
 
     __slots__ = ("_spread", "_tenure", "_whole", "largest", "left", "limit", "mean", "returned", "share", "spent")
@@ -174,12 +177,12 @@ class LeasedQuota(Gcra):
 
     @property
     def least(self) -> float:
-        """What must be left for a send."""
+        """Amount that must be left for a request to be sent."""
         return 1.0 if self._whole else min(self.largest, self.limit)
 
     @property
     def ready_at(self) -> float:
-        """The earliest time at which a send conforms, while the lease holds; inf if that takes another share."""
+        """Earliest time at which a request conforms, while the lease is valid; inf if that needs another grant."""
         tenure = self._tenure
         if self._whole and not tenure.limited:
             return -inf
@@ -204,7 +207,7 @@ class LeasedQuota(Gcra):
         self.spent += cost
 
     def give_back(self, cost: float) -> None:
-        """What was not used is everybody's; what was used beyond its payment is owed."""
+        """Correct an earlier charge. The unused part is returned to all members; an excess (negative ``cost``) is owed."""
         if self._tenure.own:
             self._arrival -= cost / self._own_rate()
         elif cost > 0:
@@ -214,21 +217,21 @@ class LeasedQuota(Gcra):
             self.left += cost
 
     def given(self, now: float, part: Grant) -> None:
-        """Take over a part."""
+        """Apply the ledger's grant."""
         self.share, self.limit, self.rate = part.hold, part.limit, max(part.hold, HAIR) / 60
         self.left += part.grant
         if not self._tenure.own:
             self._spread = max(self.left / RENEW, self.rate)
-            self._arrival = min(self._arrival, now + RENEW)  # no debt of another time holds up what was given now
+            self._arrival = min(self._arrival, now + RENEW)  # old debt must not delay the use of this grant
 
     def begin_own(self, now: float) -> None:
-        """From now on its own pace counts."""
+        """Start to use a rate limit of its own."""
         self.left = 0.0
         self.rate = self._own_rate()
         self._arrival = now + self.least / self.rate
 
     def need(self, limit: float, *, lapsed: bool, want: float, rate: float) -> Demand:
-        """What it says of itself at a renewal. What is left and too little for a request it gives back."""
+        """Return its demand for a renewal. An amount left that is too small for a request is returned."""
         hold = 0.0 if lapsed else self.share
         if self.left < self.least * (1 - HAIR):
             self.left = min(self.left, 0.0)
@@ -241,11 +244,11 @@ class LeasedQuota(Gcra):
 
 
 class CappedLimit:
-    """A window within a member's share of what may be in flight. What it learns it learns as ever.
+    """A concurrency limit capped by the member's share of requests in flight. The wrapped limit adapts as usual.
 
     Attributes:
-        inner: the window.
-        peak: most in flight since that was last set.
+        inner: the wrapped limit.
+        peak: most requests in flight since it was last set.
     """
 
     __slots__ = ("_tenure", "inner", "peak")
@@ -257,7 +260,7 @@ class CappedLimit:
 
     @property
     def limit(self) -> int:
-        """At least 1: that nothing at all may be sent the ration says."""
+        """The capped limit, at least 1. ``Lease.may_send`` prevents sending if the share allows none."""
         return int(max(1, min(self.inner.limit, self._tenure.permits)))
 
     @limit.setter
@@ -293,27 +296,27 @@ def _short(amount: float) -> str:
 
 
 def inner_of(window: Window) -> Window:
-    """The window itself, whatever share of it there is."""
+    """Return the concurrency limit itself, without the cap of a share."""
     return window.inner if isinstance(window, CappedLimit) else window
 
 
 def _nobody() -> None:
-    """Nobody is there to renew yet."""
+    """Do nothing: no renewal thread is attached yet."""
 
 
 AHEAD = 1.5
-"""What is used is asked for again, and half as much, so that use may grow."""
+"""Requested amount as a multiple of the recent use, so that use may grow."""
 SLOW = 2.0
-"""What is in flight is surely over after so many times what the slowest percent of answers takes."""
+"""Requests in flight are certainly over after this many times the 99th percentile latency."""
 IDLE = 2.0
-"""Seconds without work after which a source wants nothing."""
+"""Seconds without work after which a source counts as idle."""
 
 
 class DemandTracker:
-    """What one source needs, from one renewal to the next.
+    """Computes what one source needs from one renewal to the next.
 
     Attributes:
-        hungry: at the last look, work waited that its share held up.
+        hungry: work waited for the source at the last renewal.
     """
 
     def __init__(self, source: Source, tenure: Lease) -> None:
@@ -325,13 +328,13 @@ class DemandTracker:
         self.hungry = False
 
     def is_idle(self, now: float) -> bool:
-        """Whether nothing is under way or waits, for a while now."""
+        """Return whether nothing has been in flight or waiting for more than ``IDLE`` seconds."""
         if self._source.inflight or self.waiting(now):
             self._worked_at = now
         return now - self._worked_at > IDLE
 
     def waiting(self, now: float) -> float:
-        """Tasks that wait for it, inf if that is many; 0 if it could not take them anyhow."""
+        """Return the number of tasks that wait for it, inf if they are many; 0 if it could not take them anyway."""
         source = self._source
         health = source.health
         if source.removed or health.down or source.gate.opens_at > now + RENEW or source.inflight >= health.allowed:
@@ -340,7 +343,7 @@ class DemandTracker:
         return inf if count >= BatchFeed.LOW else count
 
     def ask(self, now: float, limits: Limits) -> RenewRequest:
-        """What it is to say now."""
+        """Return the renewal request for now."""
         source, tenure = self._source, self._tenure
         seconds, self._at = min(MINUTE, max(now - self._at, RENEW / 2)), now
         used, self._sent = source.tally.sent - self._sent, source.tally.sent

@@ -1,27 +1,30 @@
-"""The ledger of one key: its members, and what each of them may use and hold. Pure: ``now`` comes in, in seconds of any clock that all
-who write into one ledger share; it may be kept anywhere between two calls.
+"""The ledger of the limits of one key: its members, and how much each of them may use per minute and have in flight.
 
-A ledger that has just begun may have had a predecessor, of which members still hold shares. While it is *young*, for one lease, it
-gives nothing: whoever says that it holds a share goes on with that, all others wait. Where it is known that nobody can hold anything
-(``Ledger()``) nobody need wait.
+The ledger is pure. ``now`` is passed in, in seconds of any clock that all processes of a ledger share. Between two calls it may be stored
+anywhere.
 
-Max-min fairness: whoever wants least gets it, and the rest is equal (water filling; Bertsekas and Gallager, Data Networks, 6.5.2).
+A new ledger may replace a lost one, of which members still hold shares. While it is *young*, for the time of one lease, it grants nothing:
+a member that reports a share keeps it, all others wait. Where it is known that no member can hold a share (``Ledger()``), none has to wait.
 
-A limit on what may be used in any minute, handed out in small pieces to many.
+Shares are max-min fair: small demands are met in full, and the rest is divided equally (water filling; Bertsekas and Gallager, Data
+Networks, 6.5.2).
 
-M1  What was given out counts from when it is given until a minute (and ``MARGIN``) after it was reported as used; the sum never
-    exceeds the limit. So no minute holds more, whoever comes, goes, stops or dies: a piece that is not heard of any more counts as used.
-M2  It is given out evenly, at the limit by ``PERIOD``, with about a second's worth at once.
-M3  Who wants more than there is gets equal parts over time, by start-time fair queueing (Goyal, Vin and Cheng 1996): each has a
-    clock that moves by what it is given; whoever is behind goes first, and who comes or comes back starts at the common time.
-M4  A piece is at least what is of use to its taker. Who is first in line may be given one larger than what is there, if there is no debt.
+``Minute`` is a limit on the use in any minute, granted to the members in small amounts.
 
-A limit on what is held at once, divided by lease among those who want of it.
+M1  A granted amount counts from the grant until a minute (and ``MARGIN``) after it was reported as used. The sum never exceeds the limit.
+    So no minute has more use, whichever members join, leave, stall or die: an amount that is never reported counts as used.
+M2  Amounts are granted evenly, at the limit divided by ``PERIOD``, with about one second's worth at once.
+M3  Members that want more than there is get equal parts over time, by start-time fair queueing (Goyal, Vin and Cheng 1996): each has a
+    clock that advances by its grants; the one furthest behind goes first. A member that is new or returns starts at the common clock.
+M4  A grant is at least the smallest useful amount of its member. The first in order may get more than the credit, if there is no debt.
 
-P1  Each is to have its max-min fair part. Nobody is given more than what no other may still believe to hold; so a share grows by what
-    others gave up and have said so, or lost with their lease, or left behind when they died.
-P2  A member may hold, until it says otherwise, what it said last or what it was told since, whichever is more, and what it has in flight.
-P3  Where parts are whole numbers, those that are left over go round, each for a ``TURN``: nobody starves where there are too few for all.
+``Pot`` is a limit on what is held at once (requests in flight, or shares of a rate), divided by lease among the members that want some.
+
+P1  Each member should have its max-min fair part. But it gets at most what no other member may still believe to hold. So a share grows by
+    what others have given up and reported, lost with their lease, or left behind when they died.
+P2  Until its next report, a member is assumed to hold what it reported last or was granted since, whichever is more, and at least its
+    requests in flight.
+P3  Where parts are whole numbers, the remainder rotates, each unit for a ``TURN``, so that no member starves where there are too few.
 """
 
 from __future__ import annotations
@@ -35,11 +38,11 @@ from qreward.quota.messages import FRESH, LEASE, MARGIN, MINUTE, PERIOD, RENEW, 
 
 
 def level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
-    """How high an amount stands in connected vessels, inf if they hold less.
+    """Return the water level of an amount poured into connected vessels, inf if they hold less than the amount.
 
     Args:
-        amount: what is poured in.
-        vessels: (height of the bottom, how much it holds) of each; a vessel holds one unit for each unit of height.
+        amount: the amount that is poured in.
+        vessels: (height of the bottom, capacity) of each vessel; a vessel holds one unit per unit of height.
 
     Example:
         >>> level(10.0, [(0.0, 2.0), (0.0, 9.0), (0.0, 9.0)])
@@ -61,20 +64,29 @@ def level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
 
 
 def part(height: float, bottom: float, room: float) -> float:
-    """What stands in one of the vessels."""
+    """Return the amount in one vessel at a water level."""
     return min(room, max(0.0, height - bottom))
 
 
 AT_ONCE = 1.0
-"""Seconds of a rate that are enough for a piece that is larger; twice as many tokens wait at most for whoever comes to take them."""
+"""Credit, in seconds of the rate, that is enough for a larger grant. At most twice as much credit accumulates for tokens."""
 LEAST_WAITING = 2.0
-"""Requests that wait at most, where a second's worth is less."""
+"""Credit of requests that accumulates at most, if one second's worth is less."""
 HAIR = 1e-9
-"""Share of an amount by which sums of floats may be off."""
+"""Relative tolerance for rounding of float sums."""
 
 
 class Account(msgspec.Struct, array_like=True):
-    """What one member has and wants. ``out`` was given and not reported as used; ``want`` is beyond that; ``served`` is its clock."""
+    """One member's use of a limit per minute.
+
+    Attributes:
+        at: time of its last report.
+        spent, returned: totals of its last report, see ``Demand``.
+        served: its clock for fair queueing.
+        out: amount granted and not reported as used.
+        want: amount that it wants in addition to ``out``.
+        least: the smallest useful amount.
+    """
 
     at: float
     spent: float
@@ -89,15 +101,15 @@ class Account(msgspec.Struct, array_like=True):
 
 
 class Minute(msgspec.Struct, array_like=True):
-    """The limit of one key.
+    """A limit per minute; rules M1 to M4.
 
     Attributes:
-        whole: it is handed out in whole numbers.
-        limit: a minute.
-        accounts: by member.
-        used: step of time -> what was reported as used in it.
-        credit: what may be given out now, ``since`` when it was last reckoned.
-        clock: the common time of those who want more than they get.
+        whole: it is granted in whole numbers.
+        limit: amount per minute.
+        accounts: account of each member.
+        used: time step -> amount reported as used in it.
+        credit: amount that may be granted now, as of ``since``.
+        clock: the common clock of the members that want more than they get.
     """
 
     whole: bool
@@ -110,16 +122,16 @@ class Minute(msgspec.Struct, array_like=True):
 
     @property
     def rate(self) -> float:
-        """What is given out a second."""
+        """Amount granted per second."""
         return self.limit / PERIOD
 
     @property
     def most(self) -> float:
-        """What may wait to be taken."""
+        """Largest credit."""
         return max(LEAST_WAITING, AT_ONCE * self.rate) if self.whole else 2 * AT_ONCE * self.rate
 
     def advance(self, now: float, *, young: bool) -> None:
-        """Let time pass: credit comes in, what was used long ago is forgotten, and who was not heard of is taken to have used all."""
+        """Add credit up to ``now``, drop use older than a minute, and close the accounts of members whose lease has run out."""
         self.credit = 0.0 if young else min(self.most, self.credit + (now - max(self.since, now - MINUTE)) * self.rate)
         self.since = now
         oldest = (now - MINUTE - MARGIN) / STEP - 1
@@ -129,13 +141,13 @@ class Minute(msgspec.Struct, array_like=True):
             self.close(self.accounts[member].at + LEASE, member)
 
     def close(self, now: float, member: str) -> None:
-        """A member is gone; what it had in hand counts as used."""
+        """Close a member's account. Its outstanding amount counts as used."""
         account = self.accounts.pop(member, None)
         if account is not None:
             self._use(now, account.out)
 
     def report(self, now: float, member: str, need: Demand) -> Account:
-        """Take in what a member used, has left, and wants."""
+        """Apply a member's report of what it used, has left, and wants."""
         account = self.accounts.get(member)
         if account is None:
             account = self.accounts[member] = Account(now, need.spent, need.returned, self.clock)
@@ -143,10 +155,10 @@ class Minute(msgspec.Struct, array_like=True):
         self._use(now, used)
         self._refund(returned)
         left = max(0.0, need.left)
-        back = account.out - left - used + returned  # of what it was given; negative is what it used beyond
+        back = account.out - left - used + returned  # unused part of its grants; negative if it used more
         self.credit = min(self.most, self.credit + back)
         account.served -= back
-        wanted = account.want > 0  # and who was slow, but within its lease, may make up for it
+        wanted = account.want > 0  # a member that was slow, but within its lease, may catch up
         account.at, account.spent, account.returned, account.out = now, need.spent, need.returned, left
         account.want, account.least = max(0.0, need.want - left), need.least
         if account.want and not wanted:
@@ -154,7 +166,7 @@ class Minute(msgspec.Struct, array_like=True):
         return account
 
     def grant(self, now: float, member: str) -> float:
-        """Give a member its part of what is there."""
+        """Grant a member its part of the credit, and return the amount."""
         account = self.accounts[member]
         if account.want <= 0:
             return 0.0
@@ -169,11 +181,11 @@ class Minute(msgspec.Struct, array_like=True):
         return given
 
     def counted(self) -> float:
-        """What counts now: used within the minute, or in somebody's hand."""
+        """Return the amount that counts now: used within the last minute, or granted and outstanding."""
         return sum(self.used.values()) + sum(account.out for account in self.accounts.values())
 
     def _part(self, account: Account, hungry: dict[str, Account], amount: float) -> float:
-        """A fair part, 0 if it is too small to be of use."""
+        """Return the fair part of an amount, 0 if it is too small to be useful."""
         if amount <= 0:
             return 0.0
         height = level(amount, ((other.served, other.want) for other in hungry.values()))
@@ -183,7 +195,7 @@ class Minute(msgspec.Struct, array_like=True):
         return mine if mine >= min(account.least, account.want) else 0.0
 
     def _piece(self, member: str, hungry: dict[str, Account], room: float) -> float:
-        """The smallest useful piece, if all who are before it in line could have theirs as well."""
+        """Return the smallest useful amount if all members ahead of this one could get theirs as well, else 0."""
         left, enough = self.credit, 1.0 if self.whole else AT_ONCE * self.rate
         for name, other in sorted(hungry.items(), key=lambda item: (item[1].served, item[0])):
             least = min(other.least, other.want, self.limit)
@@ -200,7 +212,7 @@ class Minute(msgspec.Struct, array_like=True):
             self.used[step] = self.used.get(step, 0.0) + amount
 
     def _refund(self, amount: float) -> None:
-        """Take back what was not used after all: from the oldest, for what stays then counts at least as long as it should."""
+        """Take back an amount that was not used, from the oldest steps, so that the rest counts at least as long as it must."""
         for step in sorted(self.used) if amount > 0 else ():
             taken = min(amount, self.used[step])
             self.used[step] -= taken
@@ -213,12 +225,21 @@ assert RENEW < FRESH < LEASE
 
 
 TURN = 15.0
-"""Seconds for which an odd one is kept while others wait for it. Each change of hands costs about half a second of its use."""
-"""By how much a level may be off for its floats."""
+"""Seconds for which a member keeps a unit of the remainder while others wait for it. Each handover costs about half a second of its use."""
 
 
 class Holder(msgspec.Struct, array_like=True):
-    """One member. ``odd`` is since when it has one of those that are left over, or None; ``rested`` when it last had one."""
+    """One member's part of a ``Pot``.
+
+    Attributes:
+        at: time of its last renewal.
+        want: the share that it wants.
+        held: the share that it may believe to hold.
+        using: requests in flight.
+        lasts: seconds after which its requests in flight are certainly over.
+        odd: since when it has a unit of the remainder, or None.
+        rested: when it last had such a unit.
+    """
 
     at: float
     want: float = 0.0
@@ -235,28 +256,28 @@ class Holder(msgspec.Struct, array_like=True):
 
 
 class Pot(msgspec.Struct, array_like=True):
-    """The limit of one key: ``total`` at once, in ``whole`` numbers or not."""
+    """A limit on what is held at once; rules P1 to P3. ``total`` is the limit; ``whole``: it is divided in whole numbers."""
 
     whole: bool
     total: float = inf
     holders: dict[str, Holder] = {}
 
     def advance(self, now: float) -> None:
-        """Forget those whose lease has run out, and what they had in flight when that must be over."""
+        """Drop members whose lease has run out, once their requests in flight must be over."""
         for name, holder in list(self.holders.items()):
             if now > holder.at + max(LEASE, holder.lasts if holder.using else 0.0):
                 del self.holders[name]
 
     def close(self, member: str) -> None:
-        """A member is gone, and holds nothing."""
+        """Remove a member, which holds nothing any more."""
         self.holders.pop(member, None)
 
     def held(self, now: float) -> float:
-        """What all together may believe to hold."""
+        """Return the sum of what all members may believe to hold."""
         return sum(holder.holds(now) for holder in self.holders.values())
 
     def renew(self, now: float, member: str, need: Demand, *, young: bool) -> float:
-        """Tell a member its share."""
+        """Apply a member's demand, and return its share."""
         holder = self.holders.get(member)
         if holder is None:
             holder = self.holders[member] = Holder(now)
@@ -284,7 +305,7 @@ class Pot(msgspec.Struct, array_like=True):
         return height + self._has_odd(now, holder, wanting, int(left))
 
     def _has_odd(self, now: float, holder: Holder, wanting: list[Holder], left: int) -> bool:
-        """Whether it is to have one of those that are left over."""
+        """Return whether it gets a unit of the remainder."""
         having = [other for other in wanting if other.odd is not None]
         waiting = len(wanting) > len(having)
         if holder.odd is not None:
@@ -300,11 +321,11 @@ class Pot(msgspec.Struct, array_like=True):
 
 
 BACKWARDS = 1.0
-"""Seconds by which clocks of members may differ; a clock further back is another one, as after a restart of the machine."""
+"""Seconds by which the clocks of members may differ. A clock further behind is another clock, as after a restart of the machine."""
 
 
 class Member(msgspec.Struct, array_like=True):
-    """A member: when it was last heard of, and the limits that it names."""
+    """A member: when it last renewed, and its configured limits."""
 
     at: float
     requests: float = inf
@@ -313,18 +334,18 @@ class Member(msgspec.Struct, array_like=True):
 
 
 class Ledger(msgspec.Struct, array_like=True):
-    """See the head of this file.
+    """The limits of one key and its members. The module docstring lists the rules.
 
     Args:
-        begun: when it began; -inf if it has no predecessor.
+        begun: when it was created; -inf if no earlier ledger can have granted shares.
 
     Example:
-        >>> ledger, ask = Ledger(), Ask(permits=Need(limit=8, rate=20))
+        >>> ledger, ask = Ledger(), RenewRequest(permits=Demand(limit=8, rate=20))
         >>> ledger.renew(0.0, "a", ask).permits.hold
         8
-        >>> ledger.renew(0.1, "b", ask).permits.hold  # it is to have half, once the other has said that it keeps to less
+        >>> ledger.renew(0.1, "b", ask).permits.hold  # it gets half once the other member has reported that it holds less
         0
-        >>> ledger.renew(0.5, "a", Ask(permits=Need(limit=8, rate=20, hold=8))).permits.hold
+        >>> ledger.renew(0.5, "a", RenewRequest(permits=Demand(limit=8, rate=20, hold=8))).permits.hold
         4
     """
 
@@ -338,7 +359,7 @@ class Ledger(msgspec.Struct, array_like=True):
     token_shares: Pot = msgspec.field(default_factory=lambda: Pot(whole=False))
 
     def renew(self, now: float, member: str, ask: RenewRequest) -> RenewReply:
-        """A member says where it stands, and is told its share. Its renewals must come in their order; a late one may be lost."""
+        """Apply a member's demand and return its shares. The renewals of a member must arrive in order; a late one may be lost."""
         now = self.now = max(self.now, now)
         limits = [inf if need is None else need.limit for need in (ask.requests, ask.tokens, ask.permits)]
         self.seats[member] = Member(now, *limits)
@@ -355,7 +376,7 @@ class Ledger(msgspec.Struct, array_like=True):
         return share
 
     def leave(self, now: float, member: str, ask: RenewRequest) -> None:
-        """A member is going, in good order: it has told what it used, and gives back the rest."""
+        """Remove a member that leaves in order: it reports what it used, and returns the rest."""
         now = self.now = max(self.now, now)
         for need, minute in ((ask.requests, self.requests), (ask.tokens, self.tokens)):
             if need is not None and member in minute.accounts:
@@ -363,7 +384,7 @@ class Ledger(msgspec.Struct, array_like=True):
         self.bury(now, member)
 
     def bury(self, now: float, member: str) -> None:
-        """A member has gone. What it had in hand counts as used, what it held is free."""
+        """Remove a member. Its outstanding amounts count as used, its shares become free."""
         now = self.now = max(self.now, now)
         self.seats.pop(member, None)
         for minute in (self.requests, self.tokens):
@@ -373,11 +394,11 @@ class Ledger(msgspec.Struct, array_like=True):
         self._advance(now)
 
     def silent(self, now: float) -> list[str]:
-        """Members that should have been heard of by now: are they alive?"""
+        """Return the members whose renewal is late, and which may have died."""
         return [member for member, seat in self.seats.items() if now > seat.at + FRESH]
 
     def is_of(self, now: float) -> bool:
-        """Whether it was kept by this clock."""
+        """Return whether the ledger's times can come from this clock."""
         return now >= self.now - BACKWARDS
 
     def _advance(self, now: float) -> None:
@@ -392,7 +413,7 @@ class Ledger(msgspec.Struct, array_like=True):
             pot.advance(now)
 
     def _size(self) -> None:
-        """Of the limits that members name the smallest counts; the last one stays when nobody is left."""
+        """Set each limit to the smallest that a member has configured. Without members the last limits stay."""
         seats = self.seats.values()
         if not seats:
             return

@@ -1,4 +1,4 @@
-"""What a member tells the ledger at a renewal, and what it is told. Plain words that travel; all times are durations."""
+"""The messages between a member and the ledger at a renewal. They are serialisable; all times are durations in seconds."""
 
 from __future__ import annotations
 
@@ -7,35 +7,38 @@ from math import inf
 import msgspec
 
 LEASE = 4.0
-"""Seconds for which a share is good. A member that was not heard of for so long has lost it, and knows."""
+"""Seconds for which a lease is valid. A member that has not renewed for so long has lost its share, and stops using it."""
 RENEW = 0.5
-"""Seconds between two renewals of a member that works."""
+"""Seconds between two renewals of an active member."""
 FRESH = 1.5
-"""Seconds after which a member that does not renew is slow: what it wants is not kept for it."""
+"""Seconds without a renewal after which a member counts as slow: nothing is reserved for its demand."""
 LINGER = 60.0
-"""Seconds after which what was in flight in a process that is not heard of is over, if nobody knows how long answers take."""
+"""Seconds after which requests of a process that stopped renewing are assumed to be over, if the latency is unknown."""
 MINUTE = 60.0
 MARGIN = 0.5
-"""Seconds by which requests may be nearer together when they arrive than when they were sent: loaded machines, new connections."""
+"""Seconds by which requests may be closer together when they arrive than when they were sent (loaded machines, new connections)."""
 STEP = 0.25
-"""Seconds of a step in the ledger's memory of the last minute."""
+"""Resolution in seconds of the ledger's record of the last minute."""
 PERIOD = MINUTE + MARGIN + STEP + RENEW
-"""Seconds over which a limit a minute is handed out: a request counts until the minute after its report is over."""
+"""Seconds over which a limit per minute is granted. It exceeds a minute because a request counts until a minute after its report."""
 
 
 class Demand(msgspec.Struct, array_like=True):
-    """One limit, as a member sees it. Amounts are requests or tokens, and the limit a minute; or requests in flight at once.
+    """A member's state and demand for one limit.
+
+    For a rate limit, amounts are requests or tokens, and ``limit``, ``hold`` and ``rate`` are per minute. For a concurrency limit, amounts
+    are requests in flight.
 
     Attributes:
-        limit: what its settings say.
-        want: what it could use until its next renewal, what is ``left`` included; or have in flight.
-        hold: the share that it holds: a minute, or at once.
-        rate: the share that it could use: a minute, or at once; inf is any.
-        least: the smallest piece that is of use.
-        spent, returned: since it began: what it used of what it was given, and what of that turned out not to be used after all.
-        left: what it was given and has not used yet.
-        using: in flight.
-        lasts: seconds after which what is in flight is surely over.
+        limit: the configured limit.
+        want: amount it could use until its next renewal, ``left`` included. Not used for a concurrency limit.
+        hold: the share that it holds.
+        rate: the share that it could use; inf is any.
+        least: the smallest useful amount.
+        spent, returned: totals since it started: the granted amount that it used, and the part of it that proved unused later.
+        left: granted amount that it has not used yet.
+        using: requests in flight.
+        lasts: seconds after which its requests in flight are certainly over.
     """
 
     limit: float
@@ -51,7 +54,7 @@ class Demand(msgspec.Struct, array_like=True):
 
 
 class RenewRequest(msgspec.Struct, array_like=True):
-    """What a member says at a renewal: a need for each limit that it has."""
+    """A member's renewal request: its demand for each limit that it has."""
 
     requests: Demand | None = None
     tokens: Demand | None = None
@@ -62,9 +65,9 @@ class Grant(msgspec.Struct, array_like=True):
     """A member's part of one limit.
 
     Attributes:
-        limit: of all members together, the smallest that any of them names.
-        hold: its share: a minute, or at once.
-        grant: what it may use besides what it has left, while its lease lasts.
+        limit: the limit of all members together: the smallest that any member has configured.
+        hold: its share: per minute, or in flight at once.
+        grant: amount that it may use in addition to what it has left, while its lease is valid.
     """
 
     limit: float = inf
@@ -73,12 +76,12 @@ class Grant(msgspec.Struct, array_like=True):
 
 
 class RenewReply(msgspec.Struct, array_like=True):
-    """What a member is told.
+    """The ledger's reply to a renewal.
 
     Attributes:
-        members: how many there are.
-        young: the ledger has just begun, and does not know yet who there is: whoever holds a share goes on with it by itself.
-        lease: seconds for which this holds, from when the member asked.
+        members: number of members.
+        young: the ledger is new and does not know all members yet: a member that holds a share continues to use it on its own.
+        lease: seconds for which the reply is valid, from when the member sent its request.
     """
 
     members: int

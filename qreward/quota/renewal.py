@@ -1,8 +1,8 @@
-"""Sees that the shares of sources whose limits many processes share are renewed, by one thread a client.
+"""Renews the leases of sources whose limits are shared with other processes, in one thread per client.
 
-A thread, and not the event loop: reward code blocks loops. It renews twice a second what works, at once what wants to begin, leaves
-what has nothing to do, and sleeps without a timer when that is all. How words reach the ledger the *carrier* knows, which may block;
-what a share means ``quota.lease``, and how much is wanted ``quota.lease``.
+It is a thread and not a task of the event loop, because reward code may block the loop. Active sources are renewed twice a second, sources
+that start to work at once. Idle sources leave the ledger, and without active sources the thread sleeps without a timer. A
+``LedgerTransport``, which may block, reaches the ledger. ``quota.lease`` defines what a share allows and how much is requested.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ from qreward.scheduler.endpoint_state import Source
 from qreward.settings.policies import Endpoint, Limits
 
 SOON = 0.05
-"""Seconds between two renewals, the second of which was asked for."""
+"""Least seconds from a renewal to one that is requested early."""
 AGAIN = 0.25
-"""Seconds after which a renewal that failed is tried again; the second failure in a row says that nobody answers."""
+"""Seconds after which a failed renewal is retried. After a second failure in a row the ledger counts as unreachable."""
 RETRY = 1.0
-"""Seconds between two tries while nobody answers."""
+"""Seconds between two tries while the ledger is unreachable."""
 FAREWELL = 3.0
-"""Seconds that a client that is closed waits for its shares to be given back."""
+"""Seconds for which a client that is closed waits for its shares to be returned."""
 
 
 class LedgerTransport(Protocol):
-    """Brings a member's words to the ledger of a key, and back. Of one member they come one after the other, in one thread."""
+    """Connects members to the ledger of a key. The calls for one member are made one after the other, in one thread."""
 
     def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
-        """Raises anything if there is no answer; it may take some seconds."""
+        """Renew a member's shares. It may take some seconds, and may raise any exception if the ledger does not answer."""
 
     def leave(self, key: str, member: str, ask: RenewRequest) -> None:
-        """The member goes, and says what it used."""
+        """Remove a member, which reports what it used."""
 
     def close(self) -> None:
-        """It is not needed any more. Raises nothing, and leaves nothing open."""
+        """Release all resources. Raises nothing."""
 
 
 class Membership(NamedTuple):
-    """Where a source's limits are shared: the ledger's key, and who brings words there."""
+    """Where a source's limits are shared: the ledger's key, and the transport to the ledger."""
 
     key: str
     carrier: LedgerTransport
 
 
 class LeaseRenewer:
-    """One shared source: its renewals, and what comes of them. In the sharing's thread only.
+    """Renews the lease of one source and applies the replies. Used only in the thread of ``Sharing``.
 
     Attributes:
-        joined: it is a member, or was when it was last answered.
-        next_at: when it is to be renewed next.
+        joined: the source was a member of the ledger at the last reply.
+        next_at: when to renew next.
     """
 
     def __init__(self, source: Source, tenure: Lease, membership: Membership, engine: Engine[Any]) -> None:
@@ -79,7 +79,7 @@ class LeaseRenewer:
         return cast("Endpoint", self.source.handle).limits
 
     def turn(self, now: float) -> float | None:
-        """Do what is due; when to come again, None if not before somebody calls."""
+        """Renew or leave if that is due. Returns when to run again, None if not before a request needs the lease."""
         tenure = self._tenure
         with self._engine.lock:
             idle = self._demand.is_idle(now)
@@ -114,7 +114,7 @@ class LeaseRenewer:
             LOG.warning("endpoint %r: sharing of its limits works again; %d processes share them", self.source.name, share.members)
         gives_up = share.permits is not None and ask.permits is not None and share.permits.hold < ask.permits.hold
         self.joined, self._failures = True, 0
-        self.next_at = asked_at + (SOON if gives_up else RENEW)  # what it is to give up is not another's before it says so
+        self.next_at = asked_at + (SOON if gives_up else RENEW)  # others get the part it gives up only after its next report
         self._compare(ask, share)
         self._act(partial(self._tenure.take_over, asked_at=asked_at, share=share))
 
@@ -130,7 +130,7 @@ class LeaseRenewer:
         self._act(partial(self._tenure.go_alone, ask=ask, why=why))
 
     def _compare(self, ask: RenewRequest, share: RenewReply) -> None:
-        """Say once if another process names a smaller limit."""
+        """Log once if another process has configured a smaller limit."""
         if self._warned:
             return
         needs, parts = (ask.requests, ask.tokens, ask.permits), (share.requests, share.tokens, share.permits)
@@ -145,7 +145,7 @@ class LeaseRenewer:
 
         def changed(now: float) -> None:
             change(now)
-            tenure.missed = True  # who waits for its next share need not call
+            tenure.missed = True  # requests that wait for the next share need not wake the thread
             scheduler.changed(now, self.source)
             if not (self._demand.hungry or tenure.is_short()):
                 self._stand_by()
@@ -153,13 +153,13 @@ class LeaseRenewer:
         self._engine.act(changed)
 
     def _stand_by(self) -> None:
-        """See that the next who wants to send calls: whoever is chosen is asked whether it may."""
+        """Make the next request for this source wake the thread: the balancer offers the source, and ``Lease.may_send`` then calls."""
         self._tenure.missed = False
         for pool in self.source.pools:
             pool.balancer.offer(self.source)
 
     def leave(self, now: float = inf) -> None:
-        """Give up the share, unless there is work since; the next one is asked for when it is needed."""
+        """Return the share, unless there is work again. The next share is requested when it is needed."""
         engine = self._engine
         with engine.lock:
             if not self._demand.is_idle(now):
@@ -175,7 +175,7 @@ class LeaseRenewer:
 
 
 class WakeEvent:
-    """Wakes the thread; may be rung from anywhere, under any lock."""
+    """Wakes the renewal thread. May be set from any thread, under any lock."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -190,13 +190,13 @@ class WakeEvent:
 
 
 class Sharing:
-    """The shared sources of one client.
+    """Renews the leases of all sources with shared limits of one client.
 
     Args:
-        engine: whose lock holds their state.
-        sources: gives those there are now; their handles are endpoints.
-        membership: where a source's limits are shared.
-        carriers: gives the carriers that were made so far, to be closed in the end.
+        engine: the engine, whose lock guards the state of the sources.
+        sources: returns the present sources; their handles are endpoints.
+        membership: returns where an endpoint's limits are shared.
+        carriers: returns the transports created so far, which are closed at the end.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Sharing:
         self.look_around()
 
     def look_around(self) -> None:
-        """There may be other sources. From any thread."""
+        """Add the sources that are new. May be called from any thread."""
         for source in self._sources():
             tenure = source.share
             if tenure is not None and source not in self._desks:
@@ -227,8 +227,8 @@ class Sharing:
             self._call()
 
     def turn(self) -> float | None:
-        """Do what is due at all desks; seconds until the next is, None if not before somebody calls."""
-        desks = list(self._desks.items())  # before its source: one that comes in between is not taken for gone
+        """Run all renewals that are due. Returns the seconds until the next one, None if not before a request needs a lease."""
+        desks = list(self._desks.items())  # read before the sources, so that a source added in between does not seem to be removed
         now, wake, there = self._engine.clock(), None, set(self._sources())
         for source, desk in desks:
             at = desk.turn(now)
@@ -241,7 +241,7 @@ class Sharing:
         return None if wake is None else max(0.0, wake - self._engine.clock())
 
     async def aclose(self) -> None:
-        """Give all shares back, when nothing is under way any more."""
+        """Return all shares. Call it when no request is in flight any more."""
         with self._beginning:
             self._bell.over, thread = True, self._thread
         self._bell.ring()
@@ -253,9 +253,9 @@ class Sharing:
         desk._stand_by()
 
     def _call(self) -> None:
-        """See that the thread looks at the desks now. Perhaps under the engine's lock, where no thread is to be started."""
+        """Wake the renewal thread. The engine's lock may be held, under which no thread may be started."""
         if self._thread is None:
-            for shell in self._engine.shells():  # whichever runs first: a loop may be blocked
+            for shell in self._engine.shells():  # on all loops, for one may be blocked; the first starts the thread
                 shell.later(self._begin)
         self._bell.ring()
 
@@ -285,11 +285,11 @@ def _caller(sharing: weakref.ref[Sharing]) -> Callable[[], None]:
 
 
 def _keep(sharing: weakref.ref[Sharing], bell: WakeEvent) -> None:
-    """What the thread does, as long as somebody holds the sharing."""
+    """Body of the renewal thread. It ends when the ``Sharing`` is closed or garbage collected."""
     while not bell.over and (found := sharing()) is not None:
         try:
             seconds = found.turn()
-        except Exception as error:  # nothing that happens here may end it: without it nothing would be sent any more
+        except Exception as error:  # no error may end the thread: without renewals nothing would be sent any more
             LOG.warning("sharing of limits failed with %s: %s; trying again", type(error).__name__, error)
             seconds = RETRY
         del found

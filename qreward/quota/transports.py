@@ -1,6 +1,6 @@
-"""Where the ledgers of shared limits lie, and how members reach them: one carrier for each kind of ``Limits.shared``.
+"""The transports by which members reach the ledgers of shared limits: one for each kind of ``Limits.shared``.
 
-``local`` keeps them in files of this machine, ``qreward.integrations.ray.limit_actor`` in an actor. What a ledger does is ``quota``'s.
+``local`` keeps ledgers in files of this machine (``file_ledger``), ``ray`` in an actor (``qreward.integrations.ray.limit_actor``).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from qreward.settings.policies import Endpoint
 
 
 class Carriers:
-    """The carriers of one client, each made when it is first needed."""
+    """The ledger transports of one client, each created when it is first needed."""
 
     def __init__(self) -> None:
         self._made: dict[str, LedgerTransport] = {}
         self._making = threading.Lock()
 
     def __call__(self, endpoint: Endpoint) -> Membership:
-        """Where an endpoint's limits are shared."""
+        """Return the ledger key and the transport of an endpoint."""
         kind = endpoint.limits.shared
         with self._making:
             carrier = self._made.get(kind)
@@ -34,7 +34,7 @@ class Carriers:
 
 
 def make_carrier(kind: str) -> LedgerTransport:
-    """The carrier of a kind. Ray is not imported before it is used."""
+    """Create the transport of a kind. Ray is not imported before it is used."""
     if kind == "ray":
         from qreward.integrations.ray.limit_actor import RayCarrier  # noqa: PLC0415 - an extra
 

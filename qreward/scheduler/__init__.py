@@ -1,1 +1,1 @@
-"""The pure scheduler. No asyncio, no I/O, no clock, no randomness of its own: events and ``now`` in, commands out."""
+"""The pure scheduler: events and the time go in, commands come out. No asyncio, no I/O, no clock, no randomness of its own."""

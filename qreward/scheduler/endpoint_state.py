@@ -1,8 +1,7 @@
-"""All that is known of one place that serves tasks: how many it may hold, when it may be asked, whether it is well.
+"""The state of one source: its limits, cooldown, health, latency and requests in flight.
 
-Everything here is one predicate, ``ready_at``: not a layer of limiters, but numbers in one place.
-
-Says in words what a source's numbers mean now: whether it may be asked, and if not, why and for how long.
+``Source.ready_at`` combines all limits into one time, the earliest at which the source may be sent a request; limiters are not chained.
+``standing`` describes the same state for people: whether the source is available, and if not, why and for how long.
 """
 
 from __future__ import annotations
@@ -28,22 +27,23 @@ if TYPE_CHECKING:
     from qreward.scheduler.request import Attempt
 
 ATTEMPT_FIRST = 120.0
-"""Seconds an attempt may take at a source that has not shown its speed yet."""
+"""Seconds an attempt may take at a source whose latency is not known yet."""
 ATTEMPT_LEAST = 10.0
 ATTEMPT_FACTOR = 8.0
-"""An attempt may take this many times what the slowest percent of answers takes, here or, at this source's pace, anywhere."""
+"""An attempt may take this many times the 99th percentile of this source's latency, or this many times what an answer of the pool's
+99th percentile length takes at this source, whichever is longer."""
 
 SOON = 1.0
-"""Seconds within which a source must be expected to take work to be worth waiting for."""
+"""Seconds within which a source must be expected to accept work to count as available soon."""
 
 HELD = 0.05
-"""Share of an answer's time for which it may have waited for its caller and still say something of room."""
+"""Share of an answer's time for which a slow reader may have held it up; beyond that the answer does not move the concurrency limit."""
 MOST_DOUBLINGS = 3
-"""How often a task's limit doubles at most, from the second time on that it ran into one: no answer is too long four times."""
+"""How often a task's time limit doubles at most, from the second time on that the task exceeded one."""
 
 
 class Tally:
-    """Counts since the source was made, by outcome."""
+    """Counts of requests since the source was created, by outcome."""
 
     __slots__ = ("cancelled", "failed", "hedged", "ok", "output_tokens", "prompt_tokens", "rejected", "retried", "sent")
 
@@ -56,20 +56,20 @@ class Source:
     """One endpoint, or one function.
 
     Attributes:
-        attempts: what is under way, oldest first, including what is being stopped; ``inflight`` is their number, ``singles``
-            that of those that do not belong to a bulk.
-        look_after: seconds after which an attempt may be worth a look.
-        down_since: when it was found to be out of service, until an answer shows that it is back; else None.
-        check_at: when to look for attempts that take too long; inf while nothing is under way.
-        tempo: of its streams, or None before the first.
+        attempts: attempts in flight, oldest first, including those being cancelled. ``inflight`` is their number, ``singles`` the number
+            of those that do not belong to a batch.
+        look_after: age in seconds from which attempts are inspected.
+        down_since: when the source was found to be out of service, until an answer shows that it is back; else None.
+        check_at: when to inspect its attempts next; inf while none is in flight.
+        tempo: timing of its streams, or None before the first one.
         answered_at: when the latest answer came.
-        proven: when the latest request was sent that was answered.
-        metered: its answers have told of a rate limit.
-        learned: a pace learned from rejects, or None if only what the operator set counts.
-        attempt_timeout: seconds one attempt may take, set by an operator, or None if it is learned.
-        trouble: what its last failure said that was no overload; empty before the first.
-        unanswered: requests in a row that ran out of their time, without a sign of life of the source meanwhile.
-        share: what other processes leave of its limits, which are then kept by it; None if they are its own.
+        proven: when the most recently sent request that was answered had been sent.
+        metered: its answers have carried rate limit headers.
+        learned: a rate limit learned from rejected requests, or None if only the configured limits apply.
+        attempt_timeout: seconds one attempt may take as configured, or None if that limit is learned.
+        trouble: message of its last failure other than overload; empty before the first.
+        unanswered: consecutive requests that timed out without a sign of life of the source in between.
+        share: the lease on limits that are shared with other processes; None if the limits are not shared.
     """
 
     __slots__ = (
@@ -120,7 +120,7 @@ class Source:
         self.handle: object = None
 
     def ready_at(self, now: float) -> float:
-        """The earliest time at which it may be sent a request: a past time means now, inf means after an event."""
+        """Return the earliest time at which it may be sent a request. A past time means now, inf means not before some event."""
         health = self.health
         limit = self.window.limit
         if self.inflight >= limit or self.inflight >= health.allowed or health.down or self.removed:
@@ -137,7 +137,7 @@ class Source:
         return at
 
     def sent(self, now: float, attempt: Attempt) -> None:
-        """A request goes out."""
+        """A request is sent."""
         self.attempts[attempt] = None
         self.inflight += 1
         self.tally.sent += 1
@@ -153,7 +153,7 @@ class Source:
             self.requests.take(now)
 
     def began(self, now: float, sent_at: float) -> None:
-        """The first token of a stream came."""
+        """The first token of a stream arrived."""
         if self.tempo is None:
             self.tempo = StreamTiming()
         self.tempo.began(now - sent_at)
@@ -162,7 +162,7 @@ class Source:
             self.silence.since = now
 
     def answered(self, now: float, sent_at: float, answer: Answer, held: float = 0.0) -> None:
-        """An answer came, ``held`` seconds later than it could have; ``inflight`` is already without it."""
+        """An answer arrived, ``held`` seconds of which it waited for its reader. ``inflight`` no longer counts it."""
         self.answered_at, self.proven = now, max(self.proven, sent_at)
         self.unanswered = 0
         self.latency.add(now - sent_at - held, answer.output_tokens)
@@ -186,13 +186,16 @@ class Source:
     def advertised(
         self, now: float, sent_at: float, limits: RateLimitInfo | None, used: int | None = None, hint: float | None = None
     ) -> None:
-        """A request ended, or its answer began; ``limits`` is what was said of rate limits, if anything was.
+        """A request ended, or its streamed answer began. Update the rate limits that the server advertises.
 
         Args:
-            used: tokens, if it was served; None if it was turned away or failed.
-            hint: seconds after which the server said to come back, as it turned the request away.
+            now: seconds.
+            sent_at: when the request was sent.
+            limits: the advertised rate limits, or None if there were none.
+            used: tokens, if the request was served; None if it was rejected or failed.
+            hint: seconds after which a rejected request may be retried, as the server said.
         """
-        if self.learned is None:  # what the operator set counts, and nothing else
+        if self.learned is None:  # only the configured limits apply
             return
         served = used is not None
         requests, tokens = (None, None) if limits is None else (limits.requests, limits.tokens)
@@ -210,7 +213,7 @@ class Source:
             self.tokens.untold(now, sent_at, answered=served, hint=hint)
 
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
-        """It said it has no room; ``inflight`` is already without that request."""
+        """It rejected a request because of overload. ``inflight`` no longer counts that request."""
         self.tally.rejected += 1
         away = self.window.rejected(now, sent_at, hint, self.inflight)
         if away or hint is not None:
@@ -226,10 +229,10 @@ class Source:
             pool.back += is_back
 
     def was_well(self, then: float, *, asked_now: bool) -> bool:
-        """Whether it served others when a task failed here at ``then``; ``asked_now``: the task has just failed here again.
+        """Return whether it served other tasks around the time ``then`` at which a task failed here.
 
-        It did if it has answered since, without having been out of service in between. If it is another source that is asked
-        now, it is enough that this one is still in service.
+        It did if it has answered since, without having been out of service in between. Where the task has now failed at another source
+        (``asked_now`` is False), it is enough that this source is still in service.
         """
         health = self.health
         if then < health.serving_since:
@@ -237,11 +240,11 @@ class Source:
         return self.answered_at > then or (not asked_now and health.is_back)
 
     def is_alive(self) -> bool:
-        """False if it is known not to answer: it is out of service or on trial after that, or gives no sign of life."""
+        """Return False if it is known not to answer: it is out of service, half-open or removed, or shows no sign of life."""
         return self.health.is_back and self.unanswered < IN_A_ROW and not self.removed
 
     def worth_waiting_for(self, now: float) -> bool:
-        """True if it can be expected to take work within about a second."""
+        """Return whether it is expected to accept work within about a second."""
         soon = now + SOON
         if not self.health.in_service or self.removed or self.gate.opens_at >= soon:
             return False
@@ -252,7 +255,7 @@ class Source:
         return not used_up
 
     def rate(self) -> float:
-        """Answers a second that it can give, as far as is known: its window over the time of an answer, and its limits."""
+        """Return the answers per second it can give: its concurrency limit over the mean latency, capped by its rate limits."""
         rate = self.window.limit / max(self.latency.mean, 1e-6)
         if self.requests is not None:
             rate = min(rate, self.requests.rate)
@@ -261,11 +264,11 @@ class Source:
         return rate
 
     def is_last(self) -> bool:
-        """True if one of its pools has too little else to do without it."""
+        """Return whether one of its pools has too few other sources in service to do without it."""
         return not all(pool.has_other(self) for pool in self.pools)
 
     def attempt_limit(self, overdue: int) -> float:
-        """Seconds an attempt may take of a task that has run into a limit so many times before."""
+        """Return the seconds an attempt may take, for a task that exceeded a time limit ``overdue`` times before."""
         if self.attempt_timeout is not None:
             return self.attempt_timeout
         slow = self.latency.slow
@@ -275,7 +278,7 @@ class Source:
         return max(ATTEMPT_LEAST, ATTEMPT_FACTOR * max(slow, rare) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS))
 
     def expected_finish(self) -> float:
-        """Seconds in which it may be expected to answer: what it showed, more as its window fills; 0 if unknown."""
+        """Return the seconds in which it is expected to answer: the mean latency, growing with its load; 0 if unknown."""
         return self.latency.mean * (1.0 + self.inflight / self.window.limit)
 
     def __repr__(self) -> str:
@@ -283,7 +286,10 @@ class Source:
 
 
 def make_source(name: str, rng: Random, limits: Limits, *, weight: float = 1.0, attempt_timeout: float | None = None) -> Source:
-    """A source that finds out what it can take within ``limits``, or its share of them, unless they say that it should not."""
+    """Create a source that adapts to its endpoint's capacity within ``limits``, unless ``limits.adaptive`` is off.
+
+    Limits that are shared with other processes are leased.
+    """
     window = AdaptiveLimit(rng, limits.max_concurrency) if limits.adaptive else None
     learned = LearnedRate() if limits.adaptive else None
     source = Source(name, rng, limits, weight=weight, attempt_timeout=attempt_timeout, window=window, learned=learned)
@@ -294,11 +300,11 @@ def make_source(name: str, rng: Random, limits: Limits, *, weight: float = 1.0, 
 
 
 class Availability(NamedTuple):
-    """What keeps a source from being asked.
+    """Whether a source may be sent a request, and why not.
 
     Attributes:
-        reason: in a few words; ``ready`` if nothing does.
-        seconds: until then it is not asked; 0 if it may be asked now, inf if that depends on an event.
+        reason: a short description of the obstacle; ``ready`` if there is none.
+        seconds: for how long it is sent nothing; 0 if it may be sent a request now, inf if that depends on an event.
     """
 
     reason: str
@@ -306,7 +312,7 @@ class Availability(NamedTuple):
 
 
 def standing(now: float, source: Source) -> Availability:
-    """Why a source may not be asked now, the longest obstacle first."""
+    """Return whether a source may be sent a request now; if not, the obstacle that lasts longest."""
     health = source.health
     if source.removed:
         return Availability("removed", inf)
@@ -343,5 +349,5 @@ def _limit(pace: Gcra | HeaderRateLimit, unit: str) -> str:
 
 
 def why_window(source: Source) -> str:
-    """Why its window is what it is."""
+    """Return why the concurrency limit of a source has its present value."""
     return str(getattr(source.window, "reason", "fixed"))

@@ -1,15 +1,12 @@
-"""What follows when an attempt gave no answer: for its source, and for its task.
+"""Decides what follows from a failed attempt, for its source and for its task: one table of rules, one backoff, one retry budget.
 
-Overload concerns the gate and the window, never health or the task's attempts. A failure counts against the source's
-health, unless the task itself is the likely cause (``FailurePolicy._is_to_blame``): a sick source is found by the tasks that
-come to it first. The task goes to another source at once if one is worth waiting for; otherwise it waits and may return to
-the same one.
+Overload affects the source's cooldown and concurrency limit; it costs the task no attempt and does not count against health. Any other
+failure of an endpoint counts against the source's health, unless the task itself is the likely cause (``FailurePolicy._is_to_blame``): the
+tasks that reach a failing source first reveal it.
 
-What a failure costs and what follows from it: one table, one back-off, one budget.
-
-Overload costs nothing. A request that is refused is never sent again. All else goes to another source at once, or,
-where there is none, waits with full jitter (Brooker, AWS 2015). Retries draw on one budget (Finagle's RetryBudget),
-so that a failing fleet is not hit harder than a healthy one.
+A refused request is never sent again. Any other task goes to another source at once if one will be available soon; otherwise it waits with
+full jitter (Brooker, AWS 2015) and may return to the same source. Retries draw on one budget (Finagle's RetryBudget), so that a failing
+fleet does not receive more load than a healthy one.
 """
 
 from __future__ import annotations
@@ -27,13 +24,13 @@ from qreward.settings.policies import Retry
 
 
 class FailureRule(NamedTuple):
-    """What one kind of failure means.
+    """What follows from one kind of failure.
 
     Attributes:
-        again: the task may be tried again.
-        charged: it counts as one of the task's attempts, and draws on the budget.
+        again: the task may be retried.
+        charged: the failure counts as one of the task's attempts, and the retry draws on the budget.
         elsewhere: only another source may serve the task.
-        unwell: it speaks against the health of the source.
+        unwell: the failure counts against the health of the source.
     """
 
     again: bool
@@ -57,7 +54,7 @@ _TOLD_NO = FailureRule(again=False)
 
 
 def rule_for(failure: Failure) -> FailureRule:
-    """The rule of a failure; the endpoint's own word (``x-should-retry``) goes first."""
+    """Return the rule of a failure. The endpoint's ``x-should-retry`` header takes precedence over the table."""
     if failure.should_retry is None:
         return RULES[failure.kind]
     if not failure.should_retry:
@@ -66,7 +63,7 @@ def rule_for(failure: Failure) -> FailureRule:
 
 
 class BackoffParams(Protocol):
-    """Waits that double from ``base`` to ``cap``, in seconds."""
+    """Parameters of an exponential backoff: waits double from ``base`` to ``cap``, in seconds."""
 
     @property
     def base(self) -> float: ...
@@ -76,15 +73,15 @@ class BackoffParams(Protocol):
 
 
 def backoff(policy: BackoffParams, tries: int, rng: Random) -> float:
-    """Seconds to wait before try number ``tries`` + 1 at the same source: full jitter."""
+    """Return the seconds to wait after ``tries`` failed attempts: exponential, with full jitter."""
     return rng.uniform(0.0, min(policy.cap, policy.base * 2.0 ** min(tries - 1, 60)))
 
 
 class Budget:
-    """Retries that may be made: a share of recent requests, and a reserve that refills at a fixed rate.
+    """The retry budget: a share of recent requests, and a reserve that refills at a fixed rate.
 
-    The reserve also covers everything that can be in flight, so that the loss of a whole endpoint can always be
-    redirected at once. Source: Finagle RetryBudget (20 %, 10 a second, over 10 s).
+    The reserve also covers every request that can be in flight, so that all requests of a lost endpoint can be redirected at once.
+    Source: Finagle RetryBudget (20 %, 10 a second, over 10 s).
     """
 
     __slots__ = ("_earned", "_floor", "_reserve", "_share", "_then", "capacity")
@@ -96,7 +93,7 @@ class Budget:
         self._floor = policy.budget_floor
         self.capacity = 0  # requests that all sources can have in flight
         self._earned = 0.0
-        self._reserve = inf  # full; the size is known when sources are
+        self._reserve = inf  # full; its size is not known before the sources are
         self._then = -inf
 
     def deposit(self) -> None:
@@ -104,7 +101,7 @@ class Budget:
         self._earned += self._share
 
     def withdraw(self, now: float) -> bool:
-        """Take one retry, if there is one."""
+        """Take one retry from the budget. False if none is left."""
         self._advance(now)
         if self._earned >= 1:
             self._earned -= 1
@@ -115,11 +112,11 @@ class Budget:
         return True
 
     def grant(self, retries: int) -> None:
-        """So many requests are under way at a source that was lost: each may be tried again."""
+        """Add retries for the requests in flight at a source that was lost: each of them may be retried."""
         self._earned += retries
 
     def wait(self) -> float:
-        """Seconds until the reserve has grown by one."""
+        """Return the seconds in which the reserve grows by one retry."""
         return 1 / self._floor
 
     def _advance(self, now: float) -> None:
@@ -130,25 +127,25 @@ class Budget:
 
 
 QUOTA_AWAY = 300.0
-"""Seconds a source is left alone after it said its account is used up."""
+"""Seconds for which a source is out of service after it reported that its account is used up."""
 MOST_UNFIT = 2
-"""Sources that may find a task unsuitable before its error is believed."""
+"""Sources that may find a task unsuitable before the task fails with that error."""
 
 ALIVE = frozenset({FailureKind.OVERLOADED, FailureKind.REFUSED})
 NO_SIGN_OF_LIFE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE, FailureKind.UNSENDABLE, FailureKind.LOCAL})
 
 MOST_TRAIL = 100
-"""Failed attempts that a task remembers: an outage may be waited out for long. Beyond them a failed connection is charged as well."""
+"""Failed attempts that a task records at most, for it may wait out a long outage. Beyond them failed connections are charged as well."""
 
 
 class RetryDecision(NamedTuple):
-    """What follows.
+    """What follows from a failed attempt.
 
     Attributes:
-        lost: the source has become unavailable by this, for a second or more.
-        wait: seconds after which the task goes on; 0 is now.
-        error: what the task ends with, or None if it goes on.
-        final: no other source could do better, not even one that works on it already.
+        lost: the failure made the source unavailable, for a second or more.
+        wait: seconds after which the task is retried; 0 is now.
+        error: the error that the task ends with, or None if it continues.
+        final: no other attempt could succeed, not even one that is in flight already.
     """
 
     lost: bool = False
@@ -158,7 +155,7 @@ class RetryDecision(NamedTuple):
 
 
 class FailurePolicy:
-    """Decides, and keeps the retry budget."""
+    """Decides what follows from failed attempts, and owns the retry budget."""
 
     def __init__(self, retry: Retry, rng: Random) -> None:
         self._retry = retry
@@ -166,7 +163,7 @@ class FailurePolicy:
         self.budget = Budget(retry)
 
     def of(self, now: float, attempt: Attempt, outcome: Failure | Cancelled) -> RetryDecision:
-        """Decide what follows, and tell the source."""
+        """Record a failed or cancelled attempt at its source and task, and decide what follows."""
         source, task = attempt.source, attempt.task
         if isinstance(outcome, Cancelled):
             if attempt.why is not CancelReason.OVERDUE:
@@ -174,10 +171,10 @@ class FailurePolicy:
             outcome = attempt.failure = _overdue(now, attempt)
         rule = rule_for(outcome)
         lost = self._blame(now, attempt, outcome, rule)
-        if not task.holds(attempt):  # nobody waits for it any more: it only tells of its source
+        if not task.holds(attempt):  # the task does not depend on this attempt any more; it only counts for the source
             return RetryDecision(lost)
         self._note(now, attempt, outcome)
-        if attempt.committed and not task.restarts:  # what was given out cannot be taken back
+        if attempt.committed and not task.restarts:  # part of the answer was delivered and cannot be taken back
             return RetryDecision(lost, error=outcome.error, final=True)
         wait, error = self._decide(now, task, source, outcome, rule)
         return RetryDecision(lost, wait, error, final=not rule.again)
@@ -193,10 +190,10 @@ class FailurePolicy:
         error = None if attempt.why else ClientClosed("the event loop was shut down before the request was done")
         slow = source.latency.slow
         task = attempt.task
-        hopeless = attempt.why is CancelReason.ABANDONED and (task.tries or task.suspected)  # it has failed elsewhere, too
+        hopeless = attempt.why is CancelReason.ABANDONED and (task.tries or task.suspected)  # it has failed at other sources, too
         if attempt.why is None or attempt.committed or slow is None or hopeless or now - attempt.sent_at < 4 * slow:
             return RetryDecision(error=error)
-        # given up by its caller, but so late that it speaks against the source: short timeouts must not hide a hang
+        # abandoned, but so late that it counts against the source: short timeouts of callers must not hide a hang
         return RetryDecision(source.health.failed(now, attempt.sent_at, attempt.task.number, last=source.is_last()), error=error)
 
     def _blame(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule) -> bool:
@@ -225,7 +222,7 @@ class FailurePolicy:
             return in_service
         if not (rule.unwell or (failure.misconfigured and not source.is_last())):
             return False
-        if failure.kind is not FailureKind.UNREACHABLE:  # else no request has reached the source: the task cannot be the cause
+        if failure.kind is not FailureKind.UNREACHABLE:  # otherwise the request did not reach the source: the task cannot be the cause
             to_blame = self._is_to_blame(task, source)
             task.failures = (*task.failures, (source, now))
             if to_blame or (failure.kind is FailureKind.TIMEOUT and _hangs_elsewhere(now, attempt)):
@@ -233,10 +230,10 @@ class FailurePolicy:
         return source.health.failed(now, attempt.sent_at, task.number, last=source.is_last())
 
     def _is_to_blame(self, task: Task, source: Source) -> bool:
-        """Whether a task that fails at a source again is itself the likely cause.
+        """Return whether the task, and not the source, is the likely cause of a failure.
 
-        It is if it failed where others were served, or as often as a task may. Its failure then tells nothing about this
-        source, is charged to the task in any case, and does not end the source's way back into service.
+        It is if the task has failed at a source that served other tasks, or has failed as often as a task may. The failure then does not
+        count against this source, does not interrupt the source's return to service, and is charged to the task as the rule says.
         """
         if len(task.failures) >= self._retry.attempts:
             return True
@@ -269,7 +266,7 @@ class FailurePolicy:
         return self._wait(now, task, source), None
 
     def _is_charged(self, task: Task, source: Source, failure: Failure, rule: FailureRule) -> bool:
-        """Whether a failure counts as one of the task's attempts: not at a source that is known to be out of service, up to a bound."""
+        """Return whether a failure counts as one of the task's attempts. At a source that is out of service it does not, up to a bound."""
         if not rule.unwell or source.health.in_service:
             return True
         if failure.kind is FailureKind.UNREACHABLE:
@@ -280,23 +277,23 @@ class FailurePolicy:
         avoided = task.excluded if source in task.excluded else (*task.excluded, source)
         others = task.pool.awaits(now, avoided)
         self._avoid(task, avoided if others else task.unfit)
-        # the first time at once; then more slowly, so that breakers open before the attempts are used up
+        # the first retry is immediate; later ones wait, so that circuit breakers open before the attempts are used up
         wait = 0.0 if others and task.tries < 2 else backoff(self._retry, max(1, task.tries), self._rng)
         return wait if self.budget.withdraw(now) else wait + self.budget.wait()
 
     @staticmethod
     def _avoid(task: Task, sources: tuple[Source, ...]) -> None:
-        if task.state is not TaskState.QUEUED:  # where it waits for a second attempt, it waits under what it avoids
+        if task.state is not TaskState.QUEUED:  # a queued task is grouped in the queue by the sources it avoids
             task.excluded = sources
 
 
 def is_sign_of_life(outcome: Outcome) -> bool:
-    """Whether it shows that its source is there and reads what it is sent."""
+    """Return whether the outcome shows that its source is running and reads requests: an answer, overload or a refusal."""
     return isinstance(outcome, Answer) or (isinstance(outcome, Failure) and outcome.kind in ALIVE)
 
 
 def record_attempt(attempt: Attempt, outcome: str, now: float, status: int | None = None, detail: str = "") -> None:
-    """Put an attempt into its task's trail."""
+    """Append an attempt to its task's trail."""
     task = attempt.task
     if task.trail is None:
         task.trail = []
@@ -306,7 +303,7 @@ def record_attempt(attempt: Attempt, outcome: str, now: float, status: int | Non
 
 
 def _hangs_elsewhere(now: float, attempt: Attempt) -> bool:
-    """Whether the task has run into a time limit before, or is long overdue at another source: then it is not this one's fault."""
+    """Return whether the task exceeded a time limit before, or is long overdue at another source: then this source is not the cause."""
     task = attempt.task
     other = task.other(attempt)
     if task.overdue or other is None:

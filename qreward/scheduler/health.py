@@ -1,11 +1,12 @@
-"""Whether a source is in service, from the failures it shows (overload is none, see ``gate``).
+"""The circuit breaker of a source: it decides from failures whether the source is in service. Overload is handled by ``cooldown``.
 
-Closed -> open after five failures in a row of distinct tasks, or when most of the answers fail; open for 2 s x 2^k (at
-most 5 s, jittered); then half-open: one real task, a quarter of the window when that is answered, and from there one more
-for every answer, one less for every failure, until the whole window is in use again (slow start: it doubles each round).
-Only the first one's failure opens it again at once, so that a source with ordinary faults comes back. One poison task
-cannot open it: a task counts once, and which failures count at all is decided in ``aftermath``. A source that has gone
-silent is open as well, until an answer proves that wrong.
+Closed -> open after five failures in a row of distinct tasks, or when most attempts fail. It stays open for 2 s x 2^k (at most 5 s, with
+jitter). Then it is half-open: one real task is sent. When that is answered, a quarter of the concurrency limit opens, then one slot more
+for every answer and one less for every failure, until the whole limit is in use again (slow start: it doubles each round). Only a failure
+of the first task opens the breaker again at once, so that a source with ordinary faults can return.
+
+One task that always fails cannot open the breaker: each task counts once, and ``failure_policy`` decides which failures count at all. A
+stalled source is out of service too, until an answer shows that it works.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from typing import NamedTuple
 IN_A_ROW = 5
 FIRST_OPEN = 2.0
 LONGEST_OPEN = 5.0
-"""A return must be noticed within seconds; Envoy's 300 s is for fleets that can do without. A probe costs one task one try."""
+"""Seconds. A return must be noticed within seconds; Envoy's 300 s suits fleets with spare capacity. A probe costs one task one attempt."""
 QUICK_START = 4
-"""A probe that is answered opens this part of the window at once."""
+"""An answered probe opens one part in this many of the concurrency limit at once."""
 SICK = 0.4
-"""Share of successes under which a source does more harm than good."""
+"""Success rate below which the source is taken out of service."""
 _MEMORY = 0.95  # weight an older outcome keeps in the success rate: about the last 20
 _DISTINCT = 3
 
 
 class HealthChange(NamedTuple):
-    """A source has gone out of service, or is back.
+    """A source went out of service, or came back.
 
     Attributes:
-        source: its name.
+        source: name of the source.
         reason: why it is out of service; ``""`` if it is back.
-        seconds: how long it was out of service; 0 if it has just gone.
+        seconds: how long it was out of service; 0 if it has just left service.
     """
 
     source: str
@@ -46,21 +47,21 @@ def _nobody(_in_service: int, _is_back: int) -> None:
 
 
 class Health:
-    """In service, out of service until a time, or coming back.
+    """Circuit breaker: in service, out of service until a time, or half-open.
 
     Args:
         rng: for jitter.
-        changed: is given the change (-1, 0 or 1) of ``in_service`` and of ``is_back`` whenever one of them changes.
+        changed: called with the changes (-1, 0 or 1) of ``in_service`` and of ``is_back`` whenever one of them changes.
 
     Attributes:
-        in_service: it is neither out of service nor taken out: the source is worth waiting for.
-        is_back: in service, and more than one request may be in flight, so that it is not just being tested.
-        open_until: out of service before this time; -inf while in service.
-        allowed: how many requests may be in flight while it comes back; inf when it is back.
-        spotless: nothing has failed that is not made up for; an answer has nothing to change.
-        since: when it last changed; older requests say nothing about the present.
-        serving_since: when it first answered after it was last out of service, -inf if it never was. A failure before that may
-            have been due to the same outage.
+        in_service: the source is neither out of service after failures nor marked unhealthy by an operator.
+        is_back: in service, and more than one request may be in flight, so that the source is not just being probed.
+        open_until: the source is out of service before this time; -inf while in service.
+        allowed: requests that may be in flight while it is half-open; inf otherwise.
+        spotless: there is no failure that later answers have not made up for, so an answer changes nothing.
+        since: when the state last changed; requests sent earlier do not count.
+        serving_since: when it first answered after it was last out of service, -inf if it never was. An earlier failure may have been
+            part of the same outage.
     """
 
     __slots__ = (
@@ -74,7 +75,7 @@ class Health:
         self._down = False
         self.in_service = self.is_back = True
         self._openings = 0
-        self._ejected = False  # and no answer has come since
+        self._ejected = False  # it was ejected, and no answer has come since
         self.since = self.serving_since = -inf
         self._close()
 
@@ -87,7 +88,7 @@ class Health:
 
     @property
     def down(self) -> bool:
-        """An operator has taken it out of service."""
+        """An operator has marked it unhealthy."""
         return self._down
 
     @down.setter
@@ -96,7 +97,7 @@ class Health:
         self._update()
 
     def _update(self) -> None:
-        """To be called after every change of ``down``, ``open_until`` or ``allowed``."""
+        """Recompute the derived attributes. Call it after every change of ``down``, ``open_until`` or ``allowed``."""
         in_service = not self._down and self.open_until == -inf
         is_back = in_service and self.allowed > 1
         if in_service is not self.in_service or is_back is not self.is_back:
@@ -105,13 +106,13 @@ class Health:
             self._changed(*changes)
 
     def sent(self, now: float) -> None:
-        """A request was sent; the first one after the open time begins the way back."""
+        """A request was sent. The first one after ``open_until`` makes the breaker half-open."""
         if self.open_until != -inf and now >= self.open_until:
             self.open_until, self.allowed, self.since, self._stalled = -inf, 1, now, False
             self._update()
 
     def ok(self, now: float, sent_at: float, limit: int) -> None:
-        """An answer came, under a window of ``limit``."""
+        """An answer arrived, under a concurrency limit of ``limit``."""
         if self._stalled:
             self._close()
             self._update()
@@ -135,15 +136,21 @@ class Health:
         self._update()
 
     def failed(self, now: float, sent_at: float, task: int, *, last: bool) -> bool:
-        """A task failed here. ``last``: the source's routes have too little else. True if it went out of service now.
+        """A task failed at this source. True if the source went out of service now.
 
-        A last source is never ejected: while nothing at all succeeds it is only probed every two seconds.
+        An essential source is not taken out for a low success rate. While nothing at all succeeds it is probed every two seconds.
+
+        Args:
+            now: seconds.
+            sent_at: when the request was sent.
+            task: number of the task, to count each task once.
+            last: the source is essential: its routes have too few other sources in service.
         """
         if self.open_until != -inf or sent_at < self.since:
             return False
         self.spotless = False
         self._failing.add(task)
-        if len(self._recent) < _DISTINCT:  # bounded: it is only asked whether there were so many
+        if len(self._recent) < _DISTINCT:  # bounded: only whether it reaches this size matters
             self._recent.add(task)
         self._success *= _MEMORY
         still_away = self.allowed == 1
@@ -161,21 +168,21 @@ class Health:
         return True
 
     def eject(self, now: float, seconds: float) -> None:
-        """Take it out of service for a time."""
+        """Take it out of service for ``seconds``."""
         self._close()
         self.open_until, self.allowed, self.since, self.spotless = now + seconds, 1, now, False
         self._ejected = True
         self._update()
 
     def stall(self, now: float) -> None:
-        """It has gone silent. An answer proves that wrong."""
+        """Take it out of service because it stalled. Any answer puts it back in service."""
         self.eject(now, FIRST_OPEN)
         self._stalled = True
 
     def try_now(self, now: float, away_at: float) -> bool:
-        """It is said to be back, and to have been away at ``away_at``: it is tried at once, unless that has been done since.
+        """A probe reports that it is back after it was away at ``away_at``: make it half-open at once, unless that was done since.
 
-        What was sent before tells nothing of it. True if it was not in service, or on its way back by a request sent before.
+        Requests sent earlier no longer count. True if it was out of service, or half-open since before ``away_at``.
         """
         if self.open_until == -inf and (self.allowed != 1 or self.since > away_at):
             return False
@@ -184,7 +191,7 @@ class Health:
         return True
 
     def restore(self) -> None:
-        """An operator says it is well."""
+        """An operator has marked it healthy."""
         self._down, self._openings = False, 0
         self._close()
         self._update()

@@ -1,17 +1,18 @@
-"""When a request that is under way is sent to a second source as well: hedges, tail copies and suspected hangs.
+"""Decides when a request in flight is also sent to a second source: hedges, tail copies and suspected hangs.
 
-One mechanism and one budget, but for what a silent source holds. The first answer counts and the other attempt is cancelled;
-a first attempt is never stopped because it is slow (a copy that is not needed costs a request, a kill that was wrong costs all
-that had been done), unless both seem to hang.
+All three share one mechanism and one budget; only copies of the attempts at a stalled source are not charged to the budget. The first
+answer counts, and the other attempt is cancelled. An attempt is not cancelled because it is slow (an unnecessary copy costs one request, a
+wrong cancellation loses all the work done), unless the copy seems to hang as well.
 
-Hang    an attempt that takes 1.3 times as long as an answer of the length that one in a thousand exceeds: copied even
-        while other work waits, ahead of it. The time doubles with each suspicion of the same task. Where the copy seems to
-        hang as well, the one of the two that has done less makes way for another: a very long answer is not lost.
-Hedge   a single call that takes longer than 95 % of its source's answers, or first tokens if it is streamed: copied if a
-        quick source has room that nothing else wants (Dean and Barroso, "The Tail at Scale", CACM 2013).
-Tail    the last requests of a bulk, once nothing waits: copied to a source with room where a fresh start would be done sooner
-        by a quarter if the answer is a long one, the one with most to go first (LATE, Zaharia et al., OSDI 2008). Half of
-        the reserve is left to hangs, and a quarter to those that are suspected for twice as long.
+Hang    An attempt that takes 1.3 times as long as an answer of the 99.9th percentile length is suspected to hang. It is copied even while
+        other work waits, and ahead of that work. The time doubles with each suspicion of the same task. If the copy seems to hang as
+        well, the one of the two that has done less is cancelled and replaced, so that a very long answer is not lost.
+Hedge   A request outside of a batch that takes longer than 95 % of its source's answers (of its first tokens if streamed) is copied if
+        a fast source has a free slot and no work waits for it (Dean and Barroso, "The Tail at Scale", CACM 2013).
+Tail    The last requests of a batch, once the queue is empty, are copied to a source with a free slot if a fresh start would finish a
+        long answer a quarter sooner; the one with most left goes first (LATE, Zaharia et al., OSDI 2008).
+
+Tail copies leave half of the budget's reserve to hangs. A quarter is left to attempts that have passed twice the time of a suspicion.
 """
 
 from __future__ import annotations
@@ -29,34 +30,35 @@ if TYPE_CHECKING:
     from qreward.scheduler.pool import Pool
 
 LOOK_LEAST, LOOK_MOST = 1 / 64, 10.0
-"""Seconds of age below which no attempt is looked at, and above which each is."""
+"""Age in seconds below which no attempt is inspected, and above which every attempt is."""
 HANG = 1.3
-"""Times the extreme length after which an attempt is suspected."""
+"""An attempt is suspected after this many times the time of an answer of the 99.9th percentile length."""
 UNKNOWN = 4.0
-"""Times the slowest known pace that a source is given which has not answered yet."""
+"""Seconds per token assumed for a source that has not answered yet, as a multiple of the slowest known source of the pool."""
 MOST_DOUBLINGS = 4
 GAIN = 1.25
-"""Times the expected end of a copy that is still to go before a tail copy pays."""
+"""A tail copy pays if the remaining time of the attempt exceeds this many times the expected time of the copy."""
 EQUAL = 1.1
-"""Times the pace of its own source up to which another is as quick: an answer that would be among the longest percent goes
-there in the tail, for there it costs little to take it for hung."""
+"""Another source counts as equally fast up to this many times the seconds per token of the attempt's source. In the tail an attempt past
+the 99th percentile length is copied to such a source, because treating it as hung costs little there."""
 WORTH = 1.5
-"""Times the quickest source's pace that one may be to get a copy: the quick ones have room soon, and a copy is made once."""
+"""A source gets copies up to this many times the fastest source's seconds per token. Fast sources have a free slot soon, and a task is
+copied only once."""
 LEAST_GAIN = 0.5
-"""Seconds still to go below which no tail copy pays."""
+"""Remaining seconds of an attempt below which no tail copy pays."""
 HEALTHY = 0.7
 """Share of a pool's sources that must be in service for hedges and tail copies (cf. gRPC A6, hedging throttling)."""
 
 
 class Inspection:
-    """What a look at a source's attempts has found.
+    """Result of an inspection of a source's attempts.
 
     Attributes:
-        overdue: past their time limit.
-        hung: suspected to hang.
-        again: copies that are suspected as well.
-        late: single calls that have a right to a hedge.
-        next_at: when one more will be.
+        overdue: attempts past their time limit.
+        hung: attempts suspected to hang.
+        again: copies that are suspected to hang as well.
+        late: attempts outside of batches that are due for a hedge.
+        next_at: when the next attempt will pass one of its limits.
     """
 
     __slots__ = ("again", "hung", "late", "next_at", "overdue")
@@ -69,7 +71,7 @@ class Inspection:
         self.next_at = inf
 
     def sort(self, attempt: Attempt, now: float, limits: tuple[tuple[list[Attempt], float], ...]) -> None:
-        """Put an attempt where the first limit that it has passed says, or remember when it will pass one."""
+        """Add an attempt to the list of the first limit (in seconds) that it has passed, or record when it will pass one."""
         for found, limit in limits:
             if now - attempt.sent_at >= limit:
                 found.append(attempt)
@@ -78,11 +80,11 @@ class Inspection:
 
 
 class HedgingPolicy:
-    """Decides; the scheduler carries out.
+    """Decides which attempts are copied and owns the budget of copies. The scheduler makes the copies.
 
     Args:
-        policy: None for no duplicates at all.
-        tries: failed attempts that end a task; the last of them is not made twice.
+        policy: None disables all copies.
+        tries: failed attempts that end a task; the last attempt that a task has left is not copied.
     """
 
     def __init__(self, policy: Hedge | None, tries: int) -> None:
@@ -95,7 +97,7 @@ class HedgingPolicy:
 
     @property
     def balance(self) -> float:
-        """Copies that are left."""
+        """Copies that the budget still allows."""
         return self._balance
 
     def deposit(self) -> None:
@@ -103,14 +105,14 @@ class HedgingPolicy:
         self._balance += self._share
 
     def withdraw(self, least: float = 0.0) -> bool:
-        """Take one copy out of the budget, if that leaves ``least``."""
+        """Take one copy from the budget if that leaves at least ``least``. False if it does not."""
         if self._balance < 1 + least:
             return False
         self._balance -= 1
         return True
 
     def withdraw_for(self, now: float, suspect: Attempt) -> bool:
-        """The same for an attempt that seems to hang. A quarter of the reserve is left to those that are twice as late as that."""
+        """Take one copy for an attempt that seems to hang. Below twice the time of a suspicion it must leave a quarter of the reserve."""
         if self.policy is None:
             return False
         certain = now - suspect.sent_at >= 2 * self._suspected_after(suspect)
@@ -119,13 +121,13 @@ class HedgingPolicy:
     # which attempts take too long
 
     def look_after(self, source: Source) -> float:
-        """Seconds after which the first attempt at a source may be worth a look."""
+        """Return the age in seconds at which an attempt at a source must be inspected first."""
         hung = min((self.hung_after(source, pool) for pool in source.pools), default=inf)
         hedged = min(self.hedged_after(source), self.hedged_after(source, streamed=True))
         return max(LOOK_LEAST, min(LOOK_MOST, source.attempt_limit(0), hung, hedged, LEAST_SECONDS))
 
     def inspect(self, now: float, source: Source) -> Inspection:
-        """Look at all attempts that are old enough to be worth it; they are oldest first."""
+        """Inspect the attempts of a source, oldest first, down to the age at which no limit can have passed."""
         found = Inspection()
         hedged_after = [self.hedged_after(source, streamed=streamed) if source.singles else inf for streamed in (False, True)]
         hung_after = {pool: self.hung_after(source, pool) for pool in source.pools}
@@ -141,14 +143,14 @@ class HedgingPolicy:
         return found
 
     def _softer(self, attempt: Attempt, found: Inspection, hung: float, hedge: float) -> tuple[tuple[list[Attempt], float], ...]:
-        """The limits before the last one."""
+        """Return the limits that lead to a copy, besides the time limit: (list of the inspection, seconds)."""
         if attempt is attempt.task.copy:
             return ((found.again, 2 * hung),)
         return ((found.hung, hung), (found.late, hedge)) if self.may_be_copied(attempt) else ()
 
     @staticmethod
     def behind(now: float, copy: Attempt) -> Attempt:
-        """Of two attempts that both seem to hang the one that has done less, which makes way for a third."""
+        """Return the one of two apparently hung attempts that has done less work; a third attempt replaces it."""
         task = copy.task
         assert task.attempt is not None
 
@@ -161,14 +163,14 @@ class HedgingPolicy:
         return self.hung_after(attempt.source, attempt.task.pool) * _doubled(attempt.task)
 
     def hung_after(self, source: Source, pool: Pool) -> float:
-        """Seconds after which an attempt is suspected for the first time."""
+        """Return the seconds after which an attempt is first suspected to hang."""
         if self.policy is None:
             return inf
         pace = _pace(source, pool)
         return HANG * pool.lengths.extreme * pace if pace else inf
 
     def hedged_after(self, source: Source, *, streamed: bool = False) -> float:
-        """Seconds after which a single call gets a hedge: for its answer, or for the first token of one that comes in pieces."""
+        """Return the seconds without an answer, or without a first token if streamed, after which a request is hedged."""
         policy = self.policy
         if policy is None:
             return inf
@@ -179,7 +181,7 @@ class HedgingPolicy:
         return inf if source.latency.slow is None else source.latency.at(policy.quantile) or inf
 
     def may_be_copied(self, attempt: Attempt) -> bool:
-        """Whether an attempt is the only one of a task that may have two."""
+        """Return whether an attempt is the only one of its task and the task may have a second."""
         task = attempt.task
         if self.policy is None or not task.hedge or attempt.committed or task.tries + 1 >= self._tries:
             return False
@@ -187,18 +189,18 @@ class HedgingPolicy:
 
     @staticmethod
     def others(task: Task) -> tuple[Source, ...]:
-        """The sources that a copy must avoid."""
+        """Return the sources that a copy of the task must avoid."""
         assert task.attempt is not None
         origin = task.attempt.source
         return task.excluded if origin in task.excluded else (*task.excluded, origin)
 
     @staticmethod
     def is_well(pool: Pool) -> bool:
-        """Whether so many sources are in service that spare room is really spare."""
+        """Return whether enough sources are in service for free slots to count as spare capacity."""
         return pool.in_service >= HEALTHY * len(pool.sources)
 
     def tail(self, now: float, pool: Pool) -> Iterator[tuple[Task, Source]]:
-        """Tail copies that pay, one at a time: the room is looked at anew after each."""
+        """Yield the tail copies that pay, one at a time; free capacity is checked again after each."""
         if self.policy is None or not self.policy.tail or not self.is_well(pool):
             return
         room = CopyTargets(now, pool)
@@ -214,7 +216,7 @@ class HedgingPolicy:
                 yield attempt.task, target
 
     def _lasting(self, now: float, pool: Pool) -> Iterator[tuple[float, float, Attempt]]:
-        """(seconds to go, length, attempt) of the tail's attempts."""
+        """Yield (remaining seconds, expected length in tokens, attempt) of the attempts in the tail of a batch."""
         lengths = pool.lengths
         for source in pool.sources:
             pace = _pace(source, pool)
@@ -232,7 +234,7 @@ class HedgingPolicy:
 
 
 def _limit(now: float, attempt: Attempt) -> float:
-    """Seconds that an attempt may take. No limit is learned for one that is being read: gaps have limits of their own."""
+    """Return the seconds that an attempt may take. A committed stream has no learned limit, since the gaps between tokens are limited."""
     source = attempt.source
     if attempt.committed:
         return (source.attempt_timeout or inf) + attempt.held_until(now)
@@ -240,18 +242,18 @@ def _limit(now: float, attempt: Attempt) -> float:
 
 
 def _doubled(task: Task) -> float:
-    """Times the usual time that an attempt of a task is given before it is suspected again."""
+    """Return the factor on the time after which a task is suspected: doubled by each earlier suspicion."""
     return 2.0 ** min(task.suspected, MOST_DOUBLINGS)
 
 
 def _pace(source: Source, pool: Pool) -> float:
-    """Seconds a token at a source, or what it may be if it has not answered yet; 0 if none has."""
+    """Return the seconds per token at a source, a high guess if it has not answered yet, or 0 if no source has."""
     lengths = pool.lengths
     return lengths.pace(source.latency) or UNKNOWN * max((lengths.pace(other.latency) for other in pool.sources), default=0.0)
 
 
 class CopyTargets:
-    """Which sources of a pool copies may go to, quickest first. Made anew for each look."""
+    """The sources of a pool that may receive copies, fastest first. Created for each inspection."""
 
     def __init__(self, now: float, pool: Pool) -> None:
         self._paces = [(pool.lengths.pace(source.latency), place, source) for place, source in enumerate(pool.sources)]
@@ -261,7 +263,7 @@ class CopyTargets:
         self._ready = [(pace, source) for pace, _, source in self._in_service if source.ready_at(now) <= now]
 
     def too_slow(self, avoided: tuple[Source, ...]) -> tuple[Source, ...]:
-        """Sources besides the avoided to which no copy goes: of unknown pace, or much slower than the quickest that may be had."""
+        """Return the sources outside of ``avoided`` that get no copy: of unknown speed, or much slower than the fastest available one."""
         slow = self._slow.get(avoided)
         if slow is None:
             most = self._most(avoided)
@@ -270,12 +272,12 @@ class CopyTargets:
         return slow
 
     def quickest(self, avoided: tuple[Source, ...]) -> Source | None:
-        """The quickest with room, if it is nearly as quick as any that is not avoided."""
+        """Return the fastest source with a free slot, if it is nearly as fast as the fastest available one; else None."""
         most = self._most(avoided)
         for place, (pace, source) in enumerate(self._ready):
             if pace > most:
                 return None
-            if source.ready_at(self._now) > self._now:  # it has got the last copies
+            if source.ready_at(self._now) > self._now:  # earlier copies have taken its last slot
                 del self._ready[place]
                 return self.quickest(avoided)
             if source not in avoided:
@@ -283,5 +285,5 @@ class CopyTargets:
         return None
 
     def _most(self, avoided: tuple[Source, ...]) -> float:
-        """Seconds a token up to which a source is quick enough; 0 if there is none."""
+        """Return the highest seconds per token at which a source is fast enough; 0 if no source is available."""
         return WORTH * next((pace for pace, _, source in self._in_service if source not in avoided), 0.0)

@@ -1,6 +1,6 @@
-"""Which of several sources with room takes the next task. When none has room, the first to get it pulls.
+"""Load balancing: which of several sources with a free slot takes the next task. If none has one, the first to get one takes it.
 
-Scores are kept in a heap with one valid entry a source, so a choice costs the same among four sources and a thousand.
+Scores are kept in a heap with one valid entry per source, so that the cost of a choice hardly depends on the number of sources.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
 
 
 class Balancer(Protocol):
-    """The sources of one pool that may have room. Whoever takes one checks, and offers it again when it has room.
+    """The sources of one pool that may have a free slot. The caller of ``take`` checks the source, and offers it again when it has one.
 
     Attributes:
-        by_speed: it prefers the quick ones, so that a slow one may be left out at the end of a bulk.
+        by_speed: it prefers fast sources, so that a slow one may be left out at the end of a batch.
     """
 
     by_speed: bool
 
     def offer(self, source: Source) -> None:
-        """A source has room, or is worth another score than before."""
+        """Add a source that has a free slot, or whose score has changed."""
 
     def take(self, avoided: tuple[Source, ...]) -> Source | None:
         """Remove and return the best source that is not avoided."""
 
     def sent(self, source: Source) -> None:
-        """A source was given a task of this pool."""
+        """A source was sent a task of this pool."""
 
     def forget(self, source: Source) -> None:
-        """A source has left the pool."""
+        """Remove a source that has left the pool."""
 
 
 class _Scored:
-    """Base: least score first, earliest-offered among equals. An entry is valid while its score is the current one."""
+    """Base class: lowest score first, earliest offered among equals. A heap entry is valid while its score is the current one."""
 
     by_speed = False
 
@@ -90,9 +90,9 @@ class _Scored:
 
 
 class ExpectedFinish(_Scored):
-    """Soonest expected answer: mean latency, growing with the share of the window in use.
+    """Soonest expected answer: the mean latency, growing with the used share of the concurrency limit.
 
-    Steps of 1/8 in the logarithm (13 %) keep small changes from reordering. A source that has not answered yet goes first.
+    Rounding to 1/8 in the logarithm (13 %) keeps small changes from reordering. A source that has not answered yet goes first.
     """
 
     by_speed = True
@@ -103,7 +103,7 @@ class ExpectedFinish(_Scored):
 
 
 class LeastConnections(_Scored):
-    """Fewest requests in flight, per weight."""
+    """Fewest requests in flight, divided by the weight."""
 
     def __init__(self, weights: dict[str, float]) -> None:
         super().__init__()
@@ -114,9 +114,9 @@ class LeastConnections(_Scored):
 
 
 class WeightedRoundRobin(_Scored):
-    """Each in proportion to its weight, spread evenly: earliest deadline first, as in Envoy's scheduler.
+    """Each source in proportion to its weight, spread evenly: earliest deadline first, as in Envoy's scheduler.
 
-    A source that was away does not make up for it.
+    A source that was unavailable does not catch up afterwards. Without weights this is plain round robin.
     """
 
     def __init__(self, weights: dict[str, float] | None) -> None:
@@ -147,7 +147,7 @@ class WeightedRoundRobin(_Scored):
 
 
 class PowerOfTwo:
-    """The less loaded of two at random (Mitzenmacher 2001): load is the share of the window, times the mean latency."""
+    """The less loaded of two random sources (Mitzenmacher 2001). Load is the used share of the concurrency limit times the mean latency."""
 
     by_speed = False
 
@@ -191,7 +191,7 @@ def _load(source: Source) -> float:
 
 
 def make_balancer(strategy: LoadBalanceStrategy, weights: dict[str, float], rng: Random) -> Balancer:
-    """The balancer of a strategy; ``weights`` are by name and over the sources' own."""
+    """Return the balancer of a strategy. ``weights`` are by source name and take precedence over the sources' own weights."""
     match strategy:
         case LoadBalanceStrategy.EXPECTED_FINISH:
             return ExpectedFinish()

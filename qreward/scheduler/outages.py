@@ -1,12 +1,12 @@
-"""When the items of batches fail that wait for a route of which no endpoint is alive.
+"""Decides when batch items fail because no endpoint of their route is alive.
 
-An item of a batch has its ``timeout`` from when an endpoint takes it. While it waits for that, its time does not run, for
-otherwise a long batch would time out in its own queue. This holds as long as the route has an endpoint that is alive, however
-busy or rate limited it is. When none is alive, the time of all items that wait runs: ``timeout`` seconds later they fail, those that
-are read from the input afterwards as well, until an endpoint gives a sign of life.
+The ``timeout`` of a batch item starts when an endpoint takes the item. Time in the queue does not count, because otherwise a long batch
+would time out in its own queue. This holds as long as one endpoint of the route is alive, however busy or rate limited it is. Once none is
+alive, the timeout of all waiting items starts. ``timeout`` seconds later they fail, and so do items that are read from the input
+afterwards, until an endpoint shows a sign of life.
 
-An endpoint is alive unless it is out of service, on trial after that, removed, or has let five requests in a row run out of
-their time without a sign of life. Signs of life are an answer, the first token of one, and a rejection of the request.
+An endpoint is alive unless it is out of service, half-open, removed, or has let five requests in a row time out without a sign of life.
+Signs of life are an answer, the first token of an answer, and a rejection of a request.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from qreward.scheduler.pool import Pool
 
 UNKNOWN = 0.25
-"""Share of the timeout in which a source that has shown no speed is expected to answer."""
+"""Share of the timeout in which a source of unknown latency is expected to answer."""
 
 
 class Outages:
-    """The pools that are down, and the feeds that wait for them.
+    """Tracks the pools without a live source and the feeds that wait for them.
 
     Args:
-        wheel: where feeds are due while their pool is down.
+        wheel: the timer wheel for the feeds of pools that are down.
     """
 
     __slots__ = ("_down", "_wheel")
@@ -39,14 +39,14 @@ class Outages:
         self._down: dict[Pool, None] = {}
 
     def enter(self, now: float, feed: BatchFeed) -> None:
-        """A batch begins to wait for a pool, which may be down already."""
+        """A batch begins to use a pool, which may be down already."""
         feed.opened_at = now
         feed.pool.feeds[feed] = None
         self.check(now, feed.pool)
         self._set_due(feed)
 
     def leave(self, feed: BatchFeed) -> None:
-        """A batch waits no more."""
+        """A batch no longer uses its pool."""
         pool = feed.pool
         pool.feeds.pop(feed, None)
         self._wheel.remove(feed)
@@ -54,7 +54,7 @@ class Outages:
             self._end(pool)
 
     def check(self, now: float, pool: Pool) -> None:
-        """Find out whether any source of a pool is alive, if batches wait for it."""
+        """Check whether any source of a pool is alive, if batches use the pool."""
         if pool.feeds and pool.down_since == inf and not pool.is_alive():
             pool.down_since = now
             self._down[pool] = None
@@ -62,7 +62,7 @@ class Outages:
                 self._set_due(feed)
 
     def look(self, now: float, attempt: Attempt, *, alive: bool) -> None:
-        """An attempt has ended, which shows that its source is alive, or may show that it is not."""
+        """An attempt has ended. Its outcome shows that the source is ``alive``, or may show that it is not."""
         source = attempt.source
         if alive:
             self.end(source, attempt.sent_at)
@@ -71,14 +71,14 @@ class Outages:
                 self.check(now, pool)
 
     def end(self, source: Source, sent_at: float = inf) -> None:
-        """A source has given a sign of life, to a request sent then. One sent before it went out of service says nothing of the present."""
+        """A source has shown a sign of life, on a request sent at ``sent_at``. It is ignored if the source's health changed since then."""
         if self._down and sent_at >= source.health.since:
             for pool in source.pools:
                 if pool.down_since < inf:
                     self._end(pool)
 
     def postpone(self, now: float, feed: BatchFeed) -> bool:
-        """A feed is due. True if it is put off, once, because of a request under way that may yet be answered."""
+        """A feed's timeout has passed. True if it is postponed, which happens once, because a request in flight may still be answered."""
         assert feed.timeout is not None
         attempts = [(source, each) for source in feed.pool.sources for each in source.attempts if each.why is None]
         until = max((each.sent_at + _usual(source, feed.timeout) for source, each in attempts), default=now)
@@ -102,14 +102,17 @@ class Outages:
 
 
 def deadline(now: float, source: Source, pool: Pool, timeout: float, since: float) -> float:
-    """The deadline of an item of a batch that a source takes now.
+    """Return the deadline of a batch item that a source takes now.
 
-    In an outage its time began before. It has at least the time in which nearly all answers of the source come, so that one that is
-    back can show it.
+    During an outage the item's timeout started earlier. The item still gets the 99th percentile latency of the source, so that a source
+    that has recovered can answer it.
 
     Args:
-        timeout: of the item, in seconds.
-        since: since when the item's batch waits.
+        now: seconds.
+        source: the source that takes the item.
+        pool: the pool of the item's batch.
+        timeout: timeout of the item, in seconds.
+        since: since when the batch uses the pool.
     """
     if pool.down_since == inf:
         return now + timeout
@@ -117,10 +120,10 @@ def deadline(now: float, source: Source, pool: Pool, timeout: float, since: floa
 
 
 def _ends_at(feed: BatchFeed) -> float:
-    """When the items of a feed fail that wait by then; inf while its pool is not down."""
+    """Return when the waiting items of a feed fail; inf while its pool is not down."""
     return inf if feed.timeout is None else max(feed.pool.down_since, feed.opened_at) + feed.timeout
 
 
 def _usual(source: Source, timeout: float) -> float:
-    """Seconds in which nearly all answers of a source come."""
+    """Return the 99th percentile latency of a source, or a guess, up to the timeout."""
     return min(timeout, UNKNOWN * timeout if source.latency.slow is None else source.latency.slow)

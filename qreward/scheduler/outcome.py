@@ -1,6 +1,6 @@
-"""How an attempt can end. The wire says it in these words, the scheduler decides by them.
+"""How an attempt can end: the outcomes that transports report and the scheduler decides by.
 
-Knows nothing of HTTP: a status has already become a kind when it arrives here.
+The module does not know HTTP. Codecs and transports have already mapped a status code to a ``FailureKind``.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from qreward.errors import QRewardError
 
 
 class FailureKind(IntEnum):
-    """Why an attempt gave no answer, by what may be done about it."""
+    """Why an attempt brought no answer. The kinds differ in what may be done about them."""
 
     OVERLOADED = 0
-    """The endpoint has no room or a rate is used up (429, 503, 529). Costs the task nothing, says nothing of health."""
+    """The endpoint is at capacity or a rate limit is used up (429, 503, 529). Costs the task no attempt and does not affect health."""
     QUOTA = 1
-    """The account is used up (``insufficient_quota``): no use for minutes, but another endpoint may serve."""
+    """The account is used up (``insufficient_quota``): the endpoint is useless for minutes, but another one may serve the task."""
     TRANSIENT = 2
-    """The endpoint failed while it worked on it (500, 502, 504, reset, broken JSON). May be tried again."""
+    """The endpoint failed while it processed the request (500, 502, 504, connection reset, broken JSON). The task may be retried."""
     UNREACHABLE = 3
     """No connection was made; the request was certainly not processed."""
     TIMEOUT = 4
     """The attempt's own time limit passed."""
     UNSUITABLE = 5
-    """This endpoint will never serve it, another may (401, 403, 404, 405, 501, a redirect, context too long)."""
+    """This endpoint will never serve the task, another may (401, 403, 404, 405, 501, a redirect, context too long)."""
     REFUSED = 6
-    """The request itself is wrong (400, 413, 422, content filter). Never sent again."""
+    """The request itself is wrong (400, 413, 422, content filter). It is never sent again."""
     UNSENDABLE = 7
-    """The request could not be built (unserialisable content). Never sent."""
+    """The request could not be built (unserialisable content). It is never sent."""
     LOCAL = 8
-    """Our own machine is at fault (no file descriptor left). Tried again; says nothing of the endpoint."""
+    """The client's machine is at fault (no file descriptor left). The task is retried; the endpoint's health is not affected."""
 
 
 class RateLimit:
-    """What a server says of one of its rate limits. All numbers are finite and not negative; None is not said.
+    """One rate limit as a server advertises it. All numbers are finite and not negative; None is not advertised.
 
     Attributes:
-        limit: requests or tokens that are allowed a window.
+        limit: requests or tokens that are allowed per window.
         remaining: how many of them are left.
-        reset: seconds until all of them are back.
-        window: seconds of the window, where the server names it; most do not.
+        reset: seconds until all of them are available again.
+        window: length of the window in seconds; most servers do not advertise it.
     """
 
     __slots__ = ("limit", "remaining", "reset", "window")
@@ -59,7 +59,7 @@ class RateLimit:
 
 
 class RateLimitInfo:
-    """What an answer says of the rate limits it was served under: of requests, of tokens, or of both."""
+    """The rate limits that a response advertises: of requests, of tokens, or of both."""
 
     __slots__ = ("requests", "tokens")
 
@@ -72,14 +72,14 @@ class RateLimitInfo:
 
 
 class ProbeResult:
-    """What a server says of itself when it is asked from outside; None is not said.
+    """Result of a probe: what a server reports about itself. None is not reported.
 
     Attributes:
-        ready: it serves. False: it says that it does not, or nobody is there.
-        running, waiting: elements of requests that it works on, and that wait for it.
-        most: elements that it works on at once at most.
-        items: most items of one list.
-        trouble: why it can say nothing, if that is a fault of its settings.
+        ready: the server is ready. False if it reports that it is not, or does not respond.
+        running, waiting: items of requests that the server works on, and that wait inside it.
+        most: items that the server works on at once at most.
+        items: maximum items of one list.
+        trouble: why the probe failed, if a wrong setting is the cause.
     """
 
     __slots__ = ("items", "most", "ready", "running", "trouble", "waiting")
@@ -106,12 +106,12 @@ class ProbeResult:
 
 
 class Answer:
-    """An attempt that succeeded.
+    """A successful attempt.
 
     Attributes:
-        value: the answer, opaque here (see ``qreward.results.Answered``).
-        prompt_tokens, output_tokens: what the server says it used, if it does.
-        limits: what the server says of its rate limits, if it does.
+        value: the answer; opaque to the scheduler (see ``qreward.results.Answered``).
+        prompt_tokens, output_tokens: tokens used as reported by the server, or None.
+        limits: rate limits that the response advertises, or None.
     """
 
     __slots__ = ("limits", "output_tokens", "prompt_tokens", "value")
@@ -126,15 +126,15 @@ class Answer:
 
 
 class Failure:
-    """An attempt that gave no answer.
+    """A failed attempt.
 
     Attributes:
         kind: see :class:`FailureKind`.
-        error: what the caller gets if this is the last word.
-        retry_after: seconds the endpoint asks us to stay away, or None.
-        should_retry: the endpoint's own word (``x-should-retry``), or None.
-        misconfigured: the endpoint itself looks wrongly set up (401, 403, 404, ...), not just this request.
-        limits: what the endpoint says of its rate limits, if it does.
+        error: the error that the caller receives if the task is not retried.
+        retry_after: seconds to wait as requested by the endpoint (``Retry-After``), or None.
+        should_retry: value of the endpoint's ``x-should-retry`` header, or None.
+        misconfigured: the endpoint itself seems to be configured wrongly (401, 403, 404, ...), not just this request.
+        limits: rate limits that the response advertises, or None.
     """
 
     __slots__ = ("error", "kind", "limits", "misconfigured", "retry_after", "should_retry")
@@ -161,7 +161,7 @@ class Failure:
 
 
 class Cancelled:
-    """An attempt that was stopped, by us or by the caller; the connection is closed."""
+    """An attempt that was cancelled, by the scheduler or by the caller. Its connection is closed."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""The sources that may serve one set of models, the work that waits for them, and how to choose among them."""
+"""A pool: the sources of one route, the queue of tasks that wait for them, and the balancer that chooses among them."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from qreward.scheduler.stats.output_lengths import OutputLengths
 from qreward.scheduler.tail_guard import TailGuard
 
 ONLINE = 30.0
-"""Seconds after a single call in which another is expected."""
+"""Seconds after an interactive request (one outside of a batch) in which another is expected."""
 RESERVE, LEAST_WINDOW = 0.1, 8
-"""Share of a window that bulks leave to single calls while there are any, and the window below which they leave nothing."""
+"""Share of a concurrency limit that is reserved for interactive requests while some are expected, and the least limit with a reserve."""
 
 
 def reserve(window: int) -> int:
-    """Slots of a window that are kept for single calls."""
+    """Return the slots of a concurrency limit that are reserved for interactive requests."""
     return ceil(RESERVE * window) if window >= LEAST_WINDOW else 0
 
 
 class Pool:
-    """One route at run time. A source may be in several pools; its limits hold over all of them.
+    """One route at run time. A source may be in several pools; its limits apply to all of them together.
 
     Attributes:
-        asked: the models for which it was chosen; the fleet's.
-        lengths: of its answers.
-        in_service, back: how many of its sources are in service, and how many of them ``is_back`` is true of, see ``Health``.
-        bulks: tasks under way that came from a bulk.
-        online_until: until then single calls are expected.
-        feeds: the batches that are read for it.
-        down_since: since when no source is alive for the batches that wait; inf while one is, or without batches.
-        due: the wheel's.
+        asked: the models that were routed to it; maintained by the fleet.
+        lengths: output lengths of its answers.
+        in_service, back: how many of its sources are ``in_service``, and how many ``is_back``; see ``Health``.
+        bulks: started tasks that came from a batch and have not ended.
+        online_until: interactive requests are expected until then.
+        feeds: the open batches.
+        down_since: since when no source is alive while batches wait; inf while one is alive, or without batches.
+        due: used by the timer wheel.
     """
 
     __slots__ = (
@@ -48,7 +48,7 @@ class Pool:
         self.asked: set[str] = set()
         self.sources: list[Source] = []
         self.in_service = self.back = 0
-        self._found = 0  # where among them one was last found that is worth waiting for
+        self._found = 0  # index of the last source found to be available soon
         self.balancer = balancer
         self.queue = Queue()
         self.lengths = OutputLengths()
@@ -76,27 +76,27 @@ class Pool:
         self.balancer.forget(source)
 
     def has_other(self, source: Source) -> bool:
-        """True if at least half of the pool, this source left out, is in service and not just being probed: it can be missed."""
+        """Return whether the pool can do without this source: at least half of the others are in service and not half-open for a probe."""
         well = self.back - source.health.is_back
         return well > 0 and 2 * well >= len(self.sources) - 1
 
     def is_alive(self) -> bool:
-        """Whether any source is alive."""
+        """Return whether any source is alive."""
         alive = self._alive
         if alive is None or self not in alive.pools or not alive.is_alive():
             alive = self._alive = next((source for source in self.sources if source.is_alive()), None)
         return alive is not None
 
     def awaits(self, now: float, avoided: tuple[Source, ...]) -> bool:
-        """Whether a source that is not avoided is worth waiting for."""
+        """Return whether a source outside of ``avoided`` is available soon."""
         return next(self._worth_waiting_for(now, avoided), None) is not None
 
     def usable(self, now: float, most: int) -> tuple[Source, ...]:
-        """So many sources that are worth waiting for, or all that are if they are fewer."""
+        """Return up to ``most`` sources that are available soon."""
         return tuple(islice(self._worth_waiting_for(now), most))
 
     def _worth_waiting_for(self, now: float, avoided: tuple[Source, ...] = ()) -> Iterator[Source]:
-        """Begins where one was found the last time: as long as there are many, few have to be looked at."""
+        """Yield the sources that are available soon. The search starts where the last one was found, to check few sources."""
         if not self.in_service:
             return
         size, first = len(self.sources), self._found
@@ -107,9 +107,9 @@ class Pool:
                 yield source
 
     def gives_bulk_to(self, now: float, source: Source) -> bool:
-        """Whether a source may take items of bulks: while single calls come, part of its window is kept for them."""
+        """Return whether a source may take batch items. While interactive requests are expected, some slots are reserved for them."""
         if now < self.online_until:
-            # while single calls wait no slot is kept free for them: whose turn it is goes first, but a bulk only within its part
+            # while interactive requests wait no slot is kept free: the queue's order decides, but batch items keep to their share
             held = source.inflight - source.singles if self.queue.waiting else source.inflight
             if held >= source.window.limit - reserve(source.window.limit):
                 return False

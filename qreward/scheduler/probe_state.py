@@ -1,18 +1,18 @@
-"""What looks at a server from outside mean for its source.
+"""Applies the results of probes (health and metrics requests to a server) to its source.
 
-A server's own word counts only as far as it agrees with what happens to its requests, so that one that always says "ready"
-while it fails, or "not ready" while it serves, changes nothing:
+A probe result counts only as far as it agrees with what happens to real requests. A server that always reports "ready" while it fails, or
+"not ready" while it serves, changes nothing:
 
-L1  Not ready, then ready: it has returned. It is tried at once, not when its time out of service, or its gate's, is over. A source
-    that failed while it said "ready" all along waits as ever.
-L2  Ready once, then not ready, and no answer since the last look: it is not asked until it says otherwise, but for one request in
-    half a minute. That is its gate's matter, not its health's, for it comes back with the window that it had. One that answers
-    what it was sent after it had said "not ready" is not believed until it says "ready".
-L3  No room, then room: its gate opens. What it asked us to wait (``Retry-After``) is still waited for.
-L4  Requests wait inside, twice in a row and more than a few: its window does not grow. The elasticity of throughput shows the
-    same, but only after a window too many.
+L1  Not ready, then ready: the server has returned. It is sent a request at once, without waiting for the end of its time out of service or
+    its cooldown. A source that failed while it reported "ready" throughout waits as usual.
+L2  Ready once, then not ready, and no answer since the last probe: the source is sent nothing until a probe reports ready, except for one
+    request every half a minute. This uses the cooldown, not the health, because the source returns with the concurrency limit it had. A
+    source that answers a request sent after it reported "not ready" is not believed until it reports "ready".
+L3  Full, then not full: its cooldown ends. A ``Retry-After`` is still obeyed.
+L4  More than a few requests wait inside the server, in two probes in a row: its concurrency limit does not grow. The elasticity of
+    throughput shows the same, but only after one increase too many.
 
-What comes next is as without looks: one request goes first. Looks that say nothing, or cease, leave everything as it was.
+After such a change one request goes first, as without probes. Probes that report nothing, or stop, leave everything unchanged.
 """
 
 from __future__ import annotations
@@ -27,32 +27,34 @@ from qreward.scheduler.limits.adaptive import AdaptiveLimit
 from qreward.scheduler.outcome import ProbeResult
 
 LONGEST_AWAY = 30.0
-"""Seconds for which a source is not asked on its own word alone; then a request shows whether that is true."""
+"""Seconds for which a source is sent nothing because of probes alone; then a request checks whether they are right."""
 VALID, LEAST_VALID = 2.0, 2.0
-"""Intervals for which a look holds, for the next one may be late, and seconds."""
+"""For how long a probe result holds: so many probe intervals, since the next probe may be late, and at least so many seconds."""
 CROWD = 0.1
-"""Waiting elements, as a share of those that are worked on, from which there is a queue: a few always wait for the next step."""
+"""Waiting items, as a share of those being processed, from which the server has a queue: a few always wait for its next step."""
 
 
 class ProbeEffect(IntEnum):
-    """What follows for the source."""
+    """Effect of a probe on the source."""
 
     NONE = 0
     LOST = 1
-    """It is not worth waiting for."""
+    """The source is no longer available soon."""
     BETTER = 2
-    """It may take work sooner."""
+    """The source may accept work sooner."""
 
 
 class ProbeState:
-    """The looks at one source so far.
+    """State of the probes of one source.
 
     Example:
         >>> from random import Random
-        >>> source, sight = Source("a", Random(0)), Sight()
+        >>> source, probes = Source("a", Random(0)), ProbeState()
         >>> source.health.eject(0.0, 5.0)
-        >>> sight.take(1.0, source, Look(ready=False), 1.0), sight.take(2.0, source, Look(ready=True), 1.0), source.ready_at(2.0)
-        (<Change.NONE: 0>, <Change.BETTER: 2>, 2.0)
+        >>> probes.take(1.0, source, ProbeResult(ready=False), 1.0), probes.take(2.0, source, ProbeResult(ready=True), 1.0)
+        (<ProbeEffect.NONE: 0>, <ProbeEffect.BETTER: 2>)
+        >>> source.ready_at(2.0)
+        2.0
     """
 
     __slots__ = (
@@ -64,14 +66,14 @@ class ProbeState:
         self._full: bool | None = None
         self._crowded = False
         self._answers = self._requests = 0
-        self._believed = False  # it has said "ready", and done as it said
-        self._away_since = inf  # says that it is not ready
-        self._asked_at = -inf  # when it was last seen to have been sent something while it said so
-        self._held_until = -inf  # not asked, by L2
-        self._unready_at = -inf  # when it last did not say "ready"
+        self._believed = False  # it has reported "ready", and its requests did not contradict it
+        self._away_since = inf  # since when it reports "not ready"
+        self._asked_at = -inf  # last probe that found it had been sent a request while it reported "not ready"
+        self._held_until = -inf  # sent nothing until then, by L2
+        self._unready_at = -inf  # last probe that did not report "ready"
 
     def take(self, now: float, source: Source, look: ProbeResult, interval: float) -> ProbeEffect:
-        """One more look, ``interval`` seconds before the next: its source is changed; what follows for its tasks is returned."""
+        """Apply a probe result to the source, and return the effect on its tasks. The next probe comes ``interval`` seconds later."""
         tally, holds = source.tally, max(LEAST_VALID, VALID * interval)
         answered, self._answers = tally.ok > self._answers, tally.ok
         asked, self._requests = tally.sent > self._requests, tally.sent
@@ -95,7 +97,7 @@ class ProbeState:
         health, window = source.health, inner_of(source.window)
         if self._held_until > self._away_since and isinstance(window, AdaptiveLimit):
             window.returned(now, source.inflight)
-        of_another_kind = health.open_until > max(self._held_until, now + 1.5 * LONGEST_OPEN)  # an account that is used up
+        of_another_kind = health.open_until > max(self._held_until, now + 1.5 * LONGEST_OPEN)  # out of service because its quota is used up
         tried = not of_another_kind and health.try_now(now, self._unready_at)
         return source.gate.ease(now) or tried
 

@@ -1,6 +1,6 @@
-"""One logical request (``Task``), one try of it (``Attempt``), and a bulk of tasks that are read as they are needed (``BatchFeed``).
+"""One logical request (``Task``), one attempt at it (``Attempt``), and a batch of tasks that are read as they are needed (``BatchFeed``).
 
-Plain records; the scheduler alone changes what is marked as its own, the shell may keep things in ``handle``.
+These are plain records. Only the scheduler changes them; the engine keeps its own objects in ``handle``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TaskState(IntEnum):
-    """Where a task is: it waits for a slot, it waits for a time, it is under way, or it is over."""
+    """State of a task: new, queued for a source, waiting for its retry time, in flight, or ended."""
 
     NEW = 0
     QUEUED = 1
@@ -30,7 +30,7 @@ class TaskState(IntEnum):
 
 
 class CancelReason(IntEnum):
-    """Why the scheduler stops an attempt: its time limit passed, nobody wants it any more, or another answered first."""
+    """Why the scheduler cancels an attempt: its time limit passed, the task was abandoned, or another attempt answered first."""
 
     OVERDUE = 1
     ABANDONED = 2
@@ -38,15 +38,15 @@ class CancelReason(IntEnum):
 
 
 class RequestOptions(NamedTuple):
-    """How the tasks of one call are to be treated.
+    """Options of the tasks of one call.
 
     Attributes:
         level: priority, 0 (most urgent) to 9.
-        timeout: seconds each may take in all, or None.
-        hedge: they may be sent to a second source while the first still works on them.
-        tenant: who shares the fleet with others, or None.
-        restarts: what was given out of an answer in pieces may be taken back, to begin anew.
-        streamed: their answers come in pieces.
+        timeout: seconds each task may take, queueing included, or None.
+        hedge: a task may be sent to a second source while the first still works on it.
+        tenant: name of the tenant for fair queueing, or None.
+        restarts: a streamed answer may be restarted from the beginning after parts of it were delivered.
+        streamed: the answers are streamed.
     """
 
     level: int
@@ -57,7 +57,7 @@ class RequestOptions(NamedTuple):
     streamed: bool = False
 
     def task(self, payload: Any, pool: Pool, sink: Any, index: int) -> Task:
-        """One of them."""
+        """Create a task with these options."""
         task = Task(payload, pool, self.level, self.timeout, sink, index, self.tenant)
         task.hedge = self.hedge
         task.restarts, task.streamed = self.restarts, self.streamed
@@ -68,28 +68,27 @@ class Task:
     """One logical request.
 
     Attributes:
-        payload: what is sent, opaque here.
+        payload: the request content; opaque to the scheduler.
         level: priority, 0 (most urgent) to 9.
-        timeout: seconds it may take in all, queueing included, or None.
-        sink: whom the shell tells the outcome; opaque here.
-        index: the sink's number for it.
-        born: when it was submitted, or for a feed's task, taken.
+        timeout: seconds it may take, queueing included, or None.
+        sink: the waiter to which the engine delivers the outcome; opaque to the scheduler.
+        index: position of the task within its ``sink``.
+        born: when it was submitted, or taken from its feed.
         sent_at: when it was first sent, or None.
-        tries: failed attempts that were charged.
-        trail: one record per failed attempt, or None.
-        attempt, copy: what is under way: the older attempt and a duplicate of it, at another source. With no attempt
-            there is no copy.
+        tries: failed attempts that were charged to it.
+        trail: one record per attempt that failed or lost to another, or None.
+        attempt, copy: the attempts in flight: the older one, and a copy of it at another source. Without an attempt there is no copy.
         hedge: it may be sent to a second source while the first still works on it.
-        restarts: an attempt whose answer the caller was given in part may be followed by another.
-        streamed: its answer comes in pieces.
-        suspected: how often an attempt of it was taken for hung.
-        failures: where and when it failed in a way that may be its own fault.
-        feed: the bulk it was taken from, or None.
-        tenant: who shares the fleet with others, or None; for a feed's task the feed's counts.
-        sends, copies: how often it was sent, and how often of them while another attempt was under way.
-        items: the tasks that it carries, merged into one, if it carries any.
-        serial, told, span: the watcher's own: its number once it is known, whether its end is, and what is kept of it.
-        charge: what the queue has counted for it, in tokens, and not yet corrected.
+        restarts: an attempt may follow one whose answer was partly delivered to the caller.
+        streamed: its answer is streamed.
+        suspected: how often one of its attempts was suspected to hang.
+        failures: (source, time) of failures that the task itself may have caused.
+        feed: the batch it was taken from, or None.
+        tenant: name of the tenant for fair queueing, or None; for a batch item the feed's tenant applies.
+        sends, copies: how often it was sent, and how many of those sends were copies of an attempt in flight.
+        items: the tasks that are merged into this one, if any.
+        serial, told, span: used by the engine's instrumentation: its number once assigned, whether its end was reported, its span.
+        charge: tokens that fair queueing has charged for it and not yet corrected.
         lined: it is in the queue.
     """
 
@@ -119,7 +118,7 @@ class Task:
         self.deadline = inf
         self.due = -1
         self.tries = 0
-        self.overdue = 0  # attempts that ran into their time limit; each doubles the next limit
+        self.overdue = 0  # attempts that exceeded their time limit; raises the next limit
         self.attempt: Attempt | None = None
         self.copy: Attempt | None = None
         self.hedge = True
@@ -135,41 +134,45 @@ class Task:
         self.span: Any = None
 
     def load(self, now: float, source: Source) -> bool:  # noqa: ARG002 - for those that are late bound
-        """It is about to be sent, and nothing of it is under way: the last moment to say what. False if there is nothing to send."""
+        """Bind the payload just before the task is sent, with no attempt in flight. False if there is nothing to send.
+
+        Subclasses that choose their content late override it.
+        """
         return True
 
     def holds(self, attempt: Attempt) -> bool:
-        """True if the attempt is one of those whose answer counts."""
+        """Return whether the attempt is a current one of this task, so that its answer counts."""
         return attempt is self.attempt or attempt is self.copy
 
     def other(self, attempt: Attempt) -> Attempt | None:
-        """What is under way besides one of its attempts."""
+        """Return the attempt in flight besides the given one, or None."""
         return self.copy if attempt is self.attempt else self.attempt
 
     def drop(self, attempt: Attempt) -> None:
-        """One of its attempts has ended; the other, if there is one, goes on."""
+        """Forget one of its attempts, which has ended. The other one, if any, continues."""
         if attempt is self.attempt:
             self.attempt = self.copy
         self.copy = None
 
 
 class Attempt:
-    """One try of a task at one source.
+    """One attempt at a task, at one source.
 
     Attributes:
         sent_at: when the scheduler sent it.
-        overdue: how many attempts of its task had run into their time limit when it was sent.
-        why: why the scheduler stopped it, or None.
+        overdue: how many attempts of its task had exceeded their time limit when it was sent.
+        why: why the scheduler cancelled it, or None.
         ended: its end was reported.
-        committed: the caller is given its answer, piece by piece.
-        number: it is its task's so-manieth.
-        hedge: it was sent while another was under way.
-        won: its answer is the task's.
-        span: the watcher's own.
-        held: seconds for which it waited for its caller to take what there was, ``holds_since`` then if it does so now.
-        cost: tokens reserved for it, ``prompt`` of them estimated for the prompt.
-        failure: how it failed, if the scheduler says so and not its outcome.
-        handle: the shell's own, such as an asyncio task.
+        committed: its streamed answer is being delivered to the caller.
+        number: its position among the task's attempts, counted from 1.
+        hedge: it was sent while another attempt of the task was in flight.
+        won: its answer is the task's answer.
+        span: used by the engine's instrumentation.
+        held: seconds for which it waited for the caller to read; ``holds_since`` is when it began to wait, or None if it does not wait now.
+        cost: tokens reserved for it.
+        prompt: estimated tokens of the prompt, before scaling.
+        failure: the failure that the scheduler determined itself (a time limit), instead of a reported outcome.
+        handle: used by the engine, for example for an asyncio task.
     """
 
     __slots__ = (
@@ -192,22 +195,22 @@ class Attempt:
         self.handle: Any = None
 
     def held_until(self, now: float) -> float:
-        """Seconds for which it has waited for its caller."""
+        """Return the seconds for which it has waited for the caller to read, up to ``now``."""
         return self.held if self.holds_since is None else self.held + now - self.holds_since
 
 
 class BatchFeed:
-    """A bulk of tasks of one priority. The scheduler takes from ``buffer``, and asks the shell for more when it runs low.
+    """A batch of tasks of one priority. The scheduler takes tasks from ``buffer`` and requests more from the engine when it runs low.
 
-    Nothing in the buffer is bound to a source or has begun its timeout: it is input that was read ahead.
+    Tasks in the buffer are input that was read ahead. They are not bound to a source, and their timeout has not started.
 
     Attributes:
-        left: items that are still to be taken, if the input's size is known.
-        tenant: who shares the fleet with others, or None.
+        left: items that are still to be taken, if the size of the input is known; else None.
+        tenant: name of the tenant for fair queueing, or None.
         timeout: seconds that each of its tasks may take, or None.
-        failing: makes the errors of what waits or is read, as no source of the pool is alive; None while one is. The shell may
-            use it instead of putting a task into a buffer that is not empty.
-        opened_at, due, postponed: what ``outages`` keeps.
+        failing: factory of errors for items that wait or are read while no source of the pool is alive; None otherwise. The engine may
+            fail an item with it instead of appending the item to a non-empty buffer.
+        opened_at, due, postponed: used by ``outages``.
     """
 
     __slots__ = (
@@ -231,4 +234,4 @@ class BatchFeed:
         self.opened_at = self.served = now
         self.due = -1
         self.postponed = False
-        self.lined = False  # in the queue, which is when the buffer holds something
+        self.lined = False  # it is in the queue, that is, the buffer is not empty

@@ -1,4 +1,4 @@
-"""Which route a model takes: its exact name first, then the most specific glob that matches."""
+"""Maps a model name to a route: an exact match first, then the most specific glob that matches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ R = TypeVar("R")
 
 
 def is_glob(pattern: str) -> bool:
-    """True if the pattern has a wildcard."""
+    """Return whether the pattern has a wildcard."""
     return any(mark in pattern for mark in "*?[")
 
 
 def specificity(pattern: str) -> tuple[int, int, int, str]:
-    """Sorts patterns from general to specific: more literal characters, then fewer ``*``, then fewer wildcards at all.
+    """Return a sort key, from general to specific: more literal characters, then fewer ``*``, then fewer ``?`` and classes.
 
-    The pattern itself settles ties, so that the order in which routes were added never matters.
+    The pattern itself breaks ties, so that the order in which routes were added never matters.
     """
     bare = re.sub(r"\[!?\]?[^\]]*\]", "?", pattern)
     literal = sum(mark not in "*?" for mark in bare)
@@ -31,12 +31,12 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def matches(pattern: str, model: str) -> bool:
-    """Whether a model matches a pattern, by its exact name or as a glob."""
+    """Return whether a model matches a pattern, by its exact name or as a glob."""
     return _compiled(pattern).match(model) is not None if is_glob(pattern) else pattern == model
 
 
 class Routes(Generic[R]):
-    """Patterns and what they lead to. Matching is case-sensitive."""
+    """A table of patterns and their routes. Matching is case-sensitive."""
 
     def __init__(self) -> None:
         self._exact: dict[str, R] = {}
@@ -56,16 +56,16 @@ class Routes(Generic[R]):
         self._cache.clear()
 
     def find(self, model: str) -> R | None:
-        """The route a model takes, or None."""
+        """Return the route of a model, or None."""
         if model in self._cache:
             return self._cache[model]
         found = self._exact.get(model)
         if found is None:
             found = next((route for pattern, route in self._globs.items() if matches(pattern, model)), None)
-        if len(self._cache) < 4096:  # model names come from callers: bounded
+        if len(self._cache) < 4096:  # bounded, because callers choose the model names
             self._cache[model] = found
         return found
 
     def items(self) -> dict[str, R]:
-        """Pattern -> route, in the order they are tried."""
+        """Return pattern -> route, in the order in which patterns are tried."""
         return {**self._exact, **self._globs}

@@ -1,20 +1,22 @@
-"""The scheduler: one queue a pool, pulled by the sources; events and ``now`` in, commands in ``out``.
+"""The scheduler of requests to endpoints. Each pool has one queue; sources with free capacity take tasks from it.
 
-A command is a plain tuple, so that a simulation or a replay can read it:
+The scheduler is pure: each input carries the time ``now``, and the commands that follow from it are appended to ``out``. It does no I/O and
+reads no clock. A command is a plain tuple, so that a simulation or a replay can read it:
 
-``(SEND, attempt)``          start it, and report its end by exactly one ``event``;
-``(CANCEL, attempt)``        stop it, and report ``CANCELLED`` once its connection is closed;
+``(SEND, attempt)``          start the attempt, and report its end by exactly one ``event``;
+``(CANCEL, attempt)``        stop the attempt, and report ``CANCELLED`` once its connection is closed;
 ``(FINISH, task, outcome, source, seconds)``
-                             give the caller an ``Answer``, its source and the seconds of the attempt, or an error;
+                             deliver to the caller an ``Answer``, its source and the seconds of the attempt, or an error;
 ``(MORE, feed)``             read more input into the feed's buffer, then call ``refill``.
 
 Rules that hold between any two calls:
-1. work conservation: while a task waits, no source that it may go to is able to take it;
-2. a source never has more in flight than its window, and is never asked before ``ready_at``;
+1. work conservation: while a task waits, no source that may serve it has free capacity;
+2. a source never has more requests in flight than its concurrency limit, and gets none before ``ready_at``;
 3. every task submitted or taken from a feed gets exactly one FINISH, unless it is withdrawn or has nothing to send (``Task.load``);
-4. every SEND is answered by exactly one event; later ones are ignored.
+4. every SEND is followed by exactly one event; later events for the same attempt are ignored.
 
-What an outcome means is in ``failure_policy``, when a source may be asked in ``endpoint_state``, what is copied in ``hedging``.
+``failure_policy`` decides what follows from a failure, ``endpoint_state`` when a source may be sent a request, ``hedging`` which requests
+are sent twice.
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ from qreward.scheduler.timer_wheel import PER_SECOND, Timed, TimerWheel
 from qreward.settings.policies import Hedge, Retry
 
 MOST_NAMED = 3
-"""Endpoints that an error names."""
+"""Endpoints that an error message lists at most."""
 
 
 def timed_out(task: Task) -> RequestTimeout:
-    """The task's own timeout passed."""
+    """Return the error of a task whose own timeout has passed."""
     seen = "it was never sent: no endpoint had room" if task.sent_at is None else "an attempt was under way or waiting"
     if task.last_error is not None:
         seen = f"the last failure was: {task.last_error}"
@@ -56,7 +58,7 @@ def timed_out(task: Task) -> RequestTimeout:
 
 
 def down(feed: BatchFeed) -> Callable[[], RequestTimeout]:
-    """Makes the errors of items that wait for a pool of which no source was alive for as long as their timeout."""
+    """Return a factory of errors for batch items that waited for their whole timeout while no source of the pool was alive."""
     pool = feed.pool
     names = ", ".join(repr(source.name) for source in pool.sources[:MOST_NAMED])
     if len(pool.sources) > MOST_NAMED:
@@ -69,7 +71,7 @@ def down(feed: BatchFeed) -> Callable[[], RequestTimeout]:
 
 
 def too_late(task: Task) -> RequestTimeout:
-    """Not even a quick answer would come in time."""
+    """Return the error of a task that even a fast (5th percentile) answer would miss its deadline."""
     error = RequestTimeout(
         f"dropped before it was sent: no endpoint of {task.pool.name} answers within what is left of the timeout of {task.timeout:g} s"
         " (queueing included); raise the timeout, send less at once, or add endpoints"
@@ -79,12 +81,12 @@ def too_late(task: Task) -> RequestTimeout:
 
 
 def full(pool: Pool, most: int) -> QueueFull:
-    """As many wait as may."""
+    """Return the error of a task that is rejected because ``most`` tasks wait already."""
     return QueueFull(f"{most} requests wait for {pool.name} already; send fewer at once, or raise max_queued")
 
 
 def hopeless(pool: Pool) -> QRewardError | None:
-    """What is to be said if nothing in a pool will ever serve."""
+    """Return the error if no source of a pool can ever serve a task, else None."""
     if not pool.sources:
         return NoEndpoint(f"the route {pool.name} has no endpoint left; add one, or register the route anew")
     if not pool.in_service and all(source.health.down for source in pool.sources):
@@ -94,14 +96,14 @@ def hopeless(pool: Pool) -> QRewardError | None:
 
 
 def described(outcome: Failure | Cancelled) -> str:
-    """What ended an attempt, in words for a log."""
+    """Describe what ended an attempt, for a log message."""
     if isinstance(outcome, Failure):
         return f"{type(outcome.error).__name__}: {outcome.error}"
     return "requests were given up without an answer"
 
 
 def unfit(task: Task) -> QRewardError | None:
-    """What is to be said if no source can serve this task."""
+    """Return the task's last error if every source is unsuitable for it or marked unhealthy, else None."""
     if task.unfit and all(source in task.unfit or source.health.down for source in task.pool.sources):
         return task.last_error
     return None
@@ -116,33 +118,34 @@ Command = tuple[Any, ...]
 
 
 LOOK_LATER = 0.25
-"""Seconds between two looks at a pool with idle sources, and at attempts that should have a copy and found no room."""
+"""Seconds between two checks of a pool with idle sources, and of attempts that are due for a copy when no source had capacity."""
 
 
 STALLED = 0.1
-"""Seconds by which a tick may be late. Beyond that nobody has listened: answers may lie unread, and nothing is called late."""
+"""Seconds by which a tick may be late. A later tick means that the event loop was blocked: answers may be unread, so no attempt or
+source is judged by its age until this much later."""
 
 
 LOOK_ANEW = 32
-"""Answers after which it is found out anew what takes too long at a source."""
+"""Answers after which the age at which attempts are inspected is recomputed for a source."""
 
 
 class Scheduler:
-    """Decides what is sent where and when: takes inputs, and gives the commands that follow from them.
+    """Decides which request is sent to which source and when. Inputs are method calls; the resulting commands are in ``out``.
 
     Args:
         retry: the retry policy.
-        rng: all randomness comes from here.
-        estimate: gives (prompt, most output) tokens of a payload; only asked for sources with a token limit, and while several
-            bulks or tenants share a priority.
-        hedge: when a request is sent to a second source as well; None is never.
-        most_waiting: single tasks that may wait in a pool; one more ends with ``QueueFull``. None is any number.
+        rng: the only source of randomness.
+        estimate: returns (prompt tokens, maximum output tokens) of a payload. Called only for sources with a token limit, and while several
+            batches or tenants share a priority.
+        hedge: when a request is also sent to a second source; None never hedges.
+        most_waiting: tasks outside of batches that may wait in a pool; one more ends with ``QueueFull``. None is unlimited.
 
     Attributes:
         rng: as given.
         out: the commands of the last input.
-        health_changes: sources that went out of service or came back, until the engine has taken them.
-        wheel: all that is due at some time.
+        health_changes: sources that went out of service or came back, until the engine takes them.
+        wheel: timers of tasks, sources, pools and feeds.
     """
 
     def __init__(
@@ -164,27 +167,30 @@ class Scheduler:
         self._estimate = estimate
         self._most_waiting = most_waiting
         self._numbers = 0
-        self._stalled = False  # the last tick came late
+        self._stalled = False  # the last tick was late
 
     # inputs: work
 
     def submit(self, now: float, task: Task) -> None:
-        """Take in a single task; it is sent at once if a source has room."""
+        """Accept a task that is not part of a batch. It is sent at once if a source has capacity."""
         task.pool.online_until = now + ONLINE
         self._start(now, task)
         self._place(now, task)
 
     def open(self, now: float, feed: BatchFeed) -> None:
-        """Take in a bulk; its input is asked for by ``MORE``."""
+        """Accept a batch. A ``MORE`` command requests its input."""
         self.attend(now, feed)
         self._ask(feed)
 
     def attend(self, now: float, feed: BatchFeed) -> None:
-        """From now on the items of a feed fail when no source of its pool is alive for long: see ``outages``. ``close_feed`` ends it."""
+        """Start to watch the feed's pool for outages (see ``outages``): its waiting items fail if no source is alive for their timeout.
+
+        ``close_feed`` ends the watch.
+        """
         self.outages.enter(now, feed)
 
     def refill(self, now: float, feed: BatchFeed) -> None:
-        """The shell has put tasks into a feed's buffer, or marked it as ended."""
+        """The engine has put tasks into a feed's buffer, or marked the feed as ended."""
         feed.asked = False
         if feed.failing is not None:
             self._fail_waiting(now, feed, feed.failing)
@@ -196,7 +202,7 @@ class Scheduler:
             self._ask(feed)
 
     def close_feed(self, feed: BatchFeed) -> list[Task]:
-        """End a bulk; what was read ahead is returned, and was never started."""
+        """End a batch. Returns the tasks that were read ahead and never started."""
         feed.ended = True
         self.outages.leave(feed)
         feed.pool.queue.drop_feed(feed)
@@ -205,15 +211,15 @@ class Scheduler:
         return rest
 
     def withdraw(self, _now: float, tasks: Iterable[Task]) -> None:
-        """The caller does not want them any more: no FINISH follows, and what is under way is stopped."""
+        """The caller has abandoned these tasks: their attempts are cancelled, and no FINISH follows."""
         for task in tasks:
             if task.state is not TaskState.DONE:
                 self._end(task)
 
-    # inputs: what became of it
+    # inputs: attempts and time
 
     def event(self, now: float, attempt: Attempt, outcome: Outcome) -> None:
-        """An attempt ended. Reports after the first are ignored."""
+        """An attempt ended with this outcome. Further events for the same attempt are ignored."""
         source, task = attempt.source, attempt.task
         if attempt.ended:
             return
@@ -242,10 +248,10 @@ class Scheduler:
         self._fill(now, source)
 
     def commit(self, now: float, attempt: Attempt) -> None:
-        """The caller is to be given an answer in pieces: no other attempt may take the place of this one while it goes on.
+        """Commit the task to this attempt, because its streamed answer is about to be passed to the caller.
 
-        ``attempt.committed`` then says whether it is so: another may have been quicker, or nobody waits any more. If it fails
-        afterwards, so does its task, unless that ``restarts``.
+        ``attempt.committed`` tells afterwards whether that succeeded. It stays False if another attempt was faster or the task has ended.
+        The task's other attempt is cancelled. If a committed attempt fails, its task fails too, unless the task ``restarts``.
         """
         task = attempt.task
         if attempt.ended or attempt.why is not None or not task.holds(attempt):
@@ -254,25 +260,25 @@ class Scheduler:
         if task.copy is not None:
             self._beat(now, task, attempt)
             task.attempt, task.copy = attempt, None
-        elif task.state is TaskState.QUEUED:  # for a copy
+        elif task.state is TaskState.QUEUED:  # it was queued for a copy
             task.state = TaskState.SENT
             task.pool.queue.take_back(task)
         attempt.source.began(now, attempt.sent_at)
         self.outages.end(attempt.source, attempt.sent_at)
 
     def opened(self, now: float, attempt: Attempt, limits: RateLimitInfo) -> None:
-        """An answer that comes in pieces told of rate limits at its head."""
+        """The head of a streamed answer carried rate limits."""
         attempt.source.advertised(now, attempt.sent_at, limits, used=0)
         self._fill(now, attempt.source)
 
     def tick(self, now: float) -> None:
-        """Do what is due. Call it at ``next_wake`` or later."""
+        """Run the timers that are due. Call it at ``next_wake`` or later."""
         wake = self.wheel.next_wake()
-        stalled = wake is not None and now - wake > STALLED and not self._stalled  # a loop that is always late is not waited for twice
+        stalled = wake is not None and now - wake > STALLED and not self._stalled  # no second postponement for a loop that is always late
         self._stalled = stalled
         for item in self.wheel.pop_due(now):
             if isinstance(item, Task):
-                if item.state is not TaskState.DONE:  # another that was due has ended it
+                if item.state is not TaskState.DONE:  # an earlier timer of this tick may have ended it
                     self._task_due(now, item)
             elif isinstance(item, Source):
                 if stalled:
@@ -293,13 +299,13 @@ class Scheduler:
             self._give_up(now, item, down(item))
 
     def next_wake(self) -> float | None:
-        """When ``tick`` is to be called next, or None. It may be a little earlier than needed, never later."""
+        """Return when ``tick`` must be called next, or None. The time may be a little earlier than needed, never later."""
         return self.wheel.next_wake()
 
     # inputs: the fleet
 
     def join(self, now: float, source: Source, pool: Pool) -> None:
-        """A source begins to serve a pool."""
+        """Add a source to a pool."""
         self._enrol(source, pool)
         self.changed(now, source)
 
@@ -309,20 +315,20 @@ class Scheduler:
         source.look_after = self._duplicates.look_after(source)
 
     def changed(self, now: float, source: Source) -> None:
-        """A source may have become able to take work: joined, marked healthy, its limits raised."""
+        """A source may have gained capacity: it joined a pool, was marked healthy, or its limits were raised."""
         if source.is_alive():
             self.outages.end(source)
         self._fill(now, source)
 
     def leave(self, now: float, source: Source, pool: Pool) -> None:
-        """A source ceases to serve a pool; what it has in flight is finished."""
+        """Remove a source from a pool. Its requests in flight continue."""
         pool.leave(source)
         self._reclaim(now, pool)
 
     def reroute(self, now: float, pool: Pool, sources: Sequence[Source], balancer: Balancer) -> None:
-        """A pool gets other sources and another way to choose; what waits in it stays."""
+        """Replace the sources and the balancer of a pool. Its queue is kept."""
         pool.balancer = balancer
-        for source in sources:  # before others leave: a pool without any source would fail what waits
+        for source in sources:  # before others leave: a pool without any source would fail the tasks that wait
             if source not in pool.sources:
                 self._enrol(source, pool)
         for source in [source for source in pool.sources if source not in sources]:
@@ -331,7 +337,7 @@ class Scheduler:
             self.changed(now, source)
 
     def resize(self, sources: Sequence[Source]) -> None:
-        """Tell the retry budget how much can be in flight."""
+        """Set the capacity of the retry budget to the requests that all sources together can have in flight."""
         self._aftermath.budget.capacity = sum(source.window.limit for source in sources)
 
     # what follows
@@ -354,7 +360,7 @@ class Scheduler:
             self.out.append((FINISH, task, answer, source, now - attempt.sent_at))
 
     def _beat(self, now: float, task: Task, winner: Attempt) -> None:
-        """One of two attempts has answered: the other is not needed any more."""
+        """One of two attempts has answered: cancel the other."""
         loser = task.other(winner)
         assert loser is not None
         record_attempt(loser, "cancelled", now, detail=f"endpoint {winner.source.name!r} answered first")
@@ -363,11 +369,11 @@ class Scheduler:
             self.out.append((CANCEL, loser))
 
     def _go_on(self, now: float, task: Task, verdict: RetryDecision) -> None:
-        if task.attempt is not None and not verdict.final:  # another attempt is under way: it decides
+        if task.attempt is not None and not verdict.final:  # another attempt is in flight, and its outcome decides
             return
         if verdict.error is not None:
             self._finish(task, verdict.error)
-        elif task.state is TaskState.QUEUED:  # it waits for a second attempt, which is now its only one
+        elif task.state is TaskState.QUEUED:  # it is queued for a copy already, which is now its only attempt
             return
         elif verdict.wait > 0:
             task.state = TaskState.WAITING
@@ -383,15 +389,15 @@ class Scheduler:
             self.wheel.add(task, task.deadline)
         self._place(now, task)
 
-    # dispatch: who takes the next task
+    # dispatch
 
     @property
     def hedge_budget(self) -> float:
-        """Copies that may be made now."""
+        """Copies that the hedge budget allows now."""
         return self._duplicates.balance
 
     def pump(self, now: float, pool: Pool) -> None:
-        """Give waiting tasks to sources with room, each to the best one."""
+        """Send waiting tasks to sources with capacity, each to the best one."""
         unable: tuple[Source, ...] = ()
         while pool.queue:
             source = self._ready(now, pool, unable)
@@ -405,11 +411,11 @@ class Scheduler:
             self._offer(now, source)
         for source in unable:
             self._offer(now, source)
-        if unable:  # what is held back from them may be theirs later
+        if unable:  # batch items held back from these sources may be released to them later
             self._look_later(now, pool)
 
     def _place(self, now: float, task: Task) -> None:
-        if task.excluded and not task.pool.awaits(now, task.excluded):  # sources may have gone since it began to avoid the others
+        if task.excluded and not task.pool.awaits(now, task.excluded):  # the sources it could use instead may be gone
             task.excluded = task.unfit
         pool = task.pool
         source = self._ready(now, pool, task.excluded)
@@ -469,7 +475,7 @@ class Scheduler:
             self.wheel.move(source, at)
 
     def _next(self, now: float, source: Source) -> Task | None:
-        """Take the best task for a source from its pools; one that cannot make it any more is ended."""
+        """Take the best task for a source from the queues of its pools. Tasks that can no longer meet their deadline are ended."""
         while (pool := self._best_pool(now, source)) is not None:
             taken = pool.queue.take(source, now, bulk=pool.gives_bulk_to(now, source))
             if taken is None:
@@ -493,7 +499,7 @@ class Scheduler:
         return min(waiting, key=lambda pool: pool.queue.key(source, bulk=pool.gives_bulk_to(now, source)))
 
     def _begin(self, now: float, task: Task, feed: BatchFeed, source: Source) -> None:
-        """A source takes a task from a bulk: its time begins, unless it began before (see ``outages``)."""
+        """A source takes a task from a batch: the task's timeout starts, unless an outage started it earlier (see ``outages``)."""
         task.pool.bulks += 1
         if feed.left is not None:
             feed.left -= 1
@@ -505,12 +511,12 @@ class Scheduler:
             self._ask(feed)
 
     def _cost(self, task: Task) -> float:
-        """Tokens that a task is expected to use, for fair shares."""
+        """Return the tokens that a task is expected to use, for fair queueing."""
         prompt = self._estimate(task.payload)[0] if self._estimate is not None else 0.0
         return prompt + task.pool.lengths.mean
 
     def _too_late(self, now: float, task: Task, source: Source) -> bool:
-        """End a task that cannot be answered in time by anybody, before it is sent."""
+        """End a task that was not sent yet if no source in service can answer it before its deadline. True if it was ended."""
         quick = source.latency.quick
         if task.deadline == inf or now + quick <= task.deadline or task.attempt is not None:
             return False
@@ -521,7 +527,7 @@ class Scheduler:
 
     def _send(self, now: float, task: Task, source: Source) -> None:
         if task.attempt is None and not task.load(now, source):
-            self._end(task)  # what it was to carry has gone with another: as if it were withdrawn
+            self._end(task)  # another request has taken its content: treated as withdrawn
             return
         attempt = Attempt(task, source, now)
         task.state = TaskState.SENT
@@ -550,7 +556,7 @@ class Scheduler:
         self.out.append((SEND, attempt))
 
     def _went_down(self, now: float, source: Source, reason: str) -> None:
-        """Report a source that is out of service; once until it is back."""
+        """Record that a source went out of service; reported once until it is back."""
         if source.down_since is None:
             source.down_since = now
             self.health_changes.append(HealthChange(source.name, reason, 0.0))
@@ -596,10 +602,10 @@ class Scheduler:
                 attempt.why = CancelReason.ABANDONED
                 self.out.append((CANCEL, attempt))
 
-    # who is left
+    # loss of sources
 
     def lost(self, now: float, source: Source) -> None:
-        """A source is out of service: tasks that waited for it alone may go elsewhere, or fail if there is nothing else."""
+        """A source became unavailable: tasks that waited for it alone go to other sources, or fail if there is none."""
         for pool in source.pools:
             self._reclaim(now, pool)
 
@@ -607,10 +613,10 @@ class Scheduler:
         self._check(now, pool)
         most = pool.queue.most_avoided()
         usable = pool.usable(now, most + 1)
-        if len(usable) > most:  # each of those that wait has one left
+        if len(usable) > most:  # each waiting task has at least one usable source left
             return
         for task in pool.queue.reclaim(usable):
-            if task.attempt is not None:  # it waited for a copy, of which there is no hope now
+            if task.attempt is not None:  # it was queued for a copy, which no source can take now
                 task.state = TaskState.SENT
             else:
                 task.excluded = task.unfit
@@ -623,7 +629,7 @@ class Scheduler:
             return
         tasks = pool.queue.empty()
         for task in tasks:
-            if task.attempt is not None:  # it waited for a copy; the first attempt is still under way
+            if task.attempt is not None:  # it was queued for a copy; the first attempt is still in flight
                 task.state = TaskState.SENT
                 continue
             if task.state is TaskState.NEW:
@@ -634,7 +640,7 @@ class Scheduler:
                 self._give_up(now, feed, partial(type(error), str(error)))
 
     def _give_up(self, now: float, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
-        """No source is alive for the items of a feed: what waits and what is read fails until one is."""
+        """Fail the items of a feed that wait or are read from now on, until a source of its pool is alive again."""
         feed.failing = failing
         self.wheel.remove(feed)
         self._fail_waiting(now, feed, failing)
@@ -642,7 +648,7 @@ class Scheduler:
         self.out.append((MORE, feed))
 
     def _fail_waiting(self, now: float, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
-        """What waits in a feed fails, except for one item while there are more to come: by that it is seen when a source is alive again."""
+        """Fail the buffered items of a feed. While input remains one item is kept: sending it shows when a source is alive again."""
         while len(feed.buffer) > (not feed.ended):
             task = feed.buffer.pop()
             self._start(now, task)
@@ -650,10 +656,10 @@ class Scheduler:
         if not feed.buffer:
             feed.pool.queue.drop_feed(feed)
 
-    # watching: attempts that take too long
+    # inspection of attempts that take too long
 
     def _look(self, now: float, source: Source) -> None:
-        """Stop attempts past their limit, copy those that seem to hang or have a right to a hedge, and look again in time."""
+        """Cancel attempts past their limit, copy those that seem to hang or are due for a hedge, and set the next inspection."""
         if now >= source.silence.alarm_at(source.inflight, source.latency.mean):
             self._stuck(now, source)
         found = self._duplicates.inspect(now, source)
@@ -669,12 +675,12 @@ class Scheduler:
         source.look_after = self._duplicates.look_after(source)
         alarm = source.silence.alarm_at(source.inflight, source.latency.mean)
         soonest = min(found.next_at, alarm, now + source.look_after)
-        if any(self._duplicates.may_be_copied(attempt) for attempt in (*found.hung, *found.late)):  # there was no room
+        if any(self._duplicates.may_be_copied(attempt) for attempt in (*found.hung, *found.late)):  # no source had capacity for the copy
             soonest = min(soonest, now + LOOK_LATER)
         source.check_at = max(soonest, now + min(LOOK_LATER, source.look_after / 8)) if source.inflight else inf
 
     def _stuck(self, now: float, source: Source) -> None:
-        """A source has gone silent. What it holds is copied, as far as that is allowed; if it can be missed it is left alone."""
+        """A source has stalled. Take it out of service and copy its attempts where that is allowed; an essential source is kept."""
         innocent = sum(not (attempt.task.tries or attempt.task.suspected or attempt.committed) for attempt in source.attempts)
         if innocent < LEAST_INFLIGHT or source.is_last():
             source.silence.since = now
@@ -695,7 +701,7 @@ class Scheduler:
             self._copy(now, task, rooms)
 
     def _hedge(self, now: float, attempt: Attempt) -> None:
-        """Copy a single call, if a source has room that nobody needs and is quick enough to be of use."""
+        """Hedge a request if a source has capacity and is expected to answer sooner than the age of the attempt."""
         task = attempt.task
         if not self._duplicates.is_well(task.pool):
             return
@@ -708,9 +714,9 @@ class Scheduler:
         self._offer(now, source)
 
     def _copy(self, now: float, task: Task, rooms: dict[Pool, CopyTargets]) -> None:
-        """Send a task to a second source, or let it wait for one ahead of what was never sent.
+        """Send a task to a second source, or queue it for one ahead of tasks that were never sent.
 
-        ``rooms`` holds those made at this look: one sorts all the sources of its pool.
+        ``rooms`` caches the ``CopyTargets`` of this inspection, because each sorts all the sources of its pool.
         """
         avoided = self._duplicates.others(task)
         room = rooms.get(task.pool)
@@ -726,7 +732,7 @@ class Scheduler:
             self._offer(now, source)
 
     def _look_at_idle(self, now: float, pool: Pool) -> None:
-        """Sources have room: what was held back from them may be theirs now, and the last items of bulks may be copied."""
+        """Check a pool with idle sources: send batch items that were held back, or copy the last items of batches."""
         if pool.queue:
             for source in pool.sources:
                 self._fill(now, source)

@@ -1,7 +1,7 @@
-"""The end of a bulk: a slow source does not take one of the last items if the quick ones will be done with it sooner.
+"""Keeps a slow source from one of the last items of a batch if faster sources will finish that item sooner.
 
-Earliest completion time, as in list scheduling for unequal machines (HEFT, Topcuoglu et al., IEEE TPDS 2002). Lengths are
-not known beforehand, and it is the long answers that end last: the comparison is made for one that is longer than most.
+The rule is earliest completion time, as in list scheduling for unequal machines (HEFT, Topcuoglu et al., IEEE TPDS 2002). Output lengths
+are not known beforehand, and long answers end last, so the comparison assumes an answer that is longer than most.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
     from qreward.scheduler.pool import Pool
 
 MARGIN = 2.0
-"""Times the others' end that a source's own may be. A strict 1.3 halves the copies but leaves capacity idle (simulated)."""
+"""A source's finish time may be this many times that of the faster ones. A strict 1.3 halves the copies but leaves capacity idle
+(simulated)."""
 SWAY = 1.1
-"""Paces move a little between two looks: a source is not held back for that."""
+"""Tolerance for small changes of seconds per token between two evaluations of the pool."""
 REFRESH, SHARE = 0.1, 0.1
-"""Least seconds between two looks at the whole pool, and the share of the time that is left which passes between them."""
+"""Least seconds between two evaluations of the pool, and the time between them as a share of the remaining time of its batches."""
 LONGEST = 5.0
-"""Most seconds between two looks."""
+"""Most seconds between two evaluations."""
 
 
 class TailGuard:
-    """Which sources are too slow for what is left of a pool's bulks."""
+    """Decides which sources are too slow for the remaining items of a pool's batches."""
 
     __slots__ = ("_limit", "_look_at")
 
@@ -35,7 +36,7 @@ class TailGuard:
         self._limit = inf
 
     def holds_back(self, now: float, source: Source, pool: Pool) -> bool:
-        """Whether the source should leave the rest of the bulks to the others."""
+        """Return whether the source should leave the remaining batch items to faster sources."""
         if now >= self._look_at:
             self._limit, drain = self._slowest(now, pool)
             self._look_at = now + max(REFRESH, min(SHARE * drain, LONGEST))
@@ -43,7 +44,10 @@ class TailGuard:
 
     @staticmethod
     def _slowest(now: float, pool: Pool) -> tuple[float, float]:
-        """The slowest pace (seconds a token) that still helps, inf while much is left or little known; and seconds until all is taken."""
+        """Return the highest seconds per token that still helps, and the seconds until all items are taken.
+
+        The first is inf while much is left or little is known.
+        """
         left, lengths = pool.queue.left(), pool.lengths
         long = lengths.at(1 - LONG)
         if left == inf or not long:

@@ -1,7 +1,7 @@
-"""Timing wheel: everything that is due at some time, in buckets of 1/64 s.
+"""A timer wheel with buckets of 1/64 s.
 
-A heap with lazy deletion would keep each finished item until its deadline; here nothing dead stays.
-The width is a power of two, so that bucket numbers and their times convert exactly (no float livelock).
+A heap with lazy deletion would keep each finished item until its deadline; the wheel removes it at once. The bucket width is a power of
+two, so that bucket numbers and times convert exactly (no livelock from float rounding).
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ PER_SECOND = 64
 
 
 class Timed(Protocol):
-    """Anything that can be due. ``due`` belongs to the wheel: the bucket it is in, or -1."""
+    """An item with a timer. ``due`` belongs to the wheel: the number of the item's bucket, or -1."""
 
     due: int
 
 
 class TimerWheel:
-    """Items by the time they are due; adding and removing cost the same at any size."""
+    """Items ordered by due time. The cost of adding and removing does not grow with the number of items."""
 
     __slots__ = ("_buckets", "_heap", "_known")
 
     def __init__(self) -> None:
         self._buckets: dict[int, dict[Timed, None]] = {}
         self._heap: list[int] = []
-        self._known: set[int] = set()  # what is in the heap: a bucket that empties and fills again is pushed once
+        self._known: set[int] = set()  # buckets in the heap: one that empties and fills again is pushed once
 
     def add(self, item: Timed, when: float) -> None:
-        """Make an item due at ``when`` (seconds), or at most one bucket later; it must not be in the wheel."""
+        """Add an item that is due at ``when`` (seconds), or at most one bucket later. It must not be in the wheel."""
         bucket = ceil(when * PER_SECOND)
         item.due = bucket
         items = self._buckets.get(bucket)
@@ -43,7 +43,7 @@ class TimerWheel:
             items[item] = None
 
     def remove(self, item: Timed) -> None:
-        """Take an item out, if it is in."""
+        """Remove an item if it is in the wheel."""
         bucket = item.due
         if bucket < 0:
             return
@@ -54,12 +54,12 @@ class TimerWheel:
             del self._buckets[bucket]
 
     def move(self, item: Timed, when: float) -> None:
-        """Make an item due at another time."""
+        """Change the due time of an item, or add it."""
         self.remove(item)
         self.add(item, when)
 
     def next_wake(self) -> float | None:
-        """The time of the earliest bucket that holds something, or None."""
+        """Return the time of the earliest bucket with an item, or None."""
         heap = self._heap
         while heap:
             if heap[0] in self._buckets:
@@ -68,7 +68,7 @@ class TimerWheel:
         return None
 
     def pop_due(self, now: float) -> list[Timed]:
-        """Take out all that is due at ``now``, earliest first, in the order it was added within a bucket."""
+        """Remove and return the items due at ``now``, earliest first; items of one bucket in the order in which they were added."""
         due: list[Timed] = []
         heap = self._heap
         while heap and heap[0] / PER_SECOND <= now:

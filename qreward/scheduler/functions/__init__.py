@@ -1,4 +1,5 @@
-"""The scheduler of function calls: exact promises of one caller, where ``scheduler.scheduler`` learns what endpoints can take.
+"""The scheduler of calls of decorated functions. It enforces exact, configured limits, where ``scheduler.scheduler`` learns the capacity of
+endpoints.
 
-It has the same inputs and commands, so that the same engine runs it. Knows nothing of exceptions' types, threads or loops.
+It has the same kinds of inputs and commands, so that the same engine drives it. It does not know exception types, threads or event loops.
 """

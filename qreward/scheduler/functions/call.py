@@ -1,8 +1,6 @@
-"""One call of a decorated function.
+"""A call of a decorated function, its options, and how a try of it can fail.
 
-How a try of a function can end, besides with an answer or by being stopped.
-
-How the calls of one function are to be treated: plain numbers, made from what the user set.
+The options are plain numbers, compiled from the user's settings.
 """
 
 from __future__ import annotations
@@ -18,14 +16,15 @@ if TYPE_CHECKING:
 
 
 class CallFailure:
-    """It raised.
+    """A try that raised an exception.
 
     Attributes:
-        error: what the caller gets if this is the last word.
-        again: it may be tried again, and counts as a failure of the function; if not, the error is none of ours.
-        wait: seconds after which it may be, if the error or the user says so; what is negative or no number is 0.
-        overloaded: it was turned away because there were too many: costs a retry, but says nothing of health.
-        covered: it is one of the exceptions that a default may be returned for.
+        error: the exception that the caller receives if the call is not retried.
+        again: the call may be retried, and the try counts as a failure of the function. If False, the error is passed on unchanged and not
+            counted.
+        wait: seconds after which the call may be retried, if the error or the user says so; a negative value or NaN becomes 0.
+        overloaded: the try was rejected because of overload. It costs a retry, but does not count against health.
+        covered: the exception is one for which a default may be returned.
     """
 
     __slots__ = ("again", "covered", "error", "overloaded", "wait")
@@ -41,20 +40,20 @@ class CallFailure:
 
 
 class Call(Task):
-    """A task that is a call of a function. Several tries may be under way at once.
+    """A task that is a call of a function. Several tries of it may be in flight at once.
 
     Attributes:
-        function, key, lane: what is called, and under which key; it has a lane once it was submitted.
-        terms: how it is treated, whatever is set meanwhile.
-        rank: smaller goes first: the time it came, later by some seconds a level.
-        tried: tries that are under way, oldest first.
-        begun: how often it was tried.
-        retries, hedges: tries beyond the first, by why they were made.
-        tries: tries that failed, ``streak`` of them since one was turned away.
-        error: the last failure, and whether it is ``covered``; see ``CallFailure``.
-        not_before: the time before which the function, or the user, wants no other try.
-        retry_at, hedge_at: when the next of either is due; inf for none.
-        notes: what was decided, and when, if anybody wants to know.
+        function, key, lane: the function, the key of the call, and the state of that key, which is set on submission.
+        terms: its options, fixed when the call was made.
+        rank: position in the order of calls, smaller first: arrival time plus some seconds per priority level.
+        tried: tries in flight, oldest first.
+        begun: number of tries started.
+        retries, hedges: tries beyond the first, by reason.
+        tries: tries that failed. ``streak`` counts those since one was rejected because of overload.
+        error, covered: the last failure; see ``CallFailure``.
+        not_before: time before which there must be no other try, as the error or the user says.
+        retry_at, hedge_at: when the next retry or hedge is due; inf for none.
+        notes: log of the decisions about it with their times, or None if not requested.
     """
 
     __slots__ = (
@@ -65,7 +64,7 @@ class Call(Task):
     lane: KeyState
 
     def __init__(self, function: Function, key: Hashable, terms: CallOptions, sink: Any) -> None:
-        super().__init__(None, cast("Any", None), terms.level, terms.timeout, sink, 0)  # it has a lane, and no pool
+        super().__init__(None, cast("Any", None), terms.level, terms.timeout, sink, 0)  # it has a key's state instead of a pool
         self.function = function
         self.key = key
         self.terms = terms
@@ -80,20 +79,20 @@ class Call(Task):
 
     @property
     def done(self) -> bool:
-        """It has ended, whatever may still be under way for it."""
+        """It has ended, even if tries are still in flight."""
         return self.state is TaskState.DONE
 
     @property
     def planned(self) -> bool:
-        """It will be tried again: at a time, or when its turn comes."""
+        """Another try is due at a time, or waits in the queue."""
         return self.retry_at < inf or self in self.lane.line
 
     def next_due(self) -> float:
-        """The next time at which something about it is due."""
+        """Return the next time at which its deadline, retry or hedge is due."""
         return min(self.deadline, self.retry_at, self.hedge_at)
 
     def failed(self, now: float, raised: CallFailure) -> None:
-        """Remember how a try failed."""
+        """Record a failed try."""
         self.error, self.covered = raised.error, raised.covered
         self.tries += 1
         self.streak = 0 if raised.overloaded else self.streak + 1
@@ -101,18 +100,18 @@ class Call(Task):
             self.not_before = now + raised.wait
 
     def may_retry(self) -> bool:
-        """One more try may be made, and beside those under way: more of them the more have failed, but for overload."""
+        """Return whether a retry may be made now, besides the tries in flight. Each failure other than overload allows one more at once."""
         terms = self.terms
         return self.retries < terms.retries and len(self.tried) < max(1, min(terms.abreast, 1 + self.streak))
 
     def note(self, now: float, text: str) -> None:
-        """Write down what was decided."""
+        """Log a decision, if logging was requested."""
         if self.notes is not None:
             self.notes.append((now, text))
 
 
 class Pause(NamedTuple):
-    """Longest wait before the first retry, and before any; see ``scheduler.failure_policy.backoff``."""
+    """Longest wait in seconds before the first retry, and before any; see ``scheduler.failure_policy.backoff``."""
 
     base: float
     cap: float
@@ -126,12 +125,12 @@ class Rate(NamedTuple):
 
 
 class Hedging(NamedTuple):
-    """When a call that is under way is tried a second time.
+    """When a call with a try in flight is tried a second time.
 
     Attributes:
-        after: seconds, or None for ``quantile`` of what successful tries took.
-        most: such tries a call.
-        share: of them for each call, over all calls.
+        after: seconds, or None for the ``quantile`` of the time of successful tries.
+        most: hedges per call.
+        share: hedges that each call adds to the budget of all calls.
     """
 
     after: float | None
@@ -141,14 +140,14 @@ class Hedging(NamedTuple):
 
 
 class Breaking(NamedTuple):
-    """So many failures in a row open the breaker of a key for ``recovery`` seconds."""
+    """``threshold`` failures in a row open the circuit breaker of a key for ``recovery`` seconds."""
 
     threshold: int
     recovery: float
 
 
 class Adapting(NamedTuple):
-    """Bounds of a limit that moves, and what makes it fall: the share of failures, and the mean seconds of a try or None."""
+    """Bounds of an adaptive limit, and the conditions under which it falls: a share of failures, and the mean seconds of a try or None."""
 
     least: int
     most: int
@@ -157,18 +156,21 @@ class Adapting(NamedTuple):
 
 
 class CallOptions(NamedTuple):
-    """Everything that is decided about a call.
+    """Options of a call.
 
     Attributes:
         level: priority, 0 (most urgent) to 9.
-        timeout: seconds the whole call may take.
-        retries: tries beyond the first that may be made after a failure.
-        pause: how long to wait before them.
-        abreast: most tries under way at once while a call is being retried.
-        most: tries in flight over all keys, and over all functions of the pool.
-        adapting: moves the limit of the rate if there is one, else that of the pool, and never above what is set.
-        paced: its tries wait for the rate; if not, they only count.
-        noted: what is decided is written down.
+        timeout: seconds the whole call may take, or None.
+        retries: maximum number of retries after failures.
+        pause: backoff before retries.
+        abreast: maximum tries in flight at once while a call is retried.
+        most: maximum tries in flight over all keys and all functions of the pool, or None.
+        rate: rate limit of each key, or None.
+        hedging: when to hedge, or None.
+        breaking: circuit breaker of each key, or None.
+        adapting: adapts the rate limit if there is one, else the pool's concurrency limit; never above the configured limit.
+        paced: its tries wait for the rate limit; if False, they are only counted.
+        noted: decisions are logged in ``Call.notes``.
     """
 
     level: int = 5

@@ -1,4 +1,4 @@
-"""Things in the order of a number each, of which any may move or leave: a heap in which nothing dead stays for long."""
+"""A priority queue whose items can be moved and removed. Stale heap entries are swept out before they accumulate."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 SWEEP = 64
-"""Dead entries, besides as many as there are live ones, that may lie in a heap before they are thrown out."""
+"""Stale entries that a heap may hold before it is swept, in addition to as many as it has items."""
 
 
 class IndexedHeap(Generic[T]):
-    """Each thing has one place. Those of equal rank go in the order of their numbers."""
+    """A heap in which each item has one position. Items of equal rank are ordered by their numbers."""
 
     __slots__ = ("_heap", "_places", "_tickets")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, int, T]] = []
-        self._places: dict[T, tuple[float, int, int, T]] = {}  # of all entries for a thing only this one lives
+        self._places: dict[T, tuple[float, int, int, T]] = {}  # the only valid entry of each item
         self._tickets = 0
 
     def put(self, thing: T, rank: float, number: int = 0) -> None:
-        """Give a thing its place, whether it has one or not."""
+        """Add an item, or change its rank."""
         place = self._places.get(thing)
         if place is not None and place[0] == rank and place[1] == number:
             return
-        self._tickets += 1  # so that things are never compared
+        self._tickets += 1  # so that items are never compared
         place = self._places[thing] = (rank, number, self._tickets, thing)
         heappush(self._heap, place)
         self._sweep()
 
     def drop(self, thing: T) -> None:
-        """Take a thing out, if it is in."""
+        """Remove an item if it is in the heap."""
         if self._places.pop(thing, None) is not None:
             self._sweep()
 
     def first(self) -> T | None:
-        """The one whose turn it is, which stays."""
+        """Return the first item without removing it, or None."""
         heap, places = self._heap, self._places
         while heap:
             place = heap[0]
@@ -48,11 +48,11 @@ class IndexedHeap(Generic[T]):
         return None
 
     def rank(self) -> float:
-        """The rank of the first; inf if there is none."""
+        """Return the rank of the first item; inf if the heap is empty."""
         return inf if self.first() is None else self._heap[0][0]
 
     def take(self) -> T:
-        """Take the first out; there must be one."""
+        """Remove and return the first item. The heap must not be empty."""
         thing = self.first()
         assert thing is not None
         heappop(self._heap)
@@ -60,7 +60,7 @@ class IndexedHeap(Generic[T]):
         return thing
 
     def empty(self) -> list[T]:
-        """Take all out, in order."""
+        """Remove and return all items, in order."""
         things = [place[3] for place in sorted(self._places.values())]
         self._places.clear()
         self._heap.clear()

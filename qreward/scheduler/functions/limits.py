@@ -1,16 +1,15 @@
-"""A limit that moves with what calls show: AIMD (Chiu and Jain, 1989), halved when too much fails or takes too long, a tenth more when not.
+"""Limits of decorated functions: an adaptive limit, a sliding window rate limit and a circuit breaker.
 
-It is judged a round at a time, a round being as many tries as the limit, all of them begun under it: what follows a change is seen
-before the next.
+``AimdLimit`` follows AIMD (Chiu and Jain, 1989): it is halved when too many tries fail or they take too long, and raised by a tenth
+otherwise. It is evaluated in rounds of as many tries as the limit, all of them started under it, so that the effect of a change is seen
+before the next change.
 
-A rate limit that holds in any window: the times of the last starts.
+``SlidingWindowLimit`` is a rate limit that holds in any window. A token bucket allows twice its size in a window that begins with a full
+bucket. This limit stores the time of each start within the last window instead, so the next try starts as soon as the window allows and
+never earlier. O(1) per start, one float of memory each.
 
-A bucket that refills lets twice its size through in a window that begins with the bucket full. This remembers each start of the last
-window instead, so the next one may come as soon as the window allows and never sooner. O(1) a start, one float of memory each.
-
-A circuit breaker that does what it is told: so many failures in a row open it, after a while one call tries again.
-
-Nygard, "Release It!" (2007). Unlike ``scheduler.health``, which finds out by itself whether an endpoint is well, the numbers are given.
+``Breaker`` is a circuit breaker (Nygard, "Release It!", 2007): a number of failures in a row opens it, and after a time one call is tried
+again. Its numbers are configured, unlike those of ``scheduler.health``.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from qreward.scheduler.functions.call import Adapting, Breaking
 
 FALL, RISE = 0.5, 1.1
 LEAST_ROUND = 5
-"""Tries below which a share of failures says nothing."""
+"""Tries below which a share of failures is no evidence."""
 
 
 class AimdLimit:
-    """One limit between two bounds.
+    """An adaptive limit between two bounds.
 
     Args:
-        terms: the bounds, and what makes it fall.
-        start: what to begin with, as far as the bounds allow.
-        most: what is set to be the most, whatever the terms allow.
+        terms: the bounds, and the conditions under which the limit falls.
+        start: initial limit, clamped to the bounds.
+        most: upper bound in addition to the one in ``terms``.
 
     Attributes:
-        limit: what is allowed now.
-        wanted: somebody had to wait for it in this round: more would be of use.
+        limit: the present limit.
+        wanted: a call had to wait for the limit in this round, so that a higher one would help.
     """
 
     __slots__ = ("_bounds", "_exact", "_failed", "_fell_at", "_ok", "_seconds", "_since", "limit", "terms", "wanted")
@@ -47,17 +46,17 @@ class AimdLimit:
         self.change(terms, most)
 
     def change(self, terms: Adapting, most: float = inf) -> None:
-        """Keep to these from now on."""
+        """Replace the terms and bounds."""
         self.terms = terms
         self._bounds = min(terms.least, most), min(terms.most, most)
         self._set(self._since, self._exact)
 
     def holds(self, terms: Adapting, most: float) -> bool:
-        """It keeps to these already."""
+        """Return whether it has these terms and bounds already."""
         return self.terms == terms and self._bounds == (min(terms.least, most), min(terms.most, most))
 
     def ok(self, now: float, sent_at: float, seconds: float) -> bool:
-        """A try succeeded after so many seconds. True if the limit has changed."""
+        """A try succeeded after ``seconds``. True if the limit has changed."""
         if sent_at < self._since:
             return False
         self._ok += 1
@@ -72,9 +71,9 @@ class AimdLimit:
         return self._judge(now)
 
     def overloaded(self, now: float, sent_at: float) -> bool:
-        """A try was turned away because there were too many: no more need be seen. True if the limit has changed.
+        """A try was rejected because of overload: the limit falls at once. True if the limit has changed.
 
-        What was sent before the limit last fell tells nothing new.
+        Tries started before the limit last fell are ignored.
         """
         return sent_at >= self._fell_at and self._fall(now)
 
@@ -93,7 +92,7 @@ class AimdLimit:
         return self._set(now, self._exact * FALL)
 
     def _set(self, now: float, limit: float) -> bool:
-        """Begin a round."""
+        """Set the limit and begin a round."""
         least, most = self._bounds
         before = self.limit
         self._exact = min(max(limit, least), most)
@@ -107,7 +106,7 @@ class AimdLimit:
 
 
 def kept(adaptive: AimdLimit | None, terms: Adapting | None, start: float, most: float) -> AimdLimit | None:
-    """The limit under other terms; what it was found to be is kept as far as they allow."""
+    """Return the adaptive limit under new terms. Its learned value is kept within the new bounds."""
     if terms is None:
         return None
     if adaptive is None:
@@ -129,34 +128,34 @@ class SlidingWindowLimit:
 
     @property
     def ready_at(self) -> float:
-        """The earliest time at which one more may start; a time in the past means now."""
+        """Earliest time at which the next try may start. A past time means now."""
         starts = self._starts
         return starts[len(starts) - self.size] + self.window if len(starts) >= self.size else -inf
 
     @property
     def clear_at(self) -> float:
-        """From then on it is as if nothing had ever started."""
+        """Time from which past starts no longer count."""
         return self._starts[-1] + self.window if self._starts else -inf
 
     def take(self, now: float) -> None:
-        """One starts."""
+        """Record a start."""
         starts, window = self._starts, self.window
         starts.append(now)
-        while starts[0] + window <= now:  # the sum that ``ready_at`` is: a difference would be rounded otherwise
+        while starts[0] + window <= now:  # the same sum as in ``ready_at``: a difference would round differently
             starts.popleft()
 
     def change(self, size: int, window: float) -> None:
-        """Hold another limit from now on; what started counts under it."""
+        """Replace the limit. Past starts count under the new one."""
         self.size, self.window = size, window
 
 
 class Breaker:
-    """Closed, open until a time, or half-open with one call under way that decides.
+    """A circuit breaker: closed, open until a time, or half-open with one probe call in flight.
 
     Attributes:
-        terms: may be changed at any time.
-        probe: the call that decides, while half-open.
-        failures: in a row.
+        terms: the configuration; may be replaced at any time.
+        probe: the call whose outcome decides, while half-open; else None.
+        failures: failures in a row.
     """
 
     __slots__ = ("_opened_at", "failures", "probe", "terms")
@@ -169,7 +168,7 @@ class Breaker:
 
     @property
     def open_until(self) -> float:
-        """No call before this time; -inf while closed."""
+        """No call is allowed before this time; -inf while closed."""
         return self._opened_at + self.terms.recovery
 
     @property
@@ -180,11 +179,11 @@ class Breaker:
         return "open" if self.probe is None else "half-open"
 
     def trusts(self, call: object) -> bool:
-        """Whether a call may go on as if nothing had happened: nothing has, or it is the one that finds out."""
+        """Return whether the breaker is closed, or the call is its probe."""
         return self._opened_at == -inf or self.probe is call
 
     def admits(self, now: float, call: object) -> bool:
-        """Whether a call may be tried. If it is the one that is to find out, it must be told of by :meth:`over`."""
+        """Return whether a call may be tried. A call may become the probe here, so its end must be reported by :meth:`over`."""
         if self.trusts(call):
             return True
         if self.probe is None and now >= self.open_until:
@@ -193,7 +192,7 @@ class Breaker:
         return False
 
     def ok(self, call: object) -> None:
-        """A try succeeded. While the breaker is not closed, only that of one call tells anything: others began before it opened."""
+        """A try succeeded. While the breaker is not closed, only tries of the probe count; others started before it opened."""
         if self.trusts(call):
             self.failures, self._opened_at, self.probe = 0, -inf, None
 
@@ -206,6 +205,6 @@ class Breaker:
         return True
 
     def over(self, call: object) -> None:
-        """A call has ended: if it was to find out and did not, the next one is."""
+        """A call has ended. If it was the probe and did not decide, the next call becomes the probe."""
         if self.probe is call:
             self.probe = None

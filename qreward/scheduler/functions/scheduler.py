@@ -1,15 +1,14 @@
-"""Decides when a call is tried, tried again, hedged or given up: events and ``now`` in, commands in ``out``.
+"""The scheduler of function calls: decides when a call is tried, retried, hedged or ended, with which error, and why it waits.
+
+It is pure: each input carries the time ``now``, and the commands that follow from it are appended to ``out``.
 
 Rules that hold between any two inputs:
-1. work conservation: no call waits whose key may start one and whose group has room;
-2. no key starts more tries in any window than its rate allows, and no group has more in flight than its limit;
-3. every call that was submitted gets exactly one FINISH, unless it is withdrawn;
-4. every SEND is answered by exactly one event.
-A try that is not wanted any more is in flight until it has ended: a thread cannot be stopped.
+1. work conservation: no call waits while its key may start a try and its group has a free slot;
+2. no key starts more tries in any window than its rate limit allows, and no group has more tries in flight than its limit;
+3. every submitted call gets exactly one FINISH, unless it is withdrawn;
+4. every SEND is followed by exactly one event.
 
-What a try that has ended tells of its key and of the limits that move, and when its call is tried again.
-
-The errors that calls are ended with by the scheduler itself, and why they wait.
+A cancelled try stays in flight until it has ended, because a thread cannot be stopped.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
 
 
 def learn(now: float, attempt: Attempt, call: Call, outcome: Answer | CallFailure) -> bool:
-    """Tell whom it concerns, whether anybody waits for it or not. True if the breaker has opened now.
+    """Update the limits and the circuit breaker by the outcome of a try, even if its call has ended. True if the breaker has opened now.
 
-    Overload says nothing of health, and a try whose call has run out of time was counted when it did.
+    Overload does not count against health. A try whose call has timed out was counted at that time.
     """
     counted = attempt.why is CancelReason.OVERDUE
     if isinstance(outcome, Answer):
@@ -53,7 +52,7 @@ def learn(now: float, attempt: Attempt, call: Call, outcome: Answer | CallFailur
 
 
 def blame(now: float, call: Call, sent_at: float) -> bool:
-    """A try failed, or took longer than its call may. True if the breaker has opened now."""
+    """Count a failed try, or one that exceeded its call's timeout. True if the breaker has opened now."""
     lane, group = call.lane, call.function.group
     if lane.adaptive is not None and lane.adaptive.failed(now, sent_at):
         lane.settle()
@@ -87,17 +86,17 @@ def _turned_away(now: float, call: Call, sent_at: float, wait: float | None) -> 
 
 
 def next_try(now: float, call: Call, rng: Random, told: float | None = None) -> float:
-    """When one more try may be made, the number of tries allowing it; inf if never.
+    """Return when the next retry of a call may be made, if the number of retries allows one; inf if never.
 
     Args:
-        now: in seconds.
-        call: a try of it has failed.
+        now: seconds.
+        call: a call with a failed try.
         rng: for the jitter.
-        told: seconds that the last failure or the user asks to wait; they are used to the letter.
+        told: seconds to wait as the last failure or the user says, used exactly; None for the backoff.
     """
     if told is None:
         pause = backoff(call.terms.pause, call.retries + 1, rng)
-        at = max(now + min(pause, (call.deadline - now) / 2), call.not_before)  # rather sooner than never
+        at = max(now + min(pause, (call.deadline - now) / 2), call.not_before)  # an early retry is better than none
     else:
         at = now + told
     breaker = call.lane.breaker
@@ -106,7 +105,7 @@ def next_try(now: float, call: Call, rng: Random, told: float | None = None) -> 
 
 
 def timed_out(call: Call) -> RequestTimeout:
-    """The call took longer than it may."""
+    """Return the error of a call whose timeout has passed."""
     if call.tried:
         seen = "a try was under way"
     elif call.sent_at is not None:
@@ -121,7 +120,7 @@ def timed_out(call: Call) -> RequestTimeout:
 
 
 def open_circuit(now: float, lane: KeyState) -> CircuitOpen:
-    """The breaker lets nobody through."""
+    """Return the error of a call that the circuit breaker rejects."""
     breaker = lane.breaker
     assert breaker is not None
     left = breaker.open_until - now
@@ -132,12 +131,12 @@ def open_circuit(now: float, lane: KeyState) -> CircuitOpen:
 
 
 def stopped(call: Call) -> BaseException:
-    """Somebody else cancelled what was under way."""
+    """Return the error of a call whose last try was cancelled by other code."""
     return call.error or RequestError(f"{call.lane.name}: its try was cancelled by other code")
 
 
 def why_waiting(now: float, call: Call) -> str:
-    """What stands in a call's way."""
+    """Describe why a call waits."""
     lane = call.lane
     ready = lane.ready_at(call) - now
     if ready > 0:
@@ -147,35 +146,36 @@ def why_waiting(now: float, call: Call) -> str:
 
 
 HEDGE_LATER = 0.25
-"""Seconds after which a hedge is tried again that found no room."""
+"""Seconds after which a hedge is tried again for which there was no free slot."""
 FORGETS = 1000
-"""Keys that a call looks at to forget them: about a millisecond, for which it waits."""
+"""Keys that a submission checks at most for dropping, which delays it by about a millisecond."""
 
 
 class CallScheduler:
     """The scheduler of the functions of one pool.
 
     Args:
-        rng: all randomness comes from here.
+        rng: the only source of randomness.
 
     Attributes:
         out: the commands of the last input.
-        group: what the functions share.
+        health_changes: always empty; functions have no endpoint health.
+        group: the concurrency limit that the functions share.
     """
 
     def __init__(self, rng: Random) -> None:
         self.out: list[Command] = []
-        self.health_changes: list[HealthChange] = []  # functions have none
+        self.health_changes: list[HealthChange] = []  # always empty; the engine reads it
         self.group = ConcurrencyGroup()
         self._rng = rng
-        self._wheel = TimerWheel()  # of calls
-        self._wakes: IndexedHeap[KeyState] = IndexedHeap()  # of keys, exactly: a sixty-fourth of a second is much of a short window
+        self._wheel = TimerWheel()  # timers of calls
+        self._wakes: IndexedHeap[KeyState] = IndexedHeap()  # timers of keys, exact: 1/64 s is a large part of a short window
         self._numbers = 0
 
     # inputs
 
     def submit(self, now: float, call: Call) -> None:
-        """Take in a call; it is tried at once if it may be."""
+        """Accept a call. It is tried at once if its limits allow."""
         function = call.function
         function.forget(now, FORGETS)
         self._numbers += 1
@@ -198,14 +198,14 @@ class CallScheduler:
         self._set_timer(call)
 
     def withdraw(self, now: float, calls: list[Call]) -> None:
-        """Nobody waits for them any more: no FINISH follows, and what is under way is stopped."""
+        """The caller has abandoned these calls: their tries are cancelled, and no FINISH follows."""
         for call in calls:
             if not call.done:
                 self._end(now, call, CancelReason.ABANDONED)
         self._pump(now)
 
     def event(self, now: float, attempt: Attempt, outcome: Answer | CallFailure | Cancelled) -> None:
-        """A try ended. Reports after the first are ignored."""
+        """A try ended with this outcome. Further events for the same try are ignored."""
         if attempt.ended:
             return
         attempt.ended = True
@@ -222,14 +222,14 @@ class CallScheduler:
         elif isinstance(outcome, CallFailure):
             self._failed(now, attempt, call, outcome)
         elif not call.done and not call.tried and not call.planned:
-            self._finish(now, call, stopped(call))  # by none of us
+            self._finish(now, call, stopped(call))  # not cancelled by this scheduler
         if lane.line:
             self._arrange(now, lane)
         self._pump(now)
         lane.function.rest(lane)
 
     def tick(self, now: float) -> None:
-        """Do what is due."""
+        """Run the timers that are due."""
         due = cast("list[Call]", self._wheel.pop_due(now))
         for call in due:
             if not call.done and now >= call.deadline:
@@ -244,14 +244,14 @@ class CallScheduler:
             self._set_timer(call)
 
     def next_wake(self) -> float | None:
-        """When ``tick`` is to be called next, or None."""
+        """Return when ``tick`` must be called next, or None."""
         due, wake = self._wheel.next_wake(), self._wakes.rank()
         if wake == inf:
             return due
         return wake if due is None else min(due, wake)
 
     def changed(self, now: float, function: Function) -> None:
-        """The terms of a function are others now."""
+        """The options of a function have changed."""
         self.group.follow()
         for lane in function.lanes.values():
             lane.follow()
@@ -259,7 +259,7 @@ class CallScheduler:
         self._pump(now)
 
     def reset(self, now: float, function: Function) -> None:
-        """Forget what was counted and learned of a function. What is under way or waits goes on."""
+        """Reset all counts and learned values of a function. Calls that wait or are in flight continue."""
         function.start_anew()
         self.group.adaptive = None
         self.changed(now, function)
@@ -267,11 +267,14 @@ class CallScheduler:
     # waiting
 
     def _may_start(self, now: float, call: Call) -> bool:
-        """A try may start now that nobody waits for: whoever could have had it would, but if a tick is overdue."""
+        """Return whether a try may start now without going ahead of a waiting call.
+
+        A waiting call would have started already if it could, unless a tick is overdue.
+        """
         return self.group.inflight < self.group.limit and call.lane.ready_at(call) <= now < self._wakes.rank()
 
     def _place(self, now: float, call: Call) -> None:
-        """Let a call wait for its turn."""
+        """Queue a call."""
         call.state = TaskState.QUEUED
         if call.notes is not None and not self._may_start(now, call):
             call.note(now, why_waiting(now, call))
@@ -279,14 +282,14 @@ class CallScheduler:
         self._arrange(now, call.lane)
 
     def _unplan(self, now: float, call: Call) -> None:
-        """It waits for no other try."""
+        """Cancel the planned retry of a call."""
         call.retry_at = inf
         if call in call.lane.line:
             call.lane.line.drop(call)
             self._arrange(now, call.lane)
 
     def _arrange(self, now: float, lane: KeyState) -> None:
-        """Put a key where it is looked at when its next call may go; to be done whenever it is another call, or another time."""
+        """Register a key as ready, or set its timer. Call it whenever its first call or the time of that call has changed."""
         first = lane.line.first()
         at = inf if first is None else lane.ready_at(first)
         if first is not None and at <= now:
@@ -301,7 +304,7 @@ class CallScheduler:
             self._wakes.drop(lane)
 
     def _pump(self, now: float) -> None:
-        """Let those go whose turn it is, while there is room."""
+        """Start waiting calls in order, while there are free slots."""
         group, wakes = self.group, self._wakes
         while wakes.rank() <= now:
             self._arrange(now, wakes.take())
@@ -327,7 +330,7 @@ class CallScheduler:
         else:
             self._wheel.remove(call)
 
-    # under way
+    # tries
 
     def _send(self, now: float, call: Call, *, hedge: bool = False) -> None:
         lane, tally = call.lane, call.function.tally
@@ -357,7 +360,7 @@ class CallScheduler:
         self.out.append((SEND, attempt))
 
     def _plan_retry(self, now: float, call: Call, told: float | None = None) -> None:
-        """See when it is tried once more, if it may be and that is not planned."""
+        """Plan a retry, if one is allowed and none is planned."""
         if not call.planned and call.may_retry():
             call.retry_at = next_try(now, call, self._rng, told)
             if call.retry_at <= now:
@@ -381,7 +384,7 @@ class CallScheduler:
                 call.hedge_at = now + after
 
     def _hedge(self, now: float, call: Call) -> None:
-        """Try a second time what takes long, if a try may start now that nobody waits for."""
+        """Hedge a call that takes long, if a try may start now without going ahead of a waiting call."""
         call.hedge_at = inf
         function, breaker = call.function, call.lane.breaker
         if not call.tried or (breaker is not None and not breaker.trusts(call)):
@@ -395,7 +398,7 @@ class CallScheduler:
             call.note(now, f"hedge {call.hedges + 1}: no result after {now - next(iter(call.tried)).sent_at:.3g} s")
             self._send(now, call, hedge=True)
 
-    # what became of it
+    # outcomes
 
     def _answered(self, now: float, attempt: Attempt, call: Call, answer: Answer) -> None:
         tally = call.function.tally
@@ -417,7 +420,7 @@ class CallScheduler:
         if not raised.again:
             self._finish(now, call, raised.error)
             return
-        if raised.overloaded or raised.wait is not None:  # what was planned is too early, or too much
+        if raised.overloaded or raised.wait is not None:  # a planned retry would be too early, or one too many
             self._unplan(now, call)
         self._plan_retry(now, call, raised.wait)
         if not call.tried and not call.planned:
@@ -432,7 +435,7 @@ class CallScheduler:
             self._empty(now, call.lane)
 
     def _empty(self, now: float, lane: KeyState) -> None:
-        """The breaker has opened: those who wait need not, but for what else is under way for them."""
+        """The breaker has opened: end the waiting calls of a key, except those with another try in flight."""
         calls = lane.line.empty()
         self._arrange(now, lane)
         for call in calls:

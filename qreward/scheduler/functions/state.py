@@ -1,8 +1,8 @@
-"""What is known of a decorated function: its terms, its keys, what successful tries took, and how many hedges it may make.
+"""State of decorated functions.
 
-What functions of one pool share: how many tries may be in flight, and whose turn it is.
-
-One key of a function: who waits for it, its rate, its breaker, and when it may be forgotten.
+``Function``: options, keys, durations of successful tries and the hedge budget of one function. ``KeyState``: one key of a function, with
+its queue, rate limit and circuit breaker, and when it may be dropped. ``ConcurrencyGroup``: the concurrency limit that the functions of a
+pool share, and the order of their keys.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ if TYPE_CHECKING:
     from qreward.scheduler.functions.call import Call
 
 ADAPTIVE_START = 32
-"""Tries in flight with which an adaptive limit begins where nobody has set one."""
+"""Initial adaptive limit of tries in flight if no limit is configured."""
 
 
 class ConcurrencyGroup:
-    """Tries in flight, and how many there may be, over all keys of all functions of a pool.
+    """Concurrency limit over all keys of all functions of a pool.
 
     Attributes:
         limit: tries that may be in flight now; inf without a limit.
-        adaptive: the limit that moves, or None.
-        ready: keys with a call that waits for nothing but room, each in the rank of that call.
+        adaptive: the adaptive limit, or None.
+        inflight: tries in flight.
+        functions: the functions of the pool.
+        ready: keys with a call that waits only for a free slot, by the rank of that call.
     """
 
     __slots__ = ("_most", "adaptive", "functions", "inflight", "limit", "ready")
@@ -45,7 +47,7 @@ class ConcurrencyGroup:
         self._most: float = inf
 
     def follow(self) -> None:
-        """Hold what its functions say now: of several numbers the least."""
+        """Update the limit from the options of its functions: the lowest of several numbers applies."""
         terms = [function.terms for function in self.functions]
         self._most = min((each.most for each in terms if each.most is not None), default=inf)
         adapting = [each.adapting for each in terms if each.rate is None and each.adapting is not None]
@@ -54,7 +56,7 @@ class ConcurrencyGroup:
         self.settle()
 
     def settle(self) -> None:
-        """The limit that moves has moved."""
+        """Apply the adaptive limit after it changed."""
         self.limit = self._most if self.adaptive is None else self.adaptive.limit
 
 
@@ -63,20 +65,24 @@ def _strictness(adapting: Adapting) -> tuple[float, ...]:
 
 
 MEMORY = 60.0
-"""Seconds for which the failures of a key, its breaker's being due, and the limit it was found to have are remembered unused."""
+"""Seconds for which an unused key keeps its failures, its open circuit breaker and its adaptive limit."""
 
 
 class KeyState:
-    """It stands where an endpoint does for a request.
+    """State of one key of a function. It takes the place that an endpoint has for a request.
 
     Attributes:
-        line: calls that wait for the rate or for room, the first in rank first.
-        adaptive: the limit of its rate, if that moves.
-        closed_until: it has asked to be left alone until then.
-        calls: that have not ended.
-        inflight: tries under way.
-        used_at: when a try last began or ended.
-        resting: it is among those that may be forgotten soon.
+        function: the function.
+        key: the key.
+        line: calls that wait for the rate limit or for a free slot, by rank.
+        ration: its rate limit, or None.
+        breaker: its circuit breaker, or None.
+        adaptive: adapts its rate limit, or None.
+        closed_until: cooldown after an overload error that carried a wait.
+        calls: number of calls that have not ended.
+        inflight: tries in flight.
+        used_at: when a try last started or ended.
+        resting: it is in the function's list of keys that may be dropped soon.
     """
 
     __slots__ = (
@@ -95,7 +101,7 @@ class KeyState:
         self.start_anew()
 
     def start_anew(self) -> None:
-        """Forget what was counted and learned."""
+        """Reset all counts and learned values."""
         self.ration: SlidingWindowLimit | None = None
         self.breaker: Breaker | None = None
         self.adaptive: AimdLimit | None = None
@@ -104,11 +110,11 @@ class KeyState:
 
     @property
     def name(self) -> str:
-        """How it is called in messages."""
+        """Its name in messages."""
         return f"{self.function.name}()" + (f" for the key {self.key!r}" if self.function.keyed else "")
 
     def follow(self) -> None:
-        """Hold what the function says now."""
+        """Update its limits from the function's options."""
         terms = self.function.terms
         rate, breaking = terms.rate, terms.breaking
         if rate is None:
@@ -127,22 +133,22 @@ class KeyState:
             self.breaker.terms = breaking
 
     def settle(self) -> None:
-        """The limit that moves has moved."""
+        """Apply the adaptive limit after it changed."""
         if self.ration is not None and self.adaptive is not None:
             self.ration.size = self.adaptive.limit
 
     def ready_at(self, call: Call) -> float:
-        """The earliest time at which it allows a try of a call; a past time means now."""
+        """Return the earliest time at which it allows a try of a call. A past time means now."""
         at = self.closed_until
         return at if self.ration is None or not call.terms.paced else max(at, self.ration.ready_at)
 
     @property
     def idle(self) -> bool:
-        """No call and no try needs it."""
+        """It has no call and no try."""
         return not self.calls and not self.inflight
 
     def clear_at(self) -> float:
-        """From then on nothing is lost if it is forgotten; inf while it is in use."""
+        """Return the time from which it can be dropped without losing state; inf while it is in use."""
         if not self.idle:
             return inf
         at = self.closed_until if self.ration is None else max(self.closed_until, self.ration.clear_at)
@@ -153,21 +159,25 @@ class KeyState:
 
 
 HEDGES_AT_ONCE = 10.0
-"""Hedges that may be made before the share of calls has paid for them."""
+"""Initial hedge budget, before calls have added to it."""
 MOST_SAVED = 1e6
-"""Hedges that can be saved up."""
+"""Largest hedge budget."""
 ENOUGH = 20
-"""Successful tries below which no quantile of them is used."""
+"""Successful tries needed before a quantile of their times is used."""
 
 
 class Function:
     """One decorated function.
 
     Attributes:
-        keyed: it has more than one key.
-        lanes: by key.
+        name: its name in messages.
+        group: the concurrency group of its pool.
+        terms: its present options.
+        keyed: it may have more than one key.
+        lanes: state of each key.
         quantiles: of the seconds that successful tries took.
-        hedges_left: that may still be made, paid for by calls.
+        hedges_left: hedge budget, to which each call adds.
+        tally: counts of calls and tries.
     """
 
     __slots__ = ("__weakref__", "_resting", "_rests", "group", "hedges_left", "keyed", "lanes", "name", "quantiles", "tally", "terms")
@@ -184,7 +194,7 @@ class Function:
         group.follow()
 
     def start_anew(self) -> None:
-        """Forget what was counted and learned, and the keys that nobody uses. What is under way or waits stays."""
+        """Reset all counts and learned values, and drop unused keys. Calls that wait or are in flight continue."""
         self.quantiles = Quantiles(fade_after=1000)
         self.hedges_left = HEDGES_AT_ONCE
         self.tally = Tally()
@@ -195,21 +205,21 @@ class Function:
             lane.start_anew()
 
     def lane(self, key: Hashable) -> KeyState:
-        """The lane of a key, made if there is none."""
+        """Return the state of a key, created if needed."""
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = KeyState(self, key)
         return lane
 
     def rest(self, lane: KeyState) -> None:
-        """If nobody uses a lane now, it is to be looked at when it may be forgotten."""
+        """Schedule an idle key for the check whether it can be dropped."""
         if self.keyed and not lane.resting and lane.idle:
             lane.resting = True
             self._rests += 1
             heappush(self._resting, (lane.clear_at(), self._rests, lane))
 
     def forget(self, now: float, most: float = inf) -> None:
-        """Drop lanes of which nothing need be known any more, looking at so many of those that may be such."""
+        """Drop keys whose state is not needed any more, checking at most ``most`` of those that are due."""
         resting = self._resting
         while resting and most > 0 and resting[0][0] <= now:
             lane = heappop(resting)[2]
@@ -221,20 +231,20 @@ class Function:
                 self.rest(lane)  # used since
 
     def earn_hedge(self) -> None:
-        """A call pays its share of hedges."""
+        """Add a call's share to the hedge budget."""
         hedging = self.terms.hedging
         if hedging is not None:
             self.hedges_left = min(self.hedges_left + hedging.share, MOST_SAVED)
 
     def hedge_after(self, hedging: Hedging) -> float | None:
-        """Seconds after which a try is hedged, or None if that is not known yet."""
+        """Return the seconds after which a try is hedged, or None if that is not known yet."""
         if hedging.after is not None:
             return hedging.after
         return self.quantiles.at(hedging.quantile) if self.quantiles.count >= ENOUGH else None
 
 
 class Tally:
-    """Counts of one function since it was made or reset; of calls, and of tries."""
+    """Counts of calls and tries of one function since it was created or reset."""
 
     __slots__ = ("calls", "failed", "hedges", "hedges_won", "ok", "overloaded", "refused", "retries", "timeouts", "tries")
 

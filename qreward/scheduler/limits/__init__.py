@@ -1,1 +1,1 @@
-"""How much one endpoint may be sent: concurrency, rate, tokens, cooldown."""
+"""The limits of one endpoint: concurrency, request rate, token rate, cooldown."""

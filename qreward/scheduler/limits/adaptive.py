@@ -1,21 +1,21 @@
-"""A window that finds what its source can take, knowing nothing of it beforehand.
+"""A concurrency limit that adapts to the capacity of its source, without prior knowledge.
 
-Two signals move it. *Rejects* say what the source holds: exactly those that survived. *Elasticity* says whether more in
-flight still brings more done, from the time a token takes: it works where a server queues without ever rejecting. Both
-are measured against the window's own earlier rounds, never against a lowest latency, which for language models is only
-the shortest answer.
+Two signals move it. *Rejects* show the capacity of the source: the requests that it still serves. *Elasticity* shows whether more requests
+in flight still increase throughput, from the time per token; it also works where a server queues without ever rejecting. Both are measured
+against the limit's own earlier rounds, never against a lowest latency, which for language models is only that of the shortest answer.
 
-W1  Start at a usual size and double every round while throughput keeps up. A small limit set by an operator is trusted from
-    the start. Where that is too much the first rejects say what fits, within a round trip.
-W2  Without rejects, run a little above and below the base in turn; move the base up while that pays, down where less
-    would do as well. At an operator's limit, look below only now and then.
-W3  A reject sets the window to the survivors, less a little that is left to other clients. A lone one without a hint,
-    amid good answers, is noise.
-W4  From there try one more after many clean answers; each try that holds doubles the next; one that fails goes back, and
-    is our own question answered: it tells nothing new. Tries end where elasticity says that more brings nothing.
-    Where a failed try costs a pause, because the source asks for one, the next comes after twenty times that pause.
-W5  If nobody survives, twice in a row, the source is away, not full: start again, with half of what it held before.
-Failures and time-outs move nothing: they are judged by ``health``.
+W1  Start at a usual size and double every round while throughput keeps up. A small configured limit is used from the start. If that is too
+    much, the first rejects show the capacity within a round trip.
+W2  Without rejects, alternate a little above and below a base. Move the base up while that increases throughput, and down where less would
+    do as well. At the configured limit, test below it only now and then.
+W3  A reject sets the limit to the requests that are still served, less a little for other clients. A single reject without a hint among
+    good answers is noise.
+W4  From there, try one slot more after many clean answers. Each try that succeeds doubles the next; one that fails is taken back, and its
+    reject is not counted as new information. Tries end where elasticity shows that more does not increase throughput. If a failed try
+    costs a wait, because the source requested one, the next try comes after twenty times that wait.
+W5  If no request is still served, twice in a row, the source is unavailable and not full: start again, with half of its former capacity.
+
+Failures and timeouts do not move the limit; ``health`` judges them.
 """
 
 from __future__ import annotations
@@ -29,37 +29,36 @@ from qreward.scheduler.limits.window import Changes, count_change
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Constants of the window. Swept one at a time over 23 server models, none moved the mean by more than .006."""
+    """Constants of the adaptive limit. Swept one at a time over 23 server models, none moved the mean by more than .006."""
 
     start: int = 32
     keep: float = 0.35  # W1: elasticity that justifies another doubling
     zig: float = 0.15  # W2: how far above and below the base
     memory: float = 0.8  # W2: weight that older differences keep, per round
-    low: float = 0.05  # W2: elasticity under which a smaller window loses nothing
-    high: float = 0.20  # W2: elasticity over which a larger window pays
+    low: float = 0.05  # W2: elasticity below which a smaller limit loses nothing
+    high: float = 0.20  # W2: elasticity above which a larger limit pays
     down: float = 0.85
     up: float = 1.20
-    spare: float = 0.03  # W3: share left to other clients at a reject
+    spare: float = 0.03  # W3: share left to other clients after a reject
     patience: int = 100  # W4: clean answers before a try
     hold: float = 60.0  # W4: or seconds, for slow sources
-    settle: float = 1.0  # W4: least seconds between tries, and how long a reject is blamed on the last one
-    price: float = 20.0  # W4: after a failed try that costs a pause, clean time per second of pause
+    settle: float = 1.0  # W4: least seconds between tries, and how long a reject is attributed to the last try
+    price: float = 20.0  # W4: after a failed try that costs a wait, seconds without a try per second of that wait
     shortest_round: int = 12
     longest_round: int = 100
-    trusted: int = 64  # W1: largest limit of an operator that is used at once
-    look: int = 8  # W2: rounds between two looks below an operator's limit
+    trusted: int = 64  # W1: largest configured limit that is used at once
+    look: int = 8  # W2: rounds between two tests below the configured limit
 
 
 TUNING = Tuning()
 MOST = 2048
-"""Largest window of a source of which nothing is known."""
+"""Largest limit of a source without a configured one."""
 
 
 class Elasticity:
-    """How throughput follows the window: 1 if in proportion, 0 if no longer at all.
+    """How throughput follows the concurrency limit: 1 if in proportion, 0 if not at all.
 
-    From differences of consecutive rounds, as d ln(throughput) / d ln(window), so that slow changes of the source itself
-    do not count.
+    It is d ln(throughput) / d ln(limit), from differences of consecutive rounds, so that slow changes of the source itself do not count.
     """
 
     __slots__ = ("_last", "_xx", "_xy")
@@ -69,7 +68,7 @@ class Elasticity:
         self._xy = self._xx = 0.0
 
     def add(self, window: int, seconds_per_token: float) -> float | None:
-        """Take a round's window and speed; the elasticity between it and the one before, None if they cannot be compared."""
+        """Add a round. Returns the elasticity between it and the one before, or None if they cannot be compared."""
         x, y = log(window), log(max(1e-9, seconds_per_token))
         last, self._last = self._last, (x, y)
         if last is None or abs(x - last[0]) <= 0.05:
@@ -80,17 +79,17 @@ class Elasticity:
         return 1 - dy / dx
 
     def break_off(self) -> None:
-        """The next round cannot be compared with the last one."""
+        """Mark that the next round cannot be compared with the last one."""
         self._last = None
 
     @property
     def value(self) -> float:
-        """Over all rounds, recent ones counting most; 1 if nothing is known."""
+        """Elasticity over all rounds, recent ones weighted most; 1 if unknown."""
         return 1 - self._xy / self._xx if self._xx else 1.0
 
 
 class _Round:
-    """Answers to requests that were sent under one window."""
+    """Answers to requests that were sent under one value of the limit."""
 
     __slots__ = ("answers", "limit", "peak", "seconds", "since", "tokens")
 
@@ -100,14 +99,14 @@ class _Round:
 
 
 class AdaptiveLimit:
-    """See the rules at the head of this file.
+    """An adaptive concurrency limit. The module docstring lists its rules.
 
     Args:
-        rng: for rounding.
-        most: an operator's limit; always holds.
+        rng: for random rounding.
+        most: the configured limit, which is never exceeded; None for ``MOST``.
 
     Attributes:
-        crowded_until: until then the source is known to let requests wait inside, and the window does not grow.
+        crowded_until: until then requests are known to wait inside the server, and the limit does not grow.
     """
 
     __slots__ = (
@@ -121,7 +120,7 @@ class AdaptiveLimit:
         self.most = MOST if most is None else most
         self._start = most if most is not None and most <= TUNING.trusted else min(TUNING.start, self.most)
         self.limit = self._start
-        self._held = 0.0  # what it last held for long
+        self._held = 0.0  # the base under which it last went many answers without a reject
         self._rounds = 1
         self.reason = "start"
         self.changes: Changes = {}
@@ -129,11 +128,11 @@ class AdaptiveLimit:
         self._elasticity = Elasticity()
         self._side = 1.0
         self._good = self.most  # answers since the last reject
-        self._away = 0  # rejects in a row after which nobody was left
+        self._away = 0  # rejects in a row with no other request in flight
         self._reject_after = 0.0  # seconds a reject takes, moving average
         self._clean = 0  # answers since the last try or reject
         self._mark = 0.0  # when that was
-        self._floor = 0  # the window before the last try
+        self._floor = 0  # the limit before the last try
         self._blame_until = 0.0
         self._no_try_before = 0.0
         self._round = _Round(self.limit, 0.0, 0)
@@ -145,11 +144,11 @@ class AdaptiveLimit:
         self._set(max(self._start, self._held / 2), now, inflight)
 
     def sent(self, _now: float, inflight: int) -> None:
-        """A request went out; ``inflight`` counts it."""
+        """A request was sent. ``inflight`` counts it."""
         self._round.peak = max(self._round.peak, inflight)
 
     def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int) -> None:
-        """An answer came; ``inflight`` is without it."""
+        """An answer arrived. ``inflight`` no longer counts it."""
         self._clean += 1
         self._good += 1
         self._away = 0
@@ -166,7 +165,7 @@ class AdaptiveLimit:
                 self._end_round(now, inflight)
 
     def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
-        """Turned away while ``others`` are still served. False if it was noise, or our own try."""
+        """A request was rejected while ``others`` are still in flight. False if it was noise, or caused by a try of this limit."""
         self._reject_after += 0.2 * (now - sent_at - self._reject_after)
         tried = now < self._blame_until and others >= self._floor
         lone = not tried and hint is None and others > 0 and self._good >= self.limit / 2
@@ -184,17 +183,17 @@ class AdaptiveLimit:
         return not tried
 
     def ended(self) -> None:
-        """A request ended in any other way, which says nothing about room."""
+        """A request ended in any other way, which says nothing about capacity."""
 
     def returned(self, now: float, inflight: int) -> None:
-        """The source is back after it took nothing at all (W5): what it still served while it went away says nothing of its room."""
+        """The source is back after it served nothing (W5). Rejects while it became unavailable said nothing about its capacity."""
         if self.limit < max(self._start, self._held / 2):
             self.reason = "back: starting again"
             self._begin(now, inflight)
 
     def _yield_to(self, now: float, others: int, survivors: int) -> None:
         base = float(min(self.limit, survivors))
-        if self._step or self._clean:  # about once in a burst of rejects
+        if self._step or self._clean:  # true about once in a burst of rejects
             give = base * TUNING.spare
             base -= int(give) + (self._rng.random() < give % 1)
         self._starting, self._capped, self._step = False, True, 0
@@ -212,7 +211,7 @@ class AdaptiveLimit:
         barred = now < max(self._no_try_before, self.crowded_until) or waited < self._settle()
         if not due or barred or self.limit >= min(self.most, 1.5 * self._round.limit):
             return
-        if self._elasticity.value < TUNING.high:  # more would bring nothing: it is not rejects that limit us
+        if self._elasticity.value < TUNING.high:  # more would not help: rejects are not the limiting factor
             self._capped = False
             return
         self._floor = self.limit
@@ -225,14 +224,14 @@ class AdaptiveLimit:
 
     def _end_round(self, now: float, inflight: int) -> None:
         current, base = self._round, self._base
-        if current.peak < 0.8 * self.limit:  # too little work to learn from
+        if current.peak < 0.8 * self.limit:  # too little load to learn from
             self._elasticity.break_off()
         else:
             change = self._elasticity.add(self.limit, current.seconds / current.tokens)
             factor = 1.0
             if self._starting:
                 factor = self._start_factor(inf if change is None else change)
-            elif change is not None and self._side < 0:  # every second round, after a full swing
+            elif change is not None and self._side < 0:  # every second round, after one above and one below
                 factor = self._seek_factor()
             base *= factor if now >= self.crowded_until else min(1.0, factor)
         self._side = -self._side

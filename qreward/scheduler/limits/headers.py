@@ -1,22 +1,24 @@
-"""A rate limit that the server tells: what is left of it, counted on by what is sent, so that the first reject need not come.
+"""A rate limit that follows the server's rate limit headers, so that requests slow down before the first reject.
 
-An answer says of a limit how much of it is ``remaining``, and in how many seconds (``reset``) all of it is back. Two kinds of
-limit say so, and the words do not tell which. A *bucket* refills all the time, and its ``reset`` grows with use: OpenAI's is "the
-time until the rate limit resets to its initial state" (guide to rate limits); 4,518 of 20,000 tokens used gave 13.554 s, which
-is 20,000 a minute. A *window* holds until a time that does not move, and then all comes back (``RateLimit-Reset`` of
+A response advertises how much of a limit is ``remaining``, and in how many seconds (``reset``) all of it is available again. Two kinds of
+limits do so, and the headers do not tell which. A *bucket* refills continuously, and its ``reset`` grows with use: OpenAI's is "the time
+until the rate limit resets to its initial state" (guide to rate limits); 4,518 of 20,000 tokens used gave 13.554 s, which is 20,000 a
+minute. A *window* ends at a fixed time, at which the whole limit is available again (``RateLimit-Reset`` of
 draft-ietf-httpapi-ratelimit-headers-06; proxies that count calendar minutes).
 
-A1  What is left is what was told last, less what was sent since that request left, beyond what came back since. (Where headers
-    are written with the answer, some of it was counted already: too little is left then, until the next answer.) What an earlier
-    request tells is old. Of requests of one instant nobody knows the order: any that is possible may be true.
-A2  The kind is what was seen last: ``remaining`` fell and ``reset`` rose is a bucket, both fell is a window. Until then it is a
-    window, unless used / reset is just the limit by a usual span. A bucket's slope is its rate.
-A3  Nothing left waits for the refill, or for the window's end. After a minute without a send, or when the server itself said to
-    come back (``Retry-After``), one request asks all the same. If it is answered, and still nothing is said to be left, the
-    advertisement is nonsense until it says something else. What is answered without a word of the limit is the end of it.
-A4  Tokens are reserved by a guess, scaled by what the server was seen to charge for such guesses (it may count ``max_tokens``, or
-    other clients). The largest recent cost must be left, and a share of what nobody has confirmed yet.
-A limit that is not reached costs nothing, and what an operator set holds besides. Knows nothing of headers.
+A1  The remaining amount is the last advertised one, less the cost of requests sent after the one that brought it, plus the refill since.
+    (If the server writes headers when it answers, it has counted some of those requests already; the amount is then too low until the
+    next answer.) The advertisement of an earlier request is outdated. The order of requests sent at one instant is unknown, so any
+    possible order is allowed for.
+A2  The kind is the one seen last: if ``remaining`` fell and ``reset`` rose it is a bucket, if both fell it is a window. Before that it is
+    taken for a window, unless used / reset equals the limit divided by a usual window. The slope of a bucket is its rate.
+A3  With nothing remaining, requests wait for the refill or for the end of the window. After a minute without a request, or when the time of
+    a ``Retry-After`` has passed, one request is sent anyway. If it is answered and still nothing remains, advertisements are ignored until
+    one has something remaining. An answer without the header ends the limit.
+A4  Tokens are reserved by an estimate, scaled by what the server was seen to charge for such estimates (it may count ``max_tokens``, or
+    other clients). The largest recent cost must remain, and a share of the cost that no answer has confirmed yet.
+
+A limit that is not reached delays nothing, and a configured limit applies in addition. This module does not parse headers.
 """
 
 from __future__ import annotations
@@ -28,55 +30,55 @@ from qreward.scheduler.limits.rate import BURST, Gcra
 from qreward.scheduler.outcome import RateLimit
 
 MINUTE = 60.0
-"""Window of a limit of which nothing else is known."""
+"""Window of a limit in seconds if nothing else is known."""
 USUAL = (1.0, 10.0, 60.0, 3600.0, 86400.0)
 LONG = USUAL[2:]
-"""Windows that are known at first sight: a small bucket that is empty looks like one of a second."""
+"""Windows that can be recognised from one response: an empty small bucket would look like a window of one second."""
 NEAR, EXACT = 0.25, 0.05
-"""Parts by which a window may differ from a usual one and be taken for it: where it was measured, and at first sight."""
+"""Relative tolerances within which a window is taken for a usual one: a measured window, and one seen in a single response."""
 MARKED = 0.05
-"""Share of the largest ``remaining`` seen by which it must have fallen to tell the kind."""
+"""Share of the largest ``remaining`` seen by which it must have fallen before the kind is decided."""
 TICKS = 5.0
-"""Steps by which ``reset`` must have moved to tell the kind, and ``remaining`` to tell the rate: both are rounded."""
+"""Steps by which ``reset`` must have moved to decide the kind, and ``remaining`` to measure the rate: both are rounded."""
 PLENTY, GLANCE = 0.5, 1.0
-"""Share of a limit over which what is told is looked at only every so many seconds."""
+"""If more than this share of a limit remains, advertisements are read only once in so many seconds."""
 FINE = 0.001
-"""A step of ``reset`` in seconds, where not only whole ones are told."""
+"""Step of ``reset`` in seconds if fractions are advertised."""
 STEADY = 0.98
-"""Share of a rate that is kept where windows are shorter than answers take."""
+"""Share of the rate that is used where windows are shorter than the time of an answer."""
 LONGEST_WAIT = 60.0
-"""Seconds after the last send at which one request asks, whatever is said."""
+"""Seconds after the last request at which one request is sent in spite of the advertisement."""
 FORGOTTEN = 300.0
-"""Seconds after the last advertisement at which nothing is known any more."""
+"""Seconds after which the last advertisement is dropped."""
 DOUBT = 0.25
-"""Share by which tokens may exceed what was reserved."""
+"""Share by which used tokens may exceed the reserved ones."""
 RESERVE = 0.05
-"""Share of a window that may be left unused for the sake of a large request. What is left of a bucket is not lost."""
+"""Share of a window that may stay unused to leave space for a large request. The rest of a bucket is not lost."""
 FADE = 0.998
-"""What is left of the largest cost with each send: half after 350."""
+"""Factor on the largest cost with each request: half after 350."""
 PRIOR, MEMORY = 10.0, 0.99
-"""Requests for which a guess is believed before charges count, and what a charge still counts at the next."""
+"""Weight of the initial estimate, in requests, and the factor on older charges with each new one."""
 MOST_SCALE = 8.0
 REMEMBERED = 4096
-"""Times of sending that are remembered, should answers not tell."""
+"""Send times that are kept at most, in case answers carry no limit."""
 
 
 class HeaderRateLimit:
-    """One limit, on requests or on tokens, in the place of a ``Gcra``.
+    """One advertised limit, on requests or on tokens, with the interface of a ``Gcra``.
 
     Args:
-        pace: what an operator set, which holds as well.
-        doubt: 0 where costs are known beforehand (requests), ``DOUBT`` where they are guesses (tokens).
+        pace: the configured limit, which applies as well.
+        doubt: 0 where costs are known beforehand (requests), ``DOUBT`` where they are estimates (tokens).
 
     Attributes:
-        window: seconds in which the whole limit comes back, as far as that is known.
-        refill: a second; 0 where all comes back at once.
-        scale: what the server charges for one token of a plain guess; always 1 for requests.
+        window: seconds in which the whole limit is available again, or None if unknown.
+        refill: amount per second; 0 for a window, which is refilled at once.
+        scale: tokens that the server charges for one token of a plain estimate; always 1 for requests.
 
     Example:
-        >>> meter = Meter()
-        >>> meter.told(2.0, 1.0, Allowance(limit=600, remaining=0, reset=30.0))
-        >>> meter.ready_at
+        >>> limit = HeaderRateLimit()
+        >>> limit.told(2.0, 1.0, RateLimit(limit=600, remaining=0, reset=30.0))
+        >>> limit.ready_at
         32.0
     """
 
@@ -92,41 +94,41 @@ class HeaderRateLimit:
         self.refill = 0.0
         self.scale = 1.0
         self._doubt = doubt
-        # the count
-        self._left, self._at = inf, -inf  # what is left, as of when; inf while nothing is known
-        self._most = inf  # what is left when nothing is used
-        self._used = 0.0  # of it, when it was told last: if this is a bucket, only so much is back at its reset
-        self._paid = self._confirmed = 0.0  # for all sends so far; of it, what has been told of
-        self._sends: deque[list[float]] = deque(maxlen=REMEMBERED)  # time, paid until after its first and its last send, how many
-        self._ask_at, self._probe_at = inf, inf  # when one request asks all the same, and when the last one did
+        # accounting
+        self._left, self._at = inf, -inf  # remaining amount, and as of when; inf while unknown
+        self._most = inf  # remaining amount when nothing is used
+        self._used = 0.0  # used amount at the last advertisement: if this is a bucket, only so much is back at its reset
+        self._paid = self._confirmed = 0.0  # cost of all requests so far, and the part that advertisements cover
+        self._sends: deque[list[float]] = deque(maxlen=REMEMBERED)  # time, cost until after its first and its last request, count
+        self._ask_at, self._probe_at = inf, inf  # when one request is sent in spite of the limit, and when the last such one was
         self._open = 0.0  # reserved and not settled
         self._largest = 1.0
-        # what was told
-        self._follows = False  # how much is left is told, not only the limit
-        self._newest, self._told_at = -inf, -inf  # when the request left that told last, and when it was answered
-        self._heard, self._lowest = 0, 0.0  # of that instant's requests: how many told, and the least
+        # the advertisements
+        self._follows = False  # ``remaining`` is advertised, not only the limit
+        self._newest, self._told_at = -inf, -inf  # send time of the request with the latest advertisement, and when it was answered
+        self._heard, self._lowest = 0, 0.0  # of the requests sent at that instant: how many advertised, and the lowest value
         self._nonsense = False
-        self._sums = (0.0, 0.0)  # charged, guessed; recent ones count most
-        self._reference: tuple[float, float, float] | None = None  # sent at, paid, remaining: since when charges are compared
-        # its kind
+        self._sums = (0.0, 0.0)  # charged and estimated amounts, recent ones weighted most
+        self._reference: tuple[float, float, float] | None = None  # sent at, cost so far, remaining: base for comparing charges
+        # the kind of limit
         self._bucket: bool | None = None
-        self._mark: tuple[float, float, float] | None = None  # sent at, remaining, reset: what the kind is told by
-        self._peak = 0.0  # largest remaining that was told
-        self._began, self._full_at = -inf, -inf  # of the window: what was sent before it began tells of the one before
-        self._guessed = False  # when it ends was not told yet
-        self._longest = 0.0  # largest reset that was told: a window is at least as long
+        self._mark: tuple[float, float, float] | None = None  # sent at, remaining, reset: base for deciding the kind
+        self._peak = 0.0  # largest ``remaining`` advertised
+        self._began, self._full_at = -inf, -inf  # start and end of the window; requests sent before the start belong to the last one
+        self._guessed = False  # the end of the window is not advertised yet
+        self._longest = 0.0  # largest ``reset`` advertised: a window is at least as long
         self._lag = 0.0  # seconds from a request to its answer, of slow ones
 
-    # in the place of a pace
+    # the interface of a ``Gcra``
 
     @property
     def rate(self) -> float:
-        """Requests, or tokens, a second, as far as is known; inf while nothing limits."""
+        """Requests or tokens per second, as far as known; inf while there is no limit."""
         return min(inf if self.pace is None else self.pace.rate, self.refill or inf)
 
     @property
     def ready_at(self) -> float:
-        """The earliest time at which a send conforms; a time in the past means now."""
+        """Earliest time at which a request conforms. A past time means now."""
         at = -inf if self.pace is None else self.pace.ready_at
         needed = self._needed()
         if self._left >= needed:
@@ -135,7 +137,7 @@ class HeaderRateLimit:
         return max(at, min(back_at, self._ask_at))
 
     def take(self, now: float, cost: float = 1.0, plain: float | None = None) -> None:
-        """Pay for a send; ``plain`` is a guess that follows no answers, from which the server's charges are scaled."""
+        """Charge for a request. ``plain`` is an estimate independent of the answers, from which the server's charges are scaled."""
         if self.pace is not None:
             self.pace.take(now, cost)
         if self._doubt:
@@ -160,9 +162,10 @@ class HeaderRateLimit:
             sends.append([now, self._paid, self._paid, 1])
 
     def settle(self, reserved: float, used: float) -> None:
-        """A request ended for which so much was paid, and used so much; 0 if it was not served.
+        """A request ended for which ``reserved`` was charged and which used ``used``; 0 if it was not served.
 
-        What an answer used changes nothing here: the server has told what it charged for it, or will. And short answers come first.
+        While ``remaining`` is advertised, the usage of an answer does not change the remaining amount: the server's own count already
+        covers it, or will. Also, short answers come first, and their usage would mislead.
         """
         if self.pace is not None:
             self.pace.give_back(reserved - used)
@@ -171,26 +174,27 @@ class HeaderRateLimit:
         if not self._follows or not used:
             self._left += reserved - used
 
-    # what the server says
+    # advertisements
 
     def told(
         self, now: float, sent_at: float, said: RateLimit, *, answered: bool = True, others: float = 0.0, hint: float | None = None
     ) -> None:
-        """Take in an advertisement.
+        """Apply an advertisement.
 
         Args:
-            now: when the answer came.
+            now: when the response arrived.
             sent_at: when its request was sent.
-            answered: it was served, not turned away.
-            others: cost of what else is in flight, which is only asked for the first time.
-            hint: seconds after which the server said to come back, as it turned the request away: that goes before what is inferred.
+            said: the advertised limit.
+            answered: the request was served, not rejected.
+            others: cost of the other requests in flight; used only for the first advertisement.
+            hint: seconds after which a rejected request may be retried, as the server said; takes precedence over inferred times.
         """
         self._take_in(now, sent_at, said, answered, others)
         if hint is not None:
             self._ask_at = now + hint
 
     def untold(self, now: float, sent_at: float, *, answered: bool, hint: float | None = None) -> None:
-        """A request ended without a word of this limit. If it was answered, and sent after the limit was told of, that is forgotten."""
+        """A request ended without this limit being advertised. If it was answered and sent after the last advertisement, the limit ends."""
         if hint is not None:
             self._ask_at = min(self._ask_at, now + hint)
         elif sent_at > self._told_at:
@@ -207,7 +211,7 @@ class HeaderRateLimit:
         if sent_at < max(self._newest, self._began) or (limit is not None and limit <= 0):
             return
         if remaining is None:
-            if limit is None or window is None:  # a limit on what? a second's would be taken for a minute's
+            if limit is None or window is None:  # without a window a limit per second would be taken for one per minute
                 return
             remaining = limit if self._left == inf else min(limit, self._left)
             self._follows = False
@@ -228,12 +232,12 @@ class HeaderRateLimit:
             self._follow(now, sent_at, remaining, later=later)
 
     def _needed(self) -> float:
-        """What must be left for a send."""
+        """Return the amount that must remain for a request to be sent."""
         largest = self._largest if self.refill else max(1.0, min(self._largest, RESERVE * self._most))
         return min(self._most, largest + self._doubt * min(self._open, self._paid - self._confirmed))
 
     def _advance(self, now: float) -> None:
-        """Let time pass: what comes back comes back."""
+        """Refill the limit up to ``now``."""
         if self.refill:
             if self._left < self._most:
                 self._left = min(self._most, self._left + (now - self._at) * self.refill)
@@ -246,17 +250,17 @@ class HeaderRateLimit:
         self._at = max(self._at, now)
 
     def _follow(self, now: float, sent_at: float, remaining: float, *, later: bool) -> None:
-        """Take over what was left when a request was sent, less what was sent since beyond what came back."""
+        """Set the remaining amount to the advertised one, less the cost of later requests, plus the refill since."""
         sends = self._sends
         while sends and sends[0][0] < sent_at:
             sends.popleft()
-        if not sends or sends[0][0] > sent_at:  # sent before there was anything to count: it can only tell that less is left
+        if not sends or sends[0][0] > sent_at:  # sent before the accounting began: it can only lower the amount
             self._left = min(self._left, remaining)
             return
         _, first, last, count = sends[0]
         self._heard = 1 if later else self._heard + 1
         self._lowest = remaining if later else min(self._lowest, remaining)
-        unheard = (last - first) * max(0.0, count - self._heard) / max(1.0, count - 1)  # of that instant; they may have come after
+        unheard = (last - first) * max(0.0, count - self._heard) / max(1.0, count - 1)  # the server may have counted these later
         since = self._paid - last - self.refill * (now - sent_at)
         self._left = min(max(self._left, self._lowest - max(0.0, since + unheard)), self._lowest - max(0.0, since))
         self._confirmed = last - unheard
@@ -264,7 +268,7 @@ class HeaderRateLimit:
             self._compare(sent_at, first, remaining)
 
     def _compare(self, sent_at: float, paid: float, remaining: float) -> None:
-        """Learn what the server charges for what we reserve, from two requests that each went out alone."""
+        """Learn what the server charges per reserved token, from two requests that were each sent alone at their instant."""
         reference, self._reference = self._reference, (sent_at, paid, remaining)
         if reference is None or reference[0] < self._began:
             return
@@ -276,7 +280,7 @@ class HeaderRateLimit:
             self.scale = min(MOST_SCALE, max(1 / MOST_SCALE, self._sums[0] / self._sums[1]))
 
     def _is_nonsense(self, sent_at: float, remaining: float, *, answered: bool) -> bool:
-        """Whether nothing is said to be left, although answers come."""
+        """Return whether the server advertises that nothing remains although it answers requests."""
         if remaining >= 1:
             self._nonsense = False
         elif answered and sent_at == self._probe_at:
@@ -284,7 +288,7 @@ class HeaderRateLimit:
         return self._nonsense
 
     def _size_up(self, now: float, sent_at: float, remaining: float, said: RateLimit) -> None:
-        """Find out how it comes back: how fast, up to what, or when."""
+        """Determine how the limit is refilled: at which rate, up to which amount, or when."""
         limit, reset = said.limit, said.reset
         self._peak = max(self._peak, remaining)
         if said.window is not None:
@@ -307,8 +311,8 @@ class HeaderRateLimit:
                 self._spread(limit / span)
 
     def _rate_of_bucket(self, remaining: float, reset: float, limit: float | None) -> float:
-        """What comes back a second; 0 if it is no bucket."""
-        if self._bucket is False or (self._bucket is None and self._began > -inf):  # a window, or one that has ended before
+        """Return the refill per second; 0 if it is not a bucket."""
+        if self._bucket is False or (self._bucket is None and self._began > -inf):  # a window, or a limit that was refilled at a reset
             return 0.0
         if limit is None:
             return self.refill if self._bucket else 0.0
@@ -317,20 +321,23 @@ class HeaderRateLimit:
         if not self._bucket:
             return limit / found if found else 0.0
         window = self.window or found or MINUTE
-        if window not in USUAL and used > 0.5 * limit:  # measured by a small difference: this is a large one
+        if window not in USUAL and used > 0.5 * limit:  # it was measured from a small difference; this one is large
             seen = limit * reset / used
             window = seen if abs(seen - window) <= NEAR * window else window
         return limit / window
 
     def _see_end(self, now: float, sent_at: float, reset: float) -> None:
-        """The window ends between ``sent_at + reset`` and ``now + reset``: at the earliest of the latest, once it is known as one."""
+        """Update the end of the window, which lies between ``sent_at + reset`` and ``now + reset``.
+
+        The upper bound is used, and the lowest one of several responses once the limit is known to be a window.
+        """
         self._longest = max(self._longest, reset)
         first = self._guessed or sent_at + reset > self._full_at
-        nearer = min if self._bucket is False else max  # a bucket is full the later, the later it was told
+        nearer = min if self._bucket is False else max  # a bucket is full later with each later advertisement
         self._full_at, self._guessed = now + reset if first else nearer(self._full_at, now + reset), False
 
     def _spread(self, rate: float) -> None:
-        """Windows that end before an answer can tell of them: their rate, evenly, is all that can be kept."""
+        """Use an even rate, because windows end before an answer can advertise them."""
         self.refill = STEADY * rate
         self._most = self._largest + BURST * self.refill
         self._left = min(self._left, self._most)
@@ -338,7 +345,7 @@ class HeaderRateLimit:
 
     def _tell_kind(self, now: float, sent_at: float, remaining: float, reset: float, limit: float | None) -> None:
         mark = self._mark
-        if mark is None or now >= mark[0] + mark[2] or remaining > mark[1]:  # a window may have ended since, or more was given
+        if mark is None or now >= mark[0] + mark[2] or remaining > mark[1]:  # a window may have ended since, or the limit was raised
             self._mark = (sent_at, remaining, reset)
             return
         fell, rose = mark[1] - remaining, reset - mark[2]
@@ -346,7 +353,7 @@ class HeaderRateLimit:
         if fell < max(1.0, MARKED * self._peak) or abs(rose) < TICKS * tick:
             return
         self._bucket = rose > 0
-        if self._bucket and fell < TICKS:  # too little to tell how fast
+        if self._bucket and fell < TICKS:  # too little to measure the rate
             return
         self._mark = (sent_at, remaining, reset)
         if self._bucket and limit is not None:
@@ -356,7 +363,7 @@ class HeaderRateLimit:
 
 
 def near_usual(seconds: float) -> float:
-    """The usual window that this is near to, or just this.
+    """Return the usual window near this number of seconds, or the number itself.
 
     Example:
         >>> near_usual(57.0), near_usual(25.0)

@@ -1,15 +1,15 @@
-"""Pacing by GCRA, the generic cell rate algorithm (ITU-T I.371): one float of state a limit, O(1), exact wake times.
+"""Rate limits: a configured one (``Gcra``), and one learned from rejects (``LearnedRate``).
 
-A send of cost c moves the theoretical arrival time by c / rate; the next send conforms once that time is less than
-``burst`` seconds ahead. A cost larger than the burst is let through when there is no debt, and paid off afterwards.
+``Gcra`` is the generic cell rate algorithm (ITU-T I.371): one float of state per limit, O(1), exact wake times. A request of cost c moves
+the theoretical arrival time by c / rate. The next request conforms once that time is less than ``burst`` seconds ahead. A cost larger than
+the burst is allowed when there is no debt, and paid off afterwards.
 
-A pace learned from rejects that say when to come back.
-
-A hint (``Retry-After``) may mean a rate limit. What was accepted over the last minute, less 2 %, is a rate that the limit
-certainly allows, for token buckets and calendar windows alike. From there it is raised again: 2 % after 20 clean
-seconds, then twice as much (at most 30 %) every 5 s; a reject takes back the last raise. Rejects that go on amid answers at a
-pace that was not raised do not come from the rate: after two of them the pace is forgotten. Too few accepted say nothing
-of a rate, and a source that accepts nothing any more is away: only the first reject after an answer counts.
+``LearnedRate`` starts with the first reject that carries a hint (``Retry-After``), which may mean a rate limit. The requests accepted over
+the last minute, less 2 %, are a rate that the limit certainly allows, for token buckets and calendar windows alike. From there the rate is
+raised: 2 % after 20 s without a reject, then twice as much (at most 30 %) every 5 s. A reject takes back the last raise. Rejects that
+continue among answers at a rate that was not raised are not caused by the rate: after two of them the learned rate is dropped. Too few
+accepted requests are no evidence of a rate. A source that accepts nothing any more is unavailable, so only the first reject after an answer
+counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from math import inf
 
 BURST = 0.1
-"""Seconds of a rate that may be sent at once. One second doubles up in providers' per-second windows (simulated)."""
+"""Seconds' worth of a rate that may be sent at once. One second can put twice the rate into a provider's per-second window (simulated)."""
 
 
 class Gcra:
@@ -32,15 +32,15 @@ class Gcra:
 
     @property
     def ready_at(self) -> float:
-        """The earliest time at which a send conforms; a time in the past means now."""
+        """Earliest time at which a request conforms. A past time means now."""
         return self._arrival - self.burst
 
     def take(self, now: float, cost: float = 1.0) -> None:
-        """Pay for a send."""
+        """Charge for a request."""
         self._arrival = max(self._arrival, now) + cost / self.rate
 
     def give_back(self, cost: float) -> None:
-        """Correct an earlier payment: what was not used comes back, what was used beyond it (negative) is paid."""
+        """Correct an earlier charge: return the unused part, or charge the excess if ``cost`` is negative."""
         self._arrival -= cost / self.rate
 
 
@@ -49,35 +49,35 @@ SHARE = 0.98
 FIRST_RAISE, LARGEST_RAISE = 0.02, 0.30
 CALM, NEXT = 20.0, 5.0
 EVIDENCE = 5
-"""Requests accepted in the last minute without which no rate is learned, and answers without which no reject speaks against one."""
+"""Accepted requests in the last minute needed to learn a rate, and answers needed before a reject counts against a learned rate."""
 
 
 class LearnedRate:
-    """No limit until a reject carries a hint; then requests per second by GCRA."""
+    """No limit until a reject carries a hint; then a limit on requests per second by GCRA."""
 
     __slots__ = ("_accepted", "_answered", "_began", "_changed", "_cut", "_in_vain", "_pace", "_raised")
 
     def __init__(self) -> None:
         self._pace: Gcra | None = None
-        self._accepted: dict[int, int] = {}  # second -> requests sent and not turned away; the last minute
+        self._accepted: dict[int, int] = {}  # second -> requests sent and not rejected, over the last minute
         self._began: float | None = None
         self._changed = self._cut = -inf
         self._answered = 0  # since the last cut
-        self._in_vain = False  # the last cut was of a pace that had not been raised
+        self._in_vain = False  # the last cut was of a rate that had not been raised
         self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
 
     @property
     def rate(self) -> float | None:
-        """Requests per second, or None while nothing limits."""
+        """Requests per second, or None while there is no limit."""
         return None if self._pace is None else self._pace.rate
 
     @property
     def ready_at(self) -> float:
-        """The earliest time at which a request conforms."""
+        """Earliest time at which a request conforms."""
         return -inf if self._pace is None else self._pace.ready_at
 
     def sent(self, now: float) -> None:
-        """A request goes out."""
+        """A request is sent."""
         second = int(now)
         if self._began is None:
             self._began = now
@@ -88,7 +88,7 @@ class LearnedRate:
             self._pace.take(now)
 
     def ok(self, now: float) -> None:
-        """An answer came."""
+        """An answer arrived."""
         self._answered += 1
         if self._pace is not None and now - self._changed > (NEXT if self._raised else CALM):
             self._raised = min(LARGEST_RAISE, max(FIRST_RAISE, 2 * self._raised))
@@ -96,12 +96,12 @@ class LearnedRate:
             self._changed = now
 
     def refused(self, sent_at: float) -> None:
-        """A request that was sent then was turned away."""
+        """A request sent at ``sent_at`` was rejected."""
         if int(sent_at) in self._accepted:
             self._accepted[int(sent_at)] -= 1
 
     def hinted(self, now: float, hint: float) -> None:
-        """A reject said to come back after ``hint`` seconds. Rejects within a second count once."""
+        """A reject carried a wait of ``hint`` seconds. Rejects within one second count once."""
         if now - self._cut < 1.0 or not self._answered:
             return
         began = now if self._began is None else self._began

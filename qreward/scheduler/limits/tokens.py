@@ -1,8 +1,9 @@
 """Token accounting for sources with a token limit: estimate, reserve, reconcile.
 
-A task's tokens are known only afterwards, so a guess is reserved when it is sent and corrected when it is answered:
-the prompt by its size, scaled by what such guesses were off by; the output by the mean of what answers used. A server that
-tells what is left teaches its own charges, which are scaled from a *plain* guess: one that does not move with the answers.
+The tokens of a task are known only afterwards. So an estimate is reserved when the task is sent and corrected when it is answered. The
+prompt is estimated from its size, scaled by the error of earlier estimates; the output is the mean of earlier answers. For a server that
+advertises its remaining tokens, ``HeaderRateLimit`` learns what the server charges. It scales a *plain* estimate, one that does not change
+with the answers.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from qreward.scheduler.request import Attempt
 
 FIRST_OUTPUT = 256.0
-"""Output tokens expected of an answer before any was seen."""
+"""Output tokens expected of an answer before the first one."""
 
 
 class TokenEstimator:
-    """Guesses, and how good they were."""
+    """Estimates the tokens of requests, and learns from the tokens that answers report."""
 
     __slots__ = ("_estimate", "_output", "_scale")
 
@@ -32,7 +33,7 @@ class TokenEstimator:
         self._output: float | None = None  # output tokens of an answer, moving average
 
     def reserve(self, now: float, attempt: Attempt) -> None:
-        """Charge a source's token limit with what an attempt is expected to use."""
+        """Charge the source's token limit with the tokens that an attempt is expected to use."""
         pace = attempt.source.tokens
         assert pace is not None
         prompt, most = self._estimate(attempt.task.payload) if self._estimate else (0.0, 0.0)
@@ -46,7 +47,7 @@ class TokenEstimator:
             pace.take(now, attempt.cost)
 
     def settle(self, attempt: Attempt, answer: Answer | None) -> None:
-        """Correct the charge by what the answer says it used; without an answer nothing is known, and the charge is returned."""
+        """Correct the charge by the tokens that the answer reports. Without an answer the whole charge is returned."""
         pace = attempt.source.tokens
         if pace is None or not attempt.cost:  # sent before there was a limit
             return
@@ -57,7 +58,7 @@ class TokenEstimator:
             pace.give_back(attempt.cost - used)
 
     def _used(self, attempt: Attempt, answer: Answer) -> float:
-        """What an answer is charged, and a lesson for the next guess."""
+        """Return the tokens to charge for an answer, and update the estimates."""
         used_prompt, used_output = answer.prompt_tokens, answer.output_tokens
         if used_prompt is None or used_output is None:
             return attempt.cost

@@ -1,7 +1,7 @@
-"""How many requests a source may have in flight.
+"""Concurrency limits: how many requests a source may have in flight.
 
-The scheduler asks only for ``limit``, and tells what becomes of each request, so that a window may learn. A window also
-judges rejects: whether one means "leave me alone" (the source's gate closes) or only "I am full".
+The scheduler reads only ``limit``, and reports the outcome of each request so that a limit can adapt. A limit also classifies rejects:
+either the source is unavailable or over a rate (its cooldown starts), or it is only full.
 """
 
 from __future__ import annotations
@@ -10,48 +10,48 @@ from math import inf
 from typing import Protocol
 
 DEFAULT_LIMIT = 64
-"""Requests in flight at an endpoint of which nothing is known."""
+"""Requests in flight at an endpoint whose capacity is unknown."""
 PATIENCE = 100
-"""Answers after which a source that was full is offered more again: bounds rejects to about one in so many."""
+"""Answers after which a lowered limit is raised again. This bounds rejects to about one in so many requests."""
 
 
 Changes = dict[tuple[str, str], int]
-"""How often a limit changed: (``up`` or ``down``, why in a word) -> times."""
+"""How often a limit changed: (``up`` or ``down``, reason in one word) -> count."""
 
 
 def count_change(changes: Changes, before: int, after: int, why: str) -> None:
-    """Count a change of a limit, if it is one."""
+    """Count a change of a limit; equal values are not counted."""
     if after != before:
         key = ("up" if after > before else "down", why)
         changes[key] = changes.get(key, 0) + 1
 
 
 class Window(Protocol):
-    """A limit that may change with what it is told. ``inflight`` and ``others`` are as they are after the event."""
+    """A concurrency limit that may adapt to events. ``inflight`` and ``others`` are counted after the event."""
 
     limit: int
 
     def sent(self, now: float, inflight: int, /) -> None:
-        """A request went out."""
+        """A request was sent."""
 
     def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int, /) -> None:
-        """An answer came, of so many output tokens, if the source tells."""
+        """An answer arrived, of ``tokens`` output tokens, or None if the source does not report them."""
 
     def rejected(self, now: float, sent_at: float, hint: float | None, others: int, /) -> bool:
-        """Turned away while ``others`` are served, asked to wait ``hint`` seconds, if at all. True if the source wants to be left alone.
+        """A request was rejected while ``others`` are in flight, with a wait of ``hint`` seconds or None. True if a cooldown must start.
 
-        A hint closes the gate in any case; if this is False, it is not taken for a rate limit.
+        A hint starts a cooldown in any case. If this returns False, the hint is not treated as a sign of a rate limit.
         """
 
     def ended(self) -> None:
-        """A request ended in any other way, which says nothing about room."""
+        """A request ended in any other way, which says nothing about capacity."""
 
 
 class FixedLimit:
-    """A limit that an operator has set, or the default.
+    """A configured limit, or the default.
 
-    A source that turns away what goes beyond its own cap but serves the rest is not left alone: it holds what it holds. The
-    limit falls to that for a hundred answers (fewer where it is small), and doubles from there. A lone reject amid good answers is noise.
+    A source that rejects requests beyond its own capacity but serves the rest gets no cooldown. The limit falls to the number it still
+    serves for a hundred answers (fewer where it is small), and doubles from there. A single reject among good answers is noise.
     """
 
     __slots__ = ("_clean", "_closed_at", "_good", "_set", "changes", "limit")
@@ -64,10 +64,10 @@ class FixedLimit:
         self.changes: Changes = {}
 
     def sent(self, now: float, inflight: int) -> None:
-        """A request went out."""
+        """A request was sent."""
 
     def ok(self, _now: float, _sent_at: float, _tokens: int | None, _inflight: int) -> None:
-        """An answer came."""
+        """An answer arrived."""
         self._good += 1
         if self.limit < self._set:
             self._clean += 1
@@ -77,10 +77,10 @@ class FixedLimit:
                 count_change(self.changes, before, self.limit, "answers")
 
     def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
-        """Turned away."""
+        """A request was rejected."""
         lone, self._good = self._good >= self._set / 2, 0
         before = self.limit
-        if hint is not None or others == 0:  # away, or over a rate: that says nothing of how many it holds
+        if hint is not None or others == 0:  # unavailable, or over a rate: no evidence of its capacity
             self.limit, self._closed_at = self._set, now
             count_change(self.changes, before, self.limit, "away")
             return True

@@ -1,1 +1,1 @@
-"""The queue of a route: priorities, deadlines, retries, fair shares."""
+"""The queue of a route: priorities, deadlines, retries, fair queueing."""

@@ -1,6 +1,6 @@
-"""The ways in which tasks stand in line one by one: by deadline, and, once they were tried, by what they avoid.
+"""Queues of single tasks: new tasks by deadline, and tasks that were sent before by the sources they avoid.
 
-Tasks that ended while they waited are dropped when they are met. Knows nothing of levels, tenants or cost.
+Tasks that ended while they waited are dropped when a queue encounters them. The module does not know levels, tenants or costs.
 """
 
 from __future__ import annotations
@@ -21,30 +21,35 @@ PATIENCE = 600.0
 """Seconds after which a task without a deadline is as urgent as one whose deadline is now."""
 MOST_GROUPS = 32
 LAST = 1e9
-"""Seconds by which each failure puts a task back in the order for a source that is on its way back into service."""
+"""Seconds by which each failure moves a task back in the order for a half-open source."""
 
 
 def due(task: Task) -> float:
-    """By when a single task is to be served: tasks of equal timeouts keep their order, and none waits for ever."""
+    """Return the time by which a task is ordered: its deadline, or ``PATIENCE`` after its submission if that is sooner.
+
+    Tasks of equal timeouts keep their order, and no task starves.
+    """
     return min(task.born + PATIENCE, task.deadline)
 
 
 def rank(task: Task, source: Source) -> float:
-    """How a task that was tried before sorts for a source: by age.
+    """Return the sort key of a task that was sent before: its age.
 
-    A source whose next request decides whether it comes back is given what has failed least. Otherwise a few tasks that always
-    fail would keep every source out of service.
+    A half-open source receives the tasks with the fewest failures first. Otherwise a few tasks that always fail would keep every source out
+    of service.
     """
     return task.born if source.health.allowed > 1 else task.born + LAST * len(task.failures)
 
 
 class DeadlineQueue:
-    """Tasks that were never sent, earliest deadline first, equal ones as they came.
+    """Tasks that were never sent, earliest deadline first, equal deadlines in the order of arrival.
 
-    Tasks of equal timeouts come in the order of their deadlines: they stand in a line, and only those that overtake it cost a heap.
+    Tasks of equal timeouts arrive in the order of their deadlines, so they are appended to a deque. Only tasks with an earlier deadline
+    than its last one go to a heap.
 
     Attributes:
-        line, early: both, for those who look often; the ended ones included.
+        line: the deque; may contain tasks that have ended. Public for fast access.
+        early: the heap of (time, number, task); may contain tasks that have ended.
     """
 
     __slots__ = ("_last", "_number", "early", "line")
@@ -52,11 +57,11 @@ class DeadlineQueue:
     def __init__(self) -> None:
         self.line: deque[Task] = deque()
         self.early: list[tuple[float, int, Task]] = []
-        self._last = -inf  # when the last of the line is due
+        self._last = -inf  # due time of the last task in ``line``
         self._number = 0
 
     def put(self, task: Task) -> None:
-        by = task.born + PATIENCE  # as in ``due``, but this is the hot path
+        by = task.born + PATIENCE  # inlined from ``due``: hot path
         if task.deadline < by:  # noqa: PLR1730
             by = task.deadline
         if by >= self._last or not (self.line or self.early):
@@ -67,7 +72,7 @@ class DeadlineQueue:
             heappush(self.early, (by, self._number, task))
 
     def head(self) -> Task | None:
-        """The most urgent one, or None."""
+        """Return the most urgent task, or None."""
         line = self.line
         while line and line[0].state is not QUEUED:
             line.popleft()
@@ -79,19 +84,19 @@ class DeadlineQueue:
         return line[0] if line else None
 
     def pop(self) -> Task:
-        """Remove and return what ``head`` has just returned."""
+        """Remove and return the task that ``head`` has just returned."""
         if self.early and self._overtaken():
             return heappop(self.early)[2]
         return self.line.popleft()
 
     def sweep(self) -> None:
-        """Drop all that ended."""
+        """Drop all tasks that have ended."""
         self.line = deque(task for task in self.line if task.state is QUEUED)
         self.early = [entry for entry in self.early if entry[2].state is QUEUED]
         heapify(self.early)
 
     def all(self) -> list[Task]:
-        """Those that still wait."""
+        """Return the tasks that still wait."""
         self.sweep()
         return [*self.line, *(entry[2] for entry in self.early)]
 
@@ -103,15 +108,16 @@ class DeadlineQueue:
 
 
 class RetryQueue:
-    """Tasks that were sent before, grouped by the sources they avoid, so that those a source must not have are in nobody's way.
+    """Tasks that were sent before, grouped by the sources they avoid and by their number of failures.
 
-    And by how often they failed, so that those that fail do not stand before those that do not, see ``rank``.
+    The first grouping keeps tasks that a source must not take from blocking others. The second keeps tasks that fail from blocking those
+    that do not; see ``rank``.
     """
 
     __slots__ = ("groups", "most_avoided")
 
     def __init__(self) -> None:
-        self.most_avoided = -1  # sources that one of them avoids at most; -1 if there are none. May be too large, never too small
+        self.most_avoided = -1  # most sources that one task avoids; -1 without tasks. May be too large, never too small
         self.groups: dict[tuple[tuple[Source, ...], int], deque[Task]] = {}
 
     def put(self, task: Task) -> None:
@@ -119,7 +125,7 @@ class RetryQueue:
         self.groups.setdefault((task.excluded, len(task.failures)), deque()).append(task)
 
     def first(self, source: Source) -> deque[Task] | None:
-        """The line with the oldest head among those that a source may take, looking at a bounded number of them."""
+        """Return the group with the oldest head among those that a source may take; a bounded number of groups is checked."""
         best: deque[Task] | None = None
         least = inf
         for group, line in list(islice(self.groups.items(), MOST_GROUPS)):
@@ -128,24 +134,24 @@ class RetryQueue:
         return best
 
     def waits(self) -> bool:
-        """Whether any of them waits."""
+        """Return whether any task waits."""
         while self.groups:
             if self._waits(*next(iter(self.groups.items()))):
                 return True
         return False
 
     def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
-        """Remove and return those that avoid all of the usable sources."""
+        """Remove and return the tasks that avoid all of the usable sources."""
         stuck = [group for group in self.groups if all(source in group[0] for source in usable)]
         return [task for group in stuck for task in self.groups.pop(group) if task.state is QUEUED]
 
     def sweep(self) -> None:
-        """Drop all that ended."""
+        """Drop all tasks that have ended."""
         groups = {group: deque(task for task in line if task.state is QUEUED) for group, line in self.groups.items()}
         self.groups = {group: line for group, line in groups.items() if line}
 
     def all(self) -> list[Task]:
-        """Those that still wait."""
+        """Return the tasks that still wait."""
         return [task for task in chain.from_iterable(self.groups.values()) if task.state is QUEUED]
 
     def _waits(self, group: tuple[tuple[Source, ...], int], line: deque[Task]) -> bool:

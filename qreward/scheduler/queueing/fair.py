@@ -1,13 +1,13 @@
-"""Turns in proportion to cost: start-time fair queueing (Goyal, Vin and Cheng 1996).
+"""Fair queueing by cost: start-time fair queueing (Goyal, Vin and Cheng 1996).
 
-Each flow has a tag: the cost it was served, on a common clock. The flow with the least goes next and moves on by what that
-request costs, so over any time two flows that have something waiting throughout differ by at most one request of each.
-A flow that comes, or comes back, starts at the clock: it has no credit for the past, and nothing to catch up with.
-The clock moves on by the cost over the number of flows, as in WF2Q+ (Bennett and Zhang 1997), so that an endless row of
-newcomers starves nobody. It never leaves the reach of the request that was served last.
+Each flow has a tag: the cost of the requests it was served, on a virtual clock. The flow with the lowest tag is served next, and its tag
+advances by the cost of that request. So over any time, two flows that always have requests waiting differ by at most one request of each. A
+flow that is new or was idle starts at the clock: it has neither credit nor debt from the past. The clock advances by the cost over the
+number of flows, as in WF2Q+ (Bennett and Zhang 1997), so that an endless sequence of new flows starves no flow. The clock never passes the
+end of the request that was served last.
 
-What a request really used is known only later. The difference is charged with the flow's next request.
-Knows nothing of tasks, levels or time.
+The real cost of a request is known only later. The difference is charged with the flow's next request. The module does not know tasks,
+levels or time.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from heapq import heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
 MOST_OWED = 64.0
-"""Times its charge that a request can cost in addition: one absurd answer must not lock a flow out. So what a flow owes is
-bounded by what it has under way."""
+"""A request can be charged at most this many times its first charge in addition, so that one absurd answer cannot lock out a flow. The debt
+of a flow is thus bounded by its requests in flight."""
 FEW = 8
-"""Flows below which nobody looks for those that can be forgotten."""
+"""Number of flows below which idle flows are not removed."""
 
 
 class Flow:
-    """One of those that take turns.
+    """One participant in fair queueing.
 
     Attributes:
-        tag: where it stands on the clock, in units of cost.
-        owed: what its answers used beyond their charge; negative if they used less.
+        tag: its position on the virtual clock, in units of cost.
+        owed: cost that its answers used beyond their charge; negative if they used less.
     """
 
     __slots__ = ("owed", "tag")
@@ -37,7 +37,7 @@ class Flow:
     owed: float
 
     def waits(self) -> bool:
-        """Whether it has something to be served."""
+        """Return whether it has a request waiting."""
         raise NotImplementedError
 
 
@@ -46,7 +46,7 @@ F = TypeVar("F", bound=Flow)
 
 
 class FairHeap(Generic[F]):
-    """Flows by tag, ties in turn. A flow that moved on is put in its place, and one that is through is left out, when it is met."""
+    """Heap of flows by tag, ties in turn. An entry is corrected or removed when it reaches the top, if its flow has advanced or is idle."""
 
     __slots__ = ("_heap", "_joined", "_number", "_waits")
 
@@ -57,13 +57,13 @@ class FairHeap(Generic[F]):
         self._number = 0
 
     def join(self, flow: F) -> None:
-        """Let a flow take part, if it does not yet."""
+        """Add a flow if it is not in the heap."""
         if flow not in self._joined:
             self._joined.add(flow)
             heappush(self._heap, self._place(flow))
 
     def first(self) -> F | None:
-        """Whose turn it is; None if nobody waits."""
+        """Return the flow to be served next, or None if none has requests waiting."""
         heap = self._heap
         while heap:
             tag, _, flow = heap[0]
@@ -77,7 +77,7 @@ class FairHeap(Generic[F]):
         return None
 
     def least(self, flow: F) -> float:
-        """The tag of whose turn it is, or of the flow if that is less."""
+        """Return the lowest tag: that of the next flow, or of ``flow`` if that is lower."""
         if self._heap and self._heap[0][2] is flow and self._heap[0][0] == flow.tag:
             return flow.tag
         first = self.first()
@@ -96,11 +96,11 @@ class FairHeap(Generic[F]):
 
 
 class Fair(Generic[Key, F]):
-    """The flows that share something. While there is one only, nothing is counted.
+    """Flows that share a resource. While there is only one, nothing is charged.
 
     Attributes:
         alone: the only flow, or None if there are several or none.
-        flows: all that are known, those that wait for nothing included.
+        flows: all known flows, including idle ones.
     """
 
     __slots__ = ("_clock", "_few", "_turns", "alone", "flows")
@@ -113,7 +113,7 @@ class Fair(Generic[Key, F]):
         self.alone: F | None = None
 
     def add(self, key: Key, flow: F) -> None:
-        """Let in a flow that is not known."""
+        """Add a new flow."""
         if len(self.flows) >= self._few:
             self._forget_idle()
         flow.tag, flow.owed = self._clock, 0.0
@@ -123,35 +123,35 @@ class Fair(Generic[Key, F]):
         self.alone = flow if len(self.flows) == 1 else None
 
     def awake(self, flow: F) -> None:
-        """A flow is about to have something waiting. To be told only while there are several."""
+        """A flow is about to have a request waiting. Call it only while there are several flows."""
         if not flow.waits():
             flow.tag = max(flow.tag, self._clock)
             flow.owed = max(flow.owed, 0.0)
         self._turns.join(flow)
 
     def first(self) -> F | None:
-        """Whose turn it is; None if nobody waits."""
+        """Return the flow to be served next, or None if none has requests waiting."""
         alone = self.alone
         if alone is None:
             return self._turns.first()
         return alone if alone.waits() else None
 
     def charge(self, flow: F, cost: float) -> None:
-        """A flow is served a request that is expected to cost so much."""
+        """Charge a flow for a request that is served, by its expected cost."""
         low = self._turns.least(flow)
         due = max(cost + flow.owed, 0.0)
         flow.owed = min(cost + flow.owed, 0.0)
-        # one that is served out of turn, because others cannot be served now, gets ahead no further than that
+        # bounds how far a flow gets ahead that is served out of turn because others cannot be served now
         flow.tag = max(flow.tag, min(flow.tag + due, low + MOST_OWED * due))
         self._clock = max(low, min(self._clock + due / max(1, len(self._turns)), low + due))
 
     def settle(self, key: Key, charge: float, used: float) -> None:
-        """A request that was charged so much has used so much."""
+        """Record the real cost of a request that was charged ``charge``."""
         if self.alone is None and (flow := self.flows.get(key)) is not None:
             flow.owed += min(used - charge, MOST_OWED * charge)
 
     def forget(self, key: Key) -> None:
-        """A flow does not come again."""
+        """Remove a flow for good."""
         if self.flows.pop(key, None) is None:
             return
         self.alone = None
@@ -162,7 +162,7 @@ class Fair(Generic[Key, F]):
                 left.owed = 0.0
 
     def clear(self) -> None:
-        """Nobody waits: whoever comes starts anew."""
+        """Reset everything, since no request waits."""
         if self.alone is None:
             self._turns.clear()
         self.flows.clear()
@@ -170,7 +170,7 @@ class Fair(Generic[Key, F]):
         self._clock = 0.0
 
     def _forget_idle(self) -> None:
-        """Those that wait for nothing and that the clock has passed: nothing of them is worth remembering."""
+        """Remove idle flows that the clock has passed; a new flow would start at the same position."""
         clock = self._clock
         self.flows = {key: flow for key, flow in self.flows.items() if flow.tag > clock or flow.waits()}
         self._few = max(FEW, 2 * len(self.flows))

@@ -1,6 +1,7 @@
-"""What waits at one level of priority: retries first, then tenants in turn; of a tenant its single tasks, then its bulks in turn.
+"""The queue of one priority level: retries first, then tenants in turn; of a tenant its single tasks first, then its batches in turn.
 
-Tenants, and the bulks of a tenant, share by cost (see ``fair``). Knows nothing of the other levels.
+Single tasks are those outside of batches. Tenants, and the batches of a tenant, share by cost (see ``fair``). The module does not know the
+other levels.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from qreward.scheduler.endpoint_state import Source
 
 BULK = 60.0
-"""Seconds of waiting after which a bulk's next item goes before single tasks of its level and tenant."""
+"""Seconds of waiting after which a batch's next item goes ahead of newer single tasks of its level and tenant."""
 LEAST_COST = 1.0
 
 
 class Bulk(Flow):
-    """A feed among the others of its tenant."""
+    """The flow of one batch among the batches of its tenant."""
 
     __slots__ = ("feed",)
 
@@ -32,7 +33,7 @@ class Bulk(Flow):
 
     @property
     def born(self) -> float:
-        """When a single task would have come that is as urgent as the next item."""
+        """Arrival time of a single task that would be as urgent as the next item."""
         return self.feed.served + BULK
 
     @property
@@ -44,7 +45,7 @@ class Bulk(Flow):
 
 
 class Tenant(Flow):
-    """All that one tenant has waiting at a level, retries excepted."""
+    """The flow of one tenant: all it has waiting at a level, except retries."""
 
     __slots__ = ("bulks", "name", "singles")
 
@@ -54,7 +55,7 @@ class Tenant(Flow):
         self.bulks: Fair[BatchFeed, Bulk] = Fair()
 
     def next(self, bulk: bool) -> Task | Bulk | None:
-        """What is to be taken of it: a single task, unless a bulk has waited for long."""
+        """Return the next entry: a single task, unless none waits or a batch has waited for long. ``bulk``: batches may be taken."""
         head = self.singles.head()
         if bulk and self.bulks.flows:
             first = self.bulks.first()
@@ -70,7 +71,7 @@ class Tenant(Flow):
 
 
 Found = Task | Bulk | deque[Task] | None
-"""A single task, a bulk whose next item is meant, or a line of retries of which the head is."""
+"""A single task, a batch whose next item is to be taken, or a group of retries whose head is to be taken."""
 
 
 class PriorityLevel:
@@ -81,14 +82,14 @@ class PriorityLevel:
     def __init__(self, level: int) -> None:
         self.level = level
         self.again = RetryQueue()
-        self.items_again = RetryQueue()  # those of tasks that came from a feed
+        self.items_again = RetryQueue()  # retries of batch items
         self._tenants: Fair[str | None, Tenant] = Fair()
         self._online: FairHeap[Tenant] = FairHeap(Tenant.has_single)  # kept while there are several tenants
 
-    # what comes
+    # adding
 
     def tenant(self, name: str | None) -> Tenant:
-        """The tenant of that name, who is about to have something waiting."""
+        """Return the tenant of that name, created if needed. The caller is about to add a task or a feed to it."""
         alone = self._tenants.alone
         return alone if alone is not None and alone.name == name else self._enter(name)
 
@@ -115,23 +116,23 @@ class PriorityLevel:
             self._online.join(tenant)
         return tenant
 
-    # what goes
+    # taking
 
     def take(self, source: Source, now: float, bulk: bool, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed | None] | None:
-        """Remove and return what a source should take, with the feed if it comes fresh from one."""
+        """Remove and return the task that a source should take, with its feed if it is a batch item that was never sent."""
         if self.again.groups or self.items_again.groups:
             return self.remove(self.best(source, bulk)[1], now, cost)
         alone = self._tenants.alone
         return self.remove(self._turn(bulk) if alone is None else alone.next(bulk), now, cost)
 
     def best(self, source: Source, bulk: bool) -> tuple[float, Found]:
-        """What a source should take, and when the most urgent came of what it may take; inf if there is nothing."""
+        """Return what a source should take, and the arrival time of the most urgent entry that it may take; inf if there is none."""
         alone = self._tenants.alone
         fresh = self._turn(bulk) if alone is None else alone.next(bulk)
         found: Found = fresh
         age = first = inf if fresh is None else fresh.born
         if alone is None and (online := self._online.first()) is not None:
-            single = online.next(bulk=False)  # must not lose its place among the levels because it is a bulk's turn
+            single = online.next(bulk=False)  # a batch's turn must not cost a single task its rank among the levels
             age = age if single is None else min(age, single.born)
         if self.again.groups or self.items_again.groups:
             line = self._retried(source)
@@ -140,7 +141,7 @@ class PriorityLevel:
         return age, found
 
     def remove(self, found: Found, now: float, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed | None] | None:
-        """Take out what has just been found."""
+        """Remove and return the entry that ``best`` has just found."""
         if found is None:
             return None
         if isinstance(found, deque):
@@ -168,7 +169,7 @@ class PriorityLevel:
         return task, feed
 
     def _turn(self, bulk: bool) -> Task | Bulk | None:
-        """What the tenant has whose turn it is."""
+        """Return the next entry of the tenant whose turn it is."""
         tenant = self._tenants.first() if bulk else self._online.first()
         return None if tenant is None else tenant.next(bulk)
 
@@ -177,10 +178,10 @@ class PriorityLevel:
         items = self.items_again.first(source)
         return items if line is None or (items is not None and rank(items[0], source) < rank(line[0], source)) else line
 
-    # what it costs
+    # costs
 
     def passed(self, task: Task, cost: Callable[[Task], float]) -> None:
-        """Charge a task that did not have to wait, while others do."""
+        """Charge a task that was sent without waiting while other tasks wait."""
         alone = self._tenants.alone
         if alone is None or alone.name != task.tenant:
             tenant = self._enter(task.tenant)
@@ -188,7 +189,7 @@ class PriorityLevel:
                 self._charge(task, cost, tenant)
 
     def settle(self, task: Task, charge: float, used: float) -> None:
-        """A task that was charged so much has used so much."""
+        """Record the real cost of a task that was charged ``charge``."""
         feed = task.feed
         name = task.tenant if feed is None else feed.tenant
         self._tenants.settle(name, charge, used)
@@ -202,13 +203,13 @@ class PriorityLevel:
         if bulk is not None and tenant.bulks.alone is None:
             tenant.bulks.charge(bulk, task.charge)
 
-    # what is no longer wanted
+    # removal
 
     def waits(self) -> bool:
-        """Whether anything waits."""
+        """Return whether anything waits."""
         alone = self._tenants.alone
         if alone is not None and (line := alone.singles.line) and line[0].state is QUEUED:
-            return True  # nearly always
+            return True  # fast path
         if self._tenants.first() is not None:
             return True
         return bool(self.again.groups or self.items_again.groups) and (self.again.waits() or self.items_again.waits())
@@ -220,7 +221,7 @@ class PriorityLevel:
             tenant.bulks.forget(feed)
 
     def most_avoided(self) -> int:
-        """How many sources a task that was tried before avoids at most; -1 if there is none."""
+        """Return the most sources that a task sent before avoids; -1 if there is no such task."""
         return max((line.most_avoided for line in (self.again, self.items_again) if line.groups), default=-1)
 
     def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
@@ -228,23 +229,23 @@ class PriorityLevel:
         return self.again.reclaim(usable) + self.items_again.reclaim(usable)
 
     def tasks(self) -> list[Task]:
-        """Those that wait, what feeds have read ahead excepted."""
+        """Return the waiting tasks, except those in the buffers of feeds."""
         singles = [task for tenant in self._tenants.flows.values() for task in tenant.singles.all()]
         return self.again.all() + self.items_again.all() + singles
 
     def feeds(self) -> list[BatchFeed]:
-        """Those that have something to take."""
+        """Return the feeds with a non-empty buffer."""
         return [bulk.feed for tenant in self._tenants.flows.values() for bulk in tenant.bulks.flows.values() if bulk.waits()]
 
     def sweep(self) -> None:
-        """Drop all tasks that ended."""
+        """Drop all tasks that have ended."""
         self.again.sweep()
         self.items_again.sweep()
         for tenant in self._tenants.flows.values():
             tenant.singles.sweep()
 
     def rest(self) -> None:
-        """Nothing waits: forget who was served how much, and hold nothing of anybody."""
+        """Reset fair queueing, since nothing waits, and release references to tenants and feeds."""
         alone = self._tenants.alone
         if alone is None:
             self._tenants.clear()

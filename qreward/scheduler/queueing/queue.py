@@ -1,7 +1,7 @@
-"""Where work waits: one queue a pool, pulled by whichever source has room.
+"""The queue of a pool. Sources with a free slot take tasks from it.
 
-Ten levels of priority. Each entry sorts by the time it came plus ``AGEING`` seconds a level, so that an urgent one goes
-first and nothing starves. Who goes first within a level is in ``lane``.
+There are ten priority levels. Each entry sorts by its arrival time plus ``AGEING`` seconds per level, so that urgent tasks go first and
+none starves. ``priority_level`` defines the order within a level.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ LEVELS = 10
 AGEING = 15.0
 """Seconds of waiting that outweigh one level of priority."""
 SWEEP = 64
-"""Tasks that may have ended in the queue before somebody looks for them."""
+"""Tasks that may have ended in the queue before they are removed."""
 QUEUED = TaskState.QUEUED
 
 
 def one_each(_task: Task) -> float:
-    """What a task costs while nobody knows better."""
+    """Return the default cost of a task."""
     return 1.0
 
 
 class Queue:
     """Tasks and feeds of one pool.
 
-    Tenants of a level, and the bulks of a tenant, get equal shares of what their tasks cost. Tasks that ended while they
-    waited are dropped when they are met.
+    Tenants of a level, and the batches of a tenant, get equal shares by the cost of their tasks. Tasks that ended while they waited are
+    dropped when the queue encounters them.
 
     Args:
-        cost: what a task is expected to cost, in any unit, such as tokens; at least 1 is counted. Only asked while several
-            tenants or bulks share a level.
+        cost: returns the expected cost of a task, in any unit, such as tokens; at least 1 is charged. Called only while several tenants or
+            batches share a level.
 
     Attributes:
         cost: as given; may be changed at any time.
-        levels: the priorities of which there are entries; empty if nothing waits.
-        waiting: single tasks that wait, those that were sent before included.
+        levels: the priority levels with entries; empty if nothing waits.
+        waiting: waiting tasks that do not belong to a batch, including those that were sent before.
     """
 
     __slots__ = ("_ended", "_lanes", "_most_ended", "_only", "_resting", "cost", "levels", "waiting")
@@ -54,14 +54,14 @@ class Queue:
         self.waiting = 0
         self._lanes: dict[int, PriorityLevel] = {}
         self._resting: dict[int, PriorityLevel] = {}
-        self._only: PriorityLevel | None = None  # if there is one level
+        self._only: PriorityLevel | None = None  # set while exactly one level has entries
         self._ended = 0
         self._most_ended = SWEEP
 
-    # what comes
+    # adding
 
     def put(self, task: Task) -> None:
-        """Add a task; if it was tried before, it goes among the first of its level."""
+        """Add a task. One that was sent before goes ahead of new ones of its level."""
         task.state = QUEUED
         task.lined = True
         lane = self._lanes.get(task.level)
@@ -77,26 +77,26 @@ class Queue:
             lane.tenant(task.tenant).singles.put(task)
 
     def put_feed(self, feed: BatchFeed) -> None:
-        """Add a feed that has something to take."""
+        """Add a feed with a non-empty buffer."""
         if not feed.lined:
             lane = self._lanes.get(feed.level)
             if lane is None:
                 lane = self._open(feed.level)
             lane.put_feed(feed)
 
-    # what goes
+    # taking
 
     def key(self, source: Source, *, bulk: bool = True) -> float:
-        """How the best entry for a source sorts; smaller is sooner, inf if there is none. For ``bulk`` see ``take``."""
+        """Return the sort key of the best entry for a source; smaller is sooner, inf if there is none. For ``bulk`` see ``take``."""
         return min((self._lanes[level].best(source, bulk)[0] + level * AGEING for level in self.levels), default=inf)
 
     def take(self, source: Source, now: float, *, bulk: bool = True) -> tuple[Task, BatchFeed | None] | None:
-        """Remove and return the best task for a source, with the feed if it comes fresh from one; None if there is none.
+        """Remove and return the best task for a source, with its feed if it is a batch item that was never sent; None if there is none.
 
         Args:
-            source: who asks.
+            source: the source that takes the task.
             now: the time, in seconds.
-            bulk: False if items of feeds are to wait. Retries of such items are not: others may have to leave them to the source.
+            bulk: False if batch items must wait. Retries of batch items need not: this source may be the only one they do not avoid.
         """
         lane = self._only
         if lane is not None:
@@ -119,11 +119,11 @@ class Queue:
         return entry
 
     def left(self) -> float:
-        """Items that the waiting feeds are still to give; inf if the input of one may be of any length."""
+        """Return the number of items that the waiting feeds still hold or will read; inf if the length of an input is unknown."""
         return sum(len(feed.buffer) if feed.ended else inf if feed.left is None else feed.left for feed in self._feeds())
 
     def empty(self) -> list[Task]:
-        """Remove and return all tasks, those read ahead included."""
+        """Remove and return all tasks, including those in the buffers of feeds."""
         lanes = list(self._lanes.values())
         tasks = self._out([task for lane in lanes for task in lane.tasks()])
         for feed in self._feeds():
@@ -137,7 +137,7 @@ class Queue:
         return tasks
 
     def most_avoided(self) -> int:
-        """How many sources a task that was tried before avoids at most; -1 if there is none."""
+        """Return the most sources that a task sent before avoids; -1 if there is no such task."""
         return max((lane.most_avoided() for lane in self._lanes.values()), default=-1)
 
     def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
@@ -147,14 +147,14 @@ class Queue:
         return tasks
 
     def drop_feed(self, feed: BatchFeed) -> None:
-        """Take a feed out, if it is in. It does not come again."""
+        """Remove a feed for good, if it is in the queue."""
         lane = self._lanes.get(feed.level)
         if lane is not None:
             lane.drop_feed(feed)
             self._close_idle()
 
     def ended(self, task: Task) -> None:
-        """To be called when a task has ended, its state changed. It does nothing if the task is not in the queue."""
+        """Remove a task that has ended; its state must have changed before. Does nothing if the task is not in the queue."""
         if not task.lined:
             return
         self._out([task])
@@ -166,27 +166,27 @@ class Queue:
             self._close(lane)
 
     def take_back(self, task: Task) -> None:
-        """Take out a task that goes on without a turn, its state changed; it may come again."""
+        """Remove a task that no longer needs to wait; its state must have changed before. It may be added again."""
         self._out([task])
         lane = self._lanes[task.level]
         lane.sweep()
         if not lane.waits():
             self._close(lane)
 
-    # what it costs
+    # costs
 
     def passed(self, task: Task) -> None:
-        """To be called when a single task is sent that did not have to wait although others do: its tenant is charged."""
+        """Charge the tenant of a task that is sent without waiting while other tasks wait."""
         lane = self._lanes.get(task.level)
         if lane is not None:
             lane.passed(task, self.cost)
 
     def settle(self, task: Task, used: float) -> None:
-        """A task has ended: correct what was counted for it by what it used. It does nothing if nothing was counted.
+        """Replace the charge of a task that has ended by its real cost. Does nothing if the task was not charged.
 
         Args:
-            task: it may be settled once; later calls do nothing.
-            used: in the unit of ``cost``.
+            task: a task with a charge; settling clears the charge.
+            used: real cost, in the unit of ``cost``.
         """
         charge, task.charge = task.charge, 0.0
         lane = self._lanes.get(task.level)
@@ -203,13 +203,13 @@ class Queue:
         return [feed for lane in self._lanes.values() for feed in lane.feeds()]
 
     def _out(self, tasks: list[Task]) -> list[Task]:
-        """Tasks leave the queue, not by their turn."""
+        """Update the counts for tasks that leave the queue out of turn."""
         for task in tasks:
             task.lined = False
             self.waiting -= task.feed is None
         return tasks
 
-    # levels that have nothing: their lanes are kept, for they are often needed again at once
+    # empty levels are kept for reuse, since they are often needed again at once
 
     def _open(self, level: int) -> PriorityLevel:
         lane = self._lanes[level] = self._resting.pop(level) if level in self._resting else PriorityLevel(level)
@@ -228,7 +228,7 @@ class Queue:
             self._close(lane)
 
     def _first(self, source: Source, bulk: bool) -> tuple[PriorityLevel | None, Found]:
-        """Of several levels, the one whose turn it is, and what is to be taken."""
+        """Return the level whose turn it is, and its entry to take."""
         key: float = inf
         lane, found = None, None
         for level in self.levels:
@@ -239,7 +239,7 @@ class Queue:
         return lane, found
 
     def _sweep(self) -> None:
-        """Drop what ended in the queue; not before as many have ended as were left the last time, so that it costs each one look."""
+        """Drop ended tasks. It runs after as many have ended as the queue held the last time, so that the cost per task is constant."""
         for lane in self._lanes.values():
             lane.sweep()
         self._ended, self._most_ended = 0, max(SWEEP, len(self))

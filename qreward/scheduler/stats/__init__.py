@@ -1,1 +1,1 @@
-"""What is measured of an endpoint: latencies, output lengths, silence."""
+"""Measurements of endpoints: latencies, output lengths, stalls."""

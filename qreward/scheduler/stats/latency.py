@@ -1,13 +1,13 @@
-"""How long answers take: a moving average and quantiles in constant memory.
+"""Latency of answers and timing of streams, in constant memory.
 
-Quantiles come from counts in logarithmic buckets of 10 % width, as in DDSketch (Masson et al., VLDB 2019), halved every
-thousand answers so that old ones fade.
+``Latency`` keeps moving averages and quantiles of the time of an answer. Quantiles come from counts in logarithmic buckets of 10 % width,
+as in DDSketch (Masson et al., VLDB 2019); the counts are halved every thousand answers so that old ones fade.
 
-How soon and how steadily a source streams, and what is too long: for the first token, and between two.
+``StreamTiming`` keeps the time to the first token and the gaps between tokens, and derives limits for both:
 
-First token: clamp(4 x p99, 5 s, 120 s), doubled each time the task has run into a limit before, for it may only be long.
-Gap: clamp(20 x p99, 5 s, 60 s), and 60 s before anything is known. A first token has no limit here before 20 of them were
-seen: the limit of the attempt holds.
+First token: clamp(4 x p99, 5 s, 120 s), doubled each time the task has exceeded a limit before, for the task may just be long. Before 20
+first tokens were seen only the time limit of the attempt applies.
+Gap: clamp(20 x p99, 5 s, 60 s), and 60 s before 20 gaps were seen.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Quantiles:
         self.fade_after = fade_after
 
     def add(self, value: float) -> None:
-        bucket = int(log(value) / _GROWTH + _OFFSET) if value > _SMALLEST else 0  # not by ``bucket()``: each answer comes here thrice
+        bucket = int(log(value) / _GROWTH + _OFFSET) if value > _SMALLEST else 0  # inlined from ``bucket()``: hot path
         self._counts[bucket if bucket < _BUCKETS else _BUCKETS - 1] += 1
         self.count += 1
         if self.count == self.fade_after:
@@ -40,11 +40,11 @@ class Quantiles:
             self.count = sum(self._counts)
 
     def bucket(self, value: float) -> int:
-        """Where a value is counted."""
+        """Return the number of the bucket in which a value is counted."""
         return min(_BUCKETS - 1, int(log(value) / _GROWTH + _OFFSET)) if value > _SMALLEST else 0
 
     def beyond(self, share: float) -> list[float]:
-        """For each bucket the value that a share of all values in later buckets exceeds, 0 if there are none."""
+        """Return for each bucket the value that ``share`` of all values in later buckets exceed, 0 if there are none."""
         found, rank, above = [0.0] * _BUCKETS, 0, 0.0  # ``above``: values in buckets after ``top``
         top = _BUCKETS - 1
         for bucket in range(_BUCKETS - 1, -1, -1):
@@ -56,7 +56,7 @@ class Quantiles:
         return found
 
     def at(self, quantile: float) -> float | None:
-        """The value below which the share ``quantile`` of all lies, or None if nothing was added."""
+        """Return the value below which the share ``quantile`` of all values lies, or None without values."""
         rank = quantile * self.count
         for bucket, count in enumerate(self._counts):
             rank -= count
@@ -66,16 +66,17 @@ class Quantiles:
 
 
 class Latency:
-    """What one source has shown: mean seconds of an answer, a slow one's, and seconds a token.
+    """Latency of one source: mean and quantiles of the time of an answer, and seconds per token.
 
-    The mean starts at the first answer and moves 10 % of the way with each; quantiles are refreshed every 32. Seconds a
-    token is a ratio of sums over about the last 20 answers: a mean of ratios would follow the shortest ones.
+    The mean starts at the first answer and moves 10 % of the way with each later one. Quantiles are refreshed every 32 answers. Seconds per
+    token is a ratio of sums over about the last 20 answers, because a mean of ratios would follow the shortest answers.
 
     Attributes:
-        mean, slow: seconds: mean and 99 % quantile; the quantile is None before 20 answers.
-        quick: 5 % quantile, 0 before 20 answers.
-        pace: seconds a token, 0 while it is unknown.
-        told: the source tells tokens; if not, ``pace`` is seconds an answer.
+        mean: mean time of an answer in seconds.
+        slow: 99th percentile in seconds, None before 20 answers.
+        quick: 5th percentile in seconds, 0 before 20 answers.
+        pace: seconds per token, 0 while unknown.
+        told: the source reports tokens; if it does not, ``pace`` is seconds per answer.
     """
 
     __slots__ = ("_answers", "_quantiles", "_seconds", "_tokens", "mean", "pace", "quick", "slow", "told")
@@ -91,7 +92,7 @@ class Latency:
         self._quantiles = Quantiles(fade_after=1000)
 
     def add(self, seconds: float, tokens: int | None = None) -> None:
-        """Take an answer of so many output tokens, if that is told."""
+        """Add an answer and its output tokens, None if the source does not report them."""
         self.mean += (seconds - self.mean) * (0.1 if self._answers > 10 else 1.0 / (self._answers + 1))
         self._answers += 1
         self._quantiles.add(seconds)
@@ -105,12 +106,12 @@ class Latency:
             self.quick = self._quantiles.at(0.05) or 0.0
 
     def at(self, quantile: float) -> float | None:
-        """A quantile over about the last thousand answers, or None."""
+        """Return a quantile in seconds over about the last thousand answers, or None without answers."""
         return self._quantiles.at(quantile)
 
 
 KNOWN = 20
-"""Values before a quantile is believed."""
+"""Values needed before a quantile is used."""
 MEMORY = 1000
 FIRST_FACTOR, FIRST_LEAST, FIRST_MOST = 4.0, 5.0, 120.0
 GAP_FACTOR, GAP_LEAST, GAP_MOST = 20.0, 5.0, 60.0
@@ -118,13 +119,13 @@ MOST_DOUBLINGS = 3
 
 
 class StreamTiming:
-    """Of one source.
+    """Stream timing of one source.
 
     Example:
-        >>> tempo = Tempo()
+        >>> timing = StreamTiming()
         >>> for _ in range(KNOWN):
-        ...     tempo.began(2.0)
-        >>> 7 < tempo.first_limit(0) < 9, tempo.gap_limit()
+        ...     timing.began(2.0)
+        >>> 7 < timing.first_limit(0) < 9, timing.gap_limit()
         (True, 60.0)
     """
 
@@ -135,26 +136,26 @@ class StreamTiming:
         self._gaps = Quantiles(fade_after=MEMORY)
 
     def began(self, seconds: float) -> None:
-        """A first token came after so many seconds."""
+        """A first token arrived ``seconds`` after its request was sent."""
         self._first.add(seconds)
 
     def went_on(self, gaps: Iterable[float]) -> None:
-        """So many seconds passed between tokens."""
+        """Add gaps between tokens, in seconds."""
         for gap in gaps:
             self._gaps.add(gap)
 
     def first(self, quantile: float) -> float | None:
-        """Seconds within which that share of first tokens came, None before enough is known."""
+        """Return the seconds within which the share ``quantile`` of first tokens arrived, or None before 20 of them."""
         return self._first.at(quantile) if self._first.count >= KNOWN else None
 
     def first_limit(self, overdue: int) -> float | None:
-        """Seconds a first token may take of a task that has run into a limit so often; None if nothing is known."""
+        """Return the seconds a first token may take, for a task that exceeded a limit ``overdue`` times; None before 20 first tokens."""
         slow = self.first(0.99)
         if slow is None:
             return None
         return min(FIRST_MOST, max(FIRST_LEAST, FIRST_FACTOR * slow) * 2.0 ** min(overdue, MOST_DOUBLINGS))
 
     def gap_limit(self) -> float:
-        """Seconds that may pass between two tokens."""
+        """Return the seconds that may pass between two tokens."""
         slow = self._gaps.at(0.99) if self._gaps.count >= KNOWN else None
         return GAP_MOST if slow is None else min(GAP_MOST, max(GAP_LEAST, GAP_FACTOR * slow))

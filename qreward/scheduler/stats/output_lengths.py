@@ -1,8 +1,8 @@
-"""How long the answers of a pool are, in output tokens, whichever source gave them.
+"""Output lengths of the answers of a pool, in tokens, over all of its sources.
 
-Time at a source is its pace (seconds a token) times the length of the answer, and the length is the request's own. So
-what was seen anywhere tells how long an answer may be that is not there after so many tokens. A source that does not
-tell tokens is taken to give answers of the pool's mean length.
+The time of an answer is the source's seconds per token times the length of the answer, and the length depends on the request only. So the
+lengths seen at all sources predict how long an answer still takes that is not complete after a given number of tokens. A source that does
+not report tokens is assumed to return answers of the pool's mean length.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from math import inf
 from qreward.scheduler.stats.latency import Latency, Quantiles
 
 ENOUGH = 100
-"""Answers before which nothing is called rare or extreme."""
+"""Answers needed before ``rare`` and ``extreme`` are known."""
 RARE, EXTREME = 0.99, 0.999
 FADE = 4000
 """Answers after which older ones count half."""
 REFRESH = 32
 LONG = 0.03
-"""Share of the longer answers that make a long one: it is they that end a bulk, not the mean."""
+"""A long answer is one exceeded by this share of the answers. Long answers, and not the mean, determine the end of a batch."""
 STRETCH = 1.6
-"""Times what is done already that a long one is at least, where few answers were as long."""
+"""Least length of a long answer as a multiple of the tokens done already, where few answers were as long."""
 
 
 class OutputLengths:
-    """Lengths of answers, and what they say of one that is under way.
+    """Distribution of output lengths, and predictions for answers in progress.
 
     Attributes:
-        mean: tokens of an answer, moving average; 1 while no source tells tokens.
-        rare, extreme: the lengths that one in a hundred, one in a thousand exceeds; inf before a hundred answers.
+        mean: tokens of an answer, moving average; 1 while no source reports tokens.
+        rare, extreme: 99th and 99.9th percentile in tokens; inf before a hundred answers.
     """
 
     __slots__ = ("_beyond", "_fresh", "_sizes", "_told", "extreme", "mean", "rare")
@@ -42,7 +42,7 @@ class OutputLengths:
         self.rare = self.extreme = inf
 
     def add(self, seconds: float, tokens: int | None, latency: Latency) -> None:
-        """Take an answer that took so long at a source with that latency, which knows of it already."""
+        """Add an answer that took ``seconds`` at a source whose ``latency`` already includes it."""
         if tokens:
             self.mean += (tokens - self.mean) * (0.02 if self._told else 1.0)
             self._told = True
@@ -57,15 +57,15 @@ class OutputLengths:
                 self.extreme = self._sizes.at(EXTREME) or inf
 
     def pace(self, latency: Latency) -> float:
-        """Seconds a token at a source, 0 if it has shown nothing yet."""
+        """Return the seconds per token at a source, 0 if it has not answered yet."""
         return latency.pace if latency.told else latency.pace / self.mean
 
     def long(self, least: float) -> float:
-        """The length of a long answer among those longer than ``least``."""
+        """Return the length in tokens of a long answer among those longer than ``least``."""
         if not self._beyond:
             self._beyond = self._sizes.beyond(LONG)
         return max(self._beyond[self._sizes.bucket(least)], STRETCH * least)
 
     def at(self, quantile: float) -> float | None:
-        """A quantile of the lengths, or None if none is known."""
+        """Return a quantile of the lengths in tokens, or None without answers."""
         return self._sizes.at(quantile)

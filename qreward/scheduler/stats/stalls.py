@@ -1,8 +1,8 @@
-"""Whether a source has gone silent: it holds requests, and does not answer one of them for far longer than ever before.
+"""Detects a stalled source: it has requests in flight, and has answered none of them for far longer than ever before.
 
-A dead endpoint with a full window shows no failure, only nothing. How long nothing is normal follows from how many
-answers were due meanwhile (requests in flight over the mean time of an answer, Little's law): that number is about the
-same at any load. A server that answers in batches shows long silences, which are learned as well.
+A dead endpoint with all slots in use shows no failure, only silence. The normal length of a silence is measured in answers that were due
+meanwhile (requests in flight over the mean time of an answer, Little's law), since that number is about the same at any load. A server that
+answers in batches shows long silences, which are learned as well.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 from math import inf
 
 LEAST_INFLIGHT = 3
-"""Requests in flight below which silence says nothing."""
+"""Requests in flight below which silence is no evidence."""
 LEAST_ANSWERS = 20
 LEAST_SECONDS = 2.5
 FACTOR = 3.0
-"""Times the longest silence so far."""
+"""A stall is this many times the longest silence so far."""
 LEAST_DUE = 24.0
-"""Answers that must be missing: by chance e^-24, if they come independently."""
+"""Least number of answers that are overdue in a stall; the chance of that is e^-24 if answers arrive independently."""
 _MEMORY = 0.9995
 
 
 class StallDetector:
-    """Since when a source is silent, and how long that was at most, in answers due.
+    """Tracks since when a source is silent, and its longest silence, in answers due.
 
     Attributes:
-        since: when it last gave a sign of life under load, inf while it holds too little.
+        since: when it last showed a sign of life under load; inf while it has too few requests in flight.
     """
 
     __slots__ = ("_answers", "_longest", "since")
@@ -35,12 +35,12 @@ class StallDetector:
         self._answers = 0
 
     def sent(self, now: float, inflight: int) -> None:
-        """A request went out."""
+        """A request was sent."""
         if inflight == LEAST_INFLIGHT and self.since == inf:
             self.since = now
 
     def broken(self, now: float, inflight: int, mean: float) -> None:
-        """A sign of life; ``inflight`` is without it, ``mean`` the seconds of an answer."""
+        """The source showed a sign of life. ``inflight`` no longer counts that request; ``mean`` is the mean latency in seconds."""
         if self.since != inf and mean > 0:
             self._longest = max(_MEMORY * self._longest, (now - self.since) * (inflight + 1) / mean)
             self._answers += 1
@@ -52,7 +52,7 @@ class StallDetector:
             self.since = inf
 
     def alarm_at(self, inflight: int, mean: float) -> float:
-        """When it is to be called stuck, if it stays silent; inf if it is not silent or too little is known."""
+        """Return when the source counts as stalled if it stays silent; inf if it is not silent or too little is known."""
         if self.since == inf or self._answers < LEAST_ANSWERS or inflight < LEAST_INFLIGHT:
             return inf
         return self.since + max(LEAST_SECONDS, FACTOR * self._longest * mean / inflight, LEAST_DUE * mean / inflight)

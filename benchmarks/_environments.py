@@ -1,4 +1,5 @@
-"""Virtual environments for the peers: one each under ``benchmarks/.envs``, made from PyPI and kept while its pins stay the same."""
+"""Virtual environments of the compared libraries, one each under ``benchmarks/.envs``. They are installed from PyPI and reused while
+their pins stay the same."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ ROOT = Path(__file__).parent / ".envs"
 
 
 def python_of(name: str, requirements: tuple[str, ...]) -> Path:
-    """The interpreter of environment ``name`` with ``requirements`` installed; made now if it is missing or has other pins.
+    """The interpreter of the environment ``name``, which is created if it is missing or has other pins than ``requirements``.
 
     Raises:
         subprocess.CalledProcessError: pip could not install them.

@@ -1,4 +1,4 @@
-"""Tables, the description of the machine, and the marked sections of ``docs/benchmarks.md`` that are written from JSON."""
+"""Markdown tables, the description of the machine, and the marked sections of ``docs/benchmarks.md`` that are generated from JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns are padded, so that it reads as well in a terminal; the first column is left-aligned."""
+    """A Markdown table with padded columns, so that it is also readable in a terminal. Only the first column is left-aligned."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:
@@ -27,7 +27,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine() -> dict[str, str]:
-    """What a reader must know of the machine to judge a figure."""
+    """The properties of the machine that are needed to interpret the results."""
     return {
         "cpu": _cpu(),
         "cores": str(os.cpu_count()),
@@ -37,7 +37,7 @@ def machine() -> dict[str, str]:
 
 
 def describe(about: dict[str, str]) -> str:
-    """One sentence of :func:`machine`."""
+    """The result of :func:`machine` as a sentence."""
     return f"{about['cpu']}, {about['cores']} cores, {about['system']}, {about['python']}."
 
 
@@ -50,10 +50,10 @@ def _cpu() -> str:
 
 
 def rewrite_section(page: Path, name: str, text: str) -> None:
-    """Replace what stands between the marks ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``.
+    """Replace the text between the markers ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``.
 
     Raises:
-        ValueError: the page does not hold the two marks, once each and in order.
+        ValueError: the page does not contain the two markers once each and in this order.
     """
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     old = page.read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Processes of a benchmark: the server on one core, a fresh client on the other, both in a clean environment.
+"""Processes of a benchmark: the server on one core and a fresh client on the other, both in a clean environment.
 
-Nothing here knows what is measured; a client prints one JSON line, whatever is in it.
+Knows nothing of what is measured: a client prints one line of JSON, which is passed on.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from types import TracebackType
 from typing import Any
 
 HERE = Path(__file__).parent
-SETTINGS = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # litellm would fetch its price list while it is imported
+SETTINGS = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # else litellm downloads its price list on import
 UNWANTED = ("_PROXY", "PYTHON", "OPENAI_", "LITELLM_", "QREWARD_", "OTEL_")
 
 
 class ClientFailed(Exception):
-    """A client process ended badly or took too long; the message ends with what it said last."""
+    """A client process failed or timed out. The message ends with the last line of its output."""
 
 
 def cores() -> tuple[int | None, int | None]:
-    """The cores of client and server, or None for each where a process cannot be pinned."""
+    """The cores of client and server; None for both if processes cannot be pinned."""
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return (usable[0], usable[1]) if len(usable) > 1 else (None, None)
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without what would change a client: proxies, Python's own settings, keys and settings of the peers."""
+    """The environment without variables that affect a client: proxies, Python's settings, and keys and settings of the libraries."""
     kept = {key: value for key, value in os.environ.items() if not any(word in key.upper() for word in UNWANTED)}
     return kept | SETTINGS
 
@@ -67,12 +67,12 @@ class Server:
         self._process.communicate()
 
     def urls(self, delay_ms: int = 0, *, pause_ms: int | None = None) -> list[str]:
-        """The base URLs of the endpoints, answering after ``delay_ms``, or streaming with ``pause_ms`` from one chunk to the next."""
+        """The base URLs of the endpoints, which respond after ``delay_ms``, or stream with ``pause_ms`` between two chunks."""
         way = f"d{delay_ms}" if pause_ms is None else f"s{pause_ms}"
         return [f"http://127.0.0.1:{port}/{way}/v1" for port in self._ports]
 
     def stats(self) -> dict[str, int]:
-        """``served`` requests and the ``peak`` open at once, since the last look."""
+        """The number of ``served`` requests and the ``peak`` of open requests since the last call."""
         connection = http.client.HTTPConnection("127.0.0.1", self._ports[0], timeout=10)
         connection.request("GET", "/stats")
         answer: dict[str, int] = json.load(connection.getresponse())
@@ -81,10 +81,10 @@ class Server:
 
 
 def run_client(python: Path, script: str, arguments: Sequence[str], timeout: float) -> dict[str, Any]:
-    """Run ``clients/SCRIPT`` and return the JSON object it printed, with ``seconds`` the whole process took.
+    """Run ``clients/SCRIPT`` and return the JSON object that it prints, plus the duration of the process as ``seconds``.
 
     Raises:
-        ClientFailed: it ended with an error, or ran longer than ``timeout`` seconds.
+        ClientFailed: the process ended with an error, or ran longer than ``timeout`` seconds.
     """
     command = [str(python), str(HERE / "clients" / script), *arguments]
     begin = time.perf_counter()

@@ -1,6 +1,6 @@
-"""Benchmarks that compare clients by CPU time: each measurement a fresh process, all clients in turn in each round, one page of tables.
+"""Benchmarks that compare clients by CPU time. Each measurement is a fresh process, and each round measures all clients in turn.
 
-What is measured, how long, and in which words it is told is said by whoever calls.
+The caller decides what is measured, for how long, and how it is presented.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from overhead_clients import BARE, ENVIRONMENTS, Client, command_line
 CLIENT_TIMEOUT = 600.0  # seconds that one client process may take
 
 Way = dict[str, int]
-"""How the server answers, as ``Server.urls`` takes it: ``{"delay_ms": 200}`` or ``{"pause_ms": 50}``."""
+"""The arguments of ``Server.urls``: ``{"delay_ms": 200}`` or ``{"pause_ms": 50}``."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One client process that is to be run."""
+    """One planned run of a client process."""
 
     client: Client
     round: int
@@ -36,7 +36,7 @@ class Measurement:
     gc: bool
 
     def run(self, server: Server, core: int | None, *more: str) -> dict[str, Any]:
-        """What the client process printed, with what the server saw. ``more`` are options it is given. Raises ``ClientFailed``."""
+        """Run the client with the options ``more``; return its output and the statistics of the server. Raises ``ClientFailed``."""
         urls, pieces = server.urls(**self.way), server.chunks if "pause_ms" in self.way else 1
         wanted = command_line(urls, server.verdict, self.in_flight, self.requests, core=core, gc=self.gc, pieces=pieces)
         try:
@@ -46,15 +46,17 @@ class Measurement:
         return found | seen
 
     def facts(self) -> dict[str, Any]:
-        """What the record says of it."""
+        """The fields of the record that describe the measurement."""
         return {"client": self.client.name, "round": self.round, "in_flight": self.in_flight, **self.way, "gc": self.gc}
 
 
 def plan(args: argparse.Namespace, ways: Sequence[Way], requests: Callable[[Client, int, Way], int]) -> Iterator[Measurement]:
-    """All measurements in order: round by round, in each round cell by cell, in each cell all clients, started in turn.
+    """All measurements in order: by round, then by cell, then by client. The first client changes from round to round.
 
     Args:
-        requests: calls in the measured window of a client, with so many in flight, answered so.
+        args: the parsed arguments.
+        ways: how the server responds, one for each cell.
+        requests: number of calls in the measured window, for a client, a number of calls in flight, and a way.
     """
     for number in range(args.rounds):
         clients = [client for client in args.clients if client.takes_part(number)]
@@ -67,7 +69,7 @@ def plan(args: argparse.Namespace, ways: Sequence[Way], requests: Callable[[Clie
 
 
 def carry_out(args: argparse.Namespace, planned: list[Measurement], layout: Layout) -> None:
-    """Measure and print, or with ``--markdown`` write the page from a file. Ends with status 1 if a client failed."""
+    """Measure and print, or with ``--markdown`` write the page from a file. Exits with status 1 if a client failed."""
     if args.markdown:
         rewrite_section(PAGE, args.section, section(json.loads(args.json.read_text(encoding="utf-8")), layout))
         return
@@ -86,7 +88,7 @@ def carry_out(args: argparse.Namespace, planned: list[Measurement], layout: Layo
 
 
 def records(planned: list[Measurement], layout: Layout) -> Iterator[dict[str, Any]]:
-    """Carry out the plan. A client that fails leaves a record with ``error``; the others go on."""
+    """Run the planned measurements. A client that fails yields a record with ``error``; the others continue."""
     for client in {measurement.client for measurement in planned}:
         client.python()
     client_core, server_core = cores()
@@ -107,7 +109,7 @@ def progress(done: str, record: dict[str, Any], layout: Layout) -> None:
 
 
 def parser_of(text: str, clients: Sequence[Client], name: str, in_flight: list[int]) -> argparse.ArgumentParser:
-    """The options that all such benchmarks have; ``name`` is that of the section on the page."""
+    """A parser with the options that these benchmarks share. ``name`` is the section of the page."""
     names = [client.name for client in clients]
     shown = " ".join(map(str, in_flight))
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -124,7 +126,7 @@ def parser_of(text: str, clients: Sequence[Client], name: str, in_flight: list[i
 
 
 def parsed(parser: argparse.ArgumentParser, clients: Sequence[Client], quick: Sequence[str]) -> argparse.Namespace:
-    """The arguments, with ``clients`` as they were chosen; ``quick`` are the names that take part in a quick run."""
+    """The parsed arguments, with the chosen ``clients``. ``quick`` lists the names that take part in a quick run."""
     args = parser.parse_args()
     if args.markdown and not args.json:
         parser.error("--markdown needs --json PATH, the file to read")

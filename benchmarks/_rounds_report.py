@@ -1,7 +1,7 @@
-"""From the raw records of a benchmark that compares clients to its tables. Pure: JSON in, Markdown out.
+"""Converts the raw records of a benchmark that compares clients to tables. Pure: JSON in, Markdown out.
 
-A ratio is taken between two clients of the same round and the same cell, then the median over the rounds; so a machine
-that is slower in one minute than in the next bends both sides alike.
+A ratio is computed between two clients of the same round and the same cell, and the median is taken over the rounds. Changes in the
+speed of the machine therefore affect both sides alike.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from _pages import describe, table
 
 Record = dict[str, Any]
 MISSING = "-"
-SMALL = 30.0  # microseconds below which a tenth of one is told
+SMALL = 30.0  # microseconds below which a figure has one decimal
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Layout:
     """The words of the tables.
 
     Attributes:
-        unit: of which the CPU time is: a call, a chunk.
-        in_flight: what follows the number of calls in flight in the heading of a cell.
-        way: the member of a record that makes, with the calls in flight, its cell.
-        way_words: what follows its value.
-        references: clients to which the others are compared, the first one the most bare -> how a ratio to it is written.
+        unit: unit of the CPU time: ``call`` or ``chunk``.
+        in_flight: text after the number of calls in flight in the heading of a cell.
+        way: field of a record that identifies its cell, together with the calls in flight.
+        way_words: text after the value of that field.
+        references: reference client -> format of a ratio to it; the first is the minimal client.
     """
 
     unit: str
@@ -42,7 +42,7 @@ class Layout:
 
 
 def tables(run: dict[str, Any], layout: Layout) -> str:
-    """All cells of a run in its order, each with its heading."""
+    """The tables of all cells of a run, in its order, each with a heading."""
     records: list[Record] = run["records"]
     cells = dict.fromkeys(map(layout.cell, records))
     return "\n\n".join(
@@ -51,14 +51,14 @@ def tables(run: dict[str, Any], layout: Layout) -> str:
 
 
 def section(run: dict[str, Any], layout: Layout) -> str:
-    """What ``docs/benchmarks.md`` shows: the machine, the pins, then :func:`tables`."""
+    """The section of ``docs/benchmarks.md``: the machine, the pins, then :func:`tables`."""
     pins = "; ".join(f"{name}: {', '.join(f'`{pin}`' for pin in wanted)}" for name, wanted in run["environments"].items())
     about = f"Measured on {describe(run['machine'])} {run['options']['rounds']} rounds."
     return "\n\n".join([about, f"Peers: {pins}." if pins else "No peers.", tables(run, layout)])
 
 
 def cell_table(records: Sequence[Record], layout: Layout) -> str:
-    """One row a client. With records under relaxed garbage collection, a second pair of columns for them."""
+    """A table with a row per client. Records with relaxed garbage collection get a second pair of columns."""
     relaxed = any(record["gc"] for record in records)
     bare = next(iter(layout.references))
     head = ["client", f"us a {layout.unit}", *(f"/ {name}" for name in layout.references)]
@@ -81,7 +81,7 @@ def row(records: Sequence[Record], name: str, layout: Layout, *, relaxed: bool) 
 
 
 def cost(records: Sequence[Record], name: str) -> str:
-    """CPU time in microseconds; small figures with a digit more."""
+    """CPU time in microseconds, with one decimal for small figures."""
     found = [record["cpu_us"] for record in measured(records, name)]
     return failure(records, name) or spread(found, "{:.1f}" if found and max(found) < SMALL else "{:.0f}")
 
@@ -91,19 +91,19 @@ def measured(records: Iterable[Record], name: str) -> list[Record]:
 
 
 def failure(records: Iterable[Record], name: str) -> str | None:
-    """``failed`` for a client that has failures and nothing else."""
+    """``failed`` for a client of which all measurements failed."""
     mine = [record for record in records if record["client"] == name]
     return "failed" if mine and all("error" in record for record in mine) else None
 
 
 def ratios(records: Sequence[Record], name: str, reference: str) -> list[float]:
-    """CPU time of ``name`` over that of ``reference`` in each round that has both. The records are of one cell."""
+    """The ratio of the CPU time of ``name`` to that of ``reference`` in each round that has both. The records are of one cell."""
     base = {record["round"]: record["cpu_us"] for record in measured(records, reference)}
     return [record["cpu_us"] / base[record["round"]] for record in measured(records, name) if record["round"] in base]
 
 
 def spread(values: Sequence[float], shape: str) -> str:
-    """``median (least-most)``, the median alone if there is one value."""
+    """``median (min-max)``; the median alone if there is one value."""
     if not values:
         return MISSING
     middle, least, most = (shape.format(value) for value in (median(values), min(values), max(values)))

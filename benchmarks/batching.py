@@ -1,12 +1,12 @@
-"""Queues that merge single calls into batches: ours beside Ray Serve's, async-batcher, batched, and fixed waits tuned by hand.
+"""Compares queues that merge single calls into batches: qreward, Ray Serve, async-batcher, batched, and hand-tuned fixed waits.
 
-Three parts: ``cpu``, microseconds a call of a function that does nothing; ``busy``, latencies of 100 calls a second to a function
-that takes 100 ms, in real time; ``loads``, latencies at several loads in virtual time, with the real queues of all libraries. Each
-measurement is a fresh process; in each round all queues are measured in turn.
+Three parts: ``cpu``, the CPU time per call of a function that does nothing; ``busy``, latencies in real time at 100 calls per second to
+a function that takes 100 ms; ``loads``, latencies at several loads in virtual time, with the real queues of all libraries. Each
+measurement is a fresh process, and each round measures all queues in turn.
 
-    python benchmarks/batching.py --json batching.json               # half an hour; makes the peers' environments the first time
-    python benchmarks/batching.py --json batching.json --parts cpu   # measures one part anew and keeps the others in the file
-    python benchmarks/batching.py --json batching.json --markdown    # nothing is measured: docs/benchmarks.md from that file
+    python benchmarks/batching.py --json batching.json               # half an hour; creates the environments on the first run
+    python benchmarks/batching.py --json batching.json --parts cpu   # measures one part again and keeps the others in the file
+    python benchmarks/batching.py --json batching.json --markdown    # measures nothing; writes docs/benchmarks.md from that file
     python benchmarks/batching.py --quick                            # ours only, few calls
 """
 
@@ -34,7 +34,7 @@ HEADINGS = {
 
 
 def measure(part: str, sizes: Sizes) -> dict[str, Any]:
-    """The records of one part, and how much others used the machine meanwhile."""
+    """The records of one part, and the load average of the machine during the measurements."""
     load = [os.getloadavg()[0]]
     records = []
     for task in plan(part, sizes):
@@ -46,7 +46,7 @@ def measure(part: str, sizes: Sizes) -> dict[str, Any]:
 
 
 def run(task: Task) -> dict[str, Any]:
-    """One measurement; one that failed says why."""
+    """Run one measurement. A failed one has the reason as ``error``."""
     try:
         found = run_client(task.peer.python(), task.peer.script, [json.dumps(task.job)], TIMEOUT)
     except ClientFailed as error:
@@ -55,7 +55,7 @@ def run(task: Task) -> dict[str, Any]:
 
 
 def report(run: dict[str, Any]) -> str:
-    """A heading and the tables of each part that was measured."""
+    """A heading and the tables for each measured part."""
     shown = []
     for part, its in run["parts"].items():
         heading = HEADINGS[part].format(**its["sizes"])

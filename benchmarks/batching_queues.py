@@ -1,4 +1,4 @@
-"""The queues that the batching benchmark compares, what each is asked to do, and in what order. It runs and prints nothing."""
+"""The queues that the batching benchmark compares, and the measurements in their order. Runs and prints nothing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from _environments import python_of
 
 ENVIRONMENTS = {"ray": ("ray[serve]==2.60.0",), "batchers": ("async-batcher==0.2.2", "batched==0.1.5")}
 MAX_BATCH = 32
-LONE = 20_000  # calls of a lone caller; fewer where each waits for a timer
+LONE = 20_000  # calls of a single caller; fewer for queues in which each call waits for a timer
 
 
 class Peer(NamedTuple):
-    """A queue as it is set: its script, the environment it runs in (None is ours), and settings."""
+    """A queue with its settings: its script, its environment (None is that of the benchmark), and its options."""
 
     script: str
     environment: str | None = None
     wait: float | None = None
-    """Seconds that a batch waits for more; None is what the library does if nothing is said."""
+    """Seconds that a batch waits for more items; None is the default of the library."""
     more: dict[str, Any] = {}  # noqa: RUF012 - never changed
     lone: int = LONE
     most_slots: int = 10**9
@@ -30,7 +30,7 @@ class Peer(NamedTuple):
         return Path(sys.executable) if self.environment is None else python_of(self.environment, ENVIRONMENTS[self.environment])
 
     def settings(self) -> dict[str, Any]:
-        """What its script is told of itself."""
+        """The settings passed to its script."""
         return {"max_batch": MAX_BATCH, "wait": self.wait, **self.more}
 
 
@@ -45,7 +45,7 @@ def ray(wait: float | None = None, **more: Any) -> Peer:
 OURS, SUBMIT, BARE = "qreward @batch", "qreward submit", "bare"
 WAITS = (0.01, 0.05, 0.1, 0.2)
 FIXED = {f"slot first, {wait * 1000:g} ms": ours("decorator", wait) for wait in WAITS}
-"""The best that can be made of a fixed wait: counted from when the first item came, and batches fill while no slot is free."""
+"""The best possible use of a fixed wait: it is counted from the arrival of the first item, and batches fill while no slot is free."""
 RAYS = {"Ray Serve, 0 ms": ray(0.0), "Ray Serve, 10 ms (default)": ray()} | {
     f"Ray Serve, {wait * 1000:g} ms": ray(wait) for wait in WAITS[1:]
 }
@@ -71,14 +71,14 @@ QUICK = (BARE, OURS, SUBMIT, "slot first, 50 ms")
 
 
 class Service(NamedTuple):
-    """What batches are sent to: a batch of n takes ``base + each * n`` seconds, on each of ``slots``."""
+    """The service that processes the batches, with ``slots`` batches at once: a batch of n items takes ``base + each * n`` seconds."""
 
     base: float
     each: float
     slots: int
 
     def capacity(self) -> float:
-        """Items a second if all batches are full."""
+        """Items per second if all batches are full."""
         return self.slots * MAX_BATCH / (self.base + self.each * MAX_BATCH)
 
     def job(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ BUSY_RATE = 100.0  # calls a second
 
 
 class Sizes(NamedTuple):
-    """How much is done."""
+    """The numbers of rounds, seeds and calls."""
 
     rounds: int
     seeds: int
@@ -111,7 +111,7 @@ class Sizes(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One measurement: which round, queue and cell of a table it is for, and the job of its process."""
+    """One measurement: its round, its queue, its cell of the table, and the job of its process."""
 
     round: int
     queue: str
@@ -121,7 +121,7 @@ class Task(NamedTuple):
 
 
 def plan(part: str, sizes: Sizes) -> Iterator[Task]:
-    """The measurements of a part in order: in each round, for each cell all queues in turn."""
+    """The measurements of a part in order: by round, then by cell, then by queue."""
     for number in range(1 if part == "loads" else sizes.rounds):
         for cell, asked in _cells(part, sizes, number).items():
             for name, peer in PARTS[part].items():

@@ -1,4 +1,4 @@
-"""The tables of the batching benchmark, from its records. Measures nothing."""
+"""Converts the records of the batching benchmark to tables. Measures nothing."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from batching_queues import BATCHERS, FIXED, LOADS, OURS, RAYS, SERVICES
 
 Record = dict[str, Any]
 LESS = 0.99
-"""A latency counts as lower than ours below this part of it."""
+"""A latency counts as lower than ours if it is below this share of ours."""
 
 
 def names(records: Iterable[Record], key: str) -> list[str]:
-    """The values of a key, in the order in which they come first."""
+    """The distinct values of a key, in the order of their first occurrence."""
     return list(dict.fromkeys(record[key] for record in records))
 
 
 def cpu_table(records: Sequence[Record]) -> str:
-    """Microseconds a call: the median of the rounds, the least and the most."""
+    """Microseconds per call: median, minimum and maximum over the rounds."""
     cells = names(records, "cell")
     rows = [[queue, *(_cell(records, queue, cell, _spread) for cell in cells)] for queue in names(records, "queue")]
     return table(["CPU us a call", *cells], rows)
 
 
 def busy_table(records: Sequence[Record]) -> str:
-    """Milliseconds, seconds and items: medians of the rounds."""
+    """Latencies, total time and batch size: medians over the rounds."""
     cells = names(records, "cell")
     figures: dict[str, Callable[[Sequence[Record]], str]] = {
         "p50 ms": lambda mine: f"{_middle(mine, 'p50') * 1000:.0f}",
@@ -43,7 +43,7 @@ def busy_table(records: Sequence[Record]) -> str:
 
 
 def load_tables(records: Sequence[Record]) -> str:
-    """A table for each service, p50 / p99 in milliseconds by load, medians over the seeds; then each fixed wait beside ours."""
+    """A table of p50 / p99 in milliseconds by load for each service, as medians over the seeds, then :func:`waits_table`."""
     parts = []
     for service in names(records, "cell"):
         mine = [record for record in records if record["cell"] == service]
@@ -53,7 +53,7 @@ def load_tables(records: Sequence[Record]) -> str:
 
 
 def waits_table(records: Sequence[Record]) -> str:
-    """Where a queue with one wait for all loads has lower latencies than ours, and how much higher they are at worst."""
+    """For each queue with one wait for all loads: the loads at which its latencies are lower than ours, and the worst ratio to ours."""
     rows = []
     for record in records:
         if record["queue"] in (*FIXED, *RAYS, *BATCHERS) and "runs" in record:
@@ -74,7 +74,7 @@ def waits_table(records: Sequence[Record]) -> str:
 
 
 def _ratios(record: Record, ours: Record, what: str) -> dict[float, float]:
-    """Over ours by load: paired by seed, then the median."""
+    """The ratio to ours by load: paired by seed, then the median."""
     by_run = {(run["rate"], run["seed"]): run[what] for run in ours["runs"]}
     found = {}
     for load in LOADS:

@@ -1,11 +1,11 @@
-"""CPU time that a call of ``AsyncOpenAI`` costs over our transport, and over the SDK's own pool of connections; on httpx2 and on httpx.
+"""CPU time of a call of ``AsyncOpenAI`` over our transport and over the SDK's own connection pool, on httpx2 and on httpx.
 
-The same SDK in the same environment, the server and the conversations of the overhead benchmark; with ``--streamed`` those of
-the streaming benchmark, and the cost of a chunk. Each measurement is a fresh process, all clients in turn in each round.
+Uses the same SDK in the same environment, with the server and the conversations of the overhead benchmark; with ``--streamed`` those
+of the streaming benchmark, and the CPU time of a chunk. Each measurement is a fresh process, and each round measures all clients in turn.
 
     python benchmarks/drop_in.py --json drop_in.json                  # a few minutes
-    python benchmarks/drop_in.py --json drop_in.json --markdown       # nothing is measured: docs/benchmarks.md from that file
-    python benchmarks/drop_in.py --streamed --json streamed.json      # the same for streams, some ten minutes
+    python benchmarks/drop_in.py --json drop_in.json --markdown       # measures nothing; writes docs/benchmarks.md from that file
+    python benchmarks/drop_in.py --streamed --json streamed.json      # the same for streams, about ten minutes
     python benchmarks/drop_in.py --quick                              # seconds: httpx2 only
 """
 

@@ -1,7 +1,8 @@
-"""What a failure costs the scheduler beside an answer, by the number of endpoints. Only ``qreward.scheduler`` runs; nothing is sent.
+"""CPU time that the scheduler needs for a failure and for a success, by the number of endpoints.
 
-All windows are full and a bulk waits. Each row but the last is the median of single calls of ``Scheduler.event``; the last is the
-look at an endpoint that has not answered for so long that all it holds is copied to others.
+Runs only ``qreward.scheduler``; nothing is sent. All concurrency limits are reached and a batch waits. Each row but the last is the
+median of single calls of ``Scheduler.event``. The last row is the inspection of an endpoint that has been silent for so long that all
+its requests are hedged.
 
     python benchmarks/failures.py                 # about a minute
     python benchmarks/failures.py --quick         # few endpoints, few events
@@ -47,11 +48,12 @@ OUTCOMES: dict[str, Callable[[], Outcome]] = {
 
 
 class Scene:
-    """A scheduler whose endpoints hold as much as they may, while the input of a bulk has no end.
+    """A scheduler with all endpoints at their concurrency limit, and a batch with infinite input.
 
     Args:
-        endpoints: how many.
-        held: requests in flight at each.
+        endpoints: number of endpoints.
+        held: requests in flight at each endpoint.
+        strategy: load balancing strategy.
     """
 
     def __init__(self, endpoints: int, held: int = HELD, strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH) -> None:
@@ -67,7 +69,7 @@ class Scene:
         self.carry_out()
 
     def carry_out(self) -> list[Attempt]:
-        """Answer what the scheduler asks of its shell; what it sent is returned."""
+        """Execute the commands of the scheduler; return the attempts that it sent."""
         sent: list[Attempt] = []
         while self.scheduler.out:
             out, self.scheduler.out = self.scheduler.out, []
@@ -83,7 +85,7 @@ class Scene:
         return sent
 
     def end(self, attempt: Attempt, outcome: Outcome) -> float:
-        """Report an end; seconds that the scheduler took."""
+        """Report the outcome of an attempt; return the seconds that the scheduler took."""
         began = time.perf_counter()
         self.scheduler.event(self.now, attempt, outcome)
         took = time.perf_counter() - began
@@ -91,7 +93,7 @@ class Scene:
         return took
 
     def answer_all(self, rounds: int, but: Source | None = None) -> None:
-        """Let every endpoint answer the oldest of its requests, so many times, but one endpoint that keeps what it holds."""
+        """Complete the oldest request of every endpoint, ``rounds`` times. The endpoint ``but`` keeps its requests."""
         for _ in range(rounds):
             self.now += 1.0 / HELD
             for source in self.sources:
@@ -99,7 +101,7 @@ class Scene:
                     self.end(next(iter(source.attempts)), OUTCOMES["answer"]())
 
     def silence(self) -> float:
-        """The last endpoint does not answer any more: CPU seconds of the look that finds it silent."""
+        """Let the last endpoint stop responding; return the CPU seconds of the inspection that detects it."""
         mute = self.sources[-1]
         while self.now < mute.silence.alarm_at(mute.inflight, mute.latency.mean):
             self.answer_all(1, but=mute)
@@ -111,7 +113,7 @@ class Scene:
 
 
 def measure(name: str, endpoints: int, events: int) -> float:
-    """Median microseconds of an outcome. Endpoints are taken in turn, and answer eight times between two failures."""
+    """Median microseconds per outcome. Between two measurements all endpoints complete eight requests."""
     scene, took = Scene(endpoints), []
     scene.answer_all(4)
     for _ in range(max(1, events // min(endpoints, 100))):
@@ -124,14 +126,14 @@ def measure(name: str, endpoints: int, events: int) -> float:
 
 
 def chosen(scene: Scene) -> Iterator[Attempt]:
-    """The oldest request of up to a hundred endpoints, a tenth of all at most, so that the others stay well."""
+    """The oldest request of up to a hundred endpoints, and of a tenth of all at most, so that the others stay healthy."""
     for source in scene.rng.sample(scene.sources, max(1, min(100, len(scene.sources) // 10))):
         if source.attempts and source.health.allowed == inf:
             yield next(iter(source.attempts))
 
 
 def measure_silence(endpoints: int, held: int = 64) -> float:
-    """Microseconds of the look at an endpoint that holds so many requests and is silent."""
+    """Microseconds of the inspection of a silent endpoint with ``held`` requests in flight."""
     scene = Scene(endpoints, held)
     scene.answer_all(held + 30)
     return scene.silence() * 1e6

@@ -1,10 +1,11 @@
-"""CPU time of a judged item: ``Judge.batch_score`` beside a bulk of the same messages, and beside a judge written by hand.
+"""CPU time per judged item: ``Judge.batch_score``, a batch of the same messages, and a judge written by hand.
 
-By hand is the openai SDK, ``json.loads`` and a semaphore. All ask the same messages of one fake endpoint in a child process, 64 at a
-time, and take turns in each round; a ratio is taken within a round. Messages are made before, but for the judge, which makes its own.
+The judge written by hand uses the openai SDK, ``json.loads`` and a semaphore. All send the same messages to one fake endpoint in a child
+process, 64 at a time. Each round measures all in turn, and ratios are computed within a round. The messages are built beforehand, except
+by ``Judge``, which builds its own.
 
     python benchmarks/judging.py --json judging.json               # the table, a few minutes
-    python benchmarks/judging.py --json judging.json --markdown    # nothing is measured: docs/benchmarks.md from that file
+    python benchmarks/judging.py --json judging.json --markdown    # measures nothing; writes docs/benchmarks.md from that file
     python benchmarks/judging.py --quick                           # seconds
 """
 
@@ -47,7 +48,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Work:
-    """Items, and the messages that the judge makes of them."""
+    """Items, and the messages that the judge builds from them."""
 
     items: list[Item]
     messages: list[Messages]
@@ -55,12 +56,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Way:
-    """One row.
+    """One row of the table.
 
     Attributes:
-        name: as the table calls it.
-        run: judges all of the work; how many items came out right.
-        share: of the items, as the dear ones need fewer.
+        name: its name in the table.
+        run: judges all items; returns the number of correct results.
+        share: share of the items that it judges; less than 1 for expensive rows.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Way:
 BULK, THRICE, JUDGE, HAND = "batch_chat_completion", "the same, each three times", "Judge.batch_score", "by hand"
 MAJORITY, MEAN = "Judge, samples=3, majority", "Judge, samples=3, mean"
 BESIDE = {BULK: BULK, JUDGE: BULK, THRICE: BULK, MAJORITY: THRICE, MEAN: THRICE, HAND: JUDGE}
-"""The rows, and with which other each is compared."""
+"""Row -> the row with which it is compared."""
 
 
 def work_of(count: int, judge: Judge) -> Work:
@@ -81,7 +82,7 @@ def work_of(count: int, judge: Judge) -> Work:
 
 
 def ways(client: QRewardClient, sdk: AsyncOpenAI) -> list[Way]:
-    """All rows, over the one endpoint."""
+    """All rows, with the same endpoint."""
     usual = {"model": MODEL, **PARAMS}
 
     def bulk(times: int) -> Callable[[Work], Awaitable[int]]:
@@ -111,7 +112,7 @@ def ways(client: QRewardClient, sdk: AsyncOpenAI) -> list[Way]:
 
 
 def by_hand(sdk: AsyncOpenAI) -> Callable[[Work], Awaitable[int]]:
-    """As users of trainers write it."""
+    """A judge as users of trainers write it by hand."""
 
     async def run(work: Work) -> int:
         gate, form = asyncio.Semaphore(IN_FLIGHT), ResponseFormatJSONObject(type="json_object")
@@ -127,7 +128,7 @@ def by_hand(sdk: AsyncOpenAI) -> Callable[[Work], Awaitable[int]]:
 
 
 async def measured(way: Way, whole: Work, fleet: FakeFleet) -> dict[str, float]:
-    """CPU time of an item in microseconds, and the requests that it took. Raises ``SystemExit`` if an item came out wrong."""
+    """CPU time per item in microseconds, and requests per item. Raises ``SystemExit`` if a result is missing or wrong."""
     count = max(1, round(len(whole.items) * way.share))
     work, before = Work(whole.items[:count], whole.messages[:count]), fleet.seen(SERVER.name).requests
     gc.collect()
@@ -140,7 +141,7 @@ async def measured(way: Way, whole: Work, fleet: FakeFleet) -> dict[str, float]:
 
 
 async def measure(rounds: int, items: int) -> list[dict[str, dict[str, float]]]:
-    """One record a round: way -> figures. What is measured first is not kept: it opens connections and finds out what the server takes."""
+    """One record per round: way -> figures. The first round is discarded: it opens the connections and learns the limits."""
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(FakeFleet([SERVER], process=True))
         url, limits = fleet.urls[SERVER.name], Limits(max_concurrency=IN_FLIGHT, adaptive=False)
@@ -155,7 +156,7 @@ async def measure(rounds: int, items: int) -> list[dict[str, dict[str, float]]]:
 
 
 def report(records: Sequence[dict[str, dict[str, float]]]) -> str:
-    """One row a way: medians over the rounds, with the least and the most."""
+    """A table with a row per way: medians over the rounds, with minimum and maximum."""
     rows = []
     for name, beside in BESIDE.items():
         costs = [record[name]["us"] for record in records]
@@ -166,7 +167,7 @@ def report(records: Sequence[dict[str, dict[str, float]]]) -> str:
 
 
 def section(run: dict[str, Any]) -> str:
-    """What the page says of a run."""
+    """The section of the page for a run."""
     about = f"Medians of {run['rounds']} rounds with {run['items']:,} items (least-most), measured on {describe(run['machine'])}"
     return f"{about}\n\n{report(run['records'])}"
 

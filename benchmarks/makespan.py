@@ -1,12 +1,13 @@
-"""How long a bulk takes on a fleet, over the time that no client can beat: ours told only the URLs, peers with settings chosen by hand.
+"""Time of a batch on a fleet in relation to its lower bound: qreward, which gets only the URLs, and other clients with hand-tuned settings.
 
-Real sockets on 127.0.0.1: a fleet of fake judges in one process, a client in another, all clients of a seed with the same endpoints,
-answer lengths and faults. Answers are compared with the echo of their conversations; rejects and work are counted by the servers.
+Uses real sockets on 127.0.0.1, with a fleet of fake judges in one process and a client in another. All clients of a seed get the same
+endpoints, response lengths and faults. Responses are compared with the echo of their conversations. Rejections and served requests are
+counted by the servers.
 
     python benchmarks/makespan.py --json makespan.json                # everything: half an hour to an hour
-    python benchmarks/makespan.py --json makespan.json --markdown     # nothing is measured: docs/benchmarks.md from that file
+    python benchmarks/makespan.py --json makespan.json --markdown     # measures nothing; writes docs/benchmarks.md from that file
     python benchmarks/makespan.py --fleets uneven --clients qreward openai-pull --seeds 1
-    python benchmarks/makespan.py --clients litellm litellm-least-busy --requests 500 --seeds 1    # why litellm is set as it is
+    python benchmarks/makespan.py --clients litellm litellm-least-busy --requests 500 --seeds 1    # the reason for litellm's settings
     python benchmarks/makespan.py --quick                             # seconds: ours and bare aiohttp on a small fleet
 """
 
@@ -27,7 +28,7 @@ from makespan_report import section, tables
 from makespan_runs import run_bulk
 from overhead_clients import ENVIRONMENTS
 
-CAP = 12.0  # bounds after which a bulk is stopped
+CAP = 12.0  # a batch is stopped after this many times its lower bound
 
 
 def main() -> None:
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def facts(args: argparse.Namespace) -> dict[str, Any]:
-    """A run without its records: all that is known before anything is measured."""
+    """A run without its records: all that is known before the measurements."""
     used = {client.environment for client in args.clients}
     return {
         "machine": machine(),
@@ -61,7 +62,7 @@ def facts(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def records(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure: seed by seed, fleet by fleet, all clients, started in turn. A client that fails leaves a record with ``error``."""
+    """Measure by seed, then by fleet, then by client. A client that fails yields a record with ``error``."""
     for client in args.clients:
         client.python()
     for seed in range(1, args.seeds + 1):
@@ -73,7 +74,7 @@ def records(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def measured(fleet: Fleet, client: Client, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One record."""
+    """The record of one client on one fleet."""
     about = {"fleet": fleet.name, "client": client.name, "seed": seed}
     try:
         return about | run_bulk(client, fleet.plan(seed, args.requests), args.cap, cores())
@@ -82,7 +83,7 @@ def measured(fleet: Fleet, client: Client, seed: int, args: argparse.Namespace) 
 
 
 def turned(clients: list[Client], places: int) -> list[Client]:
-    """The clients, another one first."""
+    """The clients, rotated by ``places``."""
     first = places % len(clients)
     return clients[first:] + clients[:first]
 

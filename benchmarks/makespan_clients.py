@@ -1,4 +1,4 @@
-"""Who is measured by the makespan benchmark, and the settings chosen by hand for those that do not learn."""
+"""The clients of the makespan benchmark, with hand-tuned settings for those that do not adapt."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from _environments import python_of
 from overhead_clients import ENVIRONMENTS
 
-IN_FLIGHT = 32  # calls at once an endpoint
-TIMEOUT = 10.0  # seconds of an attempt: half as long again as the slowest answer of any fleet
+IN_FLIGHT = 32  # concurrent calls per endpoint
+TIMEOUT = 10.0  # seconds per attempt: 1.5 times the slowest response of any fleet
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class Client:
     """One row of the tables.
 
     Attributes:
-        name: as ``--clients`` and the tables call it.
+        name: its name for ``--clients`` and in the tables.
         script: its file in ``clients``.
-        what: what it is, for the page.
+        what: its description on the page.
         environment: key of ``ENVIRONMENTS``, or None for the interpreter that runs the benchmark.
-        settings: what its script is told besides the URLs.
+        settings: settings that its script gets besides the URLs.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Client:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def python(self) -> Path:
-        """Its interpreter, made if need be."""
+        """Its interpreter. Creates the environment if needed."""
         return Path(sys.executable) if self.environment is None else python_of(self.environment, ENVIRONMENTS[self.environment])
 
 
@@ -66,5 +66,5 @@ CANDIDATES = (
     _old("qreward-0.1.7-alone", "without the retries and hedges of `schedule`", retry_times=0),
     _old("qreward-0.1.7-unhedged", "without the hedges of `schedule`", retry_times=3),
 )
-"""Other ways to set the peers, not measured unless asked for: those in ``CLIENTS`` lost less, or were faster."""
+"""Other settings of the compared clients, measured only on request: those in ``CLIENTS`` lost fewer requests, or were faster."""
 BARE = Client("bare", "bulk_bare.py", "aiohttp, the endpoints' workers pull from one queue, no retry", settings={"in_flight": 3})

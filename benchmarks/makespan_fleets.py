@@ -1,7 +1,7 @@
-"""The fleets of the makespan benchmark and their work; the bound of both is computed by ``qreward.testing``.
+"""The fleets and batches of the makespan benchmark. Their lower bound is computed by ``qreward.testing``.
 
-A bound uses what it can express: slots, rates, the drawn length of every answer, and phases in time. It leaves out hangs, and counts
-work that a dying endpoint had begun as done; both can only take time away from a client, so it stays a bound.
+The bound considers slots, rate limits, the drawn length of every response, and phases in time. It ignores hangs, and counts the work that
+a dying endpoint has begun as done. Both can only make a client slower, so it stays a lower bound.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Conversation = list[dict[str, str]]
 Endpoints = list[FakeEndpoint]
 
 TOKENS, SIGMA = 200.0, 0.5  # mean and spread of the lognormal output lengths
-HANGING, DIES_AT = 0.05, 0.2  # share of requests; part of the bound of the fleet if it stayed whole
+HANGING, DIES_AT = 0.05, 0.2  # share of requests; share of the bound of the same fleet without a dying endpoint
 QUESTION = (
     "### Question {index}\nA tank holds {index} litres. It is filled at 12 litres a minute and leaks 3 litres a minute. How long does it "
     "take until it is full?\n\n### Answer to be judged\nThe net rate is 12 - 3 = 9 litres a minute, so {index} / 9 minutes.\n\n"
@@ -27,7 +27,7 @@ QUESTION = (
 
 @dataclass(frozen=True)
 class Plan:
-    """A fleet and a bulk as all clients of one seed get them. ``bound`` is in seconds."""
+    """The fleet and the batch for all clients of one seed. ``bound`` is in seconds."""
 
     endpoints: Endpoints
     work: list[Conversation] = field(repr=False)
@@ -39,10 +39,10 @@ class Fleet:
     """A kind of fleet.
 
     Attributes:
-        name: as ``--fleets`` and the page call it.
-        title: what it is, in a line of Markdown.
-        requests: conversations of its bulk.
-        build: the endpoints, from a seed and the work.
+        name: its name for ``--fleets`` and on the page.
+        title: its description, in a line of Markdown.
+        requests: number of conversations of its batch.
+        build: returns the endpoints for a seed and the conversations.
     """
 
     name: str
@@ -51,14 +51,14 @@ class Fleet:
     build: Callable[[int, Sequence[Conversation]], Endpoints]
 
     def plan(self, seed: int, requests: int | None = None) -> Plan:
-        """Endpoints, work and bound of a seed, for another number of conversations if that is given."""
+        """Endpoints, batch and bound of a seed. ``requests`` replaces the number of conversations."""
         work = conversations(requests or self.requests)
         endpoints = self.build(seed, work)
         return Plan(endpoints, work, lower_bound(endpoints, work))
 
 
 def conversations(count: int) -> list[Conversation]:
-    """So many judge conversations, no two alike."""
+    """This many judge conversations, all different."""
     return [[{"role": "user", "content": QUESTION.format(index=1000 + index)}] for index in range(count)]
 
 
@@ -67,7 +67,7 @@ def _lengths(seed: int, per_token: float, base: float = 0.05) -> Latency:
 
 
 UNEVEN = ((32, 0.0036), (16, 0.0024), (16, 0.0048), (8, 0.0030), (4, 0.0024), (2, 0.0060))
-"""Slots and seconds a token."""
+"""Slots and seconds per token."""
 
 
 def uneven(seed: int, _work: Sequence[Conversation]) -> Endpoints:
@@ -78,7 +78,7 @@ def uneven(seed: int, _work: Sequence[Conversation]) -> Endpoints:
 
 
 LIMITED = (40, 25, 16, 10, 6, 3)
-"""Requests a second; as many may come at once."""
+"""Requests per second; as many are admitted at once."""
 
 
 def limited(seed: int, _work: Sequence[Conversation]) -> Endpoints:
@@ -88,7 +88,7 @@ def limited(seed: int, _work: Sequence[Conversation]) -> Endpoints:
 
 
 BROKEN = (("whole-0", 0.0025), ("whole-1", 0.0025), ("hangs", 0.0025), ("dies", 0.0030), ("whole-2", 0.0035))
-"""Seconds a token. Each has so many slots and a queue before them:"""
+"""Seconds per token. Each endpoint has ``BROKEN_SLOTS`` slots and a queue."""
 BROKEN_SLOTS = 16
 
 

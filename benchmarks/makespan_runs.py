@@ -1,4 +1,4 @@
-"""One bulk of the makespan benchmark: a fleet in a process of its own, a client in another, and what both say of it."""
+"""Runs one batch of the makespan benchmark, with a fleet in one process and a client in another, and builds its record."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from makespan_fleets import Conversation, Plan
 
 from qreward.testing import FakeEndpoint, FakeFleet, Seen, echo_of
 
-START_TIMEOUT = 60.0  # seconds that a client may take until it has made its first call
-GRACE = 20.0  # seconds over the cap after which a client that says nothing is killed
+START_TIMEOUT = 60.0  # seconds that a client may take until its first call is done
+GRACE = 20.0  # seconds beyond the cap after which an unresponsive client is killed
 WARM_UP = "warm-up"
 
 
 class ClientProcess:
-    """A file of ``clients`` as a child process that answers a line with a line of JSON."""
+    """A script of ``clients`` as a child process that replies to each input line with a line of JSON."""
 
     def __init__(self, python: Path, script: str, core: int | None) -> None:
         self._script = script
@@ -45,7 +45,7 @@ class ClientProcess:
         self._log.close()
 
     def ask(self, line: str, patience: float) -> Any:
-        """Raises ``ClientFailed`` if it ends instead, or says nothing for ``patience`` seconds."""
+        """Send a line and return the reply. Raises ``ClientFailed`` if the process ends, or does not reply within ``patience`` seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         timer = threading.Timer(patience, self._process.kill)
@@ -70,12 +70,12 @@ class ClientProcess:
 
 
 def run_bulk(client: Client, plan: Plan, cap: float, cores: tuple[int | None, int | None]) -> dict[str, Any]:
-    """Give the bulk to a client and return its record; a client that is not done after ``cap`` bounds is stopped.
+    """Run the batch with a client and return the record. The client is stopped after ``cap`` times the lower bound.
 
-    ``load_before`` is the machine's load average: above 2 or so, somebody else was using the cores.
+    ``load_before`` in the record is the load average of the machine. Above about 2, other processes were using the cores.
 
     Raises:
-        ClientFailed: it ended with an error of its own, or stopped answering.
+        ClientFailed: the client ended with an error, or stopped replying.
     """
     client_core, server_core = cores
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
@@ -92,7 +92,7 @@ def run_bulk(client: Client, plan: Plan, cap: float, cores: tuple[int | None, in
 
 
 def judged(said: dict[str, Any], work: Sequence[Conversation]) -> dict[str, Any]:
-    """The record of what a client said, its texts compared with the echo of each conversation."""
+    """The client's part of the record: its texts are compared with the echo of each conversation."""
     texts = said.pop("texts")
     right = sum(text == echo_of(messages) for text, messages in zip(texts, work, strict=True))
     wrong = len(texts) - texts.count(None) - right
@@ -101,7 +101,7 @@ def judged(said: dict[str, Any], work: Sequence[Conversation]) -> dict[str, Any]
 
 
 def counted(seen: Sequence[Seen]) -> dict[str, Any]:
-    """The record of what the servers saw. ``worked`` are the requests that they began to work on, ``open_upstream`` those still there."""
+    """The servers' part of the record. ``worked`` counts the requests that were not rejected, ``open_upstream`` those still in flight."""
     rejected = sum(each.rejected for each in seen)
     return {
         "sent": sum(each.requests for each in seen),
@@ -115,7 +115,7 @@ def counted(seen: Sequence[Seen]) -> dict[str, Any]:
 
 @contextmanager
 def _on_core(core: int | None) -> Iterator[None]:
-    """Let the processes that are started inside run on this core."""
+    """Pin processes that are started inside the block to this core."""
     if core is None:
         yield
         return

@@ -1,10 +1,10 @@
-"""A bulk that is read from a generator: memory and CPU time for a million items, with answers that come from nowhere.
+"""Memory and CPU time of a batch of a million items from a generator, with a fake HTTP backend.
 
-The wire is a fake that answers after one turn of the event loop, so what is left is the library's own: reading ahead,
-queueing, dispatch, results. Results are handed to ``on_result`` and not kept, so memory must not grow with the input.
+The backend responds after one iteration of the event loop, so only the library itself is measured: reading ahead, queueing, dispatch and
+results. Results are passed to ``on_result`` and not kept, so memory must not grow with the input.
 
     python benchmarks/memory.py --json memory.json               # about half a minute
-    python benchmarks/memory.py --json memory.json --markdown    # nothing is measured: docs/benchmarks.md from that file
+    python benchmarks/memory.py --json memory.json --markdown    # measures nothing; writes docs/benchmarks.md from that file
     python benchmarks/memory.py --quick
 """
 
@@ -39,7 +39,7 @@ COLUMNS = {
 
 
 class Verdict:
-    """An answer that is already there."""
+    """A response that is already decoded."""
 
     __slots__ = ("usage",)
 
@@ -54,18 +54,18 @@ class Verdict:
 
 
 class NowhereWire:
-    """Answers each call after one turn of the loop."""
+    """An HTTP backend that responds to each request after one iteration of the event loop."""
 
     async def send(self, endpoint: object, call: object) -> Answer:  # noqa: ARG002 - the engine's signature
         await asyncio.sleep(0)
         return Answer(Verdict())
 
     async def aclose(self) -> None:
-        """Holds nothing."""
+        """Nothing to close."""
 
 
 class Ledger:
-    """Counts what is read and what is done; a fresh conversation for each item, so that keeping one would show."""
+    """Counts the items read and done. Each item is a new conversation, so that keeping references would show in memory."""
 
     def __init__(self) -> None:
         self.read = self.done = self.failed = self.most_ahead = 0
@@ -83,7 +83,7 @@ class Ledger:
 
 
 async def measure(items: int, in_flight: int, *, adaptive: bool = False) -> dict[str, Any]:
-    """Run one bulk of ``items`` with at most ``in_flight`` calls in flight."""
+    """Run one batch of ``items`` with at most ``in_flight`` calls in flight."""
     limits = Limits(max_concurrency=max(1, in_flight // ENDPOINTS), adaptive=adaptive)
     endpoints = [Endpoint(f"http://127.0.0.1:{port}/v1", limits=limits) for port in range(1, ENDPOINTS + 1)]
     async with QRewardClient(endpoints, wire_factory=NowhereWire) as client:

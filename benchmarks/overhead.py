@@ -1,10 +1,10 @@
-"""CPU time that a chat call costs the client: ours, bare aiohttp, the openai SDK, litellm and QReward 0.1.7, same server, same run.
+"""Client CPU time per chat call: qreward, bare aiohttp, the openai SDK, litellm and QReward 0.1.7, with the same server in the same run.
 
-Each measurement is a fresh process; the rounds interleave all clients, and ratios are paired within a round. Peers get
-environments of their own, made from PyPI the first time.
+Each measurement is a fresh process. The rounds interleave all clients, and ratios are computed within a round. The other libraries get
+environments of their own, which are installed from PyPI on the first run.
 
     python benchmarks/overhead.py --json overhead.json               # the whole table, about a quarter of an hour
-    python benchmarks/overhead.py --json overhead.json --markdown    # nothing is measured: docs/benchmarks.md from that file
+    python benchmarks/overhead.py --json overhead.json --markdown    # measures nothing; writes docs/benchmarks.md from that file
     python benchmarks/overhead.py --only qreward-batch --in-flight 512 --delay 0 --rounds 7
     python benchmarks/overhead.py --quick                            # seconds: ours and bare only
 """

@@ -1,4 +1,4 @@
-"""Who is measured by the overhead benchmark: the clients, the pinned environments of the peers, and how many calls each gets."""
+"""The clients of the overhead benchmark, their pinned environments, and their numbers of calls."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ENVIRONMENTS = {
     "litellm": ("litellm==1.106.2", "openai==2.54.0", "aiohttp==3.14.5"),
     "qreward-0.1.7": ("qreward==0.1.7", "openai==3.52.0", "httpx-aiohttp==0.2.0", "aiohttp==3.14.5"),
 }
-CPU_BUDGET = 0.8  # seconds of CPU time that one measured window may take, as far as the floor below allows
-WALL_BUDGET = 2.5  # seconds that it may last where the server's delay sets the pace
-FEWEST_WAVES = 2  # calls per place in flight, at least: one wave to start, one to follow
+CPU_BUDGET = 0.8  # seconds of CPU time of one measured window, unless FEWEST_WAVES requires more
+WALL_BUDGET = 2.5  # seconds of one measured window if the server delays its responses
+FEWEST_WAVES = 2  # minimum of calls per call in flight: one wave to start, one to follow
 BARE = "bare"
 YARDSTICK = "openai-aiohttp"
 
@@ -28,11 +28,11 @@ class Client:
     """One row of the table.
 
     Attributes:
-        name: as ``--only`` and the table call it.
+        name: its name for ``--only`` and in the table.
         script: its file in ``clients``.
         environment: key of ``ENVIRONMENTS``, or None for the interpreter that runs the benchmark.
-        cost: rough CPU time of a call in microseconds; only sets the number of calls.
-        share: part of the rounds it takes part in; slow peers sit some out so that a run stays short.
+        cost: rough CPU time of a call in microseconds. Determines only the number of calls.
+        share: share of the rounds in which it is measured; less than 1 for slow clients, to keep the run short.
     """
 
     name: str
@@ -42,15 +42,15 @@ class Client:
     share: float = 1.0
 
     def python(self) -> Path:
-        """Its interpreter, made if need be."""
+        """Its interpreter. Creates the environment if needed."""
         return Path(sys.executable) if self.environment is None else python_of(self.environment, ENVIRONMENTS[self.environment])
 
     def takes_part(self, number: int) -> bool:
-        """Whether it is measured in round ``number`` (from 0). Every client is in the first."""
+        """Whether it is measured in round ``number`` (from 0). Round 0 measures all clients."""
         return ceil((number + 1) * self.share) > ceil(number * self.share)
 
     def requests(self, in_flight: int, delay_ms: int) -> int:
-        """Calls in its measured window."""
+        """Number of calls in the measured window."""
         most = CPU_BUDGET * 1e6 / self.cost
         if delay_ms:
             most = min(most, WALL_BUDGET * in_flight * 1000 / delay_ms)
@@ -74,7 +74,7 @@ QUICK = ("bare", "qreward-batch", "qreward-calls", "qreward-gather")
 def command_line(
     urls: Sequence[str], verdict: str, in_flight: int, requests: int, *, core: int | None, gc: bool, pieces: int = 1
 ) -> list[str]:
-    """The arguments that every client file takes (see ``clients/_harness.py``). The warm-up fills each place in flight once."""
+    """The arguments of every client script (see ``clients/_harness.py``). The warm-up makes one call for each call in flight."""
     return [
         *("--urls", ",".join(urls), "--verdict", verdict),
         *("--pieces", str(pieces), "--concurrency", str(in_flight), "--warm-up", str(in_flight), "--requests", str(requests)),

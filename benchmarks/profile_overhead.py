@@ -1,9 +1,7 @@
-"""Where our client spends CPU time over bare aiohttp: microseconds a call, or a chunk of a stream, by package.
+"""Where our client spends more CPU time than bare aiohttp: microseconds per call, or per chunk of a stream, by package.
 
-It is sampled, with garbage collection timed exactly.
-
-A sample is one look at the running Python frame in some milliseconds of CPU time, so shares of a few microseconds are rough;
-more ``--requests`` make them finer. Unix only.
+A sampling profiler; only garbage collection is timed exactly. The running Python frame is sampled once in several milliseconds of CPU
+time, so figures of a few microseconds are rough. More ``--requests`` make them more precise. Unix only.
 
     python benchmarks/profile_overhead.py --in-flight 512
     python benchmarks/profile_overhead.py --in-flight 512 --pause 50 --requests 1536    # the clients of streaming.py
@@ -22,7 +20,7 @@ from overhead_clients import BARE, CLIENTS, Client
 from streaming import LAYOUT as CHUNKS
 from streaming_clients import CLIENTS as STREAMING
 
-SMALLEST = 0.3  # microseconds; packages below it in every client are added up as "other"
+SMALLEST = 0.3  # microseconds; packages below it in every client are summed as "other"
 
 Split = dict[str, float]
 
@@ -39,7 +37,7 @@ def main() -> None:
 
 
 def profile(client: Client, way: Way, args: argparse.Namespace) -> Split:
-    """Package -> microseconds a call or a chunk of one client, in a fresh process and with a fresh server."""
+    """Package -> microseconds per call or chunk for one client, in a fresh process with a fresh server."""
     client_core, server_core = cores()
     print(f"profiling {client.name}", file=sys.stderr, flush=True)
     with Server(server_core) as server:
@@ -49,7 +47,7 @@ def profile(client: Client, way: Way, args: argparse.Namespace) -> Split:
 
 
 def profile_table(splits: dict[str, Split]) -> str:
-    """A row a package, largest first, then the rest and the sum; after each client's column, what it is over bare."""
+    """A table with a row per package, largest first, then the rest and the sum. Each client has a second column: the excess over bare."""
     largest = {package: max(split.get(package, 0.0) for split in splits.values()) for split in splits.values() for package in split}
     shown = sorted((package for package, most in largest.items() if most >= SMALLEST), key=lambda package: -largest[package])
     rows = [(package, {name: split.get(package, 0.0) for name, split in splits.items()}) for package in shown]

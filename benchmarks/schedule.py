@@ -1,9 +1,9 @@
-"""CPU time that a decorator adds to a call of a function, beside QReward 0.1.7, tenacity and stamina; and the memory that keys take.
+"""CPU time that a decorator adds to a function call: qreward, QReward 0.1.7, tenacity and stamina; and the memory for keys.
 
-Each measurement is a fresh process; in each round all decorators are measured in turn. tenacity and stamina only retry.
+Each measurement is a fresh process, and each round measures all decorators in turn. tenacity and stamina only retry.
 
     python benchmarks/schedule.py --json schedule.json               # a few minutes
-    python benchmarks/schedule.py --json schedule.json --markdown    # nothing is measured: docs/benchmarks.md from that file
+    python benchmarks/schedule.py --json schedule.json --markdown    # measures nothing; writes docs/benchmarks.md from that file
     python benchmarks/schedule.py --quick                            # ours only, few calls
 """
 
@@ -35,7 +35,7 @@ MEMORY = {
 
 
 class Peer(NamedTuple):
-    """A decorator: its script, the environment it runs in (None is ours), and how many calls a case takes at most."""
+    """A decorator: its script, its environment (None is that of the benchmark), its cases, and the most calls of a case."""
 
     script: str
     environment: str | None
@@ -52,7 +52,7 @@ class Peer(NamedTuple):
 PEERS = {
     "no decorator": Peer("functions_plain.py", None, ("async", "sync")),
     "qreward": Peer("functions_qreward.py", None, (*CASES, KEYS)),
-    "qreward 0.1.7": Peer("functions_qreward_0_1.py", "qreward-0.1.7", (*CASES, KEYS), 2_000),  # it copies its list of starts at each call
+    "qreward 0.1.7": Peer("functions_qreward_0_1.py", "qreward-0.1.7", (*CASES, KEYS), 2_000),  # it copies its list of start times at each call
     "tenacity": Peer("functions_tenacity.py", "retries", ("async", "sync")),
     "stamina": Peer("functions_stamina.py", "retries", ("async", "sync")),
 }
@@ -60,7 +60,7 @@ QUICK = ("no decorator", "qreward")
 
 
 def plan(args: argparse.Namespace) -> Iterator[tuple[int, str, str, int]]:
-    """Round, peer, case and calls, in order."""
+    """The measurements in order: round, decorator, case and number of calls."""
     for number in range(args.rounds):
         for case in (*CASES, KEYS):
             for name, peer in PEERS.items():
@@ -70,7 +70,7 @@ def plan(args: argparse.Namespace) -> Iterator[tuple[int, str, str, int]]:
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One record for each measurement; one that failed says why."""
+    """One record for each measurement. A failed one has the reason as ``error``."""
     records = []
     for number, name, case, calls in plan(args):
         peer = PEERS[name]
@@ -84,7 +84,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def report(records: Sequence[dict[str, Any]]) -> str:
-    """Two tables: microseconds a call, and megabytes of keys."""
+    """Two tables: microseconds per call, and megabytes for the keys."""
     names = list(dict.fromkeys(record["decorator"] for record in records))
     times = [[name, *(_middle(records, name, case, "us", "{:.1f}") for case in CASES)] for name in names]
     keyed = [name for name in names if KEYS in PEERS[name].cases]

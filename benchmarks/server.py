@@ -1,11 +1,11 @@
-"""The server of the overhead and the streaming benchmark: one prepared answer to every chat call, at as little cost as it can.
+"""The server of the overhead and the streaming benchmarks: the same prepared response to every chat call, at minimal cost.
 
-It knows nothing of the clients. One process listens on several ports of 127.0.0.1, one for each endpoint; how it answers is
-the first part of the path, so that one process serves a whole run: ``/d200/v1/chat/completions`` answers after 200 ms,
-``/s50/v1/chat/completions`` streams, one chunk a write and 50 ms from one to the next (``s0``: the whole stream in one write).
-``GET /stats`` gives the requests served and the most that were open at once since it was last asked.
+Knows nothing of the clients. One process listens on several ports of 127.0.0.1, one for each endpoint. The first part of the path
+selects the kind of response, so that one process serves a whole run: ``/d200/v1/chat/completions`` responds after 200 ms,
+``/s50/v1/chat/completions`` streams one chunk per write with 50 ms between two chunks (``s0``: the whole stream in one write).
+``GET /stats`` returns the number of requests served, and the most open requests, since the last such call.
 
-    python benchmarks/server.py --ports 4 --core 1    # prints {"ports": [...], "verdict": "...", "chunks": 100}, serves until it is stopped
+    python benchmarks/server.py --ports 4 --core 1    # prints {"ports": [...], "verdict": "...", "chunks": 100}, serves until stopped
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMPLETION = {
     "system_fingerprint": "fp_44709d6fcb",
 }
 CHUNKS = 100
-"""Chunks of a stream: one that opens it, pieces of the verdict, one that ends it, one with the usage. Then comes ``[DONE]``."""
+"""Chunks of a stream: an opening chunk, the pieces of the verdict, a closing chunk, and one with the usage. ``[DONE]`` follows."""
 STREAM_ABOUT = {
     "id": COMPLETION["id"],
     "object": "chat.completion.chunk",
@@ -48,12 +48,12 @@ LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 def http_answer(body: bytes, status: str = "200 OK") -> bytes:
-    """A whole HTTP/1.1 answer with a JSON body."""
+    """A complete HTTP/1.1 response with a JSON body."""
     return f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
 def stream_answer() -> list[bytes]:
-    """The answer in as many writes as it has chunks: status and headers go with the first, the end of the body with the last."""
+    """The streamed response, one write per chunk. The first write includes status and headers, the last the end of the body."""
     count = CHUNKS - 3
     pieces = [VERDICT[place * len(VERDICT) // count : (place + 1) * len(VERDICT) // count] for place in range(count)]
     deltas = [{"role": "assistant", "content": "", "refusal": None}, *({"content": piece} for piece in pieces), {}]
@@ -67,7 +67,7 @@ def stream_answer() -> list[bytes]:
 
 
 def http_chunk(body: bytes) -> bytes:
-    """One chunk of a body of unknown length; an empty one ends it."""
+    """One chunk of a chunked body; an empty chunk ends it."""
     return b"%x\r\n%b\r\n" % (len(body), body)
 
 
@@ -77,7 +77,7 @@ WHOLE_STREAM = b"".join(STREAM)
 
 
 class Stats:
-    """What all endpoints together saw since the last look."""
+    """Statistics of all endpoints together since the last ``take``."""
 
     def __init__(self) -> None:
         self.served = self.open = self.peak = 0
@@ -97,7 +97,7 @@ class Stats:
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection. A request line that was seen before costs one look into a dictionary."""
+    """One keep-alive connection. A known request line costs one dictionary lookup."""
 
     transport: asyncio.Transport
 
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
             self.transport.write(whole)
 
     def stream(self, place: int, seconds: float) -> None:
-        """Write the chunk at this place, and the next so many seconds later."""
+        """Write the chunk at this index, and the following ones at intervals of ``seconds``."""
         if self.transport.is_closing():
             self.stats.leave()
         elif place + 1 < CHUNKS:
@@ -180,7 +180,7 @@ def main() -> None:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed: the less the server costs, the more of a shared machine is left to the client."""
+    """An event loop of uvloop, if it is installed: a cheaper server leaves more of a shared machine to the client."""
     try:
         import uvloop
     except ImportError:
@@ -189,7 +189,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def raise_file_limit() -> None:
-    """Allow as many connections as the system lets this process have."""
+    """Raise the soft limit on open files to the hard limit."""
     try:
         import resource
     except ImportError:

@@ -1,6 +1,6 @@
-"""What sharing limits costs a process: CPU time of a renewal of each part, by members, and what it comes to a second.
+"""Cost of shared limits for a process: CPU time of a lease renewal by the number of members, and the share of a core that it takes.
 
-``python benchmarks/sharing.py`` (``--quick`` for a glance). A process that works renews twice a second.
+``python benchmarks/sharing.py`` (``--quick`` for a short run). An active process renews its lease twice a second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEMBERS = (1, 8, 64)
 
 
 def asked(number: int) -> RenewRequest:
-    """All three limits, and much to do."""
+    """A renewal of all three limits with high demand."""
     used = float(number)
     return RenewRequest(
         Demand(6000, want=20, hold=70, rate=inf, spent=used),
@@ -31,7 +31,7 @@ def asked(number: int) -> RenewRequest:
 
 
 def cost(work: Callable[[int], object], times: int) -> float:
-    """Microseconds of CPU time for each."""
+    """CPU time per call in microseconds."""
     began = time.process_time()
     for number in range(times):
         work(number)

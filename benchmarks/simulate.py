@@ -1,15 +1,15 @@
-"""The scheduler in virtual time: what windows find of endpoints of unknown capacity, and how near to its bound a bulk finishes.
+"""Simulates the scheduler in virtual time: how much of an unknown capacity a limiter finds, and how near a batch comes to its lower bound.
 
-Only ``qreward.scheduler`` runs, against model servers and from a seed; nothing is sent. ``--models`` puts one endpoint of each kind
-behind one source for ten minutes of virtual time, ``--scenarios`` plays bulks on fleets; without either, both are done.
-``--shell`` plays the scenarios through ``qreward.engine`` as well, on an event loop in virtual time.
+Only ``qreward.scheduler`` runs, against simulated servers with seeded randomness; nothing is sent. ``--models`` simulates each server
+alone behind one source, for ten minutes of virtual time. ``--scenarios`` simulates batches on fleets. Without either, both are run.
+``--shell`` runs the scenarios through ``qreward.engine`` as well, on an event loop in virtual time.
 
     python benchmarks/simulate.py --json simulation.json                # everything, five seeds: a few minutes
-    python benchmarks/simulate.py --json simulation.json --markdown     # nothing is run: docs/benchmarks.md from that file
+    python benchmarks/simulate.py --json simulation.json --markdown     # runs nothing; writes docs/benchmarks.md from that file
     python benchmarks/simulate.py --models --controllers ours aimd gradient2 fixed64 --seeds 2
-    python benchmarks/simulate.py --only n11 S8 --prototype window.py   # beside a window from a file
-    python benchmarks/simulate.py --quick                               # a second: two models, one small bulk
-    python benchmarks/simulate.py --shell --only S2-500 S8              # scenarios through the whole engine, asyncio and all
+    python benchmarks/simulate.py --only n11 S8 --prototype window.py   # compares with a limiter from a file
+    python benchmarks/simulate.py --quick                               # a second: two models, one small batch
+    python benchmarks/simulate.py --shell --only S2-500 S8              # scenarios through the whole engine on asyncio
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST_PROCESSES = 2
 
 @dataclass(frozen=True)
 class Job:
-    """One run: of a model or a scenario, under one controller, from one seed."""
+    """One run of a model or a scenario, with one controller and one seed."""
 
     part: str
     name: str
@@ -51,7 +51,7 @@ class Job:
     shell: bool = False
 
     def run(self) -> dict[str, Any]:
-        """Its record."""
+        """Run it and return its record."""
         if self.part == "models":
             model, more = MODELS[self.name], {"seconds": self.seconds, "timeout": self.timeout}
             return run_model(model, self.controller, self.seed, prototype=self.prototype, **more)
@@ -94,7 +94,7 @@ def planned(args: argparse.Namespace, part: str) -> list[Job]:
 
 
 def controllers(args: argparse.Namespace, part: str, name: str) -> list[str]:
-    """Those that were asked for, and the oracle where a model's figures are taken relative to it."""
+    """The requested controllers, and the oracle if the figures of the model are relative to it."""
     wanted = [name for name in args.controllers if part == "scenarios" or name != PUSH]
     if part == "models" and (MODELS[name].latency or MODELS[name].measured) and REFERENCE not in wanted:
         wanted.append(REFERENCE)
@@ -102,7 +102,7 @@ def controllers(args: argparse.Namespace, part: str, name: str) -> list[str]:
 
 
 def records(jobs: list[Job], processes: int, *, alone: bool) -> list[dict[str, Any]]:
-    """Run all jobs; ``alone`` gives each a process of its own, so that its memory can be measured."""
+    """Run all jobs. ``alone`` runs each in a process of its own, so that its memory can be measured."""
     return [record for _, record in sorted(_carry_out(jobs, processes, alone=alone), key=lambda pair: pair[0])]
 
 
@@ -153,7 +153,7 @@ def arguments() -> argparse.Namespace:
 
 
 def _choose(args: argparse.Namespace) -> None:
-    """Turn the flags into lists of names."""
+    """Convert the flags to lists of names."""
     args.scenarios |= args.shell
     both = args.models == args.scenarios
     wanted = args.only or ([*QUICK_MODELS, *QUICK_SCENARIOS] if args.quick else [*MODELS, *SCENARIOS])

@@ -1,11 +1,11 @@
-"""CPU time that a chunk of a streamed chat completion costs the client: ours, bare aiohttp, the openai SDK, litellm, same server, same run.
+"""Client CPU time per chunk of a streamed chat: qreward, bare aiohttp, the openai SDK and litellm, with the same server in the same run.
 
-A stream is 100 chunks of about 250 bytes, one a write; the server pauses between two, 50 ms unless said otherwise, so that each comes
-as a read of its own, as tokens do. With ``--pause 0`` a whole stream is one write, and what is left is the work on chunks alone.
-All texts are put together and compared; a client that loses one fails the run.
+A stream is 100 chunks of about 250 bytes, each in a write of its own. The server pauses between two chunks, 50 ms by default, so that
+each chunk arrives as a separate read, as tokens do. With ``--pause 0`` a whole stream is one write, and only the work on the chunks is
+measured. All texts are joined and compared; a client that loses a chunk fails the run.
 
     python benchmarks/streaming.py --json streaming.json               # the whole table, about half an hour
-    python benchmarks/streaming.py --json streaming.json --markdown    # nothing is measured: docs/benchmarks.md from that file
+    python benchmarks/streaming.py --json streaming.json --markdown    # measures nothing; writes docs/benchmarks.md from that file
     python benchmarks/streaming.py --clients qreward-tokens --in-flight 512 --rounds 7
     python benchmarks/streaming.py --quick                             # seconds: ours and bare only
 """
@@ -20,7 +20,7 @@ from overhead_clients import BARE, YARDSTICK, Client
 from streaming_clients import CLIENTS, QUICK, SDK
 
 FEWEST = 128  # streams in a measured window
-FEWEST_WHOLE = 1024  # the same where a stream is one write and takes no time
+FEWEST_WHOLE = 1024  # streams in a measured window if a stream is one write
 QUICK_IN_FLIGHT, QUICK_PAUSE = 16, 1
 LAYOUT = Layout("chunk", "streams", "pause_ms", "ms between chunks", {BARE: "{:.2f}", YARDSTICK: "{:.3f}", SDK: "{:.3f}"})
 
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def streams(_client: Client, in_flight: int, way: Way) -> int:
-    """How many are read in a measured window: all in flight begin together, once or more often."""
+    """Number of streams in a measured window: a multiple of ``in_flight``."""
     fewest = FEWEST if way["pause_ms"] else FEWEST_WHOLE
     return in_flight * max(1, round(fewest / in_flight))
 

@@ -1,4 +1,4 @@
-"""Who is measured by the streaming benchmark. The environments of the peers are those of the overhead benchmark."""
+"""The clients of the streaming benchmark. Their environments are those of the overhead benchmark."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""CPU time that telemetry adds to a call: off, with no SDK, with an SDK that keeps nothing, and with its batch processor and metrics.
+"""CPU time that telemetry adds to a call: without an SDK, with an SDK that discards spans, with its batch processor, and with metrics.
 
-Two figures for each way. *Alone*: a watcher is told of one call after the other, in a loop, as the engine tells it. *In a call*: the whole
-client over a wire without a network, where caches are shared with the engine; the ways take turns in each round, and what a way adds
-is the difference to ``off`` in the same round. Both are CPU time of the process, the batch processor's own thread included.
+There are two figures for each configuration. *Alone*: the telemetry hooks are called in a loop, as the engine calls them. *In a call*:
+the whole client runs over a backend without a network, and shares the CPU caches with the engine. Each round measures all configurations
+in turn, and the figure is the difference to ``off`` in the same round. Both are CPU time of the process, including the thread of the
+batch processor.
 
     python benchmarks/telemetry.py                         # the table, about two minutes
     python benchmarks/telemetry.py --json telemetry.json
-    python benchmarks/telemetry.py --json telemetry.json --markdown    # nothing is measured: docs/benchmarks.md from that file
+    python benchmarks/telemetry.py --json telemetry.json --markdown    # measures nothing; writes docs/benchmarks.md from that file
     python benchmarks/telemetry.py --quick                 # seconds
 """
 
@@ -55,14 +56,14 @@ BODY = json.dumps(
 
 
 class Nowhere(SpanExporter):
-    """Takes spans and forgets them."""
+    """A span exporter that discards all spans."""
 
     def export(self, _spans: Sequence[ReadableSpan]) -> SpanExportResult:
         return SpanExportResult.SUCCESS
 
 
 class QuietWire:
-    """Suspends once and answers; the answer is decoded as one that came over HTTP."""
+    """An HTTP backend that suspends once and responds. The response is decoded like one received over HTTP."""
 
     async def send(self, _endpoint: Endpoint, call: WireRequest) -> Answer:
         with_carried(call.headers)
@@ -77,7 +78,7 @@ class QuietWire:
 
 @dataclass(frozen=True)
 class Way:
-    """One row: what the client is given as telemetry."""
+    """One row: the telemetry configuration of the client."""
 
     name: str
     make: Callable[[], Telemetry | None]
@@ -114,7 +115,7 @@ WAYS = (
 
 
 async def drive(client: QRewardClient, calls: int) -> None:
-    """Workers that each send their next call when the last is back."""
+    """Send ``calls`` calls with ``IN_FLIGHT`` workers, each of which has one call in flight."""
     left = iter(range(calls))
 
     async def work() -> None:
@@ -132,7 +133,7 @@ def _call(number: int) -> WireRequest:
 
 
 async def cpu_of(client: QRewardClient, calls: int) -> float:
-    """CPU time of a call, in microseconds."""
+    """CPU time per call in microseconds."""
     gc.collect()
     begin = time.process_time()
     await drive(client, calls)
@@ -140,7 +141,7 @@ async def cpu_of(client: QRewardClient, calls: int) -> float:
 
 
 async def measure(rounds: int, calls: int) -> list[dict[str, dict[str, float]]]:
-    """One record a round: ``alone`` and ``in_a_call`` -> way -> microseconds a call."""
+    """One record per round: ``alone`` and ``in_a_call`` -> way -> microseconds per call."""
     given = {way.name: way.make() for way in WAYS}
     clients = {name: QRewardClient([ENDPOINT], telemetry=each, wire_factory=QuietWire) for name, each in given.items()}
     records = []
@@ -161,13 +162,13 @@ async def measure(rounds: int, calls: int) -> list[dict[str, dict[str, float]]]:
 
 
 class NoSink:
-    """Whoever makes the calls of ``alone``."""
+    """The waiter of the calls in ``alone``."""
 
     context = copy_context()
 
 
 def alone(telemetry: Telemetry | None, calls: int) -> float:
-    """CPU time in which a watcher hears of a call and its one attempt, in microseconds."""
+    """CPU time of the telemetry hooks for a call with one attempt, in microseconds."""
     client = QRewardClient([ENDPOINT], telemetry=telemetry)
     watch, pool, clock, terms = client._engine.watch, client._fleet.pool(MODEL), client._engine.clock, RequestOptions(5)
     call, source = _call(0), pool.sources[0]
@@ -180,7 +181,7 @@ def alone(telemetry: Telemetry | None, calls: int) -> float:
         attempt = Attempt(task, source, 0.0)
         if watch is not None:
             watch.began(task)
-        task.number = task.sends = 1  # what the scheduler does
+        task.number = task.sends = 1  # as the scheduler does
         task.sent_at = attempt.sent_at = clock()
         task.attempt = attempt
         if watch is not None:
@@ -198,7 +199,7 @@ def alone(telemetry: Telemetry | None, calls: int) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """What one way adds to a call, in microseconds: medians over the rounds, and the least of them."""
+    """The CPU time that one way adds to a call, in microseconds: median over the rounds, and minimum."""
 
     way: str
     alone: float
@@ -208,7 +209,7 @@ class Row:
 
 
 def rows(records: list[dict[str, dict[str, float]]]) -> list[Row]:
-    """The table of the records; differences are taken within a round, the least between the least of all rounds."""
+    """The rows of the table. A median is that of the differences within a round; a minimum is the difference of the minima."""
     return [Row(way.name, *_added(records, "alone", way), *_added(records, "in_a_call", way)) for way in WAYS]
 
 
@@ -224,7 +225,7 @@ def table(found: list[Row]) -> str:
 
 
 def section(run: dict[str, Any]) -> str:
-    """What the page says of a run."""
+    """The section of the page for a run."""
     measured = f"Microseconds of CPU that a call costs more than with telemetry off, over {run['rounds']} rounds"
     return f"{measured}, measured on {describe(run['machine'])}\n\n{table([Row(**row) for row in run['rows']])}"
 

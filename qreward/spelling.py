@@ -1,4 +1,4 @@
-"""The valid names that come closest to a name which is not valid. Every "did you mean" in the package is made here."""
+"""Suggestions for misspelt names. Every "did you mean" of the package is made here."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import difflib
 from collections.abc import Iterable
 
 TYPO = 0.85
-"""Likeness from which a name counts as a misspelling where other names are allowed too: ``time_out`` is one of ``timeout``, while
-``store`` is not one of ``score``."""
+"""Similarity from which a name counts as a misspelling where unknown names are allowed too: ``time_out`` is a misspelling of
+``timeout``, while ``store`` is not a misspelling of ``score``."""
 
 
 def closest(name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """The known names that are most like ``name``, best first; upper and lower case are the same.
+    """The known names most similar to ``name``, best first. Case is ignored.
 
     Args:
-        name: what was written.
+        name: the invalid name.
         known: the valid names.
-        most: names to return at most.
-        cutoff: least likeness, from 0 (any name) to 1 (only the same name).
+        most: most names to return.
+        cutoff: minimum similarity, from 0 (any name) to 1 (only the same name).
 
     Example:
         >>> closest("time_out", ["timeout", "deadline"])

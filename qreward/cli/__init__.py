@@ -1,7 +1,7 @@
 """The command line: ``qreward VERB ...``.
 
-A verb is a module with ``add_arguments(parser)`` and ``run(args) -> int``; the table below is the only list of them, and
-only the module of the verb that is called for is imported.
+A verb is a module with ``add_arguments(parser)`` and ``run(args) -> int``. ``VERBS`` is the only list of verbs, and only the module of
+the requested verb is imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qreward import __version__
 from qreward.errors import QRewardError
 
 CLOSED_PIPE = 141
-"""Exit status if nobody reads the output any more, as a shell reports it for SIGPIPE."""
+"""Exit status if the reader of standard output has closed the pipe, as a shell reports it for SIGPIPE."""
 VERBS = {
     "demo": ("qreward.cli.demo", "judge a bulk on fake judges, one of which dies on the way"),
     "check": ("qreward.cli.check", "reach each endpoint of a configuration, and say what to change where it cannot serve"),
@@ -24,12 +24,21 @@ VERBS = {
     "serve": ("qreward.cli.serve", "serve a scoring function as a reward server, until SIGTERM or Ctrl-C"),
     "fleet": ("qreward.cli.fleet", "run fake LLM judges on this machine, until Ctrl-C"),
 }
-"""Verb -> its module, and what it does in a few words."""
+"""Verb -> its module, and its help text."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; return the exit status: 0, 2 for a mistake in the arguments or the configuration, 130 if it was stopped, 141 if
-    nobody reads its output any more.
+    """Run one verb.
+
+    Args:
+        argv: command line without the program name; by default ``sys.argv[1:]``.
+
+    Returns:
+        The exit status: 0 for success; 1 if the verb itself reports a failure (see its ``run``); 2 for an invalid argument or
+        configuration; 130 if it was interrupted; 141 if the reader of standard output has closed the pipe.
+
+    Raises:
+        SystemExit: argparse rejected the arguments (status 2), or printed the help or the version (status 0).
 
     Example:
         >>> main(["fleet", "no-such-file.yaml"])
@@ -39,22 +48,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser(given[0] if given else "").parse_args(given)
     try:
         status = int(importlib.import_module(VERBS[args.verb][0]).run(args))
-        sys.stdout.flush()  # so that a pipe that is closed is noticed here
-    except BrokenPipeError:  # the reader, such as `head`, has enough; Python must not try to write the rest at its end
+        sys.stdout.flush()  # detect a closed pipe here
+    except BrokenPipeError:  # the reader, such as `head`, has ended; Python must not flush the rest at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
     except QRewardError as error:
         for line in str(error).splitlines():
             print(f"qreward {args.verb}: {line}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # connections are closed and servers stopped by now
+    except KeyboardInterrupt:  # connections are closed and servers stopped at this point
         print(f"\nqreward {args.verb}: stopped", file=sys.stderr)
         return 130
     return status
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:
-    """The parser, complete for the verb that is called for."""
+    """The parser, with the arguments of the requested verb only."""
     parser = argparse.ArgumentParser(prog="qreward", description="One async client over many LLM-judge and GPU reward endpoints.")
     parser.add_argument("--version", action="version", version=f"qreward {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)

@@ -1,6 +1,7 @@
-"""``qreward check CONFIG``: reaches each endpoint of a configuration, says how it stands, and what to change where it cannot serve.
+"""``qreward check CONFIG``: checks each endpoint of a configuration, and reports its state and how to fix its problems.
 
-No model is called, unless ``--call`` asks for one tiny request an endpoint. Keys are sent as calls send them, and never shown.
+Sends only GET requests, unless ``--call`` adds one small model request per endpoint. API keys are sent as in normal requests, and are
+never shown.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from qreward.settings.policies import Endpoint
 
 MODELS_SHOWN = 3
 CALL_AT_LEAST = 30.0
-"""Seconds that a call may take, if ``--timeout`` does not give it more: a model answers slower than a server."""
+"""Minimum timeout of the request of ``--call`` in seconds; a larger ``--timeout`` applies. A model is slower than a status route."""
 
 
 class Checked(msgspec.Struct):
-    """One endpoint, as ``--json`` tells it. Durations are seconds; None is not known."""
+    """The result for one endpoint, as written by ``--json``. Durations are in seconds; None means unknown."""
 
     name: str
     url: str
@@ -49,7 +50,7 @@ class Checked(msgspec.Struct):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what ``qreward check`` can be told."""
+    """Add the arguments of ``qreward check``."""
     parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .toml file: see docs/configuration.md")
     parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for each endpoint (default: %(default)g)")
     parser.add_argument("--call", action="store_true", help="also send one tiny request to each endpoint")
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check; 0 if all is well, else 1. Raises ``ConfigError`` for a bad file."""
+    """Check all endpoints and print the result; 0 if there are no problems, else 1. Raises ``ConfigError`` for an invalid file."""
     if not 0 < args.timeout < float("inf"):
         raise ConfigError(f"--timeout must be more than 0 seconds, not {args.timeout:g}")
     config, _ = read_config(args.config)
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def check_all(config: ClientConfig, seconds: float, *, calls: bool = False) -> list[Checked]:
-    """Check all endpoints at once, each in ``seconds``."""
+    """Check all endpoints concurrently, each with a timeout of ``seconds``; a request of ``--call`` has its own timeout."""
     return await asyncio.gather(*(check(endpoint, config, seconds, calls=calls) for endpoint in config.endpoints))
 
 
@@ -111,7 +112,7 @@ def _summed_up(endpoint: Endpoint, config: ClientConfig, found: Examined, called
 
 
 def report(checked: Sequence[Checked]) -> str:
-    """The table, and beneath it what is wrong and what is worth knowing."""
+    """The table of endpoints, followed by problems, notes, and the overall result."""
     lines = _table([_HEAD, *map(_row, checked)])
     said = [f"{each.name}: {word}{text}" for each in checked for word, texts in _kinds(each) for text in texts]
     wrong = sum(bool(each.problems) for each in checked)

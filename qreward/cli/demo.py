@@ -1,7 +1,7 @@
-"""``qreward demo``: judge a bulk of reference-answer requests over a fake fleet that limits, slows down and dies.
+"""``qreward demo``: judges a batch of reference-answer requests on a fake fleet with limits, different speeds and a failing endpoint.
 
-Shows what a caller would see: progress, verdicts in a file, what each endpoint did, and how near the bulk came to the
-shortest time this fleet allows. It needs no key and no network, and knows nothing below the client.
+Shows progress, writes the verdicts to a file, and reports the statistics of each endpoint and the time of the batch in relation to the
+lower bound for this fleet. Needs no API key and no network. Uses only the public client.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ MODEL = "judge-7b"
 INPUT = Path(__file__).with_name("judge_requests.jsonl")
 OUTPUT = Path("out") / "verdicts.jsonl"
 HEALTHY_RATE = 125.0
-"""Requests a second that the fleet can answer while all of it lives."""
+"""Requests per second that the fleet can serve while all endpoints are alive."""
 SLOTS = 16
-"""Requests at once that judge-small and judge-mortal take. The client is told no limits: it finds out."""
+"""Concurrency limit of judge-small and judge-mortal. It is not in the client's settings: the client has to learn it."""
 TIMEOUT = 120.0
-"""Seconds one request may take, queueing included; many times what the bulk takes."""
+"""Timeout of one request in seconds, including time in the queue; many times the duration of the batch."""
 
 
 class JudgeRequest(msgspec.Struct, frozen=True):
-    """One line of the input: a conversation with the judge, and the verdict it should end in."""
+    """One line of the input: the messages for the judge, and the expected verdict."""
 
     id: str
     messages: list[dict[str, Any]]
@@ -44,7 +44,7 @@ class JudgeRequest(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a judge answers."""
+    """The response of a judge."""
 
     verdict: str
     score: float
@@ -52,7 +52,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """One line of the output. ``verdict`` and ``score`` are None where there is none, and ``error`` says why."""
+    """One line of the output. If there is no verdict, ``verdict`` and ``score`` are None, and ``error`` is the reason."""
 
     id: str
     expected: str
@@ -65,12 +65,12 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Progress:
-    """One line about a running bulk: rewritten in place on a terminal, else a plain line every few seconds.
+    """The progress of a batch: one line that is rewritten every 0.1 seconds on a terminal, else a new line every 3 seconds.
 
     Args:
-        total: items of the bulk.
-        stream: where the lines go.
-        clock: seconds, monotonic.
+        total: number of items in the batch.
+        stream: output stream.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(self, total: int, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -83,7 +83,7 @@ class Progress:
         self._done = self._failed = 0
 
     def __call__(self, result: Result[Any]) -> None:
-        """Count an item that has ended."""
+        """Count a finished item."""
         self._done += 1
         self._failed += not result.ok
         now = self._clock()
@@ -100,7 +100,7 @@ class Progress:
 
 
 def demo_fleet(requests: int) -> FakeFleet:
-    """Three uneven judges: one with few slots, one limited by the minute, one that dies half-way through so many requests."""
+    """Three different judges: one with few slots, one with a rate limit, one that dies about half-way through ``requests``."""
     judge: dict[str, Any] = {"models": ["judge-*"], "responder": "judge"}
     few = FakeEndpoint("judge-small", **judge, max_concurrency=SLOTS, latency=_latency(0.002))
     limited = FakeEndpoint("judge-limited", **judge, rpm=1500, burst=30, retry_after="seconds", latency=_latency(0.001))
@@ -114,7 +114,7 @@ def _latency(per_token: float) -> Latency:
 
 
 def read_requests(path: Path) -> list[JudgeRequest]:
-    """The requests of a JSONL file. Raises ``ConfigError`` that names the file and the line that is wrong."""
+    """Read the requests of a JSONL file. Raises a ``ConfigError`` that names the file and the invalid line."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -133,7 +133,7 @@ def _request(line: bytes, path: Path, number: int) -> JudgeRequest:
 
 
 def judged(request: JudgeRequest, result: Result[Any]) -> Judged:
-    """What became of one request."""
+    """The output line for one request and its result."""
     verdict, error = None, None
     try:
         verdict = msgspec.json.decode(result.text, type=Verdict) if result.ok else None
@@ -153,7 +153,7 @@ def judged(request: JudgeRequest, result: Result[Any]) -> Judged:
 
 
 def make_room(path: Path) -> None:
-    """Make the folder of the output, so that a bad path fails before anything is judged. Raises ``ConfigError``."""
+    """Create the folder of the output, so that an invalid path fails before the first request. Raises ``ConfigError``."""
     if path.is_dir():
         raise ConfigError(f"cannot write the verdicts to {str(path)!r}: it is a folder; name a file with --output")
     try:
@@ -163,7 +163,7 @@ def make_room(path: Path) -> None:
 
 
 def write_lines(path: Path, rows: Sequence[Judged]) -> None:
-    """Write the file whole or not at all: a reader never sees half of it."""
+    """Write the file atomically: a reader never sees a part of it."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
@@ -173,7 +173,7 @@ def write_lines(path: Path, rows: Sequence[Judged]) -> None:
 
 
 def report(rows: Sequence[Judged], stats: BatchStats, bound: float) -> str:
-    """The table, how many verdicts agree, and the bulk's time against the fleet's bound."""
+    """The table of endpoints, the number of expected verdicts, and the time of the batch in relation to the lower bound."""
     agree = sum(row.verdict == row.expected for row in rows)
     missing = sum(row.verdict is None for row in rows)
     return "\n".join(
@@ -189,7 +189,7 @@ def report(rows: Sequence[Judged], stats: BatchStats, bound: float) -> str:
 
 
 async def judge_all(fleet: FakeFleet, requests: Sequence[JudgeRequest], progress: Progress) -> tuple[BatchResult[Any], float]:
-    """The bulk's results and the fleet's lower bound in seconds."""
+    """Judge all requests; return the results and the fleet's lower bound in seconds."""
     conversations = [request.messages for request in requests]
     async with fleet, QRewardClient(fleet.endpoints) as client:
         batch = await client.batch_chat_completion(conversations, model=MODEL, temperature=0, timeout=TIMEOUT, on_result=progress)
@@ -197,7 +197,7 @@ async def judge_all(fleet: FakeFleet, requests: Sequence[JudgeRequest], progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what ``qreward demo`` can be told."""
+    """Add the arguments of ``qreward demo``."""
     parser.add_argument(
         "--input", type=Path, default=INPUT, metavar="PATH", help="judge requests, one JSON object a line (default: those of the package)"
     )
@@ -206,12 +206,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; 0 if each item has the verdict that was expected, else 1. Raises ``ConfigError``."""
+    """Run the demo; 0 if each item has the expected verdict, else 1. Raises ``ConfigError``."""
     if args.repeat < 1:
         raise ConfigError(f"--repeat must be at least 1, not {args.repeat}")
     requests = read_requests(args.input) * args.repeat
     make_room(args.output)
-    logging.basicConfig(format="\r%(message)s" if sys.stderr.isatty() else "%(message)s")  # over the progress line, not behind it
+    logging.basicConfig(format="\r%(message)s" if sys.stderr.isatty() else "%(message)s")  # overwrite the progress line
     batch, bound = asyncio.run(judge_all(demo_fleet(len(requests)), requests, Progress(len(requests), sys.stderr)))
     rows = [judged(request, result) for request, result in zip(requests, batch, strict=True)]
     write_lines(args.output, rows)

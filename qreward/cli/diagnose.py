@@ -1,14 +1,10 @@
-"""A thorough look at one endpoint: everything that a server of any kind tells by GET, and one tiny request if that is wanted.
+"""Examines one endpoint, and derives the problems of its configuration.
 
-Says what was found, in facts; what is wrong with it others decide. Sends the endpoint's key as calls do, and shows none.
+``examine`` sends GET requests to the status routes of all kinds of server and makes a TLS handshake. ``call`` sends one small model
+request. API keys are sent as in normal requests, and are never shown. The handshake reads the TLS version and the expiry of the
+certificate without verifying the certificate; verification is up to the transport.
 
-What a TLS server shows of itself, valid or not: the version it speaks, and how long its certificate lasts.
-
-Whether the certificate is to be trusted is not decided here: the transport does that.
-
-From what was found of an endpoint to what is wrong with its configuration: each problem a sentence that says what to change.
-
-A problem is what makes calls fail. A note is worth knowing, and no more.
+``problems`` and ``notes`` turn the findings into sentences that say what to change. A problem makes calls fail; a note does not.
 """
 
 from __future__ import annotations
@@ -42,26 +38,26 @@ _VERSION = 0xA0
 
 
 class Tls(msgspec.Struct, frozen=True):
-    """One handshake.
+    """The result of a TLS handshake.
 
     Attributes:
-        version: such as ``TLSv1.3``.
-        expires: when the certificate ends, or None if it cannot be read.
+        version: TLS version, such as ``TLSv1.3``.
+        expires: expiry of the certificate; None if it cannot be read.
     """
 
     version: str
     expires: datetime | None
 
     def days(self, now: datetime) -> float | None:
-        """Days that are left; negative once it has expired."""
+        """Days until the certificate expires; negative after that; None if unknown."""
         return None if self.expires is None else (self.expires - now).total_seconds() / 86400
 
 
 async def shake_hands(host: str, port: int) -> Tls | None:
-    """Connect once, verify nothing, send nothing; None if there is no TLS server."""
+    """Connect once, without verifying the certificate or sending a request; None if there is no TLS server."""
     try:
         _, writer = await asyncio.open_connection(host, port, ssl=_unverified(), server_hostname=host)
-    except (OSError, ValueError):  # ssl.SSLError is the first, a host that cannot be one the second
+    except (OSError, ValueError):  # ssl.SSLError is an OSError; an invalid host name raises ValueError
         return None
     try:
         line: ssl.SSLObject = writer.get_extra_info("ssl_object")
@@ -71,7 +67,7 @@ async def shake_hands(host: str, port: int) -> Tls | None:
 
 
 def expiry(certificate: bytes) -> datetime:
-    """``notAfter`` of an X.509 certificate in DER (RFC 5280, section 4.1). Raises ``ValueError`` or ``IndexError`` for what is none."""
+    """``notAfter`` of an X.509 certificate in DER (RFC 5280, section 4.1). Raises ``ValueError`` or ``IndexError`` for other data."""
     _, start, _ = _element(certificate, 0)
     _, at, _ = _element(certificate, start)
     if certificate[at] == _VERSION:
@@ -81,13 +77,13 @@ def expiry(certificate: bytes) -> datetime:
     _, begins, _ = _element(certificate, at)
     tag, start, end = _element(certificate, _element(certificate, begins)[2])
     text = certificate[start:end].decode("ascii")
-    if tag == _UTC_TIME:  # whose years have two digits
+    if tag == _UTC_TIME:  # has two-digit years
         text = ("19" if text >= "50" else "20") + text
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """Tag of the element that begins there, and where its content begins and ends."""
+    """The tag of the element at an offset, and the start and end of its content."""
     tag, length, start = der[at], der[at + 1], at + 2
     if length >= 0x80:
         size = length & 0x7F
@@ -115,20 +111,20 @@ API_MODELS = "the list of models under base_url"
 _NIM_READY = "/v1/health/ready"
 BESIDE = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", _NIM_READY)
 SCORES = ("tei", "openrlhf", "nim")
-"""Kinds that are asked for a score, not for a chat."""
+"""Kinds of server to which ``call`` sends a score request, not a chat."""
 
 
 class Examined(msgspec.Struct):
-    """What was found.
+    """The findings of an examination.
 
     Attributes:
-        statuses: what was asked for -> HTTP status of the answer; what got none is missing.
-        trouble: why nothing was answered, or None.
-        seconds: the quickest answer.
-        seems: the kind of server that it gives itself away as, or None.
-        load: all that it tells.
-        listed: it has a list of models.
-        tls: of a handshake without a proxy.
+        statuses: requested path -> HTTP status of the response; paths without a response are missing.
+        trouble: reason why there was no response, or a misconfigured scheme; else None.
+        seconds: time of the fastest response.
+        seems: kind of server that the responses indicate; None if unknown.
+        load: readiness, load, limits and models, joined from all responses.
+        listed: whether the server lists its models.
+        tls: result of the TLS handshake; None without https, behind a proxy, or if the handshake failed.
     """
 
     statuses: dict[str, int] = {}
@@ -145,7 +141,7 @@ class Examined(msgspec.Struct):
 
 
 async def examine(endpoint: Endpoint, seconds: float) -> Examined:
-    """Look at everything, in ``seconds`` at most; what has not come by then is left out. Raises nothing but cancellation."""
+    """Send all GET requests and the handshake within ``seconds``; later responses are ignored. Raises only on cancellation."""
     try:
         line = EndpointConnection(endpoint)
     except ConfigError as error:
@@ -168,7 +164,7 @@ async def examine(endpoint: Endpoint, seconds: float) -> Examined:
 
 
 async def _ask_all(line: EndpointConnection, found: Examined, answers: dict[str, Reply]) -> None:
-    """One question alone, so that a dead server is asked once, and then all others at once."""
+    """Send one request alone, so that an unreachable server gets a single one, and then all others concurrently."""
     beside = PROBES[line.endpoint.kind] or ("/health",)
     first = beside[0]
     await _ask(line, first, found, answers)
@@ -196,7 +192,7 @@ def _read(kind: str, found: Examined, answers: dict[str, Reply]) -> None:
     for path, reply in answers.items():
         listing = path in (API_MODELS, MODELS)
         load = told(MODELS if listing else path, reply)
-        if not listing and load.ready is not None and (load.ready or path in PROBES[kind]):  # a proxy answers 502 for what it does not know
+        if not listing and load.ready is not None and (load.ready or path in PROBES[kind]):  # a proxy may return 502 for an unknown path
             words.add(load.ready)
         found.load = found.load.joined(load)
         found.listed = found.listed or (listing and bool(load.models))
@@ -205,7 +201,7 @@ def _read(kind: str, found: Examined, answers: dict[str, Reply]) -> None:
 
 
 def _seems(answers: dict[str, Reply]) -> str | None:
-    """By what only one kind of server says. A status alone shows nothing: some answer 200 to any path."""
+    """The kind of server, by content that is unique to it. A status alone proves nothing: some servers return 200 for any path."""
     loads = {path: told(path, reply) for path, reply in answers.items() if path != API_MODELS}
     metrics = b"\n" + answers["/metrics"].body if "/metrics" in answers else b""
     owners = b"".join(answers[path].body for path in (API_MODELS, MODELS) if path in answers).replace(b" ", b"")
@@ -228,7 +224,7 @@ async def _speaks_tls(endpoint: Endpoint) -> bool:
 
 
 async def _handshake(endpoint: Endpoint) -> Tls | None:
-    """A handshake at the endpoint's port; None if there is no TLS server, or it is behind a proxy."""
+    """A TLS handshake at the endpoint's port; None if there is no TLS server, or if the endpoint has a proxy."""
     parts = urlsplit(endpoint.base_url)
     if proxy_of(endpoint) is not None:
         return None
@@ -236,7 +232,7 @@ async def _handshake(endpoint: Endpoint) -> Tls | None:
 
 
 async def call(endpoint: Endpoint, model: str, seconds: float) -> str | None:
-    """Send one tiny request; None if it was answered, else why not, without secrets."""
+    """Send one small model request; None on success, else the reason of the failure, without secrets."""
     scores = endpoint.reward is not None or endpoint.kind in SCORES
     asked = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None) if scores else _chat(model)
     wire = HttpBackend()
@@ -257,25 +253,25 @@ def _chat(model: str) -> WireRequest:
 
 
 SOON = 14
-"""Days before its end from which a certificate is worth a note."""
+"""Days before its expiry from which a certificate gets a note."""
 SHOWN = 6
-"""Names that are listed at most."""
+"""Most names that a message lists."""
 GUARDED = (API_MODELS, MODELS, "/info", "/v1/loads")
-"""What a server that wants a key asks one for."""
+"""Routes for which a server with authentication requires a key."""
 LISTS = ("openai", "vllm", "nim")
-"""Kinds that refuse a model which is not in their list; the others serve the one that they have under any name."""
+"""Kinds of server that refuse a model which is not in their list. The others serve their one model under any name."""
 ANY_NAME = "any"
 _REMEDY = "change models or the route, or map names with model_names"
 
 
 def patterns_of(endpoint: Endpoint, config: ClientConfig) -> list[str]:
-    """What callers may ask of it: the patterns of its routes, most telling first, and its own."""
+    """The model patterns for which the endpoint is used: those of its routes and its own, exact names first."""
     routed = [route.pattern for route in config.routes if endpoint.name in route.endpoints]
     return sorted(dict.fromkeys((*routed, *endpoint.models)), key=is_glob)
 
 
 def model_to_ask(endpoint: Endpoint, config: ClientConfig, told: Iterable[str]) -> str | None:
-    """A name that callers may give; None if none is known."""
+    """A model name for which the endpoint is used; None if none is known."""
     patterns = patterns_of(endpoint, config)
     known = [*(pattern for pattern in patterns if not is_glob(pattern)), *endpoint.model_names, *_called(endpoint.model_names, told)]
     named = next((name for name in known if any(matches(pattern, name) for pattern in patterns)), None)
@@ -283,7 +279,7 @@ def model_to_ask(endpoint: Endpoint, config: ClientConfig, told: Iterable[str]) 
 
 
 def auth_of(endpoint: Endpoint, found: Examined) -> str:
-    """Whether the key is taken, in a word or two."""
+    """The state of authentication, in a word or two."""
     has_key = endpoint.api_key is not None or bool(endpoint.headers)
     seen = [found.statuses[path] for path in GUARDED if path in found.statuses]
     if refused := next((status for status in seen if status in (401, 403)), None):
@@ -296,7 +292,15 @@ def auth_of(endpoint: Endpoint, found: Examined) -> str:
 def problems(
     endpoint: Endpoint, config: ClientConfig, found: Examined, failed: str | None = None, *, answered: bool = False
 ) -> Iterator[str]:
-    """What is wrong, most important first. A call ``failed`` for that reason, or was ``answered``, if there was one."""
+    """The problems, most important first.
+
+    Args:
+        endpoint: the examined endpoint.
+        config: the configuration that contains it.
+        found: the findings.
+        failed: reason for which the request of ``--call`` failed; None if it succeeded or was not sent.
+        answered: whether the request of ``--call`` succeeded.
+    """
     if found.trouble is not None:
         yield found.trouble
         return
@@ -311,7 +315,7 @@ def problems(
 
 
 def notes(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator[str]:
-    """What is worth knowing."""
+    """The notes: findings that do not make calls fail."""
     if endpoint.kind == "openai" and found.seems is not None:
         yield f"it seems to be a server of kind {found.seems!r}; with kind: {found.seems} it can be asked for scores and for its load"
     if found.reachable and not found.listed and endpoint.kind in LISTS and auth_of(endpoint, found) in ("accepted", "not needed", "?"):
@@ -368,13 +372,13 @@ def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Ite
 
 
 def _called(renamed: Mapping[str, str], told: Iterable[str]) -> list[str]:
-    """What callers call the models that there are."""
+    """The names under which callers request the models of the server, after ``model_names``."""
     there = list(told)
     return [*(name for name, target in renamed.items() if target in there), *(name for name in there if name not in renamed.values())]
 
 
 def _served(name: str, told: tuple[str, ...]) -> str:
-    """What it serves, what is most like that name first."""
+    """The names of the served models, most similar to ``name`` first."""
     names = list(dict.fromkeys((*closest(name, told, most=SHOWN), *told)))
     return ", ".join(map(repr, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 

@@ -1,6 +1,6 @@
-"""``qreward fleet SPEC``: a fleet of fake judges, run until Ctrl-C.
+"""``qreward fleet SPEC``: runs a fleet of fake judges until Ctrl-C or SIGTERM.
 
-Machines read standard output: one line of JSON when it is ready, one when it has ended. People read standard error.
+Standard output is for machines: one line of JSON when the fleet is ready, and one when it has ended. Standard error is for people.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal ends it. Raises ``ConfigError`` for a bad spec or a port that is taken."""
+    """Run the fleet until a signal arrives. Raises ``ConfigError`` for an invalid spec or a port that is taken."""
     fleet = FakeFleet(args.spec)
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
         try:

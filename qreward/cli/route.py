@@ -1,6 +1,6 @@
-"""``qreward route CONFIG MODEL``: which pattern a model matches, which endpoints serve it, and what each may be asked for.
+"""``qreward route CONFIG MODEL``: prints the pattern that a model matches, the endpoints that serve it, and their limits.
 
-Nothing is sent.
+Sends nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the route. Raises ``ConfigError`` for a bad file, ``NoEndpoint`` if nothing matches."""
+    """Print the route. Raises ``ConfigError`` for an invalid file, ``NoEndpoint`` if no route matches."""
     config = load_config(args.config)
     routes = QRewardClient.from_config(config).list_routes()
     found = [route for route in routes if matches(route.pattern, args.model)]
@@ -43,7 +43,7 @@ def _why(route: Route) -> str:
 
 
 def describe(endpoint: Endpoint, route: Route, model: str) -> str:
-    """One endpoint of a route in a line; no secrets."""
+    """One endpoint of a route in one line, without secrets."""
     parts = [f"{endpoint.name}  {endpoint.base_url}"]
     if (renamed := endpoint.model_names.get(model)) is not None:
         parts.append(f"as {renamed!r}")

@@ -1,6 +1,7 @@
-"""``qreward serve MODULE:FUNCTION``: a reward server around a scoring function, until SIGTERM or Ctrl-C.
+"""``qreward serve MODULE:FUNCTION``: runs a reward server around a scoring function until SIGTERM or Ctrl-C.
 
-Every setting is one of ``ServerConfig``, whose words are the help. A token is never given on the command line, where others see it.
+The options are the settings of ``ServerConfig``, and its docstring is their help text. A token cannot be passed on the command line,
+where other users of the machine could see it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _NEEDS = ("fastapi", "uvicorn")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what ``qreward serve`` can be told."""
+    """Add the arguments of ``qreward serve``."""
     from qreward.server.config import PREFIX, ServerConfig, helps  # noqa: PLC0415
 
     parser.epilog = f"Each setting may also be given in the environment: --max-queue is {PREFIX}MAX_QUEUE."
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve; 0 if all that was under way was finished at the end, else 1. Raises ``ConfigError``."""
+    """Serve; 0 if all requests in flight at the end were finished, else 1. Raises ``ConfigError``."""
     if missing := [name for name in _NEEDS if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"the reward server needs {' and '.join(missing)}: pip install 'qreward[server]'")
     from qreward.server import server as running  # noqa: PLC0415 - an extra
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     token = token_of(args.token_env, args.token_file)
     try:
         config = ServerConfig.from_texts(**texts, token=token)
-    except ConfigError as error:  # without the name of the model, which the command line does not have
+    except ConfigError as error:  # without the prefix of the settings class, which does not exist on the command line
         raise with_faults(error.faults, lambda _: "") from None
     scorer = load_object(args.scorer, "scorer", "my_rewards:score")
     try:

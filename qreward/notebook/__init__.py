@@ -1,5 +1,5 @@
-"""Statistics as HTML, for notebooks: words and tables, small plots as inline SVG, and what is made of them. Pure: values in, text out.
+"""Display in notebooks: statistics, batch results, verdicts and streamed answers as HTML tables, with small plots as inline SVG.
 
-Everything that comes from outside is escaped. Colours are the page's own, so that a dark theme is as good as a light one. The size of what
-comes out is bounded, however much goes in. This room knows what statistics are; it must not know who asks for HTML, or where it is shown.
+All external text is escaped. Colours are inherited from the page, so that dark and light themes both work. The size of a table, and of
+a card of a streamed answer, is bounded. Only ``display`` reads streams and writes output; the other modules map values to text.
 """

@@ -1,11 +1,8 @@
-"""``show`` and ``show_batch``: streams are read, and what has come is drawn now and then, however they end.
+"""``show`` and ``show_batch``: read streams to their end, and display the progress at intervals and at the end.
 
-Streamed answers as HTML and as plain text. Pure: a state and the time in, text out; the same state gives the same text.
-
-Where states are shown: an output cell that is updated, or, outside a notebook, the standard output.
-
-A script is given what it would have printed itself: the text as it comes, and a line at the end. An error would help nobody there, for a
-cell that is moved into a script should still work, and IPython is nothing it needs.
+The state is rendered as HTML and as plain text, by pure functions of the state and the time. In a notebook, the view is an output cell
+that is updated. Outside a notebook, the text is written to standard output as it arrives, with a summary line at the end: a cell that is
+moved into a script should still work, and does not need IPython.
 """
 
 from __future__ import annotations
@@ -32,11 +29,12 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 LIVE_TEXT = 20_000
-"""Characters shown of an answer while it grows, the last ones: the whole of it is sent to the page ten times a second."""
+"""Characters shown of a single answer while it is streamed. Only the last ones are shown, as they are sent to the page ten times
+a second."""
 CARD_TEXT = 400
-"""Characters shown of one answer among many."""
+"""Characters shown of each answer of a batch."""
 MOST_TROUBLE = 600
-"""Characters of an error's message."""
+"""Characters shown of an error message."""
 
 _COLOURS = {Phase.DONE: "#2da44e", Phase.INTERRUPTED: "#e5534b", Phase.FAILED: "#e5534b", Phase.STOPPED: "#bf8700"}  # on white and black
 _PRE = (
@@ -46,14 +44,14 @@ _PRE = (
 
 
 def answer_html(answer: Answer, now: float) -> str:
-    """One answer, which has the whole width."""
+    """One answer as HTML, over the whole width."""
     text = answer.text
     shown = text if answer.ended is not None else _tail(text, LIVE_TEXT)
     return frame(_card(answer.phase, answer, answer_facts(answer, now), shown, "max-height:40em;overflow:auto"))
 
 
 def answer_facts(answer: Answer, now: float) -> list[str]:
-    """What there is to say of one answer besides its text."""
+    """Endpoint, times, tokens and restarts of one answer; empty strings for unknown values."""
     return [
         answer.endpoint or "",
         _elapsed(answer, now),
@@ -64,17 +62,17 @@ def answer_facts(answer: Answer, now: float) -> list[str]:
 
 
 def answer_plain(answer: Answer, now: float) -> str:
-    """The same without HTML."""
+    """One answer as plain text, followed by its summary line."""
     return "\n".join(part for part in (answer.text, last_line(answer, now)) if part)
 
 
 def last_line(answer: Answer, now: float) -> str:
-    """How it ended, in one line."""
+    """The summary line of one answer: its phase, facts and error."""
     return f"[{' · '.join(part for part in (answer.phase, *answer_facts(answer, now), clip(answer.trouble, MOST_TROUBLE)) if part)}]"
 
 
 def board_html(board: Board, now: float) -> str:
-    """Many answers, as a grid of cards."""
+    """The answers of a batch as a grid of cards."""
     cards = "".join(_small_card(index, board.answers[index]) for index in board.places)
     grid = f'<div style="display:grid;grid-template-columns:repeat(auto-fill,minmax(260px,1fr));gap:8px;margin:6px 0">{cards}</div>'
     more = f"<div>and {number(board.hidden)} more that {'is' if board.hidden == 1 else 'are'} not shown</div>" if board.hidden else ""
@@ -82,7 +80,7 @@ def board_html(board: Board, now: float) -> str:
 
 
 def board_facts(board: Board, now: float) -> list[str]:
-    """What there is to say of all answers together."""
+    """Counts, time, rate and restarts of all answers; empty strings for unknown values."""
     return [
         f"{number(board.ended.get(Phase.DONE, 0))} done",
         f"{number(board.live)} under way" if board.over is None else "",
@@ -94,7 +92,7 @@ def board_facts(board: Board, now: float) -> list[str]:
 
 
 def board_plain(board: Board, now: float) -> str:
-    """The same in one line."""
+    """The summary line of a batch."""
     return f"[{' · '.join(part for part in (*board_facts(board, now), clip(board.trouble, MOST_TROUBLE)) if part)}]"
 
 
@@ -150,19 +148,20 @@ S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class View(Protocol[S_contra]):
-    """Something that shows a state."""
+    """An output that shows a state."""
 
     def draw(self, state: S_contra, now: float) -> None: ...
 
     def close(self, state: S_contra, now: float) -> None:
-        """Show it for the last time."""
+        """Show the final state."""
 
 
 class Cell(Generic[S]):
-    """One output of a notebook's cell, which is replaced by the next if that differs.
+    """One output of a notebook cell, updated when the content changes.
 
     Args:
-        html, plain: what is shown of a state at a time; a notebook takes the first, what cannot show HTML the second.
+        html: renders a state at a time as HTML.
+        plain: renders a state at a time as plain text, for frontends that cannot show HTML.
     """
 
     def __init__(self, html: Callable[[S, float], str], plain: Callable[[S, float], str]) -> None:
@@ -182,7 +181,7 @@ class Cell(Generic[S]):
 
 
 class Script:
-    """The text of one answer as it comes, and a line at its end."""
+    """Writes the text of one answer as it arrives, and a summary line at its end."""
 
     def __init__(self) -> None:
         self._written = self._restarts = 0
@@ -201,21 +200,21 @@ class Script:
 
 
 class Lines:
-    """A line for each of many answers when it has ended, and one for all of them."""
+    """Writes each answer of a batch when it has ended, and a summary line at the end."""
 
     def tell(self, index: int, answer: Answer) -> None:
-        """One has ended."""
+        """Write an answer that has ended."""
         _write(f"#{index} {answer.text}\n   {last_line(answer, answer.ended or 0.0)}\n")
 
     def draw(self, state: Board, now: float) -> None:
-        """Nothing: texts that grow at once cannot be printed."""
+        """Do nothing: several growing texts cannot be printed at once."""
 
     def close(self, state: Board, now: float) -> None:
         _write(f"{board_plain(state, now)}\n")
 
 
 def in_notebook() -> bool:
-    """Somebody will see HTML."""
+    """Whether the code runs in a notebook, which can show HTML."""
     return is_notebook()
 
 
@@ -229,7 +228,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 INTERVAL = 0.1
-"""Seconds between two drawings: quicker than reading, and no load on a browser."""
+"""Seconds between two updates of the display: faster than anyone reads, and no load on a browser."""
 
 
 @overload
@@ -237,20 +236,22 @@ def show(stream: Stream, *, clock: Callable[[], float] = monotonic) -> Coroutine
 @overload
 def show(stream: SyncStream, *, clock: Callable[[], float] = monotonic) -> ChatCompletion: ...
 def show(stream: Stream | SyncStream, *, clock: Callable[[], float] = monotonic) -> Coroutine[Any, Any, ChatCompletion] | ChatCompletion:
-    """Show an answer as it grows, with the seconds to its first token, its tokens a second, its endpoint, and how it ended.
+    """Show a streamed answer as it arrives, with its endpoint, time to first token, tokens per second, and outcome.
 
-    It is drawn at most ten times a second, and once at the end. Outside a notebook the text is printed as it comes.
+    The display is updated at most ten times a second, and once at the end. Outside a notebook the text is printed as it arrives.
 
     Args:
-        stream: read to its end. Of a ``Stream`` what is returned is awaited; a ``SyncStream`` is shown until it ends.
-        clock: monotonic seconds; for tests in virtual time.
+        stream: the stream, which is read to its end. For a ``Stream``, await the return value. For a ``SyncStream``, the call blocks
+            until the stream ends.
+        clock: monotonic clock in seconds; for tests in virtual time.
 
     Returns:
-        The whole answer.
+        The complete answer.
 
     Raises:
-        ConfigError: it is no stream of one answer.
-        RequestError: and others, as :meth:`Stream.final`, when what has come is shown; ``StreamInterrupted`` if it broke off.
+        ConfigError: ``stream`` is not a stream of one answer.
+        StreamInterrupted: the stream broke off. The text received so far is shown.
+        RequestError: the request failed; this and other errors are those of :meth:`Stream.final`.
 
     Example:
         >>> async def cell(client, messages):
@@ -273,22 +274,23 @@ def show_batch(stream: SyncBatchStream, *, cards: int = 12, clock: Callable[[], 
 def show_batch(
     stream: BatchStream | SyncBatchStream, *, cards: int = 12, clock: Callable[[], float] = monotonic
 ) -> Coroutine[Any, Any, BatchResult[ChatCompletion]] | BatchResult[ChatCompletion]:
-    """Show many answers as they grow, as a grid. See :func:`show`.
+    """Show the answers of a batch as they arrive, as a grid of cards. See :func:`show`.
 
-    A card whose answer has ended gives its place to the next answer that begins. Outside a notebook each answer is printed when it has
-    ended.
+    When an answer has ended, its card is reused for the next answer that begins. Outside a notebook each answer is printed when it
+    has ended.
 
     Args:
-        stream: read to its end. Of a ``BatchStream`` what is returned is awaited; a ``SyncBatchStream`` is shown until it ends.
-        cards: most answers shown at once, 0 for any number; of each, at most 400 characters are shown.
-        clock: monotonic seconds; for tests in virtual time.
+        stream: the stream, which is read to its end. For a ``BatchStream``, await the return value. For a ``SyncBatchStream``, the call
+            blocks until the stream ends.
+        cards: most answers shown at once; 0 for no limit. At most 400 characters of each answer are shown.
+        clock: monotonic clock in seconds; for tests in virtual time.
 
     Returns:
-        All results in the order of the input; what failed is among them.
+        All results in the order of the input, including failed ones.
 
     Raises:
-        ConfigError: an argument is wrong.
-        BatchInterrupted: the input raised; it holds the results that are done.
+        ConfigError: an argument is invalid.
+        BatchInterrupted: the input iterable raised. The error holds the results that are done.
 
     Example:
         >>> async def cell(client, conversations):
@@ -307,9 +309,9 @@ def show_batch(
 
 
 class Drawing(Generic[S]):
-    """A state that is drawn from time to time while it is entered, at the beginning, and at the end.
+    """A context manager that draws a state on entry, at intervals, and on exit.
 
-    What goes wrong with drawing in between is reported by the event loop and harms nothing; at the end it is raised.
+    An error of a drawing at an interval is reported by the event loop and ends the updates; an error on entry or exit is raised.
     """
 
     def __init__(self, state: S, view: View[S], clock: Callable[[], float]) -> None:
@@ -319,7 +321,7 @@ class Drawing(Generic[S]):
         self._timer: asyncio.TimerHandle | None = None
 
     def draw(self) -> None:
-        """Draw it now."""
+        """Draw the present state."""
         self._view.draw(self.state, self.clock())
 
     def __enter__(self) -> S:
@@ -337,7 +339,7 @@ class Drawing(Generic[S]):
 
 
 async def follow(stream: Stream, drawing: Drawing[Answer]) -> ChatCompletion:
-    """Read one stream to its end while it is drawn."""
+    """Read one stream to its end while its state is drawn."""
     clock = drawing.clock
     with drawing as answer:
         try:
@@ -351,7 +353,7 @@ async def follow(stream: Stream, drawing: Drawing[Answer]) -> ChatCompletion:
 
 
 async def follow_batch(stream: BatchStream, drawing: Drawing[Board]) -> BatchResult[ChatCompletion]:
-    """Read a batch of streams to its end while it is drawn."""
+    """Read a batch stream to its end while its state is drawn."""
     clock = drawing.clock
     with drawing as board:
         try:
@@ -365,6 +367,6 @@ async def follow_batch(stream: BatchStream, drawing: Drawing[Board]) -> BatchRes
 
 
 def _block(follow: Callable[[P, Drawing[S]], Coroutine[Any, Any, R]], stream: P, drawing: Drawing[S]) -> R:
-    """Drawn first in the caller's own thread, in whose cell it then stays."""
+    """Run ``follow`` on the portal's event loop. The first drawing is in the caller's thread, so that the output belongs to its cell."""
     drawing.draw()
     return portal().call(follow, stream, drawing)

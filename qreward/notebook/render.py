@@ -1,8 +1,6 @@
-"""Words, numbers, and tables as HTML. Knows nothing of what they are about.
+"""HTML of ``client.stats()`` and of a batch result, and the tables, numbers and SVG plots that it is made of.
 
-Times as small plots, in SVG. Knows nothing of whose times they are.
-
-What ``client.stats()`` and the result of a batch look like in a notebook. Shows counts, times and errors, and no answer.
+Pure. Shows counts, times and errors, but no answers.
 """
 
 from __future__ import annotations
@@ -20,45 +18,46 @@ if TYPE_CHECKING:
     from qreward.results import BatchResult, BatchStats, EndpointState, EndpointStats
 
 MOST_ROWS = 50
-"""Rows of a table; what is left out is counted below it."""
+"""Most rows of a table. The number of omitted rows is shown below it."""
 LINE = "rgba(128,128,128,.4)"
-"""Of borders: seen on white and on black."""
+"""Colour of borders, visible on white and on black."""
 
 
 def clip(text: str, most: int) -> str:
-    """The beginning of a long text, with a note on how much more there is."""
+    """The first ``most`` characters of a text, with the number of omitted characters."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
 
 
 def seconds(value: float) -> str:
-    """A time as people read it."""
+    """A duration in a readable form, such as ``12 ms`` or ``3.40 s``."""
     if value < 0.9995:
         return f"{1000 * value:.0f} ms" if value >= 0.00995 else f"{1000 * value:.1f} ms"
     return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s" if value < 99.95 else f"{value:,.0f} s"
 
 
 def number(value: float) -> str:
-    """A count or a rate as people read it."""
+    """A count or a rate in a readable form."""
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.1f}".removesuffix(".0")
 
 
 def facts(parts: Iterable[str]) -> str:
-    """One line of escaped words, broken between parts only; what is empty is left out."""
+    """The escaped parts in one line, with line breaks only between parts. Empty parts are left out."""
     return " · ".join(escape(part).replace(" ", "\N{NO-BREAK SPACE}") for part in parts if part)
 
 
 def frame(*content: str) -> str:
-    """What is shown at once. The class names keep a notebook from taking dollar signs for formulas."""
+    """The outer element of an output. The class names prevent a notebook from rendering dollar signs as formulas."""
     return f'<div class="tex2jax_ignore mathjax_ignore" style="color:inherit;font-size:13px;line-height:1.5">{"".join(content)}</div>'
 
 
 class Column(NamedTuple):
-    """Of a table.
+    """A column of a table.
 
     Attributes:
-        name: its heading, of which ``means`` is the explanation.
-        cell: from a row to HTML, ``""`` if it has nothing to say.
-        words: it holds words, not numbers.
+        name: the heading.
+        means: explanation of the heading, shown as a tooltip.
+        cell: maps a row to HTML; ``""`` for an empty cell.
+        words: True if the column holds text, not numbers.
     """
 
     name: str
@@ -67,13 +66,13 @@ class Column(NamedTuple):
     words: bool = False
 
     def html(self, tag: str, content: str) -> str:
-        """A cell with this content."""
+        """A cell with this tag and content."""
         layout = "text-align:left" if self.words else "text-align:right;white-space:nowrap"
         return f'<{tag} style="{layout};padding:2px 6px;border-bottom:1px solid {LINE}">{content}</{tag}>'
 
 
 def table(columns: Iterable[Column], rows: Sequence[object]) -> str:
-    """A line for each of the first ``MOST_ROWS`` rows; a column in which no cell says anything is left out."""
+    """A table of the first ``MOST_ROWS`` rows. Columns in which all cells are empty are left out."""
     shown = rows[:MOST_ROWS]
     kept = [(column, cells) for column in columns if any(cells := [column.cell(row) for row in shown])]
     head = "".join(column.html("th", f'<span title="{escape(column.means)}">{escape(column.name)}</span>') for column, _ in kept)
@@ -85,34 +84,34 @@ def table(columns: Iterable[Column], rows: Sequence[object]) -> str:
 
 BARS = 40
 SHORTEST = 1e-6
-"""Seconds; what is less is drawn as if it were this."""
-_PITCH, _MARGIN, _HEIGHT = 8, 30, 80  # pixels: from bar to bar, beside them, in all
+"""Seconds. Shorter times are drawn as this time."""
+_PITCH, _MARGIN, _HEIGHT = 8, 30, 80  # pixels: distance of the bars, margin at each side, total height
 
 
 class Scale(NamedTuple):
-    """Places from 0 to 1 for times, logarithmic."""
+    """A logarithmic scale that maps times in seconds to positions from 0 to 1."""
 
     low: float
     high: float
 
     @classmethod
     def of(cls, times: Iterable[float]) -> Scale:
-        """From the shortest to the longest; wider if they are alike."""
+        """The scale from the shortest to the longest time; wider if they are nearly equal."""
         found = [max(time, SHORTEST) for time in times] or [1.0]
         low, high = min(found), max(found)
         return cls(low, high) if high > 1.01 * low else cls(low / 2, high * 2)
 
     def place(self, time: float) -> float:
-        """Where a time lies."""
+        """The position of a time."""
         return log(max(time, SHORTEST) / self.low) / log(self.high / self.low)
 
     def at(self, place: float) -> float:
-        """Which time lies there."""
+        """The time at a position."""
         return float(self.low * (self.high / self.low) ** place)
 
 
 def spread(p50: float, p95: float, p99: float, scale: Scale) -> str:
-    """Three quantiles on a line: a dot, a tick, and its end."""
+    """A plot of three quantiles on a line: p50 is a dot, p95 a tick, p99 the end of the line."""
     dot, tick, end = (5 + 90 * scale.place(time) for time in (p50, p95, p99))
     line = f'<path d="M{dot:.1f} 7H{end:.1f}M{tick:.1f} 3V11" stroke="currentColor" fill="none"/>'
     says = f"p50 {seconds(p50)}, p95 {seconds(p95)}, p99 {seconds(p99)}"
@@ -120,7 +119,7 @@ def spread(p50: float, p95: float, p99: float, scale: Scale) -> str:
 
 
 def histogram(times: Iterable[float]) -> str:
-    """How many of the times are how long; ``""`` if there are none. Quantiles are exact, by nearest rank."""
+    """A histogram of times in seconds; ``""`` if there are none. Quantiles are exact, by nearest rank."""
     ordered = sorted(times)
     if not ordered:
         return ""
@@ -136,13 +135,13 @@ def histogram(times: Iterable[float]) -> str:
 
 
 def _counts(ordered: Sequence[float], scale: Scale) -> list[int]:
-    """How many are in each of ``BARS`` equal parts of the scale."""
+    """The number of times in each of ``BARS`` equal parts of the scale."""
     ends = [bisect_left(ordered, scale.at(bar / BARS)) for bar in range(1, BARS)]
     return [after - before for before, after in pairwise([0, *ends, len(ordered)])]
 
 
 def _bar(at: int, share: float) -> str:
-    height = max(1.0, (_HEIGHT - 18) * share)  # one of a million is seen, too
+    height = max(1.0, (_HEIGHT - 18) * share)  # a single time among millions stays visible
     return f'<rect x="{_MARGIN + _PITCH * at}" y="{_HEIGHT - 1 - height:.1f}" width="7" height="{height:.1f}" fill-opacity=".5"/>'
 
 
@@ -162,24 +161,24 @@ if TYPE_CHECKING:
     Row = tuple[str, EndpointStats]
 
 MOST_WORDS = 160
-"""Characters of an error's message."""
+"""Characters shown of an error message."""
 
 
 def stats_html(endpoints: Mapping[str, EndpointStats]) -> str:
-    """What endpoints did, and where they stand."""
+    """The statistics and the present states of endpoints as HTML."""
     count = f"<b>{number(len(endpoints))} endpoint{'' if len(endpoints) == 1 else 's'}</b>"
     return frame(count, endpoints_table(endpoints), states_table(endpoints))
 
 
 def batch_html(batch: BatchResult[Any]) -> str:
-    """What a batch did: how many, how fast, at which endpoints, and what went wrong."""
+    """The result of a batch as HTML: totals, statistics of its endpoints, errors, and a histogram of latencies."""
     times = histogram(result.latency for result in batch if result.error is None)
     errors = errors_table(result.error for result in batch if result.error is not None)
     return frame(f"<b>{_sums(batch.stats)}</b>", endpoints_table(batch.stats.endpoints), errors, times)
 
 
 def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
-    """What each endpoint did, with the quantiles of its answers as a plot, too."""
+    """A table of the statistics of each endpoint, with a plot of its latency quantiles; ``""`` if there are no endpoints."""
     scale = Scale.of(time for stats in endpoints.values() for time in (stats.p50, stats.p99) if time is not None)
     columns = [
         _NAME,
@@ -200,7 +199,7 @@ def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
 
 
 def states_table(endpoints: Mapping[str, EndpointStats]) -> str:
-    """Where each endpoint stands; ``""`` if that is not known."""
+    """A table of the present state of each endpoint; ``""`` if no state is known."""
     rows = [(name, stats.state) for name, stats in endpoints.items() if stats.state is not None]
     columns = [
         _NAME,
@@ -249,7 +248,7 @@ def _sums(stats: BatchStats) -> str:
 
 
 def errors_table(errors: Iterable[QRewardError]) -> str:
-    """A row for each type of error, the most frequent first; ``""`` if there are none."""
+    """A table with a row for each type of error, the most frequent first; ``""`` if there are none."""
     counts: Counter[str] = Counter()
     first: dict[str, QRewardError] = {}
     for error in errors:

@@ -1,4 +1,4 @@
-"""How far streamed answers have come. Events and the time in, numbers and words out; knows nothing of how they are shown."""
+"""Progress of streamed answers: updated with events and times, read as texts and numbers. Knows nothing of how it is displayed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qreward.results import Result
 
 
 class Phase(StrEnum):
-    """Where an answer stands."""
+    """The phase of a streamed answer."""
 
     WAITING = "waiting"
     STREAMING = "streaming"
@@ -25,14 +25,14 @@ class Phase(StrEnum):
 
 
 def phase_of(error: BaseException) -> Phase:
-    """How an error ends an answer: amid it, before it, or because nobody wants it any more."""
+    """The final phase for an error: stopped (cancelled), interrupted (``StreamInterrupted``), or failed (any other error)."""
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
         return Phase.STOPPED
     return Phase.INTERRUPTED if isinstance(error, StreamInterrupted) else Phase.FAILED
 
 
 def words_of(error: BaseException | None) -> str:
-    """An error's type and message; of a cancellation there is nothing to say."""
+    """The type and message of an error; ``""`` for None and for a cancellation."""
     return "" if error is None or phase_of(error) is Phase.STOPPED else f"{type(error).__name__}: {error}"
 
 
@@ -41,13 +41,20 @@ class Answer:
     """One streamed answer.
 
     Attributes:
-        began: the time (of the clock that is given) from which seconds are counted.
-        timed: its beginning was seen; if not, nothing is said of its first token and its rate.
-        read: gives its text, where somebody else keeps it.
-        pieces: its text since the last restart, where nobody does.
-        seen: pieces that came, since the last restart; ``first`` and ``last`` are the times of two of them.
-        told: its tokens as the server counts them, once it is done; ``took``: seconds of the attempt that gave it.
-        trouble: what ended it; ``void``: what made it begin anew the last time.
+        began: start of the measurement, in seconds on the caller's clock.
+        timed: whether the stream was observed from its beginning. If not, the time to first token and the rate are unknown.
+        read: returns the text, if it is kept elsewhere; else None.
+        phase: the present phase.
+        pieces: pieces of text since the last restart, if ``read`` is None.
+        seen: number of pieces since the last restart.
+        first, last: times of the first and the latest piece since the last restart.
+        ended: time of the end; None while it is streamed.
+        told: completion tokens as reported by the server, once the answer is done.
+        took: seconds of the attempt that succeeded.
+        endpoint: name of the endpoint, once the answer has ended.
+        restarts: number of restarts.
+        void: error that caused the last restart.
+        trouble: error that ended the answer.
     """
 
     began: float
@@ -67,7 +74,7 @@ class Answer:
     trouble: str = ""
 
     def add(self, event: str | StreamRestarted, now: float) -> None:
-        """Take a piece of text, or a restart."""
+        """Record a piece of text or a restart."""
         if isinstance(event, StreamRestarted):
             self.phase, self.first, self.last, self.seen = Phase.WAITING, None, None, 0
             self.restarts += 1
@@ -81,7 +88,7 @@ class Answer:
             self.pieces.append(event)
 
     def end(self, result: Result[Any] | None, error: BaseException | None, now: float) -> None:
-        """Take how it ended; the text that came stays."""
+        """Record the end. The text received so far is kept."""
         self.phase = Phase.DONE if error is None else phase_of(error)
         self.trouble, self.ended = words_of(error), now
         if result is not None:
@@ -95,40 +102,44 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """As the server counts them; until it has told, pieces, which most servers make of one token each."""
+        """Tokens as reported by the server; until then the number of pieces, as most servers send one token per piece."""
         return self.seen if self.told is None else self.told
 
     @property
     def wait(self) -> float | None:
-        """Seconds to the first token, queueing included; None if that is not known."""
+        """Seconds to the first token, including time in queues; None if unknown."""
         return self.first - self.began if self.timed and self.first is not None else None
 
     @property
     def rate(self) -> float | None:
-        """Tokens a second from the first piece to the last; None if that is not known."""
+        """Tokens per second from the first piece to the last; None if unknown."""
         if not self.timed or self.first is None or self.last is None or self.last <= self.first:
             return None
-        return self.tokens * (self.seen - 1) / self.seen / (self.last - self.first)  # the first piece took no time
+        return self.tokens * (self.seen - 1) / self.seen / (self.last - self.first)  # from the first piece on, which does not count
 
     def elapsed(self, now: float) -> float:
-        """Seconds up to now, or to its end."""
+        """Seconds from the start to the end of the answer, or to ``now`` while it is streamed."""
         return (now if self.ended is None else self.ended) - self.began
 
 
 @dataclass(slots=True)
 class Board:
-    """Many streamed answers, of which some are looked at.
+    """The streamed answers of a batch, of which a limited number is displayed.
 
-    An answer takes a free place when its first token comes, or else that of one that has ended; what ends without a place is only counted.
+    At its first event an answer takes a free place, or else the place of an answer that has ended. An answer that ends without a place is
+    only counted.
 
     Attributes:
-        most: places, 0 for any number.
-        places: indices of the answers that are looked at.
-        answers: those that are looked at, and those under way.
-        ended: how many ended in which phase.
-        tell: called with each answer that has ended.
-        pieces, last: pieces that came in all, and when the last came.
-        over: when all was over; ``trouble``: what broke it off.
+        began: start of the measurement, in seconds on the caller's clock.
+        most: number of places; 0 for no limit.
+        places: indices of the displayed answers.
+        answers: the displayed answers and those being streamed, by index.
+        ended: number of answers that ended, by phase.
+        tell: called with the index and the state of each answer that has ended.
+        restarts: restarts of all answers.
+        pieces, last: number of pieces of all answers, and the time of the latest.
+        over: time of the end of the batch; None while it runs.
+        trouble: error that ended the batch early.
     """
 
     began: float
@@ -144,7 +155,7 @@ class Board:
     trouble: str = ""
 
     def add(self, index: int, event: str | StreamRestarted | Result[Any], now: float) -> None:
-        """Take an event of one answer."""
+        """Record an event of one answer."""
         answer = self.answers.get(index)
         if answer is None:
             answer = self.answers[index] = Answer(self.began)
@@ -165,7 +176,7 @@ class Board:
             self.restarts += 1
 
     def end(self, error: BaseException | None, now: float) -> None:
-        """Nothing more comes; what is under way was left. The places are put in order."""
+        """Record the end of the batch. Answers still being streamed count as stopped. Sorts the places by index."""
         self.over, self.trouble = now, words_of(error)
         self.places.sort()
         for answer in self.answers.values():
@@ -175,21 +186,21 @@ class Board:
 
     @property
     def live(self) -> int:
-        """Answers under way that have begun to come."""
+        """Answers being streamed."""
         return sum(answer.ended is None for answer in self.answers.values())
 
     @property
     def hidden(self) -> int:
-        """Answers that are not looked at, ended or not."""
+        """Answers that are not displayed, ended or not."""
         return self.live + sum(self.ended.values()) - len(self.places)
 
     @property
     def rate(self) -> float | None:
-        """Pieces a second of all answers together, from the beginning to the last piece."""
+        """Pieces per second of all answers together, from the start to the latest piece; None if unknown."""
         return self.pieces / (self.last - self.began) if self.last is not None and self.last > self.began else None
 
     def elapsed(self, now: float) -> float:
-        """Seconds up to now, or to the end."""
+        """Seconds from the start to the end of the batch, or to ``now`` while it runs."""
         return (now if self.over is None else self.over) - self.began
 
     def _place(self, index: int) -> None:

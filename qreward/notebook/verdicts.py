@@ -1,4 +1,4 @@
-"""What a verdict looks like in a notebook: the score, the votes it was settled from, and what it took."""
+"""HTML of a verdict: the score, the votes it was aggregated from, and the tokens used."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from qreward.notebook.render import Column, clip, facts, frame, number, table
 
 MOST_WORDS = 400
-"""Characters of an answer."""
+"""Characters shown of an answer."""
 
 
 def verdict_html(verdict: Any, outcome: str, attributes: Mapping[str, float] | None = None) -> str:
-    """The outcome of a ``Verdict`` or a ``Comparison``, and a line for each vote and each attribute of a reward model."""
+    """The outcome of a ``Verdict`` or a ``Comparison``, with a table row for each vote and each attribute of a reward model."""
     used, score = verdict.usage, f"{verdict.score:g}"
     line = facts([
         "" if outcome == score else f"score {score}",
@@ -26,7 +26,7 @@ def verdict_html(verdict: Any, outcome: str, attributes: Mapping[str, float] | N
 
 
 def _reason(vote: Any) -> str:
-    """Why, as far as the verdict's form has words for it; else the answer."""
+    """The ``reason`` of the parsed verdict, if it has one; else the text of the answer."""
     reason = getattr(vote.verdict, "reason", None)
     return escape(clip(reason if isinstance(reason, str) and reason else vote.text, MOST_WORDS))
 

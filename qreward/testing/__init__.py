@@ -1,6 +1,6 @@
-"""For tests of reward code: fake judges that are real HTTP servers on loopback, and virtual time for loops and for threads.
+"""Tools for testing reward code: fake judges that are real HTTP servers on loopback, and virtual time for event loops and threads.
 
-Never imported by the library itself.
+The rest of the library never imports this package, except for the ``demo`` and ``fleet`` commands.
 """
 
 from __future__ import annotations

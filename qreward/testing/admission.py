@@ -1,8 +1,7 @@
-"""Who may come in: rates by aiolimiter, slots by a gate.
+"""Admission control of a fake endpoint: rate limits (by aiolimiter) and concurrency slots. Knows nothing of HTTP.
 
-An ``AsyncLimiter(burst, burst * 60 / rpm)`` is a bucket of ``burst`` that leaks at ``rpm`` a minute. It says whether
-there is room (``has_capacity``) but not how much; that is found by bisection, so the limiter stays the only truth.
-Nothing here knows HTTP.
+An ``AsyncLimiter(burst, burst * 60 / rpm)`` is a bucket of size ``burst`` that leaks at ``rpm`` per minute. It reports whether
+an amount fits (``has_capacity``), but not how much is left. That is found by bisection, so the limiter holds the only state.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from qreward.testing.spec import FakeEndpoint
 
 _BISECTIONS = 40  # leaves 1e-12 of the bucket
 
-_HAIR = 1e-6  # of a token or a millisecond: what bisection leaves is no reason to round the other way
+_HAIR = 1e-6  # of a token or a millisecond: the error of the bisection must not change the rounding
 
 
 class Bucket:
-    """One rate: ``per_minute`` in the long run, ``burst`` at once. Belongs to the running loop."""
+    """One rate limit: ``per_minute`` in the long run, ``burst`` at once. Bound to the running event loop."""
 
     def __init__(self, per_minute: float, burst: float) -> None:
         self.per_minute = per_minute
@@ -34,11 +33,11 @@ class Bucket:
         return self._limiter.has_capacity(min(amount, self._burst))
 
     async def take(self, amount: float) -> None:
-        """Take what ``admits`` has just allowed; does not suspend then."""
+        """Take an amount. Does not suspend if ``admits`` has just returned True for it."""
         await self._limiter.acquire(min(amount, self._burst))
 
     def room(self) -> float:
-        """How much could be taken now."""
+        """The amount that could be taken now."""
         if self._limiter.has_capacity(self._burst):
             return self._burst
         low, high = 0.0, self._burst
@@ -48,20 +47,20 @@ class Bucket:
         return low
 
     def left(self) -> str:
-        """The same in whole requests or tokens, as a header says it."""
+        """The value of ``room()`` in whole requests or tokens, as written in a header."""
         return f"{math.floor(self.room() + _HAIR)}"
 
     def wait(self, amount: float) -> float:
-        """Seconds until the amount is admitted, if nobody else takes anything."""
+        """Seconds until the amount is admitted, if nothing else is taken meanwhile."""
         return max(0.0, min(amount, self._burst) - self.room()) * 60 / self.per_minute
 
     def refilled_in(self) -> float:
-        """Seconds until the bucket is as at the start."""
+        """Seconds until the bucket is full again."""
         return self.wait(self._burst)
 
 
 class Rates:
-    """The rates of one endpoint: of requests, of tokens, of both, or of none."""
+    """The rate limits of one endpoint: on requests, on tokens, on both, or none."""
 
     def __init__(self, endpoint: FakeEndpoint) -> None:
         self._buckets: dict[str, Bucket] = {}
@@ -71,7 +70,11 @@ class Rates:
             self._buckets["tokens"] = Bucket(endpoint.tpm, endpoint.token_burst)
 
     async def admit(self, tokens: int) -> tuple[str, float] | None:
-        """Charge a request, or charge nothing and say which rate is used up and for how many seconds. Does not suspend."""
+        """Charge one request of this many tokens to all buckets, or to none. Does not suspend.
+
+        Returns:
+            None if the request is admitted; else the exceeded rate limit and the seconds until the request fits.
+        """
         if not self._buckets:
             return None
         amounts = {"requests": 1, "tokens": tokens}
@@ -84,7 +87,7 @@ class Rates:
         return None
 
     def headers(self, form: str = "openai") -> dict[str, str]:
-        """The limit a minute, what is left now, and when all of it is back, as they are written in that form."""
+        """Headers with the limit per minute, the amount left, and the time of the full refill, in the given form."""
         if form == "draft":
             return self._drafted()
         names = {"openai": "x-ratelimit-{what}-{kind}", "anthropic": "anthropic-ratelimit-{kind}-{what}"}[form]
@@ -104,7 +107,7 @@ class Rates:
 
 
 class Slot:
-    """A place in a gate. ``due`` is when it is expected to be free, on the clock of whoever set it."""
+    """One concurrency slot. ``due`` is the time at which it is expected to be free, on the clock of the code that sets it."""
 
     __slots__ = ("_gate", "due")
 
@@ -113,14 +116,17 @@ class Slot:
         self.due = math.inf
 
     def free(self) -> None:
-        """Give the place back; a second time does nothing."""
+        """Release the slot. Idempotent."""
         gate, self._gate = self._gate, None
         if gate is not None:
             gate.leave(self)
 
 
 class Gate:
-    """Slots. ``limit`` may change at any time, see ``hand_over``; lowered, it stops nothing that is under way."""
+    """A concurrency limit with a FIFO queue.
+
+    ``limit`` may change at any time; call ``hand_over`` afterwards. A lower limit does not stop requests that hold a slot.
+    """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
@@ -137,11 +143,11 @@ class Gate:
         return self.limit is not None and len(self._slots) >= self.limit
 
     def next_free(self) -> float:
-        """When the first slot is due to be free; infinite if none is."""
+        """The time at which the first slot is expected to be free; infinite if there is none."""
         return min((slot.due for slot in self._slots), default=math.inf)
 
     async def enter(self) -> Slot:
-        """Take a slot, first come first served; suspends only if there is none."""
+        """Take a slot, first come first served. Suspends only if no slot is free."""
         if not self.full:
             return self._take()
         turn: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
@@ -149,7 +155,7 @@ class Gate:
         try:
             return await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # a slot had been handed over already
+            if not turn.cancelled():  # it already received a slot
                 turn.result().free()
             raise
 
@@ -158,7 +164,7 @@ class Gate:
         self.hand_over()
 
     def hand_over(self) -> None:
-        """Give free slots to those who wait."""
+        """Assign free slots to the waiters."""
         while self._waiting and not self.full:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -172,12 +178,12 @@ class Gate:
 
 
 def _moment(seconds: float) -> str:
-    """So many seconds from now as RFC 3339 writes it, rounded up to a second."""
+    """The time this many seconds from now in the format of RFC 3339, rounded up to a second."""
     return datetime.fromtimestamp(math.ceil(time.time() + seconds), UTC).isoformat().replace("+00:00", "Z")
 
 
 def duration(seconds: float) -> str:
-    """Seconds as OpenAI writes them: ``20ms``, ``1.5s``, ``6m0s``; rounded up to a millisecond."""
+    """Seconds in OpenAI's format: ``20ms``, ``1.5s``, ``6m0s``; rounded up to a millisecond."""
     milliseconds = math.ceil(seconds * 1000 - _HAIR)
     if milliseconds < 1000:
         return f"{milliseconds}ms"

@@ -1,7 +1,4 @@
-"""What one fake endpoint is at the moment: its settings and everything that follows from them. Knows nothing of HTTP.
-
-What an endpoint has seen: counters while it runs, a frozen snapshot for whoever asks. Knows nothing of HTTP.
-"""
+"""The state and the statistics of one fake endpoint: settings, limits, phases, random draws and counters. Knows nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -20,21 +17,23 @@ from qreward.testing.spec import FakeEndpoint, Phase
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What one endpoint saw since the fleet started, or since ``reset()``.
+    """Statistics of one endpoint since the fleet started, or since ``reset()``.
 
     Attributes:
-        name: of the endpoint.
-        requests: requests that arrived (chats and embeddings).
-        answered: good answers given.
-        rejected: turned away for lack of a slot or of a rate.
-        errors: kind -> how many; the faults and phases by their own names, and ``bad_request``, ``unauthorized``,
-            ``unknown_model``, ``responder``, and ``dead`` for what was under way when the endpoint died. A hang is counted when it begins.
+        name: name of the endpoint.
+        requests: POST requests that arrived at a route of the endpoint. GET requests are not counted.
+        answered: successful responses.
+        rejected: requests rejected for lack of a slot or because of a rate limit.
+        errors: error kind -> count. The kinds are the names of the faults and phases, and ``bad_request``, ``unauthorized``,
+            ``unknown_model``, ``responder`` (it raised) and ``backend`` (a NaN score failed the whole list). ``dead`` counts the requests
+            that were in flight when the endpoint died. A ``hang`` is counted when it begins.
         in_flight: requests that hold a slot now.
-        peak_in_flight: most of them at once.
-        disconnects: clients that left before they had their answer.
-        duplicates: requests that had been seen before: the same messages, or the same input.
-        tokens: prompt and completion tokens of the good answers, as their ``usage`` says.
-        first_request, last_request: when, in seconds since the start; None if there was none.
+        peak_in_flight: most requests that held a slot at once.
+        disconnects: requests whose client disconnected before it had the response.
+        duplicates: requests with the same messages, or the same input, as an earlier request.
+        tokens: prompt and completion tokens of the successful responses, as counted against ``tpm``. For chats and embeddings this
+            is the ``usage`` of the response; for all other routes, and for kind ``nim``, it is the prompt tokens alone.
+        first_request, last_request: time of arrival in seconds since the start; None if there was none.
     """
 
     name: str
@@ -52,7 +51,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Counters:
-    """The same, while it is counted."""
+    """The mutable counters behind :class:`Seen`."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -73,14 +72,19 @@ class Counters:
             self.first_request = at
 
     def recognise(self, digest: bytes) -> None:
-        """Note the digest of a request."""
+        """Record the digest of a request, and count a duplicate if it is known."""
         if digest in self._digests:
             self.duplicates += 1
         else:
             self._digests.add(digest)
 
     def ended_in(self, problem: str | None, tokens: int = 0) -> None:
-        """Count the end of a request: a good answer of so many tokens (None), a rejection, or an error by its kind."""
+        """Count the end of a request.
+
+        Args:
+            problem: None for a successful response, ``rejected``, or the kind of the error.
+            tokens: tokens of a successful response.
+        """
         if problem is None:
             self.answered += 1
             self.tokens += tokens
@@ -110,7 +114,7 @@ DEAD = Phase(behaviour="dead")
 
 
 class State:
-    """Settings, slots, rates, phases, draws and counters of one endpoint. Belongs to the running loop.
+    """Settings, slots, rate limits, phases, random draws and counters of one endpoint. Bound to the running event loop.
 
     Raises ``ConfigError`` if the responder cannot be imported.
     """
@@ -123,7 +127,7 @@ class State:
         self.reset()
 
     def reset(self) -> None:
-        """As at the start: nothing seen, buckets full, phases and draws from their beginning. Slots in use stay in use."""
+        """Reset statistics, rate limits, phases and random draws. Slots in use stay in use, and a killed endpoint stays killed."""
         self.epoch = time.monotonic()
         self.counters = Counters()
         self.gate.peak = self.gate.in_flight
@@ -132,7 +136,7 @@ class State:
         self._seed_faults()
 
     def configure(self, spec: FakeEndpoint) -> None:
-        """Change the settings; what a setting does not touch goes on as it was."""
+        """Change the settings. State that does not depend on a changed setting is kept."""
         before, self.spec = self.spec, spec
         self.write = writer_of(spec.responder)
         self.gate.limit = spec.max_concurrency
@@ -145,7 +149,7 @@ class State:
             self._seed_faults()
 
     def draw(self) -> str | None:
-        """The fault of the next attempt, None if it goes well."""
+        """The fault of the next attempt; None for no fault."""
         if not self._rates_of_faults:
             return None
         left = self._random.random()
@@ -156,12 +160,12 @@ class State:
         return None
 
     def point(self) -> float:
-        """The share of a body that comes before a fault that ends it."""
+        """The share of a body that is sent before a fault ends it, from 0 to 1."""
         fixed = self.spec.faults.point
         return self._points.random() if fixed is None else fixed
 
     def phase(self) -> Phase | None:
-        """The phase that rules now, None if all is well."""
+        """The active phase; None in normal operation."""
         return DEAD if self.killed else self.timeline.at(time.monotonic())
 
     def serves(self, model: str) -> bool:
@@ -177,7 +181,7 @@ class State:
         self._rates_of_faults = self.spec.faults.rates()
         seed = f"{self.spec.faults.seed}/{self.spec.name}"
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
-        self._points = random.Random(f"{seed}/points")  # noqa: S311 - of its own, so that it changes no draw of a fault
+        self._points = random.Random(f"{seed}/points")  # noqa: S311 - a generator of its own, so that it does not change which faults are drawn
 
 
 @lru_cache(maxsize=4096)

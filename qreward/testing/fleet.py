@@ -1,4 +1,4 @@
-"""``FakeFleet``: real HTTP servers on loopback that behave like LLM judges, well or badly, as told."""
+"""``FakeFleet``: real HTTP servers on loopback that behave like LLM judges, with the latency, limits and faults of their settings."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Host = InLoop | InThread | InProcess
 class FakeFleet:
     """A fleet of fake judges, on 127.0.0.1 only.
 
-    ``async with`` runs it in the running loop, ``with`` in a background thread; with ``process=True`` both run it in a
-    child process, so that its CPU time is not the caller's.
+    ``async with`` runs the fleet in the running event loop, ``with`` in a background thread. With ``process=True`` both run it in
+    a child process, so that it takes no CPU time of the caller's process.
 
     Args:
-        endpoints: a list of :class:`FakeEndpoint`, a mapping, or the path of a ``.json`` or ``.yaml`` file.
-        process: run in a child process (on uvloop, if that is installed).
+        endpoints: a list of :class:`FakeEndpoint`, a mapping, or the path of a ``.json``, ``.yaml`` or ``.toml`` file.
+        process: run in a child process (on uvloop, if it is installed).
 
     Raises:
-        ConfigError: the settings are wrong. When it starts: a responder cannot be imported.
-        OSError: when it starts: a port that was asked for is taken (``RuntimeError`` in a child process).
+        ConfigError: a setting is invalid. On start: a responder cannot be imported, or, with ``process=True``, is not a string.
+        OSError: on start: a configured port is taken (``RuntimeError`` with ``process=True``).
 
     Example:
         >>> with FakeFleet([FakeEndpoint("a"), FakeEndpoint("b", models=["judge-*"])]) as fleet:
@@ -76,7 +76,7 @@ class FakeFleet:
 
     @property
     def names(self) -> list[str]:
-        """The endpoints' names, in their order."""
+        """The names of the endpoints, in the order of the settings."""
         return list(self._specs)
 
     @property
@@ -87,25 +87,32 @@ class FakeFleet:
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        """The endpoints, as a ``QRewardClient`` takes them."""
+        """The endpoints as settings for a ``QRewardClient``."""
         return [
             Endpoint(url, name=name, models=spec.models, api_key=spec.api_key, kind=spec.kind, proxy="")
             for (name, url), spec in zip(self.urls.items(), self._specs.values(), strict=True)
         ]
 
     def seen(self, name: str) -> Seen:
-        """What an endpoint has seen; after the fleet has stopped, what it had seen by then."""
+        """The statistics of an endpoint. After the fleet has stopped: its last statistics. Raises ``ConfigError`` for an unknown name."""
         position = list(self._specs).index(self._named(name).name)
         return msgspec.convert(self._all_seen()[position], Seen)
 
     def reset(self) -> None:
-        """Start over with the present settings: nothing seen, buckets full, phases and faults from their beginning."""
+        """Start over with the present settings: statistics at zero, rate limits refilled, phases and faults from their beginning.
+
+        A killed endpoint stays killed.
+        """
         self._running().call("reset")
 
     def set(self, name: str, **changes: Any) -> None:
-        """Change settings of an endpoint while it runs; what is under way goes on as it began.
+        """Change settings of an endpoint while it runs. Requests that are being served keep the old settings.
 
-        A rate that is changed starts with a full bucket. ``name`` and ``port`` cannot be changed.
+        A change of ``rpm``, ``tpm``, ``burst`` or ``burst_tokens`` refills the buckets of both rate limits. The times of changed
+        ``phases`` count from the start of the fleet, or from :meth:`reset`. ``name`` and ``port`` cannot be changed.
+
+        Raises:
+            ConfigError: the name is unknown, or a setting is invalid.
         """
         if fixed := {"port"} & set(changes):
             raise ConfigError(f"{', '.join(fixed)} of endpoint {name!r} cannot be changed while it runs")
@@ -116,15 +123,19 @@ class FakeFleet:
         self._specs[name] = changed
 
     def kill(self, name: str) -> None:
-        """Stop listening and abort all connections of an endpoint, until ``revive``."""
+        """Stop listening and abort all connections of an endpoint, until :meth:`revive`."""
         self._running().call("kill", self._named(name).name)
 
     def revive(self, name: str) -> None:
-        """Listen again, on the same port (unless a ``dead`` phase says otherwise)."""
+        """Listen again on the same port, unless a ``dead`` phase is active."""
         self._running().call("revive", self._named(name).name)
 
     def lower_bound(self, work: int | Sequence[Sequence[Any]]) -> float:
-        """Seconds that a bulk of so many requests, or of these conversations, takes at least: see ``qreward.testing.lower_bound``."""
+        """The shortest time in seconds in which the fleet can serve a batch; see ``qreward.testing.lower_bound``.
+
+        Args:
+            work: the conversations of the batch, or a number of requests.
+        """
         return lower_bound(self._specs.values(), work)
 
     def _spec(self) -> FleetSpec:
@@ -143,9 +154,9 @@ class FakeFleet:
         self._host, self._ports = host, host.call("ports")
 
     def _remember(self) -> Host:
-        """Keep what was seen, and return the host that is about to stop."""
+        """Keep the statistics, and return the host that is about to stop."""
         host = self._running()
-        with contextlib.suppress(RuntimeError):  # a child that has died took it along
+        with contextlib.suppress(RuntimeError):  # a child process that has died cannot report them
             self._last_seen = host.call("seen")
         return host
 

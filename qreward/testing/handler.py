@@ -1,6 +1,6 @@
-"""What happens to one request at a fake endpoint: let in or turned away, worked on, answered well or badly.
+"""Request handling of a fake endpoint: admit or reject a request, wait for its service time, and respond, possibly with a fault.
 
-Knows HTTP through aiohttp's requests and responses, and one endpoint's state; opens and closes nothing.
+Uses aiohttp's requests and responses and the state of one endpoint. Opens and closes no socket.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _ROUTES = {kind: dialect.routes() for kind, dialect in DIALECTS.items()}
 class Handler:
     """Serves the requests of one endpoint.
 
-    ``phases_changed`` is called when the arrival of a request has begun a phase.
+    Args:
+        state: of the endpoint.
+        phases_changed: called when the arrival of a request has begun a phase.
     """
 
     def __init__(self, state: State, phases_changed: Callable[[], None]) -> None:
@@ -53,7 +55,7 @@ class Handler:
             return self._refuse(problem)
 
     async def _counted(self, request: Incoming, read_job: ReadJob) -> web.StreamResponse:
-        """Serve a request and count how it ends."""
+        """Serve a request and count its outcome."""
         state, now = self._state, time.monotonic()
         counters = state.counters
         counters.arrived(now - state.epoch)
@@ -68,14 +70,14 @@ class Handler:
         except (asyncio.CancelledError, ConnectionError) as error:
             if not request.dropped:
                 counters.disconnects += 1
-            if isinstance(error, ConnectionError):  # while writing: the client is gone, and the cancellation that says so is on its way
+            if isinstance(error, ConnectionError):  # raised by a write: the client has disconnected, and a cancellation follows
                 await forever()
             raise
         finally:
             self.under_way.discard(request)
 
     async def _admitted(self, request: Incoming, job: Job) -> web.StreamResponse:
-        """Let the request in. Checked are, in this order: key, model, health, room, rates."""
+        """Admit the request. The checks are, in this order: key, model, phase, free slot, rate limits."""
         state = self._state
         self._check_key(request)
         state.counters.recognise(job.digest)
@@ -98,7 +100,7 @@ class Handler:
             slot.free()
 
     async def _served(self, request: Incoming, job: Job, slot: Slot) -> web.StreamResponse:
-        """Do the work. The slot is free, and the answer counted, before the client can have the answer."""
+        """Wait for the service time and respond. The slot is released and the response counted before the client can read it."""
         state = self._state
         fault = state.draw()
         if fault in ("reset", "error_500", "error_503"):
@@ -145,7 +147,7 @@ class Handler:
             await self._fail(request, phase.behaviour)
 
     async def _fail(self, request: Incoming, kind: str) -> NoReturn:
-        """End a request in a fault or in a phase."""
+        """End a request with the error of a fault or a phase."""
         if kind in ("reset", "dead"):
             if not request.dropped:
                 self._state.counters.ended_in(kind)
@@ -161,7 +163,7 @@ class Handler:
             raise Problem(401, told, "unauthorized")
 
     async def _rejection(self, request: Incoming, rate: str | None, ready_at: float) -> Problem:
-        """The error for what found no slot (``rate`` is None), or no room in a rate."""
+        """The error for a request that found no slot (``rate`` is None) or exceeded a rate limit."""
         spec = self._state.spec
         if spec.reject_delay:
             await sleep_until(time.monotonic() + spec.reject_delay)

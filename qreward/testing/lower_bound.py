@@ -1,31 +1,28 @@
-"""The time below which no scheduler can finish a bulk on a fleet. Pure arithmetic: nothing is sent.
+"""The lower bound on the makespan of a batch, the timeline of an endpoint's phases, and parsed requests with their service times.
 
-The bound is the larger of two.
+Pure: no sockets, no clock, nothing is sent.
 
-*Longest single.* Each request takes at least its service time on the endpoint that could be done with it first:
+No scheduler can finish a batch on a fleet in less than the lower bound, which is the larger of two values.
+
+*Longest request.* Each request takes at least its service time on the endpoint that can finish it first:
 ``max_j min_i earliest_i(s_ij)``, with ``s_ij = base_i + per_token_i * tokens_j`` and the phases of endpoint i.
 
-*Fluid.* Endpoint i can spend, up to time T,
+*Fluid.* Up to time T, endpoint i can supply
 
 - slots: ``max_concurrency_i * integral of speed_i over [0, T]`` seconds of work (speed is 1, 1/factor when slow,
-  0 when hanging, dead or failing), of which request j takes ``s_ij``;
-- requests: ``burst_i + rpm_i / 60 * (T - shortest service)``, of which it takes 1 (the bucket fills while the endpoint
-  refuses everything, but never above its burst; whoever is admitted last has still to be served);
-- tokens: the same with ``tpm_i`` and ``burst_tokens_i``, of which it takes its prompt and completion tokens.
+  0 when hanging, dead or failing), of which request j uses ``s_ij``;
+- requests: ``burst_i + rpm_i / 60 * (T - shortest service)``, of which it uses 1 (the bucket fills while the endpoint
+  refuses everything, but never above its burst; the last admitted request must still be served);
+- tokens: the same with ``tpm_i`` and ``burst_tokens_i``, of which it uses its prompt and completion tokens.
 
-The bound is the smallest T for which requests, divisible at will, fit into that. With all requests alike it is the T at
-which ``sum_i min_r supply_ir(T) / use_ir`` reaches their number. In general it is a linear program, taken from its dual so
-that it never claims too much: for any prices ``y_ir >= 0``, a feasible T has
+The bound is the smallest T for which requests, divisible at will, fit into these supplies. If all requests are alike, it is the T
+at which ``sum_i min_r supply_ir(T) / use_ir`` reaches their number. In general it is a linear program, solved by its dual so
+that the bound is never too high: for any prices ``y_ir >= 0``, a feasible T satisfies
 ``sum_ir y_ir * supply_ir(T) >= sum_j min_i sum_r y_ir * use_irj``. Prices start at the binding resource of each endpoint
-and are improved as in a market (tatonnement: Walras, Elements d'economie politique pure, 1874); the best T stands.
+and are improved as in a market (tatonnement: Walras, Elements d'economie politique pure, 1874); the largest T is used.
 
-Left out, so the bound is low by them: faults, phases that begin with a request, whole slots, the time of rejections.
-
-When an endpoint works, how fast, and when it does not: its phases laid on a line of time.
-
-Pure: seconds in, seconds out.
-
-One request, read and understood; and the ways in which it ends without an answer. Knows no limits and no sockets.
+The bound ignores faults, phases that begin with a request, the integrality of slots, and the time lost to rejections. Each of
+these can only make the true minimum larger.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ _ERRORS = ("dead", "error_503", "error_500")
 
 
 class Window(NamedTuple):
-    """A phase with its absolute times, in seconds."""
+    """A phase with its absolute start and end, in seconds."""
 
     start: float
     end: float
@@ -52,7 +49,7 @@ class Window(NamedTuple):
 
 
 class Timeline:
-    """The phases of one endpoint that started at ``origin``; all times are on the same clock as that.
+    """The phases of one endpoint. All times are in seconds on the clock of ``origin``, the time at which the endpoint started.
 
     Example:
         >>> slow = Timeline((Phase(behaviour="slow", factor=8, start=1, end=2),))
@@ -65,7 +62,12 @@ class Timeline:
         self._waiting = [phase for phase in phases if phase.after_requests is not None]
 
     def count(self, requests: int, now: float) -> bool:
-        """Say that so many requests have come; True if that began to lay out a phase."""
+        """Begin the phases whose ``after_requests`` is reached; True if there was one.
+
+        Args:
+            requests: requests that have arrived so far.
+            now: the present time.
+        """
         if not self._waiting:
             return False
         begun = [phase for phase in self._waiting if phase.after_requests is not None and requests >= phase.after_requests]
@@ -74,7 +76,7 @@ class Timeline:
         return bool(begun)
 
     def at(self, now: float) -> Phase | None:
-        """The phase that rules at a time, None if all is well."""
+        """The active phase at a time; None in normal operation."""
         active = [window.phase for window in self._windows if window.start <= now < window.end]
         return next((phase for phase in active if phase.behaviour == "dead"), active[0] if active else None)
 
@@ -83,7 +85,7 @@ class Timeline:
         return min((time for window in self._windows for time in window[:2] if time > now), default=math.inf)
 
     def plan(self, now: float, service: float) -> tuple[float, str | None]:
-        """When work of ``service`` seconds that begins now ends, and the error it ends in, if it does."""
+        """The end of ``service`` seconds of work that begins at ``now``, and the error that ends it, or None."""
         if not self._windows:
             return now + service, None
         while True:
@@ -99,13 +101,13 @@ class Timeline:
             now = until
 
     def opens(self, now: float) -> float:
-        """When requests are admitted again: now, if they are."""
+        """The first time from ``now`` on at which requests are admitted."""
         while refuses(self.at(now)):
             now = self.next_change(now)
         return now
 
     def earliest(self, service: float) -> float:
-        """When a request of ``service`` seconds can be done at the earliest, sent at the best time from 0 on."""
+        """The earliest time at which a request of ``service`` seconds can be done, if it is sent at the best time from 0 on."""
         start = 0.0
         while start < math.inf:
             end, error = self.plan(start, service)
@@ -115,13 +117,13 @@ class Timeline:
         return math.inf
 
     def work(self, until: float) -> float:
-        """Seconds of work that one slot can do from 0 up to a time."""
+        """Seconds of work that one slot can do between 0 and ``until``."""
         return sum((end - start) * speed_in(phase) for start, end, phase in self._spans(until))
 
     def admissions(self, until: float, rate: float, burst: float) -> float:
-        """Requests (or tokens) that a bucket, full at 0, admits up to a time; none while the endpoint refuses all.
+        """Requests (or tokens) that a bucket, full at 0, admits until a time; none while the endpoint refuses all requests.
 
-        The bucket fills by ``rate`` a second up to ``burst``, also while nothing is admitted.
+        The bucket fills by ``rate`` per second up to ``burst``, also while nothing is admitted.
         """
         if until < 0:
             return 0.0
@@ -140,12 +142,12 @@ class Timeline:
 
 
 def refuses(phase: Phase | None) -> bool:
-    """Whether nothing is admitted, and nothing under way survives."""
+    """Whether the phase refuses new requests and ends those in flight."""
     return phase is not None and phase.behaviour in _ERRORS
 
 
 def speed_in(phase: Phase | None) -> float:
-    """Work done in a second of this phase."""
+    """Seconds of work done per second in this phase."""
     if phase is None:
         return 1.0
     return 1 / phase.factor if phase.behaviour == "slow" else 0.0
@@ -156,28 +158,28 @@ def _window(phase: Phase, origin: float) -> Window:
     return Window(origin + phase.start, end, phase)
 
 
-_NOTHING = 1e-9  # of a second, a request or a token: no limit can be felt below it
+_NOTHING = 1e-9  # seconds, requests or tokens: a resource used less than this cannot limit anything
 _FOREVER = 1e12  # seconds
 _BISECTIONS = 60
 _ROUNDS = 15
 _SHARPNESS = (4, 8, 16, 32, 64, 128, 256)
-_FAINT = 0.3  # of what an average request costs: where a price starts that is not binding on the average
-_SAMPLE = 2048  # of (endpoint, request) pairs, on which prices are improved
+_FAINT = 0.3  # of the cost of an average request: initial price of a resource that is not binding on average
+_SAMPLE = 2048  # (endpoint, request) pairs on which prices are improved
 
 Supply = Callable[[float], float]
 Prices = list[list[float]]
-"""By endpoint, and by resource of it."""
+"""By endpoint, and by resource of the endpoint."""
 
 
 class Resource(NamedTuple):
-    """Something of an endpoint that is used up: by each request (``uses``), out of what there is up to a time."""
+    """A limited resource of an endpoint: the supply until a time, and the amount that each request uses."""
 
     supply: Supply
     uses: list[float]
 
 
 class Source(NamedTuple):
-    """An endpoint as the bound sees it: seconds of service by request, and what it can run out of."""
+    """An endpoint: its phases, the service time of each request in seconds, and its limited resources."""
 
     timeline: Timeline
     service: list[float]
@@ -185,11 +187,11 @@ class Source(NamedTuple):
 
 
 def lower_bound(endpoints: Iterable[FakeEndpoint], work: int | Sequence[Sequence[Any]]) -> float:
-    """Seconds that a bulk takes at least on these endpoints, from a fresh start; infinite if it can never be done.
+    """The shortest time in seconds in which these endpoints, freshly started, can serve a batch; infinite if they never can.
 
     Args:
-        endpoints: of the fleet.
-        work: the conversations of the bulk; or a number of requests, each then of the mean length and without a prompt.
+        endpoints: the endpoints of the fleet.
+        work: the conversations of the batch, or a number of requests. Requests given as a number have the mean length and no prompt.
     """
     lengths = _Lengths(work)
     if not lengths.count:
@@ -203,7 +205,7 @@ def lower_bound(endpoints: Iterable[FakeEndpoint], work: int | Sequence[Sequence
 
 
 class _Lengths:
-    """The requests: how many, and how long each would be on an endpoint. Alike ones are one entry of a higher ``weight``."""
+    """The requests: their number, and the length of each on an endpoint. Equal requests are one entry with a higher ``weight``."""
 
     def __init__(self, work: int | Sequence[Sequence[Any]]) -> None:
         if isinstance(work, int):
@@ -215,7 +217,7 @@ class _Lengths:
             self._digests = [digest_of(messages) for messages in work]
 
     def on(self, spec: FakeEndpoint) -> list[float]:
-        """Output tokens of each."""
+        """Output tokens of each entry on an endpoint."""
         if self._digests is None:
             return [spec.latency.tokens if spec.latency.sigma else round(spec.latency.tokens)]
         return [spec.latency.draw(digest) for digest in self._digests]
@@ -237,7 +239,7 @@ def _source(spec: FakeEndpoint, lengths: _Lengths) -> Source:
 
 def _fluid(sources: list[Source], weight: int) -> float:
     if not all(source.resources for source in sources):
-        return 0.0  # one of them takes any number at once
+        return 0.0  # an endpoint without limits serves any number of requests at once
     entries = len(sources[0].service)
     means = [[math.fsum(each.uses) / entries for each in source.resources] for source in sources]
 
@@ -254,14 +256,14 @@ def _fluid(sources: list[Source], weight: int) -> float:
 
 
 def _binding(source: Source, mean: list[float], until: float) -> list[float]:
-    """Prices of an endpoint at which only what it runs out of first costs anything, and an average request costs 1."""
+    """Prices of an endpoint at which only its binding resource has a price, and an average request costs 1."""
     ratios = [each.supply(until) / use for each, use in zip(source.resources, mean, strict=True)]
     scarce = ratios.index(min(ratios))
     return [1 / use if index == scarce else 0.0 for index, use in enumerate(mean)]
 
 
 def _bound_of(sources: list[Source], prices: Prices, weight: float, entries: range) -> float:
-    """The smallest T that these prices do not rule out, each of the entries standing for ``weight`` requests."""
+    """The smallest T that these prices do not rule out. Each entry counts for ``weight`` requests."""
     demand = weight * math.fsum(min(_costs(sources, prices, index)) for index in entries)
     return _first(lambda until: _value(sources, prices, until) >= demand * (1 - 1e-12))
 
@@ -276,7 +278,7 @@ def _value(sources: list[Source], prices: Prices, until: float) -> float:
 
 
 def _costs(sources: list[Source], prices: Prices, index: int) -> list[float]:
-    """What one request costs at each endpoint."""
+    """The cost of one request at each endpoint."""
     return [
         sum([price * each.uses[index] for price, each in zip(row, source.resources, strict=True)])
         for source, row in zip(sources, prices, strict=True)
@@ -284,10 +286,10 @@ def _costs(sources: list[Source], prices: Prices, index: int) -> list[float]:
 
 
 def _improved(sources: list[Source], prices: Prices, weight: int) -> Prices:
-    """Better prices, found as a market finds them: what is wanted more than there is gets dearer, and the other way round.
+    """Improve prices as in a market: the price of a resource rises if demand exceeds supply, and falls otherwise.
 
-    Requests are spread over the endpoints by ``cost ** -sharpness``, so that demand answers to prices smoothly; it gets sharper
-    until each goes to the cheapest alone, which is the linear program.
+    Requests are spread over the endpoints by ``cost ** -sharpness``, so that demand follows prices smoothly. Sharpness grows
+    until each request goes to the cheapest endpoint alone, which is the linear program.
     """
     entries = len(sources[0].service)
     sample = range(0, entries, max(1, entries * len(sources) // _SAMPLE))
@@ -309,7 +311,7 @@ def _improved(sources: list[Source], prices: Prices, weight: int) -> Prices:
 
 
 def _adjusted(sources: list[Source], prices: Prices, until: float, sharpness: float, sample: range) -> Prices:
-    """One round of the market: prices times (load / supply), to a power at which it settles."""
+    """One round of price updates: each price times (load / supply), to a power at which the rounds converge."""
     loads = [[0.0] * len(row) for row in prices]
     for index in sample:
         costs = _costs(sources, prices, index)
@@ -338,7 +340,7 @@ def _rows(numbers: Prices, sources: list[Source]) -> Iterator[tuple[list[float],
 
 
 def _first(holds: Callable[[float], bool]) -> float:
-    """The smallest time at which a condition that never ends again holds; infinite if it never does."""
+    """The smallest time at which a monotone condition holds; infinite if it never does."""
     if holds(0.0):
         return 0.0
     high = 1e-3
@@ -354,13 +356,13 @@ def _first(holds: Callable[[float], bool]) -> float:
 
 
 class ListRequest(NamedTuple):
-    """A list of items that are scored, labelled, ranked or embedded, and the answer.
+    """A list of items to score, label, rank or embed, and the response.
 
     Attributes:
-        model: None if the server does not ask for it.
-        items: how many.
-        body: of the answer.
-        failure: what comes instead of it, once the work is done.
+        model: None if the request names no model.
+        items: number of items.
+        body: body of the response.
+        failure: error that is returned instead of the body, after the service time; None for success.
     """
 
     model: str | None
@@ -369,7 +371,7 @@ class ListRequest(NamedTuple):
     failure: Problem | None = None
 
     def made(self) -> bytes:
-        """The answer. Raises :class:`Problem` if there is none."""
+        """The body of the response. Raises the failure if there is one."""
         if self.failure is not None:
             raise self.failure
         return self.body
@@ -379,14 +381,15 @@ T = TypeVar("T", ChatRequest, EmbeddingsRequest)
 
 
 class Job(NamedTuple):
-    """A request, and what serving it takes.
+    """A parsed request and the work to serve it.
 
     Attributes:
-        digest: of its messages or its input.
-        prompt: tokens.
+        asked: the request.
+        digest: digest of its messages or its input.
+        prompt: prompt tokens.
         length: output tokens of one choice.
         completion: output tokens of all choices.
-        service: seconds of work.
+        service: service time in seconds.
     """
 
     asked: ChatRequest | EmbeddingsRequest | ListRequest
@@ -402,14 +405,21 @@ class Job(NamedTuple):
 
     @property
     def items(self) -> int:
-        """How many things it asks for at once."""
+        """Number of items in the request; 1 for a chat."""
         if isinstance(self.asked, ListRequest):
             return self.asked.items
         return len(self.asked.items()) if isinstance(self.asked, EmbeddingsRequest) else 1
 
 
 class Problem(Exception):
-    """The request gets an error. ``kind`` is the name it is counted by; ``ready_at`` when it is worth trying again."""
+    """An error response.
+
+    Attributes:
+        status: HTTP status.
+        body: body of the response.
+        kind: name under which the error is counted.
+        ready_at: time at which a retry can succeed; None if no ``Retry-After`` header is sent.
+    """
 
     def __init__(self, status: int, body: bytes, kind: str, ready_at: float | None = None) -> None:
         super().__init__(kind)
@@ -420,7 +430,7 @@ class Problem(Exception):
 
 
 def chat_job(body: bytes, latency: Latency) -> Job:
-    """Raises :class:`Problem` (400)."""
+    """Parse a chat request. Raises :class:`Problem` (400)."""
     asked = _read(answers.read_chat, body)
     encoded = canonical(asked.messages)
     digest = sha256(encoded).digest()
@@ -429,7 +439,7 @@ def chat_job(body: bytes, latency: Latency) -> Job:
 
 
 def embeddings_job(body: bytes, latency: Latency) -> Job:
-    """Raises :class:`Problem` (400)."""
+    """Parse an embeddings request. Raises :class:`Problem` (400)."""
     asked = _read(answers.read_embeddings, body)
     prompt = sum(count_tokens(canonical(each)) for each in asked.items())
     return Job(asked, sha256(canonical(asked.input)).digest(), prompt, 0, 0, latency.base)

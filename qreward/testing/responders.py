@@ -1,17 +1,11 @@
-"""Who writes the text of an answer: the echo, the judge, or the user's own function. Knows messages only.
+"""Response contents of a fake endpoint: the responders that write the text, and the JSON bodies of the OpenAI API.
 
-When two short answers are the same: a reference and a candidate, compared as a careful person would.
+A responder is the echo, the judge, or the user's own function. The judge needs no model. It compares a reference answer with a
+candidate answer, and is deterministic, so a reward computed from it can be checked. The comparison ignores case, punctuation,
+articles, thousands separators and the notation of numbers. It understands simple units and number words, and, on request, ignores the
+order of a list. It does no algebra: ``x + 1`` and ``1 + x`` differ.
 
-Tolerant of case, punctuation, articles, thousands separators, the way a number is written, simple units, number words,
-and, where asked, the order of a list. Not a mathematician: ``x + 1`` and ``1 + x`` differ. Pure.
-
-A judge that needs no model: it reads a question, a reference and a candidate, and says whether they agree.
-
-Deterministic, so a reward computed from it can be checked. Knows nothing of HTTP.
-
-Bodies in the shapes of the OpenAI API: chats, chunks, embeddings, models, errors; and reading the requests for them.
-
-Knows JSON, nothing of HTTP, time or limits.
+The JSON part parses requests and writes chats, chunks, embeddings, model lists and errors. The module knows nothing of HTTP and limits.
 """
 
 from __future__ import annotations
@@ -70,7 +64,7 @@ _SMALL = {
 _LARGE = {"hundred": 100, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
 _PARTS = {"half": Fraction(1, 2), "halves": Fraction(1, 2), "quarter": Fraction(1, 4), "quarters": Fraction(1, 4)}
 
-# What is measured -> names of a unit -> how many of the smallest one here it is.
+# Dimension -> names of a unit -> its size in the smallest unit listed here.
 _TABLE = {
     "length": {"mm millimeter millimetre": 1, "cm centimeter centimetre": 10, "m meter metre": 1_000, "km kilometer kilometre": 1_000_000},
     "mass": {"mg milligram": 1, "g gram": 1_000, "kg kilogram": 1_000_000},
@@ -87,11 +81,14 @@ _UNITS = {
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
 _FRACTION = rf"(?:[+-]?\d+\s+\d+\s*/\s*\d+|{_NUMBER}\s*/\s*{_NUMBER}|{_NUMBER})"
 _QUANTITY = re.compile(rf"({_FRACTION})\s*(%|percent\b|[a-z]+\b)?")
-_LONGEST_EXPONENT = 400  # 1e999999999 would be a number of a gigabyte
+_LONGEST_EXPONENT = 400  # as an exact fraction, 1e999999999 would take hundreds of megabytes
 
 
 def same_answer(reference: str, candidate: str, any_order: bool = False) -> str | None:
-    """Why the candidate says the same as the reference, in a few words; None if it does not.
+    """Compare a candidate answer with the reference answer.
+
+    Returns:
+        The reason why they are equal, in a few words; None if they differ.
 
     Example:
         >>> same_answer("1,500 m", "1.5 km.")
@@ -122,13 +119,13 @@ def items(text: str) -> list[str]:
 
 
 def item_key(item: str) -> str:
-    """A text that is equal for equal items."""
+    """A comparison key: equal items have equal keys."""
     quantity = quantity_of(item)
     return plain(item) if quantity is None else f"{quantity[0]} {quantity[1]}"
 
 
 def tidy(text: str) -> str:
-    """One case, one way of writing characters and numbers; structure (commas, lines) is kept."""
+    """Normalise case, characters and the notation of numbers. Commas and line breaks are kept."""
     text = unicodedata.normalize("NFKC", text.replace("\u2212", "-")).casefold().strip()
     text = text.replace("\u2044", "/")
     text = re.sub(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?!\d)", lambda match: match[0].replace(",", ""), text)
@@ -138,16 +135,16 @@ def tidy(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """The words alone: no articles, no punctuation but what makes a number or a symbol what it is."""
+    """The words without articles and without punctuation, except where punctuation is part of a number or a symbol."""
     text = re.sub(r"[\"'`\u2018\u2019\u201c\u201d()\[\]{}*_!?:;,]|(?<!\d)\.(?!\d)|\.(?!\d)", " ", text.replace("'", ""))
     text = re.sub(r"\s*([=+*/<>^])\s*", r"\1", text)
     words = text.split()
-    # An article alone is an answer: the letter of a choice.
+    # An article alone can be the whole answer: "A" as the letter of a choice.
     return " ".join([word for word in words if word not in ("a", "an", "the")] or words)
 
 
 def quantity_of(text: str) -> tuple[str, Fraction] | None:
-    """What is measured (``""`` for a bare number) and how much, if the whole text is one quantity."""
+    """The dimension (``""`` for a bare number) and the value, if the whole text is one quantity; else None."""
     text = re.sub(r"^(?:the|an?)\s+", "", text.strip(" \t\n,;:!?\"'()[]*_`").rstrip("."))
     kinds, total, position = set(), Fraction(0), 0
     for match in _QUANTITY.finditer(text):
@@ -204,7 +201,7 @@ def _digits(line: str) -> str:
             run.append(bare)
             if bare == word:
                 continue
-            word = word[len(bare) :]  # noqa: PLW2901 - what is left is the punctuation that ends the run
+            word = word[len(bare) :]  # noqa: PLW2901 - the rest is the punctuation that ends the run
             out.append(_spoken(run) + word)
             run = []
             continue
@@ -226,7 +223,7 @@ def _spoken(run: list[str]) -> str:
     for previous, word in zip(["", *run], run, strict=False):
         if word in _SMALL:
             if previous in _SMALL and not (_SMALL[previous] >= 20 and 0 < _SMALL[word] < 10):
-                return " ".join(str(_SMALL.get(each, each)) for each in run) + tail  # "one two three" counts, it is no number
+                return " ".join(str(_SMALL.get(each, each)) for each in run) + tail  # "one two three" is a sequence, not one number
             group += _SMALL[word]
         elif word == "hundred":
             group = max(1, group) * 100
@@ -242,8 +239,9 @@ _ANY_ORDER = re.compile(r"\b(?:in any order|order does(?: not|n't) matter)\b", r
 def judge(messages: list[Any]) -> str:
     """Judge the last user message; return JSON ``{"verdict", "score", "reason", "echo"}``.
 
-    The message holds ``Question:``, ``Reference answer:`` and ``Candidate answer:``, each at the start of a line and going
-    on until the next. The first of each counts, so a candidate that comes last cannot bring in a reference of its own.
+    The message has the sections ``Question:``, ``Reference answer:`` and ``Candidate answer:``. Each label is at the start of a
+    line, and its section ends at the next label. Only the first occurrence of a label counts, so a candidate answer in the last
+    section cannot inject a reference answer.
 
     Example:
         >>> judge([{"role": "user", "content": "Reference answer: 1/2\\nCandidate answer: 50%"}])[:45]
@@ -264,7 +262,7 @@ def _decide(found: dict[str, str]) -> tuple[str, bool]:
 
 
 def sections(text: str) -> dict[str, str]:
-    """Label, in small letters, -> its text."""
+    """Label in lower case -> text of its section."""
     first: dict[str, re.Match[str]] = {}
     for match in _LABEL.finditer(text):
         first.setdefault(match[1].lower(), match)
@@ -274,7 +272,7 @@ def sections(text: str) -> dict[str, str]:
 
 
 def last_user_text(messages: list[Any]) -> str:
-    """The words of the last message of the user, ``""`` if there is none."""
+    """The text of the last user message; ``""`` if there is none."""
     for message in reversed(messages):
         if isinstance(message, dict) and message.get("role") == "user":
             content = message.get("content")
@@ -286,11 +284,11 @@ def last_user_text(messages: list[Any]) -> str:
 
 
 Write = Callable[[list[Any], bytes], str]
-"""From messages and their digest to the text."""
+"""Maps messages and their digest to the text of the response."""
 
 
 def writer_of(responder: str | Responder) -> Write:
-    """Find the function that a setting names. Raises ``ConfigError`` if it cannot be imported."""
+    """The function for the setting ``responder``. Raises ``ConfigError`` if it cannot be imported."""
     if responder == "echo":
         return lambda _messages, digest: echo_text(digest)
     function: Responder = judge if responder == "judge" else _import(responder) if isinstance(responder, str) else responder
@@ -314,7 +312,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class ChatRequest(msgspec.Struct):
-    """What is read of a chat request; everything else in it is accepted and has no effect."""
+    """The fields of a chat request that have an effect. All other fields are accepted and ignored."""
 
     model: str
     messages: list[Any]
@@ -324,7 +322,7 @@ class ChatRequest(msgspec.Struct):
 
 
 class EmbeddingsRequest(msgspec.Struct):
-    """What is read of an embeddings request."""
+    """The fields of an embeddings request that have an effect."""
 
     model: str
     input: str | list[Any]
@@ -332,7 +330,7 @@ class EmbeddingsRequest(msgspec.Struct):
     dimensions: int | None = None
 
     def items(self) -> list[Any]:
-        """The single inputs. A list of numbers is one tokenised input. Raises ``ValueError`` for what cannot be embedded."""
+        """The inputs as a list. A list of numbers is one tokenised input. Raises ``ValueError`` for an empty or invalid input."""
         whole = isinstance(self.input, str) or (bool(self.input) and all(isinstance(each, int) for each in self.input))
         found: list[Any] = [self.input] if whole else list(self.input)
         if not found or len(found) > _MOST_INPUTS or any(each in _UNEMBEDDABLE for each in found):
@@ -345,7 +343,7 @@ _EMBEDDINGS = msgspec.json.Decoder(EmbeddingsRequest)
 
 
 def read_chat(body: bytes) -> ChatRequest:
-    """Raises ``ValueError`` for what is not a chat request."""
+    """Parse a chat request. Raises ``ValueError``."""
     asked: ChatRequest = _read(_CHAT, body)
     if not asked.messages or not 1 <= (asked.n or 1) <= 128:
         raise ValueError("'messages' must not be empty and 'n' must be from 1 to 128")
@@ -353,7 +351,7 @@ def read_chat(body: bytes) -> ChatRequest:
 
 
 def read_embeddings(body: bytes) -> EmbeddingsRequest:
-    """Raises ``ValueError`` for what is not an embeddings request."""
+    """Parse an embeddings request. Raises ``ValueError``."""
     asked: EmbeddingsRequest = _read(_EMBEDDINGS, body)
     asked.items()
     if asked.dimensions is not None and not 1 <= asked.dimensions <= 4096:
@@ -365,7 +363,7 @@ def _read(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        try:  # lone surrogates and NaN, which strict decoders refuse and real servers take
+        try:  # lone surrogates and NaN: real servers accept them, strict decoders do not
             return msgspec.convert(json.loads(body), decoder.type)
         except (ValueError, RecursionError):
             raise ValueError(str(error)) from None
@@ -382,9 +380,9 @@ def chat_completion(asked: ChatRequest, digest: bytes, content: str, used: dict[
 
 
 class Chunks:
-    """The events of one streamed chat.
+    """The server-sent events of one streamed chat.
 
-    The answer has ``tokens`` pieces; if its text has fewer characters than that, some pieces are empty.
+    The text is split into ``tokens`` pieces. If it has fewer characters than that, some pieces are empty.
     """
 
     def __init__(self, asked: ChatRequest, digest: bytes, content: str, used: dict[str, int]) -> None:
@@ -418,7 +416,7 @@ def event(body: Any) -> bytes:
 
 
 def embeddings(asked: EmbeddingsRequest, prompt: int) -> bytes:
-    """Vectors in the order of the inputs, each depending on its own input alone."""
+    """The body of an embeddings response. The vectors are in the order of the inputs, and each depends on its own input alone."""
     vectors = [vector(canonical(each), asked.dimensions or _DIMENSIONS) for each in asked.items()]
     as_text = asked.encoding_format == "base64"
     data = [
@@ -430,7 +428,7 @@ def embeddings(asked: EmbeddingsRequest, prompt: int) -> bytes:
 
 
 def vector(encoded: bytes, dimensions: int) -> array.array[float]:
-    """A unit vector of 32-bit floats, drawn from the text by SHAKE-256."""
+    """A unit vector of 32-bit floats, derived from the text by SHAKE-256."""
     words = struct.unpack(f"<{dimensions}i", shake_256(encoded).digest(4 * dimensions))
     length = math.sqrt(math.fsum(word * word for word in words)) or 1.0
     return array.array("f", [word / length for word in words])
@@ -443,7 +441,7 @@ def _base64(numbers: array.array[float]) -> str:
 
 
 def models(patterns: tuple[str, ...]) -> bytes:
-    """The list of models; a pattern is represented by one model that matches it."""
+    """The body of a model list. A pattern with ``*`` is listed as one matching name; patterns with ``?`` or ``[`` are left out."""
     names = [pattern.replace("*", "fake") for pattern in patterns if not set(pattern) & set("?[")]
     data = [{"id": name, "object": "model", "created": 0, "owned_by": "qreward"} for name in names]
     return encode({"object": "list", "data": data})

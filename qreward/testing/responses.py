@@ -1,6 +1,6 @@
-"""Sending an answer, well or badly. Knows aiohttp's requests and responses; decides nothing.
+"""Sends responses of a fake endpoint, complete or streamed as server-sent events at the endpoint's speed, with the planned fault.
 
-A chat answered token by token, as server-sent events, at the pace of the endpoint. Knows no limits and no counters.
+Uses aiohttp's requests and responses. Knows no limits and no counters, and does not decide which fault occurs.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _LINGER_ZERO = struct.pack("ii", 1, 0)  # close with a reset
 
 
 class Incoming(web.BaseRequest):
-    """A request to a fake endpoint. ``dropped``: its connection is being thrown away by us, it is not the client that leaves."""
+    """A request to a fake endpoint. ``dropped`` is True if the endpoint, not the client, closes the connection."""
 
     dropped = False
-    __hash__ = object.__hash__  # it is a mapping, which has none; here one request is equal to itself alone
+    __hash__ = object.__hash__  # the base class is a mapping and has no hash; requests are compared by identity
 
 
 class FaultPlan(NamedTuple):
-    """What goes wrong with one answer.
+    """The fault of one response.
 
     Attributes:
-        fault: by the name it has in ``Faults``; None if nothing does.
-        point: share of the body that comes before it.
-        gap: seconds between the pieces of a trickle.
+        fault: its name in ``Faults``; None for no fault.
+        point: share of the body that is sent before the fault, from 0 to 1.
+        gap: seconds between the pieces of a ``slow_trickle``.
     """
 
     fault: str | None
@@ -48,12 +48,12 @@ class FaultPlan(NamedTuple):
 
     @property
     def problem(self) -> str | None:
-        """The fault, if it costs the client its answer."""
+        """The fault, if it makes the response fail; else None."""
         return None if self.fault in ("slow_trickle", "noise") else self.fault
 
 
 async def deliver(request: Incoming, body: bytes, headers: dict[str, str], mishap: FaultPlan) -> web.StreamResponse:
-    """Answer with status 200, in the way of the fault."""
+    """Send a response with status 200, altered by the fault."""
     fault, before = mishap.fault, int(len(body) * mishap.point)
     if fault in ("cut", "stall"):
         return await _in_pieces(request, body, headers, [body[:before]], 0, stalls=fault == "stall")
@@ -90,7 +90,7 @@ async def _in_pieces(
 
 
 async def hang_up(request: Incoming) -> NoReturn:
-    """Close the connection after what was written, whatever was promised. Ends in cancellation."""
+    """Close the connection after the bytes written so far, even if ``Content-Length`` announced more. Ends in cancellation."""
     request.dropped = True
     if request.transport is not None:
         request.transport.close()
@@ -105,7 +105,7 @@ async def reset(request: Incoming) -> NoReturn:
 
 
 def abort(transport: Any) -> None:
-    """Throw a connection away: the peer sees a reset. Takes any loop's transport (uvloop's is no asyncio.Transport), or None."""
+    """Abort a connection; the peer sees a reset. Accepts the transport of any loop (uvloop's is no ``asyncio.Transport``), or None."""
     if transport is not None and not transport.is_closing():
         connection = transport.get_extra_info("socket")
         if connection is not None:
@@ -114,21 +114,21 @@ def abort(transport: Any) -> None:
 
 
 async def forever() -> NoReturn:
-    """Wait until cancelled: the client leaves, or the endpoint dies or closes."""
+    """Wait until cancelled, because the client disconnects or the endpoint dies or closes."""
     await asyncio.get_running_loop().create_future()
     raise AssertionError("nobody ends this future")
 
 
 async def sleep_until(when: float) -> None:
-    """Wait until a time of ``time.monotonic``, never less: some loops round their timers to a millisecond."""
+    """Wait until a time of ``time.monotonic``, and never return early, although some loops round their timers to a millisecond."""
     if when == math.inf:
         await forever()
-    while (left := when - time.monotonic()) > 0:  # noqa: ASYNC110 - time, not an event, is waited for
+    while (left := when - time.monotonic()) > 0:  # noqa: ASYNC110 - waits for a time, not for an event
         await asyncio.sleep(max(left, 0.0005))
 
 
 def hint(form: str | None, seconds: float) -> dict[str, str]:
-    """The header that asks a client to stay away for so long, rounded up."""
+    """The header with the seconds until a retry, rounded up, in the form of ``FakeEndpoint.retry_after``."""
     if form is None or seconds == math.inf:
         return {}
     if form == "ms":
@@ -138,14 +138,14 @@ def hint(form: str | None, seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
-EARLY = ("cut", "stall", "truncated", "error_in_200", "malformed")  # faults that end a stream before its answer
-_MOST_AT_ONCE = 1 << 16  # bytes in one write, for a client that is slow must hold the endpoint back
+EARLY = ("cut", "stall", "truncated", "error_in_200", "malformed")  # faults that end a stream before its last token
+_MOST_AT_ONCE = 1 << 16  # bytes in one write, so that a slow client exerts backpressure
 _BROKEN_EVENT = b'data: {"id": "chatcmpl-\n\n'
 _NOISE = (b": keep-alive\n\n", b"\n", b"no field of any kind\n", b"x-unknown: 1\r\n", b"id: 7\r\n\r\n", b"retry: 1000\r", b":\r\r")
 
 
 class Pace(NamedTuple):
-    """When the tokens of an answer are due: ``length`` of them from ``begin`` on, a time of ``time.monotonic``."""
+    """The schedule of a response's tokens: ``length`` tokens from ``begin`` on, a time of ``time.monotonic``."""
 
     begin: float
     latency: Latency
@@ -153,16 +153,16 @@ class Pace(NamedTuple):
     length: int
 
     def due(self, number: int) -> tuple[float, str | None]:
-        """When so many tokens are done, and the error that comes before, if one does."""
+        """The time at which this many tokens are done, and the error that occurs before, or None."""
         return self.timeline.plan(self.begin, self.latency.seconds(number))
 
 
 async def stream(
     request: Incoming, headers: dict[str, str], chunks: Chunks, pace: Pace, mishap: FaultPlan, finish: Callable[[str | None], None]
 ) -> web.StreamResponse:
-    """Send the events from the time of the first token on, those that are due together in one write.
+    """Send the events from the time of the first token on. Events that are due together are sent in one write.
 
-    ``finish`` is called with what goes wrong, or None, just before the last bytes are written.
+    ``finish`` is called with the error, or None, just before the last bytes are written.
     """
     response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
     early = mishap.fault if mishap.fault in EARLY else None
@@ -174,7 +174,7 @@ async def stream(
         due += gap * (number + 1)
         if due > time.monotonic() or len(ready) > _MOST_AT_ONCE:
             await _write(request, response, ready)
-            await asyncio.sleep(0)  # a client that reads as fast as it is written to holds nobody else up
+            await asyncio.sleep(0)  # a client that reads at once must not starve the other requests
             await sleep_until(due)
             ready.clear()
         if error is not None:

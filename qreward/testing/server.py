@@ -1,14 +1,9 @@
-"""One fake judge on its port: open, shut, killed, revived, and following its phases.
+"""The servers of a fake fleet, and the hosts that run them: the caller's event loop, a background thread, or a child process.
 
-Lives in one running loop; whoever calls it from elsewhere must come through that loop.
+A ``FakeServer`` is one fake judge on its port. It follows its phases, and can be killed and revived. It belongs to one event loop and
+may only be called from that loop. Its listening socket can be closed and reopened on the same port.
 
-A listening socket that can be closed and opened again on the same port. Knows sockets, nothing of HTTP.
-
-Where the servers of a fleet run: in the caller's loop, in a thread of their own, or in a child process.
-
-Each host takes the same calls, by name, and answers them at once. Knows nothing of what a fleet is for.
-
-The child process of a fleet: reads lines of JSON from its input, answers each with one, ends when the input ends.
+All hosts accept the same calls, by method name. The child process is ``qreward.testing.subprocess_main``.
 """
 
 from __future__ import annotations
@@ -40,9 +35,9 @@ _BACKLOG = 4096
 
 
 class Door:
-    """Lets connections in while it is open. While it is shut, they are refused.
+    """A listener that can be closed and reopened on the same port. While it is closed, connections are refused.
 
-    A second socket, bound but not listening, keeps the port from being given to anyone else.
+    A second socket, bound but not listening, reserves the port meanwhile.
     """
 
     def __init__(self, make_protocol: Callable[[], asyncio.Protocol], port: int) -> None:
@@ -58,7 +53,7 @@ class Door:
         return self._listener is not None
 
     def open(self) -> None:
-        """Connections succeed from now on; they are served from the next turn of the loop on."""
+        """Start to accept connections. They are served from the next iteration of the event loop on."""
         if self._listener is None:
             self._listener = _bound(self.port)
             self._listener.listen(_BACKLOG)
@@ -67,7 +62,7 @@ class Door:
             task.add_done_callback(self._opening.discard)
 
     def shut(self) -> None:
-        """Connections are refused from now on. Those there are stay as they are."""
+        """Refuse new connections. Established connections stay open."""
         if self._server is not None:
             self._server.close()
         elif self._listener is not None:
@@ -81,8 +76,8 @@ class Door:
 
     async def _serve(self, listener: socket.socket) -> None:
         if listener is not self._listener:
-            return  # shut in the meantime
-        # Without start_serving this does not suspend, so the server is known before anyone can shut the door.
+            return  # shut() was called in the meantime
+        # With start_serving=False this does not suspend, so self._server is set before shut() can be called.
         loop = asyncio.get_running_loop()
         server = self._server = await loop.create_server(self._make_protocol, sock=listener, backlog=_BACKLOG, start_serving=False)
         await server.start_serving()
@@ -101,17 +96,17 @@ def _bound(port: int) -> socket.socket:
 
 
 _MOST_BODY = 64 * 1024 * 1024
-_TURNS_TO_SETTLE = 3  # of the loop, after which an accepted connection has its protocol
+_TURNS_TO_SETTLE = 3  # iterations of the event loop after which an accepted connection has its protocol
 
 
 class FakeServer:
-    """An endpoint that listens. Raises ``OSError`` if its port is taken, ``ConfigError`` for a bad responder."""
+    """A running fake endpoint. Raises ``OSError`` if its port is taken, ``ConfigError`` for an invalid responder."""
 
     def __init__(self, spec: FakeEndpoint) -> None:
         self._state = State(spec)
         self._handler = Handler(self._state, self._follow_phases)
         self._web = web.Server(
-            self._handler,  # type: ignore[arg-type] # it gets the requests that the factory makes
+            self._handler,  # type: ignore[arg-type] # the requests come from request_factory
             request_factory=_make_request,
             handler_cancellation=True,
             access_log=None,
@@ -145,7 +140,7 @@ class FakeServer:
         self._follow_phases()
 
     async def aclose(self) -> None:
-        """Stop listening, drop every connection, and wait until no task is left."""
+        """Stop listening, abort every connection, and wait until no task is left."""
         if self._timer is not None:
             self._timer.cancel()
         await self._door.aclose()
@@ -156,7 +151,7 @@ class FakeServer:
             settle = max(0, settle - 1)
 
     def _follow_phases(self) -> None:
-        """Open or shut the door as the present phase has it, and come back when the next one begins."""
+        """Open or close the port according to the present phase, and schedule the next check for the next change of phase."""
         phase = self._state.phase()
         if phase is not None and phase.behaviour == "dead":
             self._die()
@@ -188,12 +183,12 @@ def _make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: 
     return Incoming(message, payload, protocol, writer, task, asyncio.get_running_loop(), client_max_size=_MOST_BODY)
 
 
-_PATIENCE = 10.0  # seconds for a child to end by itself
+_PATIENCE = 10.0  # seconds for a child process to end by itself
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 class Servers:
-    """The servers of one fleet in the running loop; its methods are the calls that every host takes."""
+    """The servers of one fleet in the running event loop. Its methods are the calls that every host accepts."""
 
     def __init__(self) -> None:
         self._servers: dict[str, FakeServer] = {}
@@ -241,7 +236,7 @@ def _listening(endpoint: FakeEndpoint) -> FakeServer:
 
 
 class InLoop:
-    """In the caller's own loop."""
+    """Runs the servers in the caller's event loop."""
 
     def __init__(self, spec: FleetSpec) -> None:
         self._spec = spec
@@ -258,7 +253,7 @@ class InLoop:
 
 
 class InThread:
-    """In a loop of its own, in a background thread."""
+    """Runs the servers in an event loop of their own, in a background thread."""
 
     def __init__(self, spec: FleetSpec, loop_factory: LoopFactory | None = None) -> None:
         self._spec = spec
@@ -303,7 +298,7 @@ class InThread:
 
 
 class InProcess:
-    """In a child process, spoken to by lines of JSON over its pipes. The child ends when its input does."""
+    """Runs the servers in a child process, controlled by lines of JSON over pipes. The child ends at the end of its input."""
 
     def __init__(self, spec: FleetSpec) -> None:
         for endpoint in spec.endpoints:
@@ -312,13 +307,13 @@ class InProcess:
         self._turn = threading.Lock()
 
     def start(self) -> None:
-        # A module of its own rather than multiprocessing: that would import the caller's __main__ once more.
+        # Not multiprocessing: that would import the caller's __main__ again.
         self._child = subprocess.Popen(
             [sys.executable, "-m", "qreward.testing.subprocess_main"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,  # Ctrl-C is for the parent
+            start_new_session=True,  # Ctrl-C must reach the parent only
         )
         try:
             self._ask({"endpoints": [to_data(endpoint) for endpoint in self._spec.endpoints]})
@@ -363,7 +358,7 @@ class InProcess:
 
 
 def to_data(endpoint: FakeEndpoint) -> dict[str, Any]:
-    """The settings as JSON can hold them, the key included: for the pipe, for nothing else."""
+    """The settings as JSON data, with the API key in clear text. Only for the pipe to the child process."""
     return endpoint.model_dump(mode="json", context={"reveal": True})
 
 
@@ -373,19 +368,19 @@ def _check_portable(endpoint: FakeEndpoint) -> None:
 
 
 def raise_file_limit() -> None:
-    """Allow this process as many open sockets as it may have."""
+    """Raise the soft limit on open files to the hard limit."""
     try:
         import resource  # noqa: PLC0415 - not on Windows
     except ImportError:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(ValueError, OSError):  # some systems have a lower limit than they say
+        with contextlib.suppress(ValueError, OSError):  # on some systems the real limit is lower than the reported one
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def fast_loop() -> LoopFactory | None:
-    """uvloop, if it is installed."""
+    """The loop factory of uvloop, if it is installed."""
     try:
         import uvloop  # noqa: PLC0415 - an extra
     except ImportError:

@@ -1,6 +1,6 @@
-"""What a fake fleet is made of: settings only, each written once, the same in Python and in a spec file.
+"""Settings of a fake fleet, the same in Python and in a spec file.
 
-Knows nothing of HTTP, of asyncio, or of how a setting is carried out.
+Settings only: knows nothing of HTTP, of asyncio, or of how a setting is applied.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _NORMAL = NormalDist()
 
 
 class Latency(Policy):
-    """How long an answer takes: ``base + per_token * tokens`` seconds.
+    """Service time of a request: ``base + per_token * tokens`` seconds.
 
-    The length of an answer belongs to the request: it is drawn from ``seed`` and the request's digest, so it is the
-    same in any order, at any try, and on any endpoint with the same ``tokens``, ``sigma`` and ``seed``.
-    ``max_tokens`` does not shorten it. An embedding has no output tokens and takes ``base`` seconds, and so does a list of items to
-    score, plus ``scoring.per_item`` for each of them.
+    The length of a response is drawn from ``seed`` and the digest of the request. It is the same in any order, for each attempt, and
+    on any endpoint with the same ``tokens``, ``sigma`` and ``seed``. ``max_tokens`` in the request does not shorten it. An embedding
+    has no output tokens and takes ``base`` seconds. A list of items to score takes ``base`` seconds plus ``scoring.per_item``
+    seconds for each item.
 
     Args:
         base: seconds before the first token.
         per_token: seconds for each output token.
         tokens: mean number of output tokens.
-        sigma: spread of a lognormal distribution of lengths; 0 makes all answers equally long, 0.8 is usual for chat.
-        seed: of the lengths.
+        sigma: spread of the lognormal distribution of lengths. 0 makes all responses equally long; 0.8 is typical of chat.
+        seed: seed of the lengths.
 
     Example:
         >>> Latency(base=0.1, per_token=0.01, tokens=200).seconds(200)
@@ -53,7 +53,7 @@ class Latency(Policy):
     seed: int = 0
 
     def draw(self, digest: bytes) -> int:
-        """Output tokens of the request with this digest, at least 1."""
+        """Output tokens for the request with this digest, at least 1."""
         if not self.sigma:
             return round(self.tokens)
         word = int.from_bytes(blake2b(digest, digest_size=8, salt=self.seed.to_bytes(16, "little", signed=True)).digest(), "little")
@@ -62,32 +62,32 @@ class Latency(Policy):
         return max(1, round(self.tokens * math.exp(self.sigma * normal - self.sigma**2 / 2)))
 
     def seconds(self, tokens: float) -> float:
-        """Service time of an answer of so many output tokens."""
+        """Service time in seconds of a response with this many output tokens."""
         return self.base + self.per_token * tokens
 
 
 class Faults(Policy):
-    """How often an admitted request goes wrong, each a rate from 0 to 1; together at most 1.
+    """Probabilities of faults of an admitted request, each from 0 to 1, in total at most 1.
 
-    Drawn for each attempt from one seeded stream per endpoint, so a retry may succeed.
+    A fault is drawn for each attempt from one seeded random sequence per endpoint, so a retry may succeed.
 
     Args:
         reset: the connection is reset at once.
         error_500: HTTP 500 at once.
         error_503: HTTP 503 at once.
-        hang: no answer, ever; the slot is held until the client leaves.
-        truncated: a complete HTTP answer whose JSON ends in the middle; a stream ends early, without ``[DONE]``.
-        error_in_200: HTTP 200 whose JSON is an ``error``.
+        hang: no response, ever. The slot is held until the client disconnects.
+        truncated: a complete HTTP response whose JSON is truncated. A stream ends early, without ``[DONE]``.
+        error_in_200: HTTP 200 whose JSON is an ``error``. A stream ends with such an event.
         cut: the connection closes in the middle of the body.
-        malformed: HTTP 200 with a page of HTML; a stream has an event that is no JSON.
-        stall: the body begins, and then nothing more comes; the slot is held until the client leaves.
-        slow_trickle: the body comes in pieces of 16 bytes, ``trickle_gap`` seconds apart.
-        noise: a whole answer, but a stream has lines between its events that mean nothing (comments, unknown fields, blank
-            lines, with each of the three line ends), and plain JSON comes after a lot of white space.
-        trickle_gap: seconds; for a stream this is added before each event.
-        point: how much of a body comes before ``truncated``, ``cut`` and ``stall``, and of a stream before ``error_in_200`` and
-            ``malformed`` as well: a share, or None for one that is drawn each time.
-        seed: of the stream of draws.
+        malformed: HTTP 200 with a page of HTML. A stream ends with an event that is not JSON.
+        stall: the body begins, then nothing more is sent. The slot is held until the client disconnects.
+        slow_trickle: the body is sent in pieces of 16 bytes, ``trickle_gap`` seconds apart.
+        noise: the response is complete, but a stream has meaningless lines between its events (comments, unknown fields and blank
+            lines, with each of the three line endings), and plain JSON is preceded by 1,000 bytes of whitespace.
+        trickle_gap: seconds between the pieces of a ``slow_trickle``. In a stream, the delay added before each event.
+        point: share of the body that is sent before ``truncated``, ``cut`` and ``stall``, and, in a stream, before ``error_in_200``
+            and ``malformed``. None draws a new share for each fault.
+        seed: seed of the random sequence.
     """
 
     reset: float = _RATE
@@ -106,7 +106,7 @@ class Faults(Policy):
     seed: int = 0
 
     def rates(self) -> dict[str, float]:
-        """Kind -> rate, of those that can happen."""
+        """Fault -> probability, for each fault that can occur."""
         return {name: rate for name, rate in self if name not in ("trickle_gap", "point", "seed") and rate > 0}
 
     @model_validator(mode="after")
@@ -117,20 +117,23 @@ class Faults(Policy):
 
 
 class Phase(Policy):
-    """A time in which an endpoint behaves differently.
+    """A period in which an endpoint behaves differently.
 
-    Times are seconds since the fleet started; with ``after_requests`` they count from the arrival of that request.
-    Where phases overlap, ``dead`` comes first, then the one listed first.
+    Times are seconds since the fleet started. With ``after_requests`` they count from the arrival of that request.
+    Where phases overlap, ``dead`` has precedence, then the phase that is listed first. Phases with ``after_requests`` rank after
+    those without.
 
     Args:
-        behaviour: ``dead``: nothing listens, all connections are aborted; it listens again, on the same port, at ``end``.
-            ``hang``: requests are taken but no work is done until ``end``.
+        behaviour: ``dead``: the port is closed and all connections are aborted; the endpoint listens again on the same port at ``end``.
+            ``hang``: requests are accepted, but no work is done until ``end``.
             ``slow``: work takes ``factor`` times as long.
-            ``error_503``, ``error_500``: this is the answer to what arrives, and to what is under way when it begins.
-        start: when it begins.
-        end: when it is over; None is never.
-        factor: how much slower ``slow`` is.
-        after_requests: begin with the n-th request. Requests already under way are then left alone, unless ``dead``.
+            ``error_503``, ``error_500``: the response to new requests, and to those in flight when the phase begins. A stream
+            that has begun is cut off.
+        start: start of the phase in seconds.
+        end: end of the phase in seconds; None for no end.
+        factor: slowdown of ``slow``.
+        after_requests: the phase begins with the n-th request (1 is the first). Unless it is ``dead``, it does not affect requests that
+            are being served then, except for streamed responses.
     """
 
     behaviour: Behaviour
@@ -147,32 +150,34 @@ class Phase(Policy):
 
 
 class FakeEndpoint(Policy):
-    """One fake judge.
+    """Settings of one fake judge.
 
     Args:
-        name: how it is called in the fleet and in the client.
-        models: glob patterns of the models it serves; others get 404.
+        name: name of the endpoint in the fleet and in the client.
+        models: glob patterns of the served models. A request for another model gets HTTP 404.
         latency: see :class:`Latency`.
-        max_concurrency: most requests served at once.
-        over_cap: what happens to the next one: ``reject``, or ``queue`` without bound, first come first served.
+        max_concurrency: most requests served at once; None for no limit.
+        over_cap: what happens to requests above ``max_concurrency``: ``reject``, or ``queue`` without bound, first come first served.
         reject_status: HTTP status of that rejection.
-        reject_delay: seconds before any rejection is sent.
-        rpm: requests admitted a minute; over it is 429.
-        tpm: tokens admitted a minute, prompt and completion; a request above ``burst_tokens`` counts as that many.
-        burst: requests that may come at once. By default a minute's worth, as in ``aiolimiter.AsyncLimiter(rpm)``.
-        burst_tokens: the same for ``tpm``.
-        rate_headers: tell the rates in the headers of every answer: as ``openai`` (or True) does in
-            ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``, as ``anthropic``, or as the IETF's ``draft`` (requests only).
-        retry_after: whether, and in which form, a rejection says when to come back: ``Retry-After`` as whole seconds or
-            as a date, or ``retry-after-ms``. It is the truth: a request that comes then, and before others, is admitted.
-        api_key: without it as a bearer token the answer is 401.
+        reject_delay: seconds before a rejection is sent, also one by a rate limit.
+        rpm: requests admitted per minute; beyond it, HTTP 429.
+        tpm: prompt and completion tokens admitted per minute; beyond it, HTTP 429. A request with more tokens than ``burst_tokens``
+            counts as ``burst_tokens``.
+        burst: requests admitted at once. By default a minute's worth, as in ``aiolimiter.AsyncLimiter(rpm)``.
+        burst_tokens: tokens admitted at once. By default a minute's worth of ``tpm``.
+        rate_headers: report the rate limits in the headers of every response, in the form of ``openai`` (or True):
+            ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``, of ``anthropic``, or of the IETF ``draft`` (requests only).
+        retry_after: form of the retry time in the headers of a rejection or an HTTP 500 or 503: ``Retry-After`` as whole ``seconds`` or
+            as a ``date``, or ``retry-after-ms``; None for no header. The time is accurate: a request that arrives then, and before
+            others, is admitted.
+        api_key: the bearer token that requests must send; others get HTTP 401.
         faults: see :class:`Faults`.
         phases: see :class:`Phase`.
-        responder: ``echo``, ``judge``, ``"module:function"`` or a function from messages to the text of the answer.
-            A request for which it raises gets 500, at every try.
-        kind: which server it is like, see ``qreward.testing.rewards``; as ``Endpoint.kind``.
-        scoring: how it scores, see ``qreward.testing.rewards.Scoring``.
-        port: to listen on; 0 is any free one.
+        responder: ``echo``, ``judge``, ``"module:function"`` or a function from messages to the text of the response.
+            A request for which the responder raises gets HTTP 500 at each attempt.
+        kind: kind of server to imitate, as ``Endpoint.kind``; see ``qreward.testing.rewards``.
+        scoring: see ``qreward.testing.rewards.Scoring``.
+        port: port to listen on; 0 for any free port.
 
     Example:
         >>> FakeEndpoint("gpu-0", max_concurrency=64, latency=Latency(per_token=0.001)).name
@@ -231,24 +236,24 @@ class FakeEndpoint(Policy):
 
     @property
     def request_burst(self) -> float:
-        """Requests that may come at once: ``burst``, or a minute's worth of ``rpm``."""
+        """Requests admitted at once: ``burst``, or a minute's worth of ``rpm``."""
         return self.burst or max(1.0, self.rpm or 1.0)
 
     @property
     def token_burst(self) -> float:
-        """Tokens that may come at once: ``burst_tokens``, or a minute's worth of ``tpm``."""
+        """Tokens admitted at once: ``burst_tokens``, or a minute's worth of ``tpm``."""
         return self.burst_tokens or max(1.0, self.tpm or 1.0)
 
     @field_serializer("api_key", when_used="json")
     def _masked(self, value: SecretStr | None, info: SerializationInfo) -> str | None:
-        # Revealed only to the pipe of the fleet's own child process.
+        # Revealed only in the pipe to the fleet's own child process.
         if value is None:
             return None
         return value.get_secret_value() if (info.context or {}).get("reveal") else str(value)
 
 
 class FleetSpec(Policy):
-    """A whole fleet: what a spec file holds. Names are unique."""
+    """Settings of a whole fleet: the content of a spec file. The names of the endpoints are unique."""
 
     endpoints: tuple[FakeEndpoint, ...] = Field(min_length=1)
 
@@ -261,7 +266,7 @@ class FleetSpec(Policy):
 
 
 def read_spec(source: Iterable[FakeEndpoint | Mapping[str, Any]] | Mapping[str, Any] | str | Path) -> FleetSpec:
-    """Make a spec of endpoints, of a mapping, or of the path of a ``.json``, ``.yaml`` or ``.toml`` file. Raises ``ConfigError``."""
+    """Build a spec from endpoints, from a mapping, or from the path of a ``.json``, ``.yaml`` or ``.toml`` file. Raises ``ConfigError``."""
     if not isinstance(source, str | Path):
         return FleetSpec(**(source if isinstance(source, Mapping) else {"endpoints": tuple(source)}))
     least = "'endpoints'"

@@ -1,4 +1,4 @@
-"""The child process of a fleet. It reads lines of JSON from its input, answers each with one, and ends when the input ends."""
+"""The child process of a fleet. It reads lines of JSON from its input, replies to each with one line, and ends at the end of input."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from qreward.testing.spec import FakeEndpoint, FleetSpec
 
 
 def main() -> None:
-    """Serve the fleet of the first line, then answer calls."""
+    """Start the fleet described by the first input line, then reply to one call per line."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a responder prints must not look like a reply
-    # With thousands of requests under way the default thresholds spend a third of the time in the collector.
+    os.dup2(2, 1)  # output of a responder must not mix with the replies
+    # With thousands of requests in flight and the default thresholds, garbage collection takes a third of the time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     try:

@@ -1,7 +1,4 @@
-"""Digests of requests: what makes an answer recognisable, and its length repeatable.
-
-Knows JSON, nothing of HTTP.
-"""
+"""Digests of requests, from which the echo text and the length of a response are derived. Knows JSON, nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -14,29 +11,29 @@ import msgspec
 
 
 def encode(value: Any, order: Literal["sorted"] | None = None) -> bytes:
-    """JSON without blanks. Lone surrogates, which strict encoders refuse, are escaped as the standard library does."""
+    """JSON without whitespace. Lone surrogates, which msgspec refuses, are escaped as the standard library does."""
     try:
         return msgspec.json.encode(value, order=order)
     except UnicodeEncodeError:
         escaped = json.dumps(value, sort_keys=order is not None, separators=(",", ":"))
-    try:  # two halves of one character, as a decoder reads them
+    try:  # a surrogate pair decodes to one character
         return msgspec.json.encode(json.loads(escaped), order=order)
     except UnicodeEncodeError:
         return escaped.encode()
 
 
 def canonical(value: Any) -> bytes:
-    """JSON with sorted keys and no blanks: the same bytes whoever encoded the request."""
+    """JSON with sorted keys and no whitespace: the same bytes for any encoding of the same request."""
     return encode(value, "sorted")
 
 
 def digest_of(value: Any) -> bytes:
-    """SHA-256 over the canonical messages of a chat, or over the input of an embedding."""
+    """SHA-256 of the canonical messages of a chat, or of the input of an embedding."""
     return sha256(canonical(value)).digest()
 
 
 def echo_of(messages: Sequence[Any]) -> str:
-    """The answer every ``echo`` endpoint gives to these messages, so that a mixed-up answer is noticed.
+    """The response of every ``echo`` endpoint to these messages. A test can compare it to detect mixed-up responses.
 
     Example:
         >>> echo_of([{"role": "user", "content": "hi"}])
@@ -46,10 +43,10 @@ def echo_of(messages: Sequence[Any]) -> str:
 
 
 def echo_text(digest: bytes) -> str:
-    """The same, from the digest."""
+    """The response of an ``echo`` endpoint, from the digest of the messages."""
     return f'{{"echo":"{digest[:8].hex()}"}}'
 
 
 def count_tokens(encoded: bytes) -> int:
-    """Prompt tokens, by the rule of thumb of four bytes a token."""
+    """Prompt tokens, estimated at four bytes per token; at least 1."""
     return max(1, len(encoded) // 4)

@@ -1,9 +1,9 @@
-"""Virtual time for code that blocks: real threads, one at a time, and a clock that jumps when all of them wait.
+"""Virtual time for blocking code: real threads that run one at a time, and a clock that jumps forward when all of them wait.
 
-The threads hand on one turn. Who waits, sleeps or ends gives it away: to the next who is ready, in the order in which they became
-so; when nobody is, the clock jumps to the earliest time that somebody waits for, and of those who wait for the same, to the one
-who began first. The turn changes nowhere else, so each run is like the other. A thread that blocks on anything else
-(``time.sleep``, a socket, a lock whose owner waits here) keeps the turn, and everybody waits for it. Knows nothing of the engine.
+Only one thread runs at a time. When it waits, sleeps or ends, the next ready thread runs, in the order in which the threads became
+ready. If no thread is ready, the clock jumps to the earliest deadline; among equal deadlines, the thread that began to wait first
+runs. Threads switch nowhere else, so every run is the same. A thread that blocks on anything else (``time.sleep``, a socket, a
+lock whose owner waits here) blocks all threads. Knows nothing of the scheduler or the transport.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from qreward.testing.virtual_time import Deadlock
 T = TypeVar("T")
 
 STANDSTILL = 1_000_000
-"""Turns at one time after which threads are taken to ask again and again for what does not happen."""
+"""Thread switches without progress of the clock after which the threads are taken to be in a busy loop."""
 LINGERING = 100_000
-"""Turns that threads may still take when the test is over."""
+"""Thread switches that the remaining threads may take after the end of the test."""
 PATIENCE = 60.0
-"""Real seconds for which a thread may keep the turn."""
+"""Real seconds that a thread may run without waiting in virtual time."""
 
 
 class _Standstill(RuntimeError):
-    """Threads go on for ever."""
+    """The threads run forever."""
 
 
 class _Left(BaseException):
-    """Raised where a thread waits that is left behind, so that it ends."""
+    """Raised in a leftover thread where it waits, to end it."""
 
 
 class _Actor:
-    """A thread that takes part, and what it waits for."""
+    """A participating thread, and its wait state."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.ident: int | None = None
-        self.gate = threading.Lock()  # open when it is its turn
+        self.gate = threading.Lock()  # released to let the thread run
         self.gate.acquire()
         self.ready = False
-        self.woken = False  # or else its time has come
-        self.waits = 0  # so that a timer knows whether it is still waited for
+        self.woken = False  # False: its last wait timed out
+        self.waits = 0  # numbers the waits, so that a timer of an earlier wait is ignored
 
 
 class _Stage:
-    """Whose turn it is, and what time. Used by the thread whose turn it is, and by no other."""
+    """The thread scheduler and the clock. Only the running thread may use it."""
 
     def __init__(self, patience: float) -> None:
         self.now = 0.0
@@ -63,7 +63,7 @@ class _Stage:
         self.main.ident = threading.get_ident()
         self.actors: dict[_Actor, threading.Thread] = {}  # all others, until they end
         self.errors: list[BaseException] = []  # to be raised in the main thread
-        self.unseen: dict[object, BaseException] = {}  # of spawned threads that nobody has joined
+        self.unseen: dict[object, BaseException] = {}  # of spawned threads that have not been joined
         self.closing = False
         self.last_turn = math.inf
         self._patience = patience
@@ -74,20 +74,20 @@ class _Stage:
         self._turns = self._turns_before_step = 0
 
     def me(self) -> _Actor:
-        """The thread whose turn it is; raises if another one calls."""
+        """The running thread. Raises ``AssertionError`` if the caller does not take part in this virtual time."""
         if self.current.ident != threading.get_ident():
             name = threading.current_thread().name
             raise AssertionError(f"thread {name!r} does not take part in this virtual time; begin it with spawn() or run()")
         return self.current
 
     def due(self, seconds: float | None) -> float:
-        """When so many seconds will have passed: later than now if they are any at all, for a clock that stands still ends no wait."""
+        """The time in this many seconds. Any positive delay gives a time after now, even if it is too small for the float."""
         if seconds is None or seconds <= 0:
             return math.inf if seconds is None else self.now
         return max(self.now + seconds, math.nextafter(self.now, math.inf))
 
     def begin(self, name: str, job: Callable[[], object]) -> None:
-        """A further thread, ready from now on."""
+        """Start another thread, ready to run."""
         if self.closing:
             raise RuntimeError("this virtual time is over; make a new VirtualThreads")
         actor = _Actor(name)
@@ -97,7 +97,7 @@ class _Stage:
         self._make_ready(actor)
 
     def pause(self, due: float, lock: threading.Lock | None = None) -> bool:
-        """Give the turn away until then, or until the lock is woken; True if it was."""
+        """Let other threads run until the time ``due``, or until ``wake(lock)``; True if woken, False on timeout."""
         me = self.me()
         if self.closing and me is not self.main:
             raise _Left
@@ -119,14 +119,14 @@ class _Stage:
         return me.woken
 
     def wake(self, lock: threading.Lock) -> None:
-        """Whoever has waited longest for the lock is ready."""
+        """Make the thread ready that has waited longest for the lock."""
         if queue := self._waiting.get(lock):
             first = next(iter(queue))
             del queue[first]
             self._make_ready(first)
 
     def linger(self) -> None:
-        """In the main thread: until all others have ended."""
+        """Wait in the main thread until all others have ended."""
         self.last_turn = self._turns + LINGERING
         try:
             while self.actors:
@@ -135,9 +135,9 @@ class _Stage:
             self.last_turn = math.inf
 
     def close(self) -> None:
-        """End the threads that are left, each where it waits."""
+        """End the remaining threads, each where it waits."""
         self.closing = True
-        if self.current is not self.main:  # it was interrupted, or another one keeps the turn
+        if self.current is not self.main:  # the main thread was interrupted, or another thread blocks
             return
         left = dict(self.actors)
         for actor in left:
@@ -148,7 +148,7 @@ class _Stage:
             thread.join()
 
     def _live(self, actor: _Actor, job: Callable[[], object]) -> None:
-        """A thread's life."""
+        """The body of a thread."""
         actor.ident = threading.get_ident()
         actor.gate.acquire()
         try:
@@ -161,7 +161,7 @@ class _Stage:
             self._make_ready(self.main)
         del self.actors[actor]
         if not self.actors and (self.closing or self.last_turn < math.inf):
-            self._make_ready(self.main)  # which waits for that
+            self._make_ready(self.main)  # it waits for the end of the last thread
         self.current = self._next()
         self.current.gate.release()
 
@@ -183,7 +183,7 @@ class _Stage:
             turns = self._turns
 
     def _next(self) -> _Actor:
-        """Whose turn it is now; moves the clock if nobody is ready."""
+        """The thread that runs next. Advances the clock if no thread is ready."""
         self._turns += 1
         if self._turns > self.last_turn or self._turns - self._turns_before_step > STANDSTILL:
             self.last_turn, self._turns_before_step = math.inf, self._turns
@@ -217,14 +217,14 @@ class _Stage:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Where a thread stands, outside this file."""
+    """The position of a thread outside this file."""
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     return f" at {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})" if frame is not None else ""
 
 
 class VirtualThread(Generic[T]):
-    """A thread of the test's own; :meth:`VirtualThreads.spawn` makes it."""
+    """A thread started by the test with :meth:`VirtualThreads.spawn`."""
 
     def __init__(self, threads: VirtualThreads, unseen: dict[object, BaseException], function: Callable[[], T]) -> None:
         self._threads, self._unseen, self._function = threads, unseen, function
@@ -234,16 +234,16 @@ class VirtualThread(Generic[T]):
         self._error: BaseException | None = None
 
     def join(self) -> T:
-        """Wait in virtual time until it ends; what its function returned. Raises what that raised."""
+        """Wait in virtual time until the thread ends. Returns the result of its function, or raises its exception."""
         self._threads.wait(self._over, None)
-        self._threads.wake(self._over)  # somebody else may join it too
+        self._threads.wake(self._over)  # for other callers of join()
         self._unseen.pop(self, None)
         if self._error is not None:
             raise self._error
         return cast("T", self._value)
 
     def work(self) -> None:
-        """In the thread."""
+        """Run the function. Called in the thread."""
         try:
             self._value = self._function()
         except _Left:
@@ -254,18 +254,20 @@ class VirtualThread(Generic[T]):
 
 
 class VirtualThreads:
-    """Virtual time for blocking code: what ``qreward.engine.threads.RealTime`` is in earnest.
+    """Virtual time for blocking code, in place of ``qreward.engine.threads.RealTime``.
 
-    The thread that makes it takes part in it. In its ``with`` block decorated functions go by it, and at its end it sees that
-    nothing is left behind.
+    The thread that creates it takes part in it. In its ``with`` block, functions decorated with ``@schedule`` use this clock. The end
+    of the block checks that no thread is left.
 
     Args:
-        most: jobs at once; beyond them :meth:`run` says no.
-        patience: real seconds for which a thread may keep the turn.
+        most: most jobs of :meth:`run` at once.
+        patience: real seconds that a thread may run without waiting in virtual time.
 
     Raises:
-        Deadlock: in the thread that made it, where that waits: nobody is ready, nobody waits for a time. It names who waits where.
-        RuntimeError: there too: threads go on for ever at one time, or one of them keeps the turn.
+        Deadlock: raised in the creating thread, where it waits: no thread is ready and none waits for a time. The message
+            names the threads and where they wait.
+        RuntimeError: raised in the creating thread, where it waits: the threads run forever without progress of the clock, or one of
+            them runs or blocks for longer than ``patience``.
 
     Example:
         >>> with VirtualThreads() as threads:
@@ -288,14 +290,22 @@ class VirtualThreads:
         self._busy = 0
         self._in_use = on(self)
 
-    # what code under test needs
+    # the interface of RealTime, for the code under test
 
     def now(self) -> float:
-        """Seconds since it was made."""
+        """Virtual seconds since the creation of this object."""
         return self._stage.now
 
     def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
-        """Acquire a lock that another thread will :meth:`wake`, within so many seconds, or ever; False if that did not happen."""
+        """Acquire a lock that another thread releases with :meth:`wake`.
+
+        Args:
+            lock: the lock to acquire.
+            timeout: virtual seconds to wait at most; None waits without limit.
+
+        Returns:
+            True if the lock was acquired, False on timeout.
+        """
         stage = self._stage
         stage.me()
         due = stage.due(timeout)
@@ -305,15 +315,18 @@ class VirtualThreads:
         return True
 
     def wake(self, lock: threading.Lock) -> None:
-        """Release a lock. Whoever has waited for it longest has its turn when this thread waits."""
+        """Release a lock. The thread that has waited for it longest becomes ready, and runs once the calling thread waits."""
         self._stage.me()
         lock.release()
         self._stage.wake(lock)
 
     def run(self, job: Job) -> bool:
-        """Begin a job in another thread, when this one waits; False if ``most`` are under way.
+        """Start a job in another thread, which runs once this thread waits.
 
-        What it raises, against its promise, is raised in the thread that made this, where that waits.
+        A job must not raise. If it does, the exception is raised in the thread that created this object, where it waits.
+
+        Returns:
+            False if ``most`` jobs are running or this virtual time is closed.
         """
         self._stage.me()
         if self._busy >= self.most or self._stage.closing:
@@ -322,25 +335,28 @@ class VirtualThreads:
         self._stage.begin(f"worker-{next(self._numbers)}", partial(self._carry_out, job))
         return True
 
-    # what tests and the functions in them need
+    # for tests and their functions
 
     def sleep(self, seconds: float) -> None:
-        """As ``time.sleep``; others who are ready have their turn even if it is 0."""
+        """Sleep for virtual seconds, like ``time.sleep``. Other ready threads run first, even if ``seconds`` is 0."""
         self._stage.pause(self._stage.due(seconds))
 
     def spawn(self, function: Callable[[], T], name: str | None = None) -> VirtualThread[T]:
-        """Begin a thread of the test's own, such as a second caller, when this one waits; what it raises, its ``join()`` raises."""
+        """Start a thread of the test, such as a second caller. It runs once this thread waits.
+
+        An exception of the function is raised by :meth:`VirtualThread.join`.
+        """
         self._stage.me()
         thread = VirtualThread(self, self._stage.unseen, function)
         self._stage.begin(name or f"thread-{next(self._numbers)}", thread.work)
         return thread
 
     def check_nothing_left(self) -> None:
-        """Let what is under way go on to its end, in virtual time, and see that it ends. Called by the thread that made this.
+        """Let the remaining threads run to their end in virtual time. Call it in the thread that created this object.
 
         Raises:
-            AssertionError: threads wait for ever, or go on for ever. They are ended.
-            BaseException: what a spawned thread raised that nobody joined.
+            AssertionError: threads wait forever or run forever. They have been ended.
+            BaseException: an exception of a spawned thread that was not joined.
         """
         wrong: list[BaseException] = []
         try:
@@ -352,7 +368,7 @@ class VirtualThreads:
             raise error
 
     def close(self) -> None:
-        """End the threads that are left, each where it waits. Nothing more can be begun."""
+        """End the remaining threads, each where it waits. No further thread can be started."""
         self._stage.close()
 
     def __enter__(self) -> Self:
@@ -377,14 +393,19 @@ class VirtualThreads:
 
 
 def run_in_virtual_threads(function: Callable[[VirtualThreads], T]) -> T:
-    """Run a function in virtual time, and see that it leaves no thread behind.
+    """Run a blocking function in virtual time, and check that it leaves no thread behind.
 
     Args:
-        function: is given the threads. What it calls sleeps by ``threads.sleep``; functions under ``@schedule`` go by this time.
+        function: called with the :class:`VirtualThreads`. The code under test must sleep with ``threads.sleep``. Functions decorated
+            with ``@schedule`` use this clock.
+
+    Returns:
+        The result of the function.
 
     Raises:
-        Deadlock: all threads wait for what cannot happen.
-        AssertionError: it returned, but a thread never ends. Those that take their time, such as the loser of a hedge, may.
+        Deadlock: all threads wait for events that cannot happen.
+        AssertionError: the function returned, but a thread never ends. Threads that end later, such as the slower attempt of a
+            hedge, are allowed.
 
     Example:
         >>> def patient(threads):

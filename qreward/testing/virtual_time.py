@@ -1,8 +1,8 @@
 """An event loop on virtual time: sleeps of hours pass at once, in the right order, the same in each run.
 
-When nothing is left to run, the clock jumps to the next timer. Real sockets and worker threads do not know that clock:
-a test on this loop talks to fakes. Decorated functions go by it; other code that reads ``time.monotonic`` must be given
-``loop.time`` instead.
+When no callback is ready, the clock jumps to the next timer. Real sockets and worker threads do not follow this clock, so a test
+on this loop must use fakes. Functions decorated with ``@schedule`` use the clock. Other code that reads ``time.monotonic`` must be
+passed ``loop.time`` instead.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from qreward.functions.function import leave_loop
 T = TypeVar("T")
 
 TURN = 1e-9
-"""Seconds that one turn of the loop takes. A clock that stood still between timers would let a timer whose remainder is too
-small for a float set itself again for ever."""
-_TURNS_TO_SETTLE = 3  # in which a task that was told to end does so
+"""Virtual seconds of one loop iteration. If the clock stood still between timers, a timer whose remaining delay is too small for
+a float would be rescheduled forever."""
+_TURNS_TO_SETTLE = 3  # loop iterations in which a cancelled task ends
 
 
 class Deadlock(RuntimeError):
-    """Nothing will ever happen again: no timer is set, nothing is ready, and the coroutine is not done."""
+    """No progress is possible: no timer is set, no callback or thread is ready, and the test is not done."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Waits by moving the clock. What is ready in truth, such as a call from another thread, still comes first."""
+    """Waits by advancing the clock. Real events, such as a call from another thread, still come first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop whose ``time()`` starts at 0 and jumps from timer to timer.
 
-    Raises ``Deadlock`` out of the run, naming the tasks that wait, where a real loop would wait for ever.
+    Where a real loop would wait forever, the run raises ``Deadlock``, which names the waiting tasks.
 
     Example:
         >>> with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
@@ -63,28 +63,31 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._clock)
 
     def time(self) -> float:
-        """Seconds since the loop was made, plus ``TURN`` for each of its turns."""
+        """Virtual seconds since the creation of the loop, including ``TURN`` for each iteration."""
         return self._clock.now
 
     def let_pass(self, seconds: float) -> None:
-        """Let time pass at once."""
+        """Advance the clock at once."""
         self._clock.now += seconds
 
     def timers(self) -> list[asyncio.TimerHandle]:
-        """The timers that are set."""
+        """The pending timers."""
         scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
         return [timer for timer in scheduled if not timer.cancelled()]
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a loop of its own, as ``asyncio.run`` does, and see that it leaves nothing behind.
+    """Run a coroutine on a loop of its own, as ``asyncio.run`` does, and check that it leaves no task or timer behind.
 
     Args:
-        main: what to run. In it, ``QRewardClient(..., clock=asyncio.get_running_loop().time)`` makes a client on virtual time.
+        main: the coroutine. In it, ``QRewardClient(..., clock=asyncio.get_running_loop().time)`` creates a client on virtual time.
+
+    Returns:
+        The result of the coroutine.
 
     Raises:
-        Deadlock: it waits for something that cannot happen.
-        AssertionError: it ended, but a task is still under way or a timer still set. An unclosed client is one cause.
+        Deadlock: the coroutine waits for an event that cannot happen.
+        AssertionError: the coroutine ended, but a task is still running or a timer still set. An unclosed client is one cause.
 
     Example:
         >>> async def patient():
@@ -107,7 +110,7 @@ def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
 
 
 class _LoopTime:
-    """The time of a virtual loop for decorated functions, those that block included: what one waits for, the loop's clock has passed."""
+    """The clock of a virtual loop for decorated functions. A blocking wait advances the clock of the loop by its timeout."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self.now = loop.time
@@ -125,7 +128,7 @@ class _LoopTime:
         lock.release()
 
     def run(self, job: Job) -> bool:
-        """At once, in this thread."""
+        """Run the job at once, in this thread."""
         report = job()
         if report is not None:
             report()
@@ -143,7 +146,7 @@ def _waiting() -> str:
 
 
 def _described(task: asyncio.Task[Any]) -> str:
-    """Name and place of a task."""
+    """The name of a task, its coroutine, and where it waits."""
     stack = task.get_stack(limit=1)
     place = f" at {stack[0].f_code.co_filename}:{stack[0].f_lineno}" if stack else ""
     return f"{task.get_name()} ({getattr(task.get_coro(), '__qualname__', task.get_coro())}){place}"

@@ -1,8 +1,9 @@
-"""Fakes of servers that score, label, rank and embed: vLLM-, SGLang-, TEI-, OpenRLHF- and NIM-shaped, on the fake fleet's machinery.
+"""Fake reward servers for a ``FakeFleet``: they imitate vLLM, SGLang, TEI, OpenRLHF and NIM, and score, label, rank and embed.
 
-Shaped after those servers' source and documentation, not run against them: paths, bodies, limits, forms of errors and availability
-routes are theirs; scores are not a model's but drawn from a hash of the text (see ``scoring``), so that a test can know them.
-Latency, slots, rates, faults and phases are those of any ``FakeEndpoint``; ``kind`` says which server it is, ``scoring`` how it scores.
+Paths, bodies, limits, error formats and availability routes follow the source and documentation of those servers; the fakes have not
+been compared with running servers. Scores do not come from a model but from a hash of the text (see ``scoring``), so a test can
+compute them. Latency, slots, rate limits, faults and phases are those of any ``FakeEndpoint``. ``FakeEndpoint.kind`` selects the
+server, and ``FakeEndpoint.scoring`` configures it.
 """
 
 from __future__ import annotations

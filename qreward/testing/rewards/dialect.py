@@ -1,4 +1,4 @@
-"""What tells one kind of fake server from another: its routes, its errors, what it says of itself. OpenAI's is the one they vary.
+"""The base class of the kinds of fake server: routes, error format, and status routes, as an OpenAI server has them.
 
 Knows JSON, nothing of sockets, time or slots.
 """
@@ -22,7 +22,7 @@ JSON, PLAIN = "application/json", "text/plain"
 
 
 class Traffic:
-    """What a server has to do at the moment, in items."""
+    """The present load of a server, in items."""
 
     def __init__(self) -> None:
         self.running = 0
@@ -46,10 +46,12 @@ class Traffic:
 
 
 class Look(NamedTuple):
-    """What a look-up sees.
+    """The state of a server for its status routes.
 
     Attributes:
-        requests: being answered.
+        spec: its settings.
+        traffic: its load in items.
+        requests: requests in flight.
     """
 
     spec: FakeEndpoint
@@ -58,10 +60,14 @@ class Look(NamedTuple):
 
 
 class Told(NamedTuple):
-    """An error, before it has a form: ``kind`` and ``code`` are those of OpenAI.
+    """An error before it is formatted for a server.
 
     Attributes:
-        path: of the request.
+        path: path of the request.
+        status: HTTP status.
+        message: text of the error.
+        kind: OpenAI's ``type`` of the error.
+        code: OpenAI's ``code`` of the error.
     """
 
     path: str
@@ -72,13 +78,13 @@ class Told(NamedTuple):
 
 
 class Dialect:
-    """An OpenAI-shaped server: chats, embeddings, legacy completions, moderations."""
+    """An OpenAI server: chats, embeddings, legacy completions, moderations."""
 
     label = "LABEL_0"
     health = frozenset({"/health"})
 
     def routes(self) -> Mapping[str, ReadJob]:
-        """Path -> what reads a POST to it. Raises :class:`Problem`."""
+        """Path -> parser of POST requests to it. The parsers raise :class:`Problem`."""
         return {
             "/v1/chat/completions": lambda body, spec: chat_job(body, spec.latency),
             "/v1/embeddings": lambda body, spec: embeddings_job(body, spec.latency),
@@ -87,24 +93,24 @@ class Dialect:
         }
 
     def error(self, told: Told) -> bytes:
-        """The body of an error, in this server's own form."""
+        """The body of an error in the format of this server."""
         return answers.error(told.message, told.kind, told.code)
 
     def look_up(self, path: str, look: Look) -> tuple[str, str] | None:
-        """Content type and text of a GET that tells how the server is; None if there is no such route."""
+        """Content type and text of a status route (GET); None if there is no such route."""
         return (JSON, answers.models(look.spec.models).decode()) if path == "/v1/models" else None
 
-    def headers(self, job: Job) -> dict[str, str]:  # noqa: ARG002 - for those that add some
-        """What is added to the headers of a good answer."""
+    def headers(self, job: Job) -> dict[str, str]:  # noqa: ARG002 - for subclasses
+        """Additional headers of a successful response."""
         return {}
 
-    # for those that extend it
+    # for subclasses
 
     def labels(self, spec: FakeEndpoint) -> tuple[str, ...]:
         return spec.scoring.labels or (self.label,)
 
     def job(self, path: str, spec: FakeEndpoint, model: str | None, items: list[Any], body: Callable[[int], Any]) -> Job:
-        """A request for these items; ``body`` makes the answer of the tokens they take. Raises :class:`Problem` for what is refused."""
+        """The job for a list of items. ``body`` builds the response from the number of prompt tokens. Raises :class:`Problem`."""
         sizes = self.check(path, spec, items)
         prompt, digest = sum(sizes), sha256(canonical(items)).digest()
         failure = None
@@ -115,7 +121,7 @@ class Dialect:
         return Job(ListRequest(model, len(items), made, failure), digest, prompt, 0, 0, service)
 
     def check(self, path: str, spec: FakeEndpoint, items: list[Any]) -> list[int]:
-        """Tokens of each item, if this server takes them all; it takes all or none."""
+        """Tokens of each item. Raises :class:`Problem` if this server refuses the list; it accepts all items or none."""
         most = spec.scoring.max_items
         if not items or (most is not None and len(items) > most):
             raise self.refusal(path, 400, f"a list must have 1 to {most} items, not {len(items)}")
@@ -133,8 +139,8 @@ class Dialect:
     def too_long(self, path: str, most: int, tokens: int) -> Problem:
         return self.refusal(path, 400, f"This model's maximum context length is {most} tokens. However, you requested {tokens} tokens.")
 
-    def not_a_number(self, path: str) -> Problem | None:  # noqa: ARG002 - for those that fail
-        """The failure of a whole list because of one score that is none; None if it comes as null."""
+    def not_a_number(self, path: str) -> Problem | None:  # noqa: ARG002 - for subclasses
+        """The error for a list with a NaN score; None if the server does not fail on it."""
         return None
 
     def _completions(self, body: bytes, spec: FakeEndpoint) -> Job:
@@ -158,7 +164,7 @@ class Dialect:
         return self.job(path, spec, asked.get("model"), items, lambda _: {"id": "modr-1", "model": asked.get("model"), "results": results})
 
     def read(self, path: str, body: bytes) -> dict[str, Any]:
-        """The JSON object of a request."""
+        """Parse a request body as a JSON object. Raises :class:`Problem`."""
         try:
             asked = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -169,18 +175,18 @@ class Dialect:
 
 
 def listed(given: Any) -> list[Any]:
-    """The items of an input as OpenAI takes them: a text, or a list of numbers, is one."""
+    """The items of an input in OpenAI's format: a text or a list of numbers is one item."""
     if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):
         return [given]
     return given if isinstance(given, list) else []
 
 
 def finite(value: float, item: Any) -> float | None:
-    """The value, or null for an item that is to have none."""
+    """The value; None (JSON null) for an item that contains ``NAN``."""
     return None if NAN in encode(item).decode() else value
 
 
 def gauges(values: Mapping[str, float], labels: str = "") -> str:
-    """Prometheus text."""
+    """Gauges in the Prometheus text format."""
     lines = [line for name, value in values.items() for line in (f"# HELP {name} .", f"# TYPE {name} gauge", f"{name}{labels} {value}")]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Kind of server -> what it is like."""
+"""The table of the kinds of fake server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An OpenRLHF-shaped ``/get_reward``, and a NIM-shaped chat that is answered with a line of numbers."""
+"""Fake OpenRLHF (``/get_reward``) and NIM servers. NIM scores one chat and responds with a line of ``name:value`` pairs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qreward.testing.text import canonical, encode
 
 
 class OpenRlhf(Dialect):
-    """It has no route that tells how it is, takes items of any length, and turns a NaN into a failure of all."""
+    """OpenRLHF. It has no status routes, and fails the whole list if one score is NaN."""
 
     health = frozenset()
 
@@ -27,7 +27,7 @@ class OpenRlhf(Dialect):
     def error(self, told: Told) -> bytes:
         return b"Internal Server Error" if told.status == 500 else encode({"detail": told.message})
 
-    def look_up(self, path: str, look: Look) -> tuple[str, str] | None:  # noqa: ARG002 - it has none
+    def look_up(self, path: str, look: Look) -> tuple[str, str] | None:  # noqa: ARG002 - it has no status routes
         return None
 
     def refusal(self, path: str, status: int, message: str) -> Problem:
@@ -48,7 +48,7 @@ class OpenRlhf(Dialect):
 
 
 class Nim(Dialect):
-    """One conversation a request; the attributes have three decimals."""
+    """NIM. A request holds one conversation. The attributes in the response have three decimals."""
 
     label = "reward"
     health = frozenset({"/v1/health/ready", "/v1/health/live"})

@@ -1,7 +1,7 @@
-"""Scores without a model: numbers drawn from a hash of what is scored, and words in it that make a server fail.
+"""Scores without a model: numbers derived from a hash of the item, and markers in the item that make a server fail.
 
-The raw score (logit) of an item is the first 4 bytes of the SHA-256 of its canonical JSON, as a share of 2**32, stretched over -10 to 10.
-An item is a text, ``[prompt, response]``, a list of messages, or a list of token ids; a text drawn by a template is that text.
+The raw score (logit) of an item is the first 4 bytes of the SHA-256 of its canonical JSON, divided by 2**32 and scaled to -10 to 10.
+An item is a text, ``[prompt, response]``, a list of messages, or a list of token ids. A text rendered by a template is a text.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 from qreward.testing.text import canonical
 
 NAN = "<<nan>>"
-"""An item with this in it has a score that is no number: null from vLLM and SGLang, a failure of the whole list from the others."""
+"""An item that contains this marker has the score NaN. vLLM and SGLang return null for it, TEI (HTTP 424) and OpenRLHF (HTTP 500) fail
+the whole list, and NIM writes ``nan``. It has no effect on the OpenAI routes."""
 REFUSED = "<<refuse>>"
-"""A list that has an item with this in it is refused as a whole, as invalid."""
+"""A list with an item that contains this marker is refused as a whole, as an invalid request."""
 
 
 def score_of(item: Any) -> float:
@@ -30,7 +31,7 @@ def score_of(item: Any) -> float:
 
 
 def logits_of(item: Any, labels: Sequence[str]) -> list[float]:
-    """A raw score for each class: of the item itself if there is one class, else of ``[label, item]``."""
+    """The raw score for each class: the score of the item itself if there is one class, else the score of ``[label, item]``."""
     return [score_of(item)] if len(labels) == 1 else [score_of([label, item]) for label in labels]
 
 
@@ -42,7 +43,7 @@ def probabilities_of(logits: Sequence[float]) -> list[float]:
 
 
 def softmax(logits: Sequence[float]) -> list[float]:
-    """As of any number of logits, so 1.0 of one."""
+    """The softmax of any number of logits; 1.0 for a single one."""
     top = max(logits)
     powers = [math.exp(logit - top) for logit in logits]
     return [power / sum(powers) for power in powers]

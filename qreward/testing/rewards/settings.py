@@ -1,4 +1,4 @@
-"""How a fake reward server scores, and what it takes: settings only."""
+"""Settings of a fake reward server."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from qreward.settings.base import Policy
 
 
 class Scoring(Policy):
-    """What a fake reward server is.
+    """Settings of a fake reward server.
 
     Args:
-        labels: its classes, or, for NIM, its attributes. By default one: ``LABEL_0``, and ``reward`` for NIM.
-        max_items: most items of a list; TEI's default is 32, the others have no limit.
-        max_tokens: longest item, at four bytes of its JSON a token; a list with a longer one is refused as a whole.
-        per_item: seconds of work for each item, beside the ``base`` of the latency.
-        activation_field: the name by which a vLLM switches the activation off; one that it does not know has no effect.
-        reward_vectors: ``/v1/embeddings`` gives the reward as a vector of one number, as reward models do on SGLang and vLLM.
+        labels: classes of the model, or, for NIM, its attributes. By default one: ``LABEL_0``, and ``reward`` for NIM.
+        max_items: most items of a list. None is 32 for TEI, and no limit for the others.
+        max_tokens: length of the longest accepted item in tokens, at four bytes of JSON per token. A list with a longer item is refused.
+        per_item: seconds of work for each item, in addition to the ``base`` of the latency.
+        activation_field: name of the request field that disables the activation on vLLM; other names have no effect.
+        reward_vectors: ``/v1/embeddings`` returns the raw scores as a vector with one number per label, as reward models do on
+            SGLang and vLLM.
     """
 
     labels: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""An SGLang-shaped server: the native ``/classify``, ``/v1/classify`` with its softmax, ``/v1/rerank``, ``/v1/loads``."""
+"""A fake SGLang server: the native ``/classify``, ``/v1/classify`` (with softmax), ``/v1/rerank``, ``/v1/loads``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qreward.testing.text import canonical, count_tokens, encode
 
 
 class Sglang(Vllm):
-    """Its errors have one form under ``/v1/``, and another on the native routes."""
+    """SGLang. Errors have one format under ``/v1/``, and another on the native routes."""
 
     health = frozenset({"/health", "/health_generate", "/ready"})
 

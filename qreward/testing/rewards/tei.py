@@ -1,4 +1,4 @@
-"""A TEI-shaped server: ``/predict``, ``/rerank``, ``/embed``, ``/v1/embeddings``, ``/info``; a list is taken whole or not at all."""
+"""A fake TEI server: ``/predict``, ``/rerank``, ``/embed``, ``/v1/embeddings``, ``/info``. A list is accepted as a whole or refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TYPES = {400: "Empty", 413: "Validation", 422: "Validation", 424: "Backend", 42
 
 
 class Tei(Dialect):
-    """Its errors have one form on its own routes, and another on OpenAI's."""
+    """TEI. Errors have one format on its own routes, and another on the OpenAI routes."""
 
     health = frozenset({"/health", "/ping", "/"})
 
@@ -53,7 +53,7 @@ class Tei(Dialect):
         most = spec.scoring.max_items or _MOST_ITEMS
         if len(items) > most:
             raise self.refusal(path, 422, f"batch size {len(items)} > maximum allowed batch size {most}")
-        if len(items) > _permits(spec):  # one permit an item: such a list is never let in
+        if len(items) > _permits(spec):  # each item needs a permit, so such a list can never be admitted
             raise Problem(429, self.error(Told(path, 429, "Model is overloaded")), "rejected")
         return super().check(path, spec, items)
 
@@ -115,5 +115,5 @@ def _score(row: Mapping[str, Any]) -> float:
 
 
 def _unwrapped(given: Any) -> Any:
-    """``["t"]`` is the text, ``["q", "a"]`` the pair."""
+    """``["t"]`` is the text ``"t"``; ``["q", "a"]`` stays a pair."""
     return given[0] if isinstance(given, list) and len(given) == 1 else given

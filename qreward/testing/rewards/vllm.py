@@ -1,4 +1,4 @@
-"""A vLLM-shaped server: ``/classify``, ``/pooling``, ``/score``, ``/rerank``, and what it tells of its load."""
+"""A fake vLLM server: ``/classify``, ``/pooling``, ``/score``, ``/rerank``, and the routes that report its load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TYPES = {400: "BadRequestError", 401: "Unauthorized", 404: "NotFoundError", 500
 
 
 class Vllm(Dialect):
-    """A list is taken whole or not at all."""
+    """vLLM. A list is accepted as a whole or refused."""
 
     def routes(self) -> Mapping[str, ReadJob]:
         own: dict[str, ReadJob] = {"/classify": self._classify, "/pooling": self._pooling, "/score": self._score, "/v1/score": self._score}
@@ -113,5 +113,5 @@ _NAMES = (("text_1", "queries"), ("text_2", "documents"))
 
 
 def _inputs(asked: dict[str, Any]) -> list[Any]:
-    """The items: those of ``input``, or the one conversation of ``messages``."""
+    """The items of ``input``, or the one conversation of ``messages``."""
     return [asked["messages"]] if "messages" in asked else listed(asked.get("input"))

@@ -19,7 +19,7 @@ from functools import wraps
 from typing import Any, NamedTuple, Unpack, overload
 
 from qreward.batching.in_flight import BatchFunction, Kind, kind_of
-from qreward.batching.queue import BatchQueue, change, close_desks, stats_of
+from qreward.batching.queue import BatchQueue, change, close_loop_workers, stats_of
 from qreward.batching.settings import Options, Settings, checked
 from qreward.batching.stats import QueueStats, StartTimes
 from qreward.batching.typing import A, B, BatchDecorator, Batched, BatchedMethod, C, One, R, Results, S, Stream, Yields
@@ -209,21 +209,21 @@ class Registry:
 
     def change(self, **settings: Unpack[Options]) -> None:
         """See ``BatchQueue.change``."""
-        change(self.work, settings, self.desks())
+        change(self.work, settings, self.loop_workers())
 
     def stats(self) -> QueueStats:
         """See ``BatchQueue.stats``. Covers the queues of all instances."""
-        return stats_of(self.work, self.desks())
+        return stats_of(self.work, self.loop_workers())
 
     async def close(self, drain: bool = True) -> None:
         """See ``BatchQueue.close``. Closes the queues of all instances."""
         self.work.close()
-        await close_desks(self.desks(), drain)
+        await close_loop_workers(self.loop_workers(), drain)
 
-    def desks(self) -> list[LoopWorker]:
+    def loop_workers(self) -> list[LoopWorker]:
         """The workers of all queues."""
         queues = [self._shared, *(queue for _, queue in list(self._queues.values()))]
-        return [desk for queue in queues for desk in queue.desks()]
+        return [loop_worker for queue in queues for loop_worker in queue.loop_workers()]
 
     def _get_max_batch_size(self) -> int:
         return self.work.settings.max_batch_size
@@ -232,13 +232,13 @@ class Registry:
         return self.work.settings.batch_wait_timeout_s
 
     def _get_curr_iteration_start_times(self) -> StartTimes:
-        return StartTimes([run.started for desk in self.desks() for run in list(desk.runs)])
+        return StartTimes([run.started for loop_worker in self.loop_workers() for run in list(loop_worker.runs)])
 
     async def _is_batching_task_alive(self) -> bool:
         return not self.work.closed
 
     async def _get_handling_task_stack(self) -> str:
-        return "\n".join(stack_of(run.task.get_coro()) for desk in self.desks() for run in list(desk.runs))
+        return "\n".join(stack_of(run.task.get_coro()) for loop_worker in self.loop_workers() for run in list(loop_worker.runs))
 
     def _place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BatchQueue[Any, Any], Any, Hashable]:
         binder = self._binder or self._bind(args)

@@ -73,7 +73,7 @@ class BatchQueue(Generic[T, R]):
 
     def _begin(self, work: BatchFunction) -> None:
         self._work = work
-        self._desks: dict[asyncio.AbstractEventLoop, LoopWorker] = {}
+        self._loop_workers: dict[asyncio.AbstractEventLoop, LoopWorker] = {}
         self._latest: LoopWorker | None = None
         self._lock = threading.Lock()
 
@@ -132,8 +132,8 @@ class BatchQueue(Generic[T, R]):
         """
         if self._work.kind is Kind.STREAMED:
             raise TypeError(f"{self._work.name} is an async generator; read stream(item)")
-        desk = self._here()
-        calls = desk.enter_many(list(items), _level(priority), None if timeout is None else budget(timeout))
+        loop_worker = self._here()
+        calls = loop_worker.enter_many(list(items), _level(priority), None if timeout is None else budget(timeout))
         futures = [call.future for call in calls if isinstance(call, PendingItem)]
         try:
             if futures:
@@ -141,7 +141,7 @@ class BatchQueue(Generic[T, R]):
         except BaseException:
             for call in calls:
                 if isinstance(call, PendingItem):
-                    desk.left(call)
+                    loop_worker.left(call)
             raise
         return [(call.future.exception() or call.future.result()) if isinstance(call, PendingItem) else call for call in calls]
 
@@ -158,20 +158,20 @@ class BatchQueue(Generic[T, R]):
         """Like ``submit``, for arguments that have been checked; ``shape`` becomes a part of the batch key."""
         if self._work.kind is Kind.STREAMED:
             raise TypeError(f"{self._work.name} is an async generator; read stream(item)")
-        desk = self._here()
-        call = desk.enter(value, shape, level, timeout)
+        loop_worker = self._here()
+        call = loop_worker.enter(value, shape, level, timeout)
         try:
             return await call.future
         except BaseException:
-            desk.left(call)
+            loop_worker.left(call)
             raise
 
     def answers(self, value: Any, shape: Hashable, level: int = NORMAL, timeout: float | None = None) -> AsyncGenerator[Any, None]:
         """Like ``stream``, for arguments that have been checked; ``shape`` becomes a part of the batch key."""
         if self._work.kind is not Kind.STREAMED:
             raise TypeError(f"{self._work.name} is no async generator; await submit(item)")
-        desk = self._here()
-        return CallerStream(desk, desk.enter(value, shape, level, timeout))
+        loop_worker = self._here()
+        return CallerStream(loop_worker, loop_worker.enter(value, shape, level, timeout))
 
     async def close(self, drain: bool = True) -> None:
         """Reject new items and wait until all items are done, in all event loops that are still running. May be called more than once.
@@ -183,7 +183,7 @@ class BatchQueue(Generic[T, R]):
         A function that runs in a thread cannot be stopped. ``close`` waits for it only while one of its callers does.
         """
         self._work.close()
-        await close_desks(self.desks(), drain)
+        await close_loop_workers(self.loop_workers(), drain)
 
     async def __aenter__(self) -> Self:
         return self
@@ -193,7 +193,7 @@ class BatchQueue(Generic[T, R]):
 
     def stats(self) -> QueueStats:
         """The state of the queue and its counters, over all event loops."""
-        return stats_of(self._work, self.desks())
+        return stats_of(self._work, self.loop_workers())
 
     def set_max_batch_size(self, size: int) -> None:
         """Set the maximum batch size. Like all setters, this applies to batches that have not begun to form.
@@ -217,67 +217,72 @@ class BatchQueue(Generic[T, R]):
         Raises:
             TypeError, ConfigError: a value is invalid, as in the constructor. Nothing is changed.
         """
-        change(self._work, settings, self.desks())
+        change(self._work, settings, self.loop_workers())
 
-    def desks(self) -> list[LoopWorker]:
+    def loop_workers(self) -> list[LoopWorker]:
         """The workers, one for each event loop that has used the queue and is not closed."""
-        return [desk for desk in list(self._desks.values()) if not _dead(desk)]
+        return [loop_worker for loop_worker in list(self._loop_workers.values()) if not _dead(loop_worker)]
 
     def _here(self) -> LoopWorker:
         loop = asyncio.get_running_loop()
-        desk = self._latest
-        return desk if desk is not None and desk.loop is loop else self._look_up(loop)
+        loop_worker = self._latest
+        return loop_worker if loop_worker is not None and loop_worker.loop is loop else self._look_up(loop)
 
     def _look_up(self, loop: asyncio.AbstractEventLoop) -> LoopWorker:
         with self._lock:
-            desk = self._desks.get(loop)
-            if desk is None:
-                for gone in [known for known, its in self._desks.items() if _dead(its)]:
-                    del self._desks[gone]
-                desk = self._desks[loop] = LoopWorker(self._work, loop)
-            self._latest = desk
-            return desk
+            loop_worker = self._loop_workers.get(loop)
+            if loop_worker is None:
+                for gone in [known for known, its in self._loop_workers.items() if _dead(its)]:
+                    del self._loop_workers[gone]
+                loop_worker = self._loop_workers[loop] = LoopWorker(self._work, loop)
+            self._latest = loop_worker
+            return loop_worker
 
 
-def stats_of(work: BatchFunction, desks: list[LoopWorker]) -> QueueStats:
+def stats_of(work: BatchFunction, loop_workers: list[LoopWorker]) -> QueueStats:
     """The combined stats of several workers."""
-    limit = max((desk.forming.limit(work.settings) for desk in desks), default=Forming().limit(work.settings))
-    waiting, in_flight = sum(desk.backlog.waiting for desk in desks), sum(len(desk.runs) for desk in desks)
+    limit = max((loop_worker.forming.limit(work.settings) for loop_worker in loop_workers), default=Forming().limit(work.settings))
+    waiting, in_flight = (
+        sum(loop_worker.backlog.waiting for loop_worker in loop_workers),
+        sum(len(loop_worker.runs) for loop_worker in loop_workers),
+    )
     return work.tally.snapshot(waiting, in_flight, limit)
 
 
-def change(work: BatchFunction, settings: Any, desks: list[LoopWorker]) -> None:
+def change(work: BatchFunction, settings: Any, loop_workers: list[LoopWorker]) -> None:
     """Change the settings of a batch function, and let its workers apply them."""
     if "clock" in settings:
         raise ConfigError("clock cannot be changed; make a new queue")
     work.change(**settings)
-    for desk in desks:
-        desk.post(desk.wake)
+    for loop_worker in loop_workers:
+        loop_worker.post(loop_worker.wake)
 
 
-async def close_desks(desks: list[LoopWorker], drain: bool) -> None:
+async def close_loop_workers(loop_workers: list[LoopWorker], drain: bool) -> None:
     """Close workers, each in its own event loop. A worker whose event loop is not running is not waited for."""
     here = asyncio.get_running_loop()
-    await asyncio.gather(*(desk.close(drain) if desk.loop is here else _close_elsewhere(desk, drain) for desk in desks))
+    await asyncio.gather(
+        *(loop_worker.close(drain) if loop_worker.loop is here else _close_elsewhere(loop_worker, drain) for loop_worker in loop_workers)
+    )
 
 
-async def _close_elsewhere(desk: LoopWorker, drain: bool) -> None:
+async def _close_elsewhere(loop_worker: LoopWorker, drain: bool) -> None:
     closed: Future[None] = Future()
 
     def begin() -> None:
-        task = desk.loop.create_task(desk.close(drain))
+        task = loop_worker.loop.create_task(loop_worker.close(drain))
         task.add_done_callback(lambda _: None if closed.cancelled() else closed.set_result(None))
 
-    desk.post(begin)
+    loop_worker.post(begin)
     waiting = asyncio.wrap_future(closed)
-    while desk.loop.is_running() and not waiting.done():  # the other event loop may be stopped at any time
+    while loop_worker.loop.is_running() and not waiting.done():  # the other event loop may be stopped at any time
         await asyncio.wait([waiting], timeout=LOOK)
     waiting.cancel()
 
 
-def _dead(desk: LoopWorker) -> bool:
+def _dead(loop_worker: LoopWorker) -> bool:
     """Whether the worker's event loop is closed, or belongs to the process from which this one was forked."""
-    return desk.loop.is_closed() or desk.pid != os.getpid()
+    return loop_worker.loop.is_closed() or loop_worker.pid != os.getpid()
 
 
 def _level(priority: Any) -> int:

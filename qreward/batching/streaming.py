@@ -197,10 +197,10 @@ class CallerStream(AsyncGenerator[R, None]):
     created.
     """
 
-    __slots__ = ("__weakref__", "_desk", "_reader")
+    __slots__ = ("__weakref__", "_loop_worker", "_reader")
 
-    def __init__(self, desk: LoopWorker, reader: Reader) -> None:
-        self._desk = desk
+    def __init__(self, loop_worker: LoopWorker, reader: Reader) -> None:
+        self._loop_worker = loop_worker
         self._reader = reader
 
     def __anext__(self) -> Coroutine[Any, Any, R]:
@@ -238,11 +238,11 @@ class CallerStream(AsyncGenerator[R, None]):
 
     def __del__(self) -> None:
         if self._reader.place is not OVER:
-            self._desk.post(self._desk.left, self._reader)  # the garbage collector may run in any thread
+            self._loop_worker.post(self._loop_worker.left, self._reader)  # the garbage collector may run in any thread
 
     def _leave(self) -> None:
         self._reader.buffer.clear()
-        self._desk.left(self._reader)
+        self._loop_worker.left(self._reader)
         self._reader.wake()
 
 

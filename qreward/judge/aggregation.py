@@ -24,20 +24,20 @@ def quorum(size: int) -> int:
     return size // 2 + 1
 
 
-def lost(ballots: Sequence[Heard]) -> QRewardError | None:
+def lost(sample_requests: Sequence[Heard]) -> QRewardError | None:
     """The error of an item that can no longer reach its quorum; None if it still can.
 
     The error lists the errors of all failed requests. The error of an item's only request is returned unchanged.
     """
-    errors = [ballot for ballot in ballots if isinstance(ballot, QRewardError)]
-    if not errors or len(ballots) - len(errors) >= quorum(len(ballots)):
+    errors = [sample_request for sample_request in sample_requests if isinstance(sample_request, QRewardError)]
+    if not errors or len(sample_requests) - len(errors) >= quorum(len(sample_requests)):
         return None
-    if len(ballots) == 1:
+    if len(sample_requests) == 1:
         return errors[0]
     kinds = {type(error) for error in errors}
     kind = kinds.pop() if len(kinds) == 1 else RequestError
     told = "; ".join(dict.fromkeys(f"{type(error).__name__}: {error}" for error in errors))
-    message = f"{len(errors)} of {len(ballots)} votes failed, and more than half are needed: {told}"
+    message = f"{len(errors)} of {len(sample_requests)} votes failed, and more than half are needed: {told}"
     if not issubclass(kind, RequestError):
         return kind(message)
     error = kind(message, endpoint=_last(errors, "endpoint"), model=_last(errors, "model"), status_code=_last(errors, "status_code"))
@@ -63,18 +63,18 @@ class ScoreOf:
     def __init__(self, how: Settle) -> None:
         self._how = how
 
-    def __call__(self, ballots: Sequence[Heard]) -> tuple[float, tuple[Vote, ...]] | QRewardError | None:
+    def __call__(self, sample_requests: Sequence[Heard]) -> tuple[float, tuple[Vote, ...]] | QRewardError | None:
         """The score and the votes, those closest to the score first; the error; or None while it is undecided."""
-        if len(ballots) == 1:
-            only = ballots[0]
+        if len(sample_requests) == 1:
+            only = sample_requests[0]
             return (only.score, (only,)) if isinstance(only, Vote) else only
-        error = lost(ballots)
+        error = lost(sample_requests)
         if error is not None:
             return error
-        votes = [ballot for ballot in ballots if isinstance(ballot, Vote)]
-        missing = sum(ballot is None for ballot in ballots)
+        votes = [sample_request for sample_request in sample_requests if isinstance(sample_request, Vote)]
+        missing = sum(sample_request is None for sample_request in sample_requests)
         scores = [vote.score for vote in votes]
-        score = settled(scores, missing, self._how) if len(votes) >= quorum(len(ballots)) else None
+        score = settled(scores, missing, self._how) if len(votes) >= quorum(len(sample_requests)) else None
         if score is None:
             return None
         return score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score)))
@@ -112,9 +112,9 @@ class BetterOf:
     def __init__(self, how: Settle) -> None:
         self._how = how
 
-    def __call__(self, ballots: Sequence[Heard]) -> Comparison | QRewardError | None:
+    def __call__(self, sample_requests: Sequence[Heard]) -> Comparison | QRewardError | None:
         """The comparison, the error, or None while it is undecided."""
-        pairs = [_agreed(ballots[place], ballots[place + 1]) for place in range(0, len(ballots), 2)]
+        pairs = [_agreed(sample_requests[place], sample_requests[place + 1]) for place in range(0, len(sample_requests), 2)]
         error = lost(pairs)
         if error is not None:
             return error
@@ -124,7 +124,9 @@ class BetterOf:
         if score is None:
             return None
         preference: Preference = "first" if score > 0.5 else "second" if score < 0.5 else "tie"
-        return Comparison(preference, score, tuple(ballot for ballot in ballots if isinstance(ballot, Vote)))
+        return Comparison(
+            preference, score, tuple(sample_request for sample_request in sample_requests if isinstance(sample_request, Vote))
+        )
 
 
 def _agreed(one: Heard, other: Heard) -> Heard:

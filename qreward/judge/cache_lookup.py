@@ -34,7 +34,7 @@ class Known(NamedTuple):
 
 async def recall(cache: Cache, asks: Sequence[JudgeRequest]) -> list[Vote | None]:
     """The cached votes for these requests, in their order; None where there is none."""
-    found = await cache.look([(ask.key, ask.juror.cached_as) for ask in asks])
+    found = await cache.look([(ask.key, ask.judge_model.cached_as) for ask in asks])
     return [_vote(ask, heard) for ask, heard in zip(asks, found, strict=True)]
 
 
@@ -42,7 +42,7 @@ def _vote(ask: JudgeRequest, heard: ModelReply | None) -> Vote | None:
     if heard is None:
         return None
     try:
-        return ask.ballot().vote(heard)
+        return ask.sample_request().vote(heard)
     except Exception:  # the answer was parsed before, so the parser or the user's score function has changed
         return None
 

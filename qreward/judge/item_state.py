@@ -26,15 +26,15 @@ class JudgeRequest(NamedTuple):
         key: digest of the request without its headers, and of the verdict's form. Requests with equal keys can share an answer.
     """
 
-    juror: JudgeModel
+    judge_model: JudgeModel
     messages: Messages
     sample: int
     swapped: bool
     key: bytes
 
-    def ballot(self) -> SampleRequest:
+    def sample_request(self) -> SampleRequest:
         """Create the request's state."""
-        return SampleRequest(self.juror, self.messages, self.sample, swapped=self.swapped)
+        return SampleRequest(self.judge_model, self.messages, self.sample, swapped=self.swapped)
 
 
 class PendingItem:
@@ -60,8 +60,22 @@ class PendingItem:
     """
 
     __slots__ = (
-        "asks", "begun", "born", "decide", "done", "endpoint", "extra", "flights", "index", "known", "owner", "sent", "timer", "trail",
-        "until", "usage",
+        "asks",
+        "begun",
+        "born",
+        "decide",
+        "done",
+        "endpoint",
+        "extra",
+        "index",
+        "inflight",
+        "known",
+        "owner",
+        "sent",
+        "timer",
+        "trail",
+        "until",
+        "usage",
     )  # fmt: skip
 
     def __init__(
@@ -77,7 +91,7 @@ class PendingItem:
         self.extra = extra
         self.asks, self.decide, self.owner, self.index = asks, decide, owner, index
         self.known: list[Heard] = [None] * len(asks)
-        self.flights: dict[int, InflightRequest] = {}
+        self.inflight: dict[int, InflightRequest] = {}
         self.done = self.sent = False
         self.usage: Usage | None = None
         self.trail: tuple[AttemptRecord, ...] = ()
@@ -88,7 +102,7 @@ class PendingItem:
 
     def tell(self, place: int, heard: Heard) -> None:
         """Record the outcome of the request at ``place``. It may decide the item."""
-        self.flights.pop(place, None)
+        self.inflight.pop(place, None)
         if self.done:
             return
         self.known[place] = heard
@@ -111,16 +125,16 @@ class PendingItem:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        flights, self.flights = list(dict.fromkeys(self.flights.values())), {}
-        for flight in flights:
-            flight.leave(self)
+        inflight, self.inflight = list(dict.fromkeys(self.inflight.values())), {}
+        for inflight_request in inflight:
+            inflight_request.leave(self)
 
-    def charge(self, ballot: SampleRequest) -> None:
+    def charge(self, sample_request: SampleRequest) -> None:
         """Charge a request to this item: add its usage and its failed attempts."""
         self.sent = True
-        self.usage = added(self.usage, ballot.usage)
-        self.trail += ballot.trail
-        self.endpoint = ballot.endpoint or self.endpoint
+        self.usage = added(self.usage, sample_request.usage)
+        self.trail += sample_request.trail
+        self.endpoint = sample_request.endpoint or self.endpoint
 
 
 Outcome = Callable[[PendingItem, Any], Any]

@@ -133,14 +133,14 @@ class Judge:
         if pair_prompt is not None:
             assert self._pairs  # created now, so that an invalid pair_prompt raises here
         self._cache = None if cache is None else Cache(cache)
-        self._begin_again()
-        forks.watch(self, Judge._begin_again)
+        self._reset_process_state()
+        forks.watch(self, Judge._reset_process_state)
 
     @cached_property
     def _pairs(self) -> Questions:
         return Questions(self._given["pair_prompt"], VerdictParser(PreferenceVerdict), self._config, pairs=True)
 
-    def _begin_again(self) -> object:
+    def _reset_process_state(self) -> object:
         """Create the state that belongs to one process. Returns the parent's after a fork."""
         inherited = self.__dict__.get("_tables")
         self._tables: weakref.WeakKeyDictionary[LoopDriver, dict[Hashable, InflightRequest]] = weakref.WeakKeyDictionary()
@@ -374,7 +374,7 @@ class Judge:
         return None if self._cache is None else self._cache.keep
 
     def _pools(self, questions: Questions) -> dict[JudgeModel, Pool]:
-        return {juror: self._client._fleet.pool(juror.model) for juror in questions.jurors}
+        return {judge_model: self._client._fleet.pool(judge_model.model) for judge_model in questions.judge_models}
 
     def _terms(self, timeout: float | None, priority: int | str, tenant: str | None) -> RequestOptions:
         return self._client._terms(timeout, priority, self._hedge, tenant)

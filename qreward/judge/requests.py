@@ -108,10 +108,10 @@ class Questions:
         self._prompt = Prompt(own if prompt is None else prompt, config.system, needed=needed, known=known, what=what)
         self._names_form = ANSWER_FORM in self._prompt.names
         self._tells_form = not self._names_form and (prompt is None or config.response_format != "none")
-        self.jurors = jurors(config, form)
-        self.per_item = len(self.jurors) * config.samples * (2 if pairs else 1)
+        self.judge_models = judge_models(config, form)
+        self.per_item = len(self.judge_models) * config.samples * (2 if pairs else 1)
         self.decide: Decide = BetterOf(config.settle) if pairs else ScoreOf(config.settle)
-        self._identities = {juror: _identity(juror, form, config) for juror in self.jurors}
+        self._identities = {judge_model: _identity(judge_model, form, config) for judge_model in self.judge_models}
 
     def asks(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeRequest]:
         """The requests for an item.
@@ -129,8 +129,8 @@ class Questions:
             orders.append((self._messages({**fields, "first": fields["second"], "second": fields["first"]}, extra), True))
         keyed = [(messages, swapped, _digest(messages)) for messages, swapped in orders]
         return [
-            JudgeRequest(juror, messages, sample, swapped, _key(self._identities[juror], sample, digest))
-            for juror in self.jurors
+            JudgeRequest(judge_model, messages, sample, swapped, _key(self._identities[judge_model], sample, digest))
+            for judge_model in self.judge_models
             for sample in range(self._samples)
             for messages, swapped, digest in keyed
         ]
@@ -142,7 +142,7 @@ class Questions:
         return noted(validated, form) if self._tells_form else validated
 
 
-def jurors(config: JudgeConfig, form: VerdictParser) -> tuple[JudgeModel, ...]:
+def judge_models(config: JudgeConfig, form: VerdictParser) -> tuple[JudgeModel, ...]:
     """The models of a judge. Raises ``ConfigError`` for a repeated model, or a parameter that a judge does not allow."""
     for name, instead in _NOT_HERE.items():
         if name in config.params:
@@ -152,10 +152,10 @@ def jurors(config: JudgeConfig, form: VerdictParser) -> tuple[JudgeModel, ...]:
     return tuple(JudgeModel(model, form, config) for model in config.model)
 
 
-def _identity(juror: JudgeModel, form: VerdictParser, config: JudgeConfig) -> bytes:
+def _identity(judge_model: JudgeModel, form: VerdictParser, config: JudgeConfig) -> bytes:
     """The part of the key that all requests to a model share. Headers are left out, as they may contain an API key."""
     shared = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
-    return _encoded([juror.cached_as, config.response_format, shared, form.schema, form.scale])
+    return _encoded([judge_model.cached_as, config.response_format, shared, form.schema, form.scale])
 
 
 def _encoded(value: object) -> bytes:

@@ -160,29 +160,32 @@ class JudgeBulk(Dispatcher, BatchWaiter):
         if isinstance(self._items, AsyncIterator):
             self._refill(but=feed)
 
-    def send(self, flight: InflightRequest, *, again: bool) -> None:
-        feed = self._feed_of(self._pools[flight.ask.juror])
+    def send(self, inflight_request: InflightRequest, *, again: bool) -> None:
+        feed = self._feed_of(self._pools[inflight_request.ask.judge_model])
         if feed.failing is not None and feed.buffer:
-            self.finish(self.request(flight, self._terms.timeout), feed.failing(), None, 0.0)
+            self.finish(self.request(inflight_request, self._terms.timeout), feed.failing(), None, 0.0)
             return
         if self._adding:
-            feed.buffer.append(self.request(flight, self._terms.timeout))
+            feed.buffer.append(self.request(inflight_request, self._terms.timeout))
             return
         timeout = self._terms.timeout
-        if again and flight.until < inf:
-            timeout = flight.until - self.shell.engine.clock()
-            if flight.timer is None:
-                flight.timer = self.shell.loop.call_later(timeout, self._flight_overdue, flight)
+        if again and inflight_request.until < inf:
+            timeout = inflight_request.until - self.shell.engine.clock()
+            if inflight_request.timer is None:
+                inflight_request.timer = self.shell.loop.call_later(timeout, self._flight_overdue, inflight_request)
         if feed.left is not None:
             feed.left += 1
-        feed.buffer.appendleft(self.request(flight, timeout))
+        feed.buffer.appendleft(self.request(inflight_request, timeout))
         self.shell.refill(feed)
 
-    def _flight_overdue(self, flight: InflightRequest) -> None:
+    def _flight_overdue(self, inflight_request: InflightRequest) -> None:
         """The time of a request that was sent again is over. It may still be in the queue."""
-        flight.timer = None
-        self.release(flight)
-        self.timed_out(flight, with_trail(late(self._terms.timeout, flight.ask.juror.model), flight.ballot.trail))
+        inflight_request.timer = None
+        self.release(inflight_request)
+        self.timed_out(
+            inflight_request,
+            with_trail(late(self._terms.timeout, inflight_request.ask.judge_model.model), inflight_request.sample_request.trail),
+        )
 
     # results
 
@@ -190,7 +193,7 @@ class JudgeBulk(Dispatcher, BatchWaiter):
         """Send an attempt. The timeout of an item with several requests starts with the first of them."""
         task = attempt.task
         if isinstance(task, Asked) and self._terms.timeout is not None:
-            for poll, _ in task.flight.seats:
+            for poll, _ in task.inflight_request.seats:
                 if poll.owner is self and poll.timer is None:
                     poll.until = task.deadline
                     self.watch_over(poll)
@@ -201,16 +204,16 @@ class JudgeBulk(Dispatcher, BatchWaiter):
             return
         self._tallies.add_request(result_of(task, outcome, source, seconds))
         assert isinstance(task, Asked)
-        for poll, _ in task.flight.seats:
+        for poll, _ in task.inflight_request.seats:
             if poll.begun is None:
                 poll.born, poll.begun = task.born, task.sent_at
         super().finish(task, outcome, source, seconds)
 
-    def release(self, flight: InflightRequest) -> None:
-        task = flight.task
+    def release(self, inflight_request: InflightRequest) -> None:
+        task = inflight_request.task
         if task is not None:
             self._tallies.add_cancelled(attempt for attempt in (task.attempt, task.copy) if attempt is not None)
-        super().release(flight)
+        super().release(inflight_request)
 
     def decided(self, poll: PendingItem, decided: Any) -> None:
         self._polls.pop(poll, None)
@@ -254,7 +257,7 @@ class JudgeBulk(Dispatcher, BatchWaiter):
     def _drop_unstarted(self) -> None:
         self._feed.ended = True
         for poll in list(self._polls):
-            tasks = [flight.task for flight in poll.flights.values()]
+            tasks = [inflight_request.task for inflight_request in poll.inflight.values()]
             if poll.begun is None and all(task is None or task.state is TaskState.NEW for task in tasks):
                 del self._polls[poll]
                 poll.leave()
@@ -337,15 +340,15 @@ class SingleRunner(Dispatcher):
         if not self._waiter.done():
             self._waiter.set_result(decided)
 
-    def send(self, flight: InflightRequest, *, again: bool) -> None:  # noqa: ARG002 - the request of a single call is sent at once
+    def send(self, inflight_request: InflightRequest, *, again: bool) -> None:  # noqa: ARG002 - the request of a single call is sent at once
         poll = self._poll
         timeout = self._terms.timeout
         if poll is not None and timeout is not None:
             timeout = poll.until - self.shell.engine.clock()
             if timeout <= 0:
-                flight.end(late(self._terms.timeout, flight.ask.juror.model))
+                inflight_request.end(late(self._terms.timeout, inflight_request.ask.judge_model.model))
                 return
-        self.shell.submit(self.request(flight, timeout))
+        self.shell.submit(self.request(inflight_request, timeout))
 
     # called by the driver
 

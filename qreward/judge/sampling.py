@@ -93,16 +93,16 @@ class SampleRequest:
     """
 
     __slots__ = (
-        "_answers", "_cut", "_form", "_juror", "_messages", "_reasks", "_sample", "_swapped", "endpoint", "error", "heard", "trail",
+        "_answers", "_cut", "_form", "_judge_model", "_messages", "_reasks", "_sample", "_swapped", "endpoint", "error", "heard", "trail",
         "usage",
     )  # fmt: skip
 
-    def __init__(self, juror: JudgeModel, messages: Messages, sample: int = 0, *, swapped: bool = False) -> None:
-        self._juror, self._messages, self._sample, self._swapped = juror, messages, sample, swapped
+    def __init__(self, judge_model: JudgeModel, messages: Messages, sample: int = 0, *, swapped: bool = False) -> None:
+        self._judge_model, self._messages, self._sample, self._swapped = judge_model, messages, sample, swapped
         self.heard: ModelReply | None = None
         self.error: QRewardError | None = None
-        self._reasks = juror.reasks
-        self._form = juror.formats.current
+        self._reasks = judge_model.reasks
+        self._form = judge_model.formats.current
         self._answers = 0
         self._cut = False
         self.usage: Usage | None = None
@@ -111,12 +111,12 @@ class SampleRequest:
 
     def call(self) -> WireRequest:
         """The next request, in the response format that is used now."""
-        self._form = self._juror.formats.current
-        return self._juror.prepare(self._form, self._sample)(self._messages)
+        self._form = self._judge_model.formats.current
+        return self._judge_model.prepare(self._form, self._sample)(self._messages)
 
     def is_stale(self) -> bool:
         """True if the response format for this model has changed since the request was created."""
-        return self._form != self._juror.formats.current
+        return self._form != self._judge_model.formats.current
 
     def hear(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Vote | QRewardError | None:
         """Evaluate the outcome of a request.
@@ -134,7 +134,7 @@ class SampleRequest:
             self.endpoint = self.trail[-1].endpoint
         if not isinstance(outcome, Answer):
             self.error = with_trail(outcome, self.trail)
-            return None if self._juror.formats.gives_way(self._form, outcome, self._juror.model) else self.error
+            return None if self._judge_model.formats.gives_way(self._form, outcome, self._judge_model.model) else self.error
         assert source is not None
         self.endpoint = source.name
         answer: ChatAnswer = outcome.value
@@ -150,12 +150,12 @@ class SampleRequest:
         except (KeyboardInterrupt, SystemExit):  # they must end the event loop
             raise
         except BaseException as error:  # the user's own model
-            return self._users(f"reading as {self._juror.form.model.__name__} raised {type(error).__name__}: {error}", error)
+            return self._users(f"reading as {self._judge_model.form.model.__name__} raised {type(error).__name__}: {error}", error)
 
     def vote(self, heard: ModelReply) -> Vote:
         """The answer as a vote. Raises ``Unreadable``, and whatever the user's own code raises."""
-        score, verdict = self._juror.form.read(heard)
-        return Vote(1 - score if self._swapped else score, verdict, heard.text, self._juror.model, self._swapped)
+        score, verdict = self._judge_model.form.read(heard)
+        return Vote(1 - score if self._swapped else score, verdict, heard.text, self._judge_model.model, self._swapped)
 
     def _unread(self, heard: ModelReply, why: str, usage: Usage | None, seconds: float) -> QRewardError | None:
         tokens = "" if usage is None or usage.total_tokens is None else f" ({usage.total_tokens} tokens)"
@@ -166,12 +166,12 @@ class SampleRequest:
         if self._reasks <= 0 or hopeless:
             return self.error
         self._reasks -= 1
-        self._messages = asked_again(self._messages, heard, why, self._juror.form.instruction)
+        self._messages = asked_again(self._messages, heard, why, self._judge_model.form.instruction)
         return None
 
     def _users(self, why: str, cause: BaseException | None) -> InvalidResponse:
         """The error for the user's own code that failed on an answer. Another request would not help."""
-        model = self._juror.model
+        model = self._judge_model.model
         error = InvalidResponse(
             f"{why}; the answer of model {model!r} could be read, the fault is in your code (see __cause__)",
             endpoint=self.endpoint,
@@ -182,7 +182,7 @@ class SampleRequest:
         return error
 
     def _failed(self, why: str, heard: ModelReply) -> InvalidResponse:
-        model, times = self._juror.model, "" if self._answers == 1 else f" in {self._answers} answers"
+        model, times = self._judge_model.model, "" if self._answers == 1 else f" in {self._answers} answers"
         error = InvalidResponse(
             f"no verdict could be read from model {model!r}{times}: {why}{_beginning(heard)}", endpoint=self.endpoint, model=model
         )

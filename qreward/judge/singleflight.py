@@ -30,20 +30,22 @@ Keep = Callable[[Sighting], object]
 class Asked(Task):
     """The current task of an in-flight request. Its payload is fixed only when it is sent, as the response format may change until then."""
 
-    __slots__ = ("flight",)
+    __slots__ = ("inflight_request",)
 
-    def __init__(self, flight: InflightRequest, pool: Pool, terms: RequestOptions, timeout: float | None, sink: Dispatcher) -> None:
-        super().__init__(flight.ballot.call(), pool, terms.level, timeout, sink, 0, terms.tenant)
+    def __init__(
+        self, inflight_request: InflightRequest, pool: Pool, terms: RequestOptions, timeout: float | None, sink: Dispatcher
+    ) -> None:
+        super().__init__(inflight_request.sample_request.call(), pool, terms.level, timeout, sink, 0, terms.tenant)
         self.hedge = terms.hedge
-        self.flight = flight
+        self.inflight_request = inflight_request
 
     def load(self, now: float, source: Source) -> bool:  # noqa: ARG002
         """See ``Task.load``. Returns False if no item waits for the request any more."""
-        flight = self.flight
-        if flight.task is not self:
+        inflight_request = self.inflight_request
+        if inflight_request.task is not self:
             return False
-        if flight.ballot.is_stale():
-            self.payload = flight.ballot.call()
+        if inflight_request.sample_request.is_stale():
+            self.payload = inflight_request.sample_request.call()
         return True
 
 
@@ -59,12 +61,12 @@ class InflightRequest:
         timer: ends a request that was sent again and may still be in the queue when its time is over.
     """
 
-    __slots__ = ("ask", "ballot", "borrowed", "key", "leader", "seats", "table", "task", "timer", "until")
+    __slots__ = ("ask", "borrowed", "key", "leader", "sample_request", "seats", "table", "task", "timer", "until")
 
     def __init__(self, key: Hashable, ask: JudgeRequest, leader: Dispatcher) -> None:
         self.key, self.ask, self.leader = key, ask, leader
         self.table = leader.table
-        self.ballot = ask.ballot()
+        self.sample_request = ask.sample_request()
         self.seats: list[tuple[PendingItem, int]] = []
         self.task: Asked | None = None
         self.borrowed = False
@@ -77,7 +79,7 @@ class InflightRequest:
         seats, self.seats = self.seats, []
         for number, (poll, place) in enumerate(seats):
             if not number:
-                poll.charge(self.ballot)
+                poll.charge(self.sample_request)
             poll.tell(place, _apart(heard) if number else heard)
 
     def leave(self, poll: PendingItem) -> None:
@@ -85,8 +87,8 @@ class InflightRequest:
         paid = bool(self.seats) and self.seats[0][0] is poll
         self.seats = [seat for seat in self.seats if seat[0] is not poll]
         if paid:
-            poll.charge(self.ballot)
-            self.ballot.usage = None
+            poll.charge(self.sample_request)
+            self.sample_request.usage = None
         if not self.seats:
             self._close()
             self.leader.release(self)
@@ -132,7 +134,7 @@ class Dispatcher:
 
     # implemented by subclasses
 
-    def send(self, flight: InflightRequest, *, again: bool) -> None:
+    def send(self, inflight_request: InflightRequest, *, again: bool) -> None:
         """Send an in-flight request. ``again`` is True if it was sent before."""
         raise NotImplementedError
 
@@ -159,17 +161,17 @@ class Dispatcher:
             if poll.known[place] is not None:
                 continue
             key = (ask.key, ask.swapped, terms.level, terms.tenant, terms.hedge)
-            flight = self.table.get(key)
-            if flight is None:
-                flight = self.table[key] = InflightRequest(key, ask, self)
-                fresh.append(flight)
-            elif flight.leader is not self:
+            inflight_request = self.table.get(key)
+            if inflight_request is None:
+                inflight_request = self.table[key] = InflightRequest(key, ask, self)
+                fresh.append(inflight_request)
+            elif inflight_request.leader is not self:
                 self.watch_over(poll)
-            flight.seats.append((poll, place))
-            poll.flights[place] = flight
-        for flight in fresh:
-            if flight.seats:  # sending an earlier one may have ended the item
-                self.send(flight, again=False)
+            inflight_request.seats.append((poll, place))
+            poll.inflight[place] = inflight_request
+        for inflight_request in fresh:
+            if inflight_request.seats:  # sending an earlier one may have ended the item
+                self.send(inflight_request, again=False)
 
     def watch_over(self, poll: PendingItem) -> None:
         """Start the item's own timer, for an item whose requests may end later than its timeout."""
@@ -182,40 +184,40 @@ class Dispatcher:
 
     def _overdue(self, poll: PendingItem) -> None:
         poll.timer = None
-        poll.end(late(self._terms.timeout, poll.asks[0].juror.model))
+        poll.end(late(self._terms.timeout, poll.asks[0].judge_model.model))
 
     # requests in flight
 
-    def request(self, flight: InflightRequest, timeout: float | None) -> Asked:
+    def request(self, inflight_request: InflightRequest, timeout: float | None) -> Asked:
         """Create a new task for an in-flight request. It replaces any earlier one."""
-        task = flight.task = Asked(flight, self._pools[flight.ask.juror], self._terms, timeout, self)
+        task = inflight_request.task = Asked(inflight_request, self._pools[inflight_request.ask.judge_model], self._terms, timeout, self)
         self.requests[task] = None
         return task
 
-    def release(self, flight: InflightRequest) -> None:
+    def release(self, inflight_request: InflightRequest) -> None:
         """Cancel an in-flight request of this dispatcher for which no item waits."""
-        task, flight.task = flight.task, None
+        task, inflight_request.task = inflight_request.task, None
         if task is not None and task in self.requests:
             del self.requests[task]
             if self._is_begun(task):  # else Asked.load() returns False when its turn comes
                 self.shell.withdraw([task])
 
-    def take_over(self, flight: InflightRequest) -> None:
+    def take_over(self, inflight_request: InflightRequest) -> None:
         """Lead a request that another dispatcher gave up. A task that was started continues, another one is replaced."""
-        before, task = flight.leader, flight.task
-        flight.leader = self
-        flight.unset_timer()
-        for poll in {seat[0]: None for seat in flight.seats if seat[0].owner is self}:
+        before, task = inflight_request.leader, inflight_request.task
+        inflight_request.leader = self
+        inflight_request.unset_timer()
+        for poll in {seat[0]: None for seat in inflight_request.seats if seat[0].owner is self}:
             self.watch_over(poll)
-        flight.task = None  # so that the task is not started meanwhile
+        inflight_request.task = None  # so that the task is not started meanwhile
         if task is not None:
             before.requests.pop(task, None)
             if self._is_begun(task):
-                flight.task, task.sink = task, self
-                flight.borrowed, flight.until = True, inf
+                inflight_request.task, task.sink = task, self
+                inflight_request.borrowed, inflight_request.until = True, inf
                 self.requests[task] = None
                 return
-        self.send(flight, again=False)
+        self.send(inflight_request, again=False)
 
     def _is_begun(self, task: Task) -> bool:
         """Whether the scheduler has started the task. Else it was only read ahead."""
@@ -228,48 +230,48 @@ class Dispatcher:
             return
         del self.requests[task]
         assert isinstance(task, Asked)
-        flight = task.flight
-        flight.task = None
-        if not flight.borrowed:
-            flight.until = min(flight.until, task.deadline)
-        heard = flight.ballot.hear(task, outcome, source, seconds)
+        inflight_request = task.inflight_request
+        inflight_request.task = None
+        if not inflight_request.borrowed:
+            inflight_request.until = min(inflight_request.until, task.deadline)
+        heard = inflight_request.sample_request.hear(task, outcome, source, seconds)
         if self._keep_answer is not None and isinstance(outcome, Answer):
-            assert flight.ballot.heard is not None
+            assert inflight_request.sample_request.heard is not None
             assert source is not None
-            key = flight.ask.key if isinstance(heard, Vote) else None
-            self._keep_answer(Sighting(flight.ask.juror.cached_as, source.name, flight.ballot.heard, key))
+            key = inflight_request.ask.key if isinstance(heard, Vote) else None
+            self._keep_answer(Sighting(inflight_request.ask.judge_model.cached_as, source.name, inflight_request.sample_request.heard, key))
         if heard is None:
-            self._again(flight)
+            self._again(inflight_request)
         elif isinstance(heard, RequestTimeout):
-            self.timed_out(flight, heard)
+            self.timed_out(inflight_request, heard)
         else:
-            flight.end(heard)
+            inflight_request.end(heard)
 
-    def _again(self, flight: InflightRequest) -> None:
-        if self.shell.engine.clock() < flight.until:
-            self.send(flight, again=True)
+    def _again(self, inflight_request: InflightRequest) -> None:
+        if self.shell.engine.clock() < inflight_request.until:
+            self.send(inflight_request, again=True)
         else:
-            assert flight.ballot.error is not None
-            flight.end(flight.ballot.error)
+            assert inflight_request.sample_request.error is not None
+            inflight_request.end(inflight_request.sample_request.error)
 
-    def timed_out(self, flight: InflightRequest, error: QRewardError) -> None:
+    def timed_out(self, inflight_request: InflightRequest, error: QRewardError) -> None:
         """End this dispatcher's own items with the error. A request that items of others wait for continues with their timeouts."""
-        if flight.borrowed:  # the timeout was that of another dispatcher
-            flight.borrowed = False
-            self.send(flight, again=False)
+        if inflight_request.borrowed:  # the timeout was that of another dispatcher
+            inflight_request.borrowed = False
+            self.send(inflight_request, again=False)
             return
-        others = [seat for seat in flight.seats if seat[0].owner is not self]
+        others = [seat for seat in inflight_request.seats if seat[0].owner is not self]
         if not others:
-            flight.end(error)
+            inflight_request.end(error)
             return
-        mine = [seat for seat in flight.seats if seat[0].owner is self]
-        flight.seats, flight.until = others, inf
+        mine = [seat for seat in inflight_request.seats if seat[0].owner is self]
+        inflight_request.seats, inflight_request.until = others, inf
         for number, (poll, place) in enumerate(mine):
             if not number:
-                poll.charge(flight.ballot)
+                poll.charge(inflight_request.sample_request)
             poll.tell(place, _apart(error) if number else error)
-        if flight.seats:  # ending our items may have ended the others too
-            others[0][0].owner.take_over(flight)
+        if inflight_request.seats:  # ending our items may have ended the others too
+            others[0][0].owner.take_over(inflight_request)
 
 
 def _apart(heard: Heard) -> Heard:

@@ -345,8 +345,8 @@ def test_ten_thousand_items_cancelled_in_the_queue_leave_nothing_behind() -> Non
         for caller in callers:
             caller.cancel()
         await outcomes(callers)
-        (desk,) = queue.desks()
-        assert (desk.backlog.waiting, len(desk.backlog.items())) == (0, 0)
+        (loop_worker,) = queue.loop_workers()
+        assert (loop_worker.backlog.waiting, len(loop_worker.backlog.items())) == (0, 0)
         await asyncio.gather(*first)
         assert queue.stats().cancelled == 10_000
         assert noted.batches == [["first"]]

@@ -301,9 +301,9 @@ def test_18_a_second_event_loop_and_a_second_thread_are_served() -> None:
         thread.join()
     assert found == {number: list(range(10 * number, 10 * number + 5)) for number in range(1, 5)}
     assert noted.sizes == [5] * 6
-    assert len(queue.desks()) == 0
+    assert len(queue.loop_workers()) == 0
     asyncio.run(some(0))
-    assert len(queue._desks) == 1  # nothing is kept of the loops that were closed
+    assert len(queue._loop_workers) == 1  # nothing is kept of the loops that were closed
 
 
 def test_19_nothing_but_an_event_loop_is_needed_and_a_failed_first_call_leaves_nothing() -> None:

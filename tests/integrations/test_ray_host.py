@@ -12,7 +12,7 @@ import pytest
 from ray_fakes import FakeRay, installed
 
 from qreward.batching.reward_buffer.schemas import InvalidScores
-from qreward.integrations.ray.backends import AsyncHost, Host, Recipe, accepted, portable
+from qreward.integrations.ray.backends import AsyncScorerActor, Recipe, ScorerActor, accepted, portable
 from qreward.integrations.ray.pool import parts_of, rows_of
 
 
@@ -70,7 +70,7 @@ def test_what_cannot_score_is_refused(scorer: Any, more: dict[str, Any], says: s
 
 def test_what_a_factory_makes_is_looked_at_when_it_is_made() -> None:
     with pytest.raises(TypeError, match="Silent cannot be called"):
-        Host(Recipe(Silent, factory=True))
+        ScorerActor(Recipe(Silent, factory=True))
 
 
 def test_a_scorer_is_given_as_many_lists_as_it_takes() -> None:
@@ -82,7 +82,7 @@ def test_a_scorer_is_given_as_many_lists_as_it_takes() -> None:
 
 
 def test_a_host_gives_what_the_scorer_gives_and_what_it_raises_as_a_value() -> None:
-    host = Host(Recipe(lambda items: items or 1 / 0, (), {}))
+    host = ScorerActor(Recipe(lambda items: items or 1 / 0, (), {}))
     assert host.ready()
     assert host.run((["a"],)) == (True, ["a"])
     well, error = host.run(([],))
@@ -96,7 +96,7 @@ def test_a_scorer_that_exits_does_not_take_the_actor_with_it() -> None:
     def leave(_: list[Any]) -> list[Any]:
         raise SystemExit(1)
 
-    well, error = Host(Recipe(leave)).run((["a"],))
+    well, error = ScorerActor(Recipe(leave)).run((["a"],))
     assert not well
     assert isinstance(error, RuntimeError)
     assert str(error) == "the scorer raised SystemExit: 1"
@@ -108,7 +108,7 @@ def test_exceptions_that_cannot_travel_say_the_same_in_another_type() -> None:
 
     held = ValueError(threading.Lock())
     results = [1, ValueError("fine"), Unpicklable("a", "b"), Local("here"), held]
-    well, given = Host(Recipe(lambda items: results)).run((["a"],))
+    well, given = ScorerActor(Recipe(lambda items: results)).run((["a"],))
     assert well
     assert [type(one) for one in given] == [int, ValueError, RuntimeError, RuntimeError, RuntimeError]
     assert str(given[2]) == "Unpicklable: a and b"
@@ -124,8 +124,8 @@ def test_an_async_host_awaits_the_scorer_or_runs_it_in_a_thread() -> None:
             threads.add(threading.current_thread())
             return items
 
-        assert await AsyncHost(Recipe(Model, method="later"), 2).run((["a"],)) == (True, ["a"])
-        assert await AsyncHost(Recipe(lambda: blocking, factory=True), 2).run((["b"],)) == (True, ["b"])
+        assert await AsyncScorerActor(Recipe(Model, method="later"), 2).run((["a"],)) == (True, ["a"])
+        assert await AsyncScorerActor(Recipe(lambda: blocking, factory=True), 2).run((["b"],)) == (True, ["b"])
         assert threads
         assert threading.main_thread() not in threads
 
@@ -140,7 +140,7 @@ def test_a_batch_in_a_thread_of_an_async_host_ends_with_the_thread() -> None:
             gate.wait(10)
             return items
 
-        call = asyncio.ensure_future(AsyncHost(Recipe(lambda: blocking, factory=True), 1).run((["a"],)))
+        call = asyncio.ensure_future(AsyncScorerActor(Recipe(lambda: blocking, factory=True), 1).run((["a"],)))
         await asyncio.sleep(0.01)
         call.cancel()
         await asyncio.sleep(0.01)
@@ -160,9 +160,9 @@ def test_a_scorer_is_asked_to_put_away_what_it_has() -> None:
             closed.append(self)
 
     async def main() -> None:
-        await AsyncHost(Recipe(Tidy, method="later"), 1).end()
-        await AsyncHost(Recipe(Model, method="later"), 1).end()
-        Host(Recipe(Model)).end()
+        await AsyncScorerActor(Recipe(Tidy, method="later"), 1).end()
+        await AsyncScorerActor(Recipe(Model, method="later"), 1).end()
+        ScorerActor(Recipe(Model)).end()
 
     asyncio.run(main())
     assert len(closed) == 1

@@ -143,7 +143,7 @@ def test_a_pool_is_pickled_by_what_it_is_made_of() -> None:
     pool = ScorerPool(Model, actors=3, method="score", init_args=(2.0,), num_gpus=1)
     again = pickle.loads(pickle.dumps(pool))
     assert again.slots == 3
-    assert again._recipe == pool._recipe
+    assert again._spec == pool._spec
     assert again._terms == pool._terms
     assert again.stats() == PoolStats()
 

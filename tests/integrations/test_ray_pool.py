@@ -313,13 +313,13 @@ def test_those_beside_a_batch_that_hangs_are_sent_again_without_blame(ray: FakeR
         async with ScorerPool(scorer, max_concurrent_batches=3) as pool:
             hangs = asyncio.ensure_future(pool(["hang"]))
             await until(lambda: busy(ray) == 1)
-            assert pool._office is not None
-            (guest,) = pool._office.guests
+            assert pool._actor_supervisor is not None
+            (pending,) = pool._actor_supervisor.pending_batches
             beside = [asyncio.ensure_future(pool([name])) for name in ("a", "bb")]
             await until(lambda: busy(ray) == 3)
             hangs.cancel()
             await asyncio.wait([hangs])
-            pool._office.leave(guest, overdue=True)  # as when its time is over
+            pool._actor_supervisor.leave(pending, overdue=True)  # as when its time is over
             assert await asyncio.gather(*beside) == [[1], [2]]
             assert (pool.stats().deaths, pool.stats().poisonous) == (1, 0)
 

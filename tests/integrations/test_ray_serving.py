@@ -87,9 +87,9 @@ def test_serve_is_told_what_was_asked_and_room_for_whole_batches(serve: Told) ->
 
 
 def test_what_is_bound_makes_a_replica_that_its_door_finds(serve: Told) -> None:
-    kind, (recipe, settings, key) = deployment(Model, max_batch_size=8, token="${NOT_SET_HERE}")
+    kind, (spec, settings, key) = deployment(Model, max_batch_size=8, token="${NOT_SET_HERE}")
     assert kind is Replica
-    assert recipe == Recipe(Model)
+    assert spec == Recipe(Model)
     assert settings == {"max_batch_size": 8, "token": "${NOT_SET_HERE}"}
     assert serve.door.key == key
 

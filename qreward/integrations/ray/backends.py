@@ -130,12 +130,12 @@ Reply = tuple[bool, Any]
 """``(True, results)``, or ``(False, exception)`` if the scorer raised one."""
 
 
-class Host:
+class ScorerActor:
     """The actor class of a blocking scorer. For several batches at once Ray runs it with one thread for each."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._made = recipe.make()
-        self._score = recipe.function(self._made)
+    def __init__(self, spec: Recipe) -> None:
+        self._made = spec.make()
+        self._score = spec.function(self._made)
 
     def ready(self) -> bool:
         """Return True. Ray runs this call when the constructor has returned."""
@@ -151,12 +151,12 @@ class Host:
             close()
 
 
-class AsyncHost:
+class AsyncScorerActor:
     """The actor class of an async scorer, or of a factory, whose scorer may be either."""
 
-    def __init__(self, recipe: Recipe, concurrency: int) -> None:
-        self._made = recipe.make()
-        self._score = recipe.function(self._made)
+    def __init__(self, spec: Recipe, concurrency: int) -> None:
+        self._made = spec.make()
+        self._score = spec.function(self._made)
         self._threads = None if is_async(self._score) else ThreadPoolExecutor(concurrency, thread_name_prefix="scorer")
 
     async def ready(self) -> bool:
@@ -349,12 +349,12 @@ SHOWN = 240
 Stop = Callable[[], object]
 
 
-class Crew(Protocol):
+class ActorBackend(Protocol):
     """A backend: starts, calls and stops actors of one kind."""
 
     name: str
 
-    def hire(self) -> tuple[Any, Future[Any]]:
+    def start_actor(self) -> tuple[Any, Future[Any]]:
         """Begin to start an actor. The future is done when it is ready."""
 
     def send(self, actor: Any, columns: tuple[Any, ...], loop: asyncio.AbstractEventLoop) -> tuple[Future[Reply], Stop]:
@@ -363,11 +363,11 @@ class Crew(Protocol):
     def read(self, error: BaseException) -> BaseException:
         """Convert an exception of a future to the one that the caller sees; ``ActorLost`` if the actor is gone."""
 
-    def dismiss(self, actor: Any, gently: bool) -> None:
+    def stop_actor(self, actor: Any, gently: bool) -> None:
         """Stop an actor. Does not raise."""
 
 
-class RayCrew:
+class RayBackend:
     """Actors in Ray.
 
     Raises:
@@ -377,7 +377,7 @@ class RayCrew:
 
     name = "ray"
 
-    def __init__(self, recipe: Recipe, terms: PoolConfig) -> None:
+    def __init__(self, spec: Recipe, terms: PoolConfig) -> None:
         self._ray = ray = require_ray()
         if not ray.is_initialized():
             raise ConfigError("this process is not connected to Ray; call ray.init() first, or use backend='local'")
@@ -385,12 +385,12 @@ class RayCrew:
         self._deaths: tuple[Any, ...] = tuple(getattr(errors, name) for name in DEATHS + HOPELESS)
         self._hopeless: tuple[Any, ...] = tuple(getattr(errors, name) for name in HOPELESS)
         most = terms.max_concurrent_batches
-        kind, more = (Host, ()) if recipe.blocks else (AsyncHost, (most,))
+        kind, more = (ScorerActor, ()) if spec.blocks else (AsyncScorerActor, (most,))
         # one call more than batches, so that ``ready`` and ``end`` of an async actor do not wait for a batch
-        asked = {"max_concurrency": most if recipe.blocks else most + 1, "max_restarts": 0, "max_task_retries": 0}
-        self._make: Callable[[], Any] = partial(ray.remote(kind).options(**terms.options, **asked).remote, recipe, *more)
+        asked = {"max_concurrency": most if spec.blocks else most + 1, "max_restarts": 0, "max_task_retries": 0}
+        self._make: Callable[[], Any] = partial(ray.remote(kind).options(**terms.options, **asked).remote, spec, *more)
 
-    def hire(self) -> tuple[Any, Future[Any]]:
+    def start_actor(self) -> tuple[Any, Future[Any]]:
         if not self._ray.is_initialized():  # else Ray would start a new cluster
             raise ConfigError("this process is not connected to Ray any more")
         actor = self._make()
@@ -409,7 +409,7 @@ class RayCrew:
         cause = getattr(error, "cause", None)  # a RayTaskError has one, such as for unpicklable results
         return cause if isinstance(cause, Exception) else error
 
-    def dismiss(self, actor: Any, gently: bool) -> None:
+    def stop_actor(self, actor: Any, gently: bool) -> None:
         with suppress(Exception):
             if gently:
                 actor.end.remote().future().result(FAREWELL)
@@ -421,21 +421,21 @@ class RayCrew:
             self._ray.cancel(reference)
 
 
-class EmbeddedCrew:
+class LocalBackend:
     """Scorers in this process. A blocking scorer runs in the worker thread that sends the batch, an async one in the caller's loop."""
 
     name = "local"
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+    def __init__(self, spec: Recipe) -> None:
+        self._spec = spec
 
-    def hire(self) -> tuple[Any, Future[Any]]:
-        made = self._recipe.make()
-        self._recipe.function(made)
+    def start_actor(self) -> tuple[Any, Future[Any]]:
+        made = self._spec.make()
+        self._spec.function(made)
         return made, _done(None)
 
     def send(self, actor: Any, columns: tuple[Any, ...], loop: asyncio.AbstractEventLoop) -> tuple[Future[Reply], Stop]:
-        score = self._recipe.function(actor)
+        score = self._spec.function(actor)
         call = partial(score, *accepted(score, columns))
         if is_async(score):
             future = asyncio.run_coroutine_threadsafe(_awaited(call), loop)
@@ -448,17 +448,17 @@ class EmbeddedCrew:
     def read(self, error: BaseException) -> BaseException:
         return error
 
-    def dismiss(self, actor: Any, gently: bool) -> None:
+    def stop_actor(self, actor: Any, gently: bool) -> None:
         close = getattr(actor, "close", None)
         with suppress(Exception):
             if gently and callable(close):
                 close()
 
 
-def choose(recipe: Recipe, terms: PoolConfig) -> Crew:
+def choose(spec: Recipe, terms: PoolConfig) -> ActorBackend:
     """Return the backend: Ray if ``backend`` is ``ray``, or ``auto`` while this process is connected to Ray; else this process."""
     use_ray = terms.backend == "ray" or (terms.backend == "auto" and is_connected())
-    return RayCrew(recipe, terms) if use_ray else EmbeddedCrew(recipe)
+    return RayBackend(spec, terms) if use_ray else LocalBackend(spec)
 
 
 def is_connected() -> bool:

@@ -154,22 +154,22 @@ class ScorerPool:
         terms = PoolConfig(actors, max_concurrent_batches, backend, batch_timeout, start_timeout, max_restarts, options)
         self._begin(Recipe(scorer, tuple(init_args), dict(init_kwargs or {}), factory, method), terms)
 
-    def _begin(self, recipe: Recipe, terms: PoolConfig) -> None:
+    def _begin(self, spec: Recipe, terms: PoolConfig) -> None:
         check_installed(terms.backend)
-        self._recipe = recipe
+        self._spec = spec
         self._terms = terms
-        self._office: Supervisor | None = None
+        self._actor_supervisor: Supervisor | None = None
         self._closed = False
         self._retried = self._poisonous = self._timeouts = 0
         self._lock = threading.Lock()
-        self.__qualname__ = recipe.name  # the name in error messages
+        self.__qualname__ = spec.name  # the name in error messages
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self._recipe, self._terms)
+        return _rebuild, (type(self), self._spec, self._terms)
 
     def __repr__(self) -> str:
         stats = self.stats()
-        return f"ScorerPool({self._recipe.name}: {stats.ready} of {self._terms.actors} actors ready, {stats.in_flight} batches in flight)"
+        return f"ScorerPool({self._spec.name}: {stats.ready} of {self._terms.actors} actors ready, {stats.in_flight} batches in flight)"
 
     @property
     def slots(self) -> int:
@@ -203,9 +203,9 @@ class ScorerPool:
             ConfigError: the lists differ in length; or as in ``start``.
         """
         count = length_of(columns)
-        office = self._opened()
-        with office.call():
-            return await self._solve(office, columns, count) if count else []
+        actor_supervisor = self._opened()
+        with actor_supervisor.call():
+            return await self._solve(actor_supervisor, columns, count) if count else []
 
     def queue(self, **settings: Unpack[Options]) -> BatchQueue[Any, Any]:
         """Return a queue whose batches this pool scores; see :class:`~qreward.batching.Settings`. Close it before the pool."""
@@ -224,13 +224,13 @@ class ScorerPool:
         """
         with self._lock:
             self._closed = True
-            office = self._office
-        if office is None:
+            actor_supervisor = self._actor_supervisor
+        if actor_supervisor is None:
             return
         if not drain:
-            office.abandon()
-        await office.idle()
-        await asyncio.to_thread(office.shut, drain)
+            actor_supervisor.abandon()
+        await actor_supervisor.idle()
+        await asyncio.to_thread(actor_supervisor.shut, drain)
 
     async def __aenter__(self) -> Self:
         return self
@@ -240,20 +240,20 @@ class ScorerPool:
 
     def stats(self) -> PoolStats:
         """Return the current state of the pool."""
-        office = self._office
-        if office is None:
+        actor_supervisor = self._actor_supervisor
+        if actor_supervisor is None:
             return PoolStats()
-        roster = office.roster
-        waiting = len(roster.line)
+        placement = actor_supervisor.placement
+        waiting = len(placement.line)
         return PoolStats(
-            backend=office.crew.name,
-            ready=roster.count_of(State.READY),
-            starting=roster.count_of(State.STARTING),
-            lost=roster.count_of(State.LOST),
+            backend=actor_supervisor.actor_backend.name,
+            ready=placement.count_of(State.READY),
+            starting=placement.count_of(State.STARTING),
+            lost=placement.count_of(State.LOST),
             waiting=waiting,
-            in_flight=max(0, len(office.guests) - waiting),
-            batches=office.batches,
-            deaths=roster.deaths,
+            in_flight=max(0, len(actor_supervisor.pending_batches) - waiting),
+            batches=actor_supervisor.batches,
+            deaths=placement.deaths,
             retried=self._retried,
             poisonous=self._poisonous,
             timeouts=self._timeouts,
@@ -263,18 +263,18 @@ class ScorerPool:
         with self._lock:
             if self._closed:
                 raise closed()
-            if self._office is None:
+            if self._actor_supervisor is None:
                 terms = self._terms
-                crew = choose(self._recipe, terms)
-                roster = Placement(terms.actors, terms.max_concurrent_batches, terms.max_restarts)
-                self._office = Supervisor(roster, crew, terms.start_timeout)
-            return self._office
+                actor_backend = choose(self._spec, terms)
+                placement = Placement(terms.actors, terms.max_concurrent_batches, terms.max_restarts)
+                self._actor_supervisor = Supervisor(placement, actor_backend, terms.start_timeout)
+            return self._actor_supervisor
 
-    async def _solve(self, office: Supervisor, columns: Columns, count: int, deaths: int = 0) -> Any:
+    async def _solve(self, actor_supervisor: Supervisor, columns: Columns, count: int, deaths: int = 0) -> Any:
         """Return the results of a batch, however often its actor dies. A batch that repeatedly kills its actor is split in half."""
         while deaths < GUILTY:
             try:
-                return await self._once(office, columns, alone=deaths >= SUSPECT)
+                return await self._once(actor_supervisor, columns, alone=deaths >= SUSPECT)
             except ActorLost as loss:
                 deaths, died = deaths + (not loss.excused), loss
             self._retried += 1
@@ -283,47 +283,50 @@ class ScorerPool:
             return [ActorDied(f"an actor died whenever this item was on it, at last with nothing else; it is not sent again: {died}")]
         found: list[Any] = []
         for part in parts_of(columns):
-            found += await self._solve_part(office, part, len(part[0]))
+            found += await self._solve_part(actor_supervisor, part, len(part[0]))
         return found
 
-    async def _solve_part(self, office: Supervisor, columns: Columns, count: int) -> list[Any]:
+    async def _solve_part(self, actor_supervisor: Supervisor, columns: Columns, count: int) -> list[Any]:
         """Return one result for each item. An exception of the scorer is isolated to its item, so that no caller sends that item again.
 
         Raises:
             InvalidScores: the scorer did not return one result for each item of a part. This is an error of the whole batch.
         """
         try:
-            return rows_of(await self._solve(office, columns, count, SUSPECT), count)
+            return rows_of(await self._solve(actor_supervisor, columns, count, SUSPECT), count)
         except InvalidScores:
             raise
         except Exception as error:
             if count == 1 or isinstance(error, ActorDied | RequestTimeout | Rejected):
                 return [error] * count
         first, second = parts_of(columns)
-        return [*await self._solve_part(office, first, len(first[0])), *await self._solve_part(office, second, len(second[0]))]
+        return [
+            *await self._solve_part(actor_supervisor, first, len(first[0])),
+            *await self._solve_part(actor_supervisor, second, len(second[0])),
+        ]
 
-    async def _once(self, office: Supervisor, columns: Columns, alone: bool) -> Any:
-        guest = office.enter(alone)
+    async def _once(self, actor_supervisor: Supervisor, columns: Columns, alone: bool) -> Any:
+        pending = actor_supervisor.enter(alone)
         try:
-            if (refusal := await guest.seated) is not None:
+            if (refusal := await pending.seated) is not None:
                 raise refusal
-            office.send(guest, columns)
-            await asyncio.wait([guest.ended], timeout=self._terms.batch_timeout)
+            actor_supervisor.send(pending, columns)
+            await asyncio.wait([pending.ended], timeout=self._terms.batch_timeout)
         except asyncio.CancelledError:
-            office.leave(guest)
+            actor_supervisor.leave(pending)
             raise
-        if not guest.ended.done():
+        if not pending.ended.done():
             self._timeouts += 1
-            office.leave(guest, overdue=True)
+            actor_supervisor.leave(pending, overdue=True)
             limit = f"{self._terms.batch_timeout:g} s"
-            raise RequestTimeout(f"{self._recipe.name} gave no result within the batch_timeout of {limit}; its batch was cancelled")
-        well, value = guest.ended.result()
+            raise RequestTimeout(f"{self._spec.name} gave no result within the batch_timeout of {limit}; its batch was cancelled")
+        well, value = pending.ended.result()
         if not well:
             raise value
         return value
 
 
-def _rebuild(kind: type[ScorerPool], recipe: Recipe, terms: PoolConfig) -> ScorerPool:
+def _rebuild(kind: type[ScorerPool], spec: Recipe, terms: PoolConfig) -> ScorerPool:
     pool = kind.__new__(kind)
-    pool._begin(recipe, terms)
+    pool._begin(spec, terms)
     return pool

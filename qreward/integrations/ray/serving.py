@@ -68,14 +68,14 @@ def deployment(
         serve.run(deployment(RewardModel, num_replicas=2, max_batch_size=32), route_prefix="/")
     """
     serve = _serve()
-    recipe = Recipe(scorer, tuple(init_args), dict(init_kwargs or {}), factory, method)
+    spec = Recipe(scorer, tuple(init_args), dict(init_kwargs or {}), factory, method)
     config = _checked(settings)
     ongoing = max(100, 2 * config.max_batch_size * config.max_concurrent_batches)
     options = {"name": name, "max_ongoing_requests": max_ongoing_requests or ongoing}
     asked = {"num_replicas": num_replicas, "ray_actor_options": ray_actor_options, "autoscaling_config": autoscaling_config}
     options |= {key: value for key, value in asked.items() if value is not None} | dict(serve_options or {})
     door = AsgiProxy(uuid4().hex)
-    return serve.deployment(**options)(serve.ingress(door)(Replica)).bind(recipe, settings, door.key)
+    return serve.deployment(**options)(serve.ingress(door)(Replica)).bind(spec, settings, door.key)
 
 
 class AsgiProxy:
@@ -103,11 +103,11 @@ class Replica:
         asgi: the app, as in ``qreward serve``. (Serve reserves the name ``app``.)
     """
 
-    def __init__(self, recipe: Recipe, settings: Mapping[str, Any], key: str) -> None:
+    def __init__(self, spec: Recipe, settings: Mapping[str, Any], key: str) -> None:
         from qreward.server import create_app  # noqa: PLC0415 - an extra
 
-        self._made = recipe.make()
-        self.asgi = create_app(_scorer(recipe, self._made), **settings)
+        self._made = spec.make()
+        self.asgi = create_app(_scorer(spec, self._made), **settings)
         self._buffer: RewardBuffer = self.asgi.state.qreward.buffer
         _REPLICAS[key] = self
 
@@ -128,21 +128,21 @@ class Replica:
         await send(message)
 
 
-def _scorer(recipe: Recipe, made: Any) -> Any:
+def _scorer(spec: Recipe, made: Any) -> Any:
     """Wrap the scorer in a function of exactly completions and metadata for the buffer; the scorer itself may have other parameters."""
-    score = recipe.function(made)
+    score = spec.function(made)
     if is_async(score):
 
         async def awaited(completions: list[str], metadata: list[dict[str, Any]]) -> Any:
             return await score(*accepted(score, (completions, metadata)))
 
-        awaited.__qualname__ = recipe.name
+        awaited.__qualname__ = spec.name
         return awaited
 
     def called(completions: list[str], metadata: list[dict[str, Any]]) -> Any:
         return score(*accepted(score, (completions, metadata)))
 
-    called.__qualname__ = recipe.name
+    called.__qualname__ = spec.name
     return called
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from qreward.engine.threads import SHARED
 from qreward.errors import ClientClosed, QueueFull
-from qreward.integrations.ray.backends import FAREWELL, ActorDied, ActorLost, Crew, Reply, cancelled
+from qreward.integrations.ray.backends import FAREWELL, ActorBackend, ActorDied, ActorLost, Reply, cancelled
 
 FIRST_DELAY = 0.1
 """Seconds before the restart after the second death in a row. The first restart is immediate; later delays double each time."""
@@ -279,10 +279,10 @@ class Supervisor:
         batches: number of batches that returned.
     """
 
-    def __init__(self, roster: Placement, crew: Crew, start_timeout: float | None) -> None:
-        self.roster = roster
-        self.crew = crew
-        self.guests: set[PendingBatch] = set()
+    def __init__(self, placement: Placement, actor_backend: ActorBackend, start_timeout: float | None) -> None:
+        self.placement = placement
+        self.actor_backend = actor_backend
+        self.pending_batches: set[PendingBatch] = set()
         self.batches = 0
         self._start_timeout = start_timeout
         self._hands: dict[int, ActorHandle] = {}
@@ -295,7 +295,7 @@ class Supervisor:
         self._hiring = 0
         self._hired = threading.Condition(self._lock)
         with self._lock:
-            self._carry(roster.begin())
+            self._carry(placement.begin())
 
     # called in the event loops of callers
 
@@ -318,21 +318,23 @@ class Supervisor:
 
     def enter(self, alone: bool) -> PendingBatch:
         """Request an actor. Await ``seated`` of the result. Call ``leave`` to stop waiting for ``seated`` or for ``ended``."""
-        guest = PendingBatch(asyncio.get_running_loop(), alone)
+        pending = PendingBatch(asyncio.get_running_loop(), alone)
         with self._lock:
             if self._shut:
                 raise closed()
-            self.guests.add(guest)
-            self._carry(self.roster.ask(guest))
-        return guest
+            self.pending_batches.add(pending)
+            self._carry(self.placement.ask(pending))
+        return pending
 
-    def send(self, guest: PendingBatch, columns: tuple[Any, ...]) -> None:
+    def send(self, pending: PendingBatch, columns: tuple[Any, ...]) -> None:
         """Send the batch to its actor. Await ``ended`` for the reply."""
-        guest.sent = True
-        if not SHARED.run(partial(self._send, guest, columns)):
-            self._end(guest, (False, QueueFull("all worker threads are busy, perhaps with calls that hang; submit fewer batches at once")))
+        pending.sent = True
+        if not SHARED.run(partial(self._send, pending, columns)):
+            self._end(
+                pending, (False, QueueFull("all worker threads are busy, perhaps with calls that hang; submit fewer batches at once"))
+            )
 
-    def leave(self, guest: PendingBatch, overdue: bool = False) -> None:
+    def leave(self, pending: PendingBatch, overdue: bool = False) -> None:
         """Stop waiting for a batch. Its actor is free once it has finished the batch.
 
         Args:
@@ -340,16 +342,16 @@ class Supervisor:
             overdue: kill the actor if it has not finished the batch after ``GRACE`` seconds.
         """
         with self._lock:
-            guest.gone = True
-            if guest.over:
+            pending.gone = True
+            if pending.over:
                 return
-            if not guest.sent:
-                self._end(guest, None)
+            if not pending.sent:
+                self._end(pending, None)
                 return
-            if guest.stop is not None:
-                _in_thread(guest.stop)
+            if pending.stop is not None:
+                _in_thread(pending.stop)
             if overdue:
-                self._later(GRACE, partial(self._kill, guest))
+                self._later(GRACE, partial(self._kill, pending))
 
     def lost(self) -> ActorDied:
         """Return the error for a pool without actors."""
@@ -370,10 +372,10 @@ class Supervisor:
         """Fail all waiting and running batches."""
         with self._lock:
             self._shut = True
-            for guest in list(self.guests):
-                self._tell(guest.seated, guest.loop, closed())
-                self._tell(guest.ended, guest.loop, (False, closed()))
-                self.leave(guest)
+            for pending in list(self.pending_batches):
+                self._tell(pending.seated, pending.loop, closed())
+                self._tell(pending.ended, pending.loop, (False, closed()))
+                self.leave(pending)
 
     def shut(self, gently: bool) -> None:
         """Stop all actors. Blocks."""
@@ -384,7 +386,7 @@ class Supervisor:
             for timer in self._timers:
                 timer.cancel()
             self._hired.wait_for(lambda: not self._hiring, FAREWELL)  # an actor that is still starting stops itself
-        threads = [threading.Thread(target=self.crew.dismiss, args=(hand.handle, gently), daemon=True) for hand in hands]
+        threads = [threading.Thread(target=self.actor_backend.stop_actor, args=(hand.handle, gently), daemon=True) for hand in hands]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -392,48 +394,48 @@ class Supervisor:
 
     # called in worker threads, timers and Ray's callbacks
 
-    def _send(self, guest: PendingBatch, columns: tuple[Any, ...]) -> None:
-        hand = guest.hand
+    def _send(self, pending: PendingBatch, columns: tuple[Any, ...]) -> None:
+        hand = pending.hand
         assert hand is not None
-        if guest.gone:
-            self._end(guest, None)
+        if pending.gone:
+            self._end(pending, None)
             return
         try:
-            future, stop = self.crew.send(hand.handle, columns, guest.loop)
+            future, stop = self.actor_backend.send(hand.handle, columns, pending.loop)
         except Exception as error:
-            self._end(guest, (False, self.crew.read(error)))
+            self._end(pending, (False, self.actor_backend.read(error)))
             return
         with self._lock:
-            guest.stop = stop
-            gone = guest.gone
+            pending.stop = stop
+            gone = pending.gone
         if gone:
             stop()
-        future.add_done_callback(partial(self._come_back, guest))
+        future.add_done_callback(partial(self._come_back, pending))
 
-    def _come_back(self, guest: PendingBatch, future: Future[Reply]) -> None:
+    def _come_back(self, pending: PendingBatch, future: Future[Reply]) -> None:
         if future.cancelled():
-            self._end(guest, (False, cancelled()))
+            self._end(pending, (False, cancelled()))
         elif (error := future.exception()) is not None:
-            self._end(guest, (False, self.crew.read(error)))
+            self._end(pending, (False, self.actor_backend.read(error)))
         else:
-            self._end(guest, future.result())
+            self._end(pending, future.result())
 
-    def _end(self, guest: PendingBatch, reply: Reply | None) -> None:
+    def _end(self, pending: PendingBatch, reply: Reply | None) -> None:
         """Remove a batch from its actor or from the queue, and pass the reply to its caller."""
         with self._lock:
-            if guest.over:
+            if pending.over:
                 return
-            guest.over = True
-            self.guests.discard(guest)
+            pending.over = True
+            self.pending_batches.discard(pending)
             loss = reply[1] if reply is not None and isinstance(reply[1], ActorLost) else None
-            if loss is not None and guest.hand is not None:
-                self._bury(guest.hand, loss)
-                reply = False, ActorLost(str(loss), excused=guest.hand.excused)
+            if loss is not None and pending.hand is not None:
+                self._bury(pending.hand, loss)
+                reply = False, ActorLost(str(loss), excused=pending.hand.excused)
             well = reply is not None and loss is None
             self.batches += well
-            commands = self.roster.leave(guest, well)
+            commands = self.placement.leave(pending, well)
         if reply is not None:
-            self._tell(guest.ended, guest.loop, reply)
+            self._tell(pending.ended, pending.loop, reply)
         with self._lock:
             self._carry(commands)
 
@@ -444,14 +446,14 @@ class Supervisor:
             hand.excused = hand.excused or loss.excused
             _log.warning("actor %d died: %s", hand.actor.number, loss)
             if hand.handle is not None:
-                _in_thread(partial(self.crew.dismiss, hand.handle, False))  # it may be unreachable rather than dead
-            self._carry(self.roster.died(hand.actor, hand.life, loss.in_making))
+                _in_thread(partial(self.actor_backend.stop_actor, hand.handle, False))  # it may be unreachable rather than dead
+            self._carry(self.placement.died(hand.actor, hand.life, loss.in_making))
 
-    def _kill(self, guest: PendingBatch) -> None:
+    def _kill(self, pending: PendingBatch) -> None:
         """Kill the actor of a timed-out batch that it has not finished."""
         with self._lock:
-            hand = guest.hand
-            if guest.over or hand is None:
+            hand = pending.hand
+            if pending.over or hand is None:
                 return
             self._bury(hand, ActorLost("it was killed, because it went on with a batch whose time was over", excused=True))
 
@@ -469,7 +471,7 @@ class Supervisor:
 
     def _make(self, hand: ActorHandle) -> None:
         try:
-            hand.handle, ready = self.crew.hire()
+            hand.handle, ready = self.actor_backend.start_actor()
         except Exception as error:
             with self._lock:
                 self._bury(hand, _in_making(error))
@@ -479,7 +481,7 @@ class Supervisor:
             if not shut:
                 self._hands[hand.actor.number] = hand
         if shut:
-            self.crew.dismiss(hand.handle, False)
+            self.actor_backend.stop_actor(hand.handle, False)
             return
         if self._start_timeout is not None and not ready.done():
             hand.watch = self._later(self._start_timeout, partial(self._too_slow, hand))
@@ -494,9 +496,9 @@ class Supervisor:
             if self._shut:
                 return
             if error is None:
-                self._carry(self.roster.ready(hand.actor, hand.life))
+                self._carry(self.placement.ready(hand.actor, hand.life))
             else:
-                loss = self.crew.read(error)
+                loss = self.actor_backend.read(error)
                 self._bury(hand, loss if isinstance(loss, ActorLost) else _in_making(loss))
 
     def _too_slow(self, hand: ActorHandle) -> None:
@@ -511,21 +513,21 @@ class Supervisor:
         while todo:
             command = todo.popleft()
             if isinstance(command, Hire):
-                hire = partial(self._hire, command)
+                start_actor = partial(self._hire, command)
                 if command.delay:
-                    self._later(command.delay, hire)
+                    self._later(command.delay, start_actor)
                 else:
-                    _in_thread(hire)
+                    _in_thread(start_actor)
                 continue
-            guest = command.ticket
-            assert isinstance(guest, PendingBatch)
+            pending = command.ticket
+            assert isinstance(pending, PendingBatch)
             refusal = closed() if self._shut else self.lost() if isinstance(command, Refuse) else None
-            if refusal is None and guest.actor is not None:
-                guest.hand = self._hands[guest.actor.number]
-            if not self._tell(guest.seated, guest.loop, refusal) or refusal is not None:  # False: its loop is closed
-                guest.over = True
-                self.guests.discard(guest)
-                todo.extend(self.roster.leave(guest))
+            if refusal is None and pending.actor is not None:
+                pending.hand = self._hands[pending.actor.number]
+            if not self._tell(pending.seated, pending.loop, refusal) or refusal is not None:  # False: its loop is closed
+                pending.over = True
+                self.pending_batches.discard(pending)
+                todo.extend(self.placement.leave(pending))
 
     def _later(self, seconds: float, function: Callable[[], object]) -> threading.Timer:
         """Call a function after a delay, in a thread of its own."""

@@ -13,7 +13,7 @@ from qreward.codecs.chat_stream import tells_usage_only
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.streaming.closing import leave
-from qreward.streaming.handles import Reader, Stream
+from qreward.streaming.handles import Stream, StreamReader
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -26,7 +26,7 @@ class ChunkStream:
 
     def __init__(self, stream: Stream, told_usage: bool) -> None:
         self._stream = stream
-        self._chunks: AsyncIterator[ChatCompletionChunk] = Reader(
+        self._chunks: AsyncIterator[ChatCompletionChunk] = StreamReader(
             stream, lambda chunk: chunk.build() if told_usage or not tells_usage_only(chunk) else None
         )
 
@@ -143,7 +143,7 @@ class SyncCompletions:
         return SyncChunkStream(answer) if stream else cast("ChatCompletion", answer)
 
 
-class Chat:
+class ChatNamespace:
     """``client.chat``."""
 
     def __init__(self, client: QRewardClient) -> None:
@@ -161,9 +161,9 @@ class OpenAIFace:
     """The part of ``QRewardClient`` with the interface of ``openai.AsyncOpenAI``."""
 
     @property
-    def chat(self) -> Chat:
+    def chat(self) -> ChatNamespace:
         """``chat.completions.create(...)`` as in the openai SDK, for code written for its client."""
-        return Chat(cast("QRewardClient", self))
+        return ChatNamespace(cast("QRewardClient", self))
 
 
 class SyncOpenAIFace:

@@ -24,7 +24,7 @@ from qreward.engine.instrumentation import watch_for
 from qreward.engine.probing import ProbingEngine
 from qreward.engine.protocols import Wire
 from qreward.engine.single import Single
-from qreward.engine.snapshots import State, state_of, stats_of
+from qreward.engine.snapshots import ClientState, state_of, stats_of
 from qreward.errors import ConfigError
 from qreward.options import DEFAULT, Watching, preparer
 from qreward.quota.renewal import Sharing
@@ -430,7 +430,7 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         self._engine.look_around()
         self._sharing.look_around()
 
-    def _state(self) -> State:
+    def _state(self) -> ClientState:
         return state_of(self._engine, self._fleet.sources(), self._config.max_queued)
 
     def _terms(self, timeout: float | None, priority: int | str, hedge: bool, tenant: str | None) -> RequestOptions:

@@ -1,6 +1,6 @@
 """Progress of a batch: a bar, lines in the log, or calls of a function.
 
-A ``Meter`` counts results and shows the counts at most a few times a second. It knows neither the engine nor asyncio.
+A ``ProgressMeter`` counts results and shows the counts at most a few times a second. It knows neither the engine nor asyncio.
 tqdm is an optional dependency, imported only for a bar.
 """
 
@@ -67,7 +67,7 @@ class Progress:
     endpoints: int = 0
 
 
-class View(Protocol):
+class ProgressView(Protocol):
     """Shows progress.
 
     Attributes:
@@ -90,7 +90,7 @@ def start_progress(
     load: Callable[[], RouteLoad] | None = None,
     prices: Mapping[str, tuple[float, float]] | None = None,
     clock: Callable[[], float] = monotonic,
-) -> Meter | None:
+) -> ProgressMeter | None:
     """Return a meter for one batch, or None if nothing is shown. Nothing is drawn before the first ``add`` or ``refresh``.
 
     Args:
@@ -117,10 +117,10 @@ def start_progress(
         (1, 2)
     """
     view = _view(wanted, title)
-    return None if view is None else Meter(view, total, load, prices or {}, clock)
+    return None if view is None else ProgressMeter(view, total, load, prices or {}, clock)
 
 
-class Meter:
+class ProgressMeter:
     """Counts the results of one batch and shows the counts. An exception from the view is logged once; the batch continues."""
 
     __slots__ = (
@@ -130,7 +130,7 @@ class Meter:
 
     def __init__(
         self,
-        view: View,
+        view: ProgressView,
         total: int | None,
         load: Callable[[], RouteLoad] | None,
         prices: Mapping[str, tuple[float, float]],
@@ -216,7 +216,7 @@ class Meter:
                 _log.warning("progress could not be shown; the batch goes on (logged once per batch)", exc_info=True)
 
 
-def _view(wanted: object, title: str) -> View | None:
+def _view(wanted: object, title: str) -> ProgressView | None:
     if wanted is None:
         wanted = os.environ.get(VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
     if callable(wanted) and not iscoroutinefunction(wanted):

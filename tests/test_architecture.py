@@ -452,3 +452,20 @@ def _circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
         left = {name: targets - ends for name, targets in left.items() if name not in ends}
     if left:
         yield sorted(left)
+
+
+SHARED_NAMES = {
+    "Scored": "the reward of a row for trainers",
+    "Transport": "the drop-in for the OpenAI SDK, by its users' word",
+}
+"""Class names that stand for two things, each with its reason. There may be no others."""
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in library():
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module.name)
+    twice = {name: places for name, places in sorted(homes.items()) if len(places) > 1 and name not in SHARED_NAMES}
+    assert twice == {}, twice

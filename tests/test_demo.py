@@ -49,7 +49,7 @@ class Clock:
         return self.now
 
 
-REQUEST = demo.JudgeRequest("judge-1", [{"role": "user", "content": "?"}], "correct")
+REQUEST = demo.DemoRequest("judge-1", [{"role": "user", "content": "?"}], "correct")
 STATS = BatchStats(
     items=3,
     ok=2,
@@ -132,7 +132,7 @@ def test_a_failed_request_is_missing_and_never_a_score_of_zero() -> None:
 
 def test_without_a_terminal_progress_is_a_plain_line_every_few_seconds_and_one_at_the_end() -> None:
     stream, clock = io.StringIO(), Clock()
-    progress = demo.Progress(10, stream, clock)
+    progress = demo.ProgressLine(10, stream, clock)
     for number in range(10):
         clock.now += 0.75
         progress(timed_out() if number == 0 else answered(""))
@@ -145,7 +145,7 @@ def test_without_a_terminal_progress_is_a_plain_line_every_few_seconds_and_one_a
 
 def test_on_a_terminal_progress_rewrites_one_line_and_is_throttled() -> None:
     stream, clock = Terminal(), Clock()
-    progress = demo.Progress(1000, stream, clock)
+    progress = demo.ProgressLine(1000, stream, clock)
     for _ in range(1000):
         clock.now += 0.001
         progress(answered(""))
@@ -157,7 +157,7 @@ def test_on_a_terminal_progress_rewrites_one_line_and_is_throttled() -> None:
 
 def test_progress_at_a_clock_that_stands_still_does_not_divide_by_zero() -> None:
     stream = io.StringIO()
-    demo.Progress(1, stream, Clock())(answered(""))
+    demo.ProgressLine(1, stream, Clock())(answered(""))
     assert stream.getvalue() == "judged 1/1, 0 failed, 0.0 s, 0/s\n"
 
 

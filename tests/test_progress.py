@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward import ConfigError, ServerError
-from qreward.progress import Meter, Progress, details, start_progress
+from qreward.progress import Progress, ProgressMeter, details, start_progress
 from qreward.results import AttemptRecord, Result, RouteLoad, Usage
 
 
@@ -93,7 +93,7 @@ def no_logging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("qreward"), "propagate", False)
 
 
-def meter_of(wanted: Any, total: int | None = None, **settings: Any) -> Meter:
+def meter_of(wanted: Any, total: int | None = None, **settings: Any) -> ProgressMeter:
     meter = start_progress(wanted, total, **settings)
     assert meter is not None
     return meter

@@ -11,8 +11,19 @@ from qreward.batching.backlog import Backlog, Item, halves
 from qreward.batching.decorator import batch
 from qreward.batching.in_flight import batch_contexts
 from qreward.batching.queue import BatchQueue
-from qreward.batching.settings import BatchRecord, Settings
+from qreward.batching.settings import BatchRecord, BatchSettings
 from qreward.batching.stats import QueueStats
 from qreward.batching.streaming import CallerStream
 
-__all__ = ["Backlog", "BatchQueue", "BatchRecord", "CallerStream", "Item", "QueueStats", "Settings", "batch", "batch_contexts", "halves"]
+__all__ = [
+    "Backlog",
+    "BatchQueue",
+    "BatchRecord",
+    "BatchSettings",
+    "CallerStream",
+    "Item",
+    "QueueStats",
+    "batch",
+    "batch_contexts",
+    "halves",
+]

@@ -22,7 +22,7 @@ ALL = 2**62
 """The number of items when there is no limit."""
 
 
-class Place(Enum):
+class ItemState(Enum):
     """State of an item: waiting in the backlog; taken by a caller of ``take``; or over (answered, cancelled or expired)."""
 
     WAITING = 0
@@ -30,7 +30,7 @@ class Place(Enum):
     OVER = 2
 
 
-WAITING, TAKEN, OVER = Place.WAITING, Place.TAKEN, Place.OVER
+WAITING, TAKEN, OVER = ItemState.WAITING, ItemState.TAKEN, ItemState.OVER
 
 
 class Item:
@@ -50,7 +50,7 @@ class Item:
 
     __slots__ = ("arrived", "cost", "deadline", "key", "level", "number", "place", "value")
     number: int
-    place: Place
+    place: ItemState
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Item:
         self.deadline = deadline
 
 
-class Line:
+class KeyQueue:
     """The waiting items of one key. Within a priority level they keep the order of submission.
 
     Attributes:
@@ -201,7 +201,7 @@ class Backlog:
 
     def __init__(self) -> None:
         self.waiting = 0
-        self._lines: dict[Hashable, Line] = {}
+        self._lines: dict[Hashable, KeyQueue] = {}
         self._numbers = count()
         self._deadlines: list[tuple[float, int, Any]] = []
         self._most_deadlines = SWEEP
@@ -211,7 +211,7 @@ class Backlog:
         """Add an item at the end of its priority level."""
         line = self._lines.get(item.key)
         if line is None:
-            line = self._lines[item.key] = Line(item.key)
+            line = self._lines[item.key] = KeyQueue(item.key)
         item.number = next(self._numbers)
         item.place = WAITING
         waiting = line.levels.get(item.level)
@@ -232,11 +232,11 @@ class Backlog:
             item.place = WAITING
             line = self._lines.get(item.key)
             if line is None:
-                line = self._lines[item.key] = Line(item.key)
+                line = self._lines[item.key] = KeyQueue(item.key)
             line.put_back(item)
             self.waiting += 1
 
-    def take(self, now: float, max_items: int = ALL, max_cost: float = inf, *, line: Line | None = None, skip: int = 0) -> list[Any]:
+    def take(self, now: float, max_items: int = ALL, max_cost: float = inf, *, line: KeyQueue | None = None, skip: int = 0) -> list[Any]:
         """Remove and return the next items, all of one key. An item whose cost alone exceeds ``max_cost`` is returned alone.
 
         Args:
@@ -285,14 +285,14 @@ class Backlog:
             heappop(deadlines)
         return deadlines[0][0] if deadlines else inf
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[KeyQueue]:
         """One line for each key that has waiting items."""
         return [line for line in self._lines.values() if line.count]
 
-    def first(self) -> Line | None:
+    def first(self) -> KeyQueue | None:
         """The line whose first item is next, or None if no item waits."""
         if len(self._lines) > 1:
-            return min(self.lines(), key=Line.sorts, default=None)
+            return min(self.lines(), key=KeyQueue.sorts, default=None)
         for line in self._lines.values():
             return line if line.count else None
         return None
@@ -319,7 +319,7 @@ class Backlog:
         heapify(self._deadlines)
         self._most_deadlines = 2 * len(self._deadlines) + SWEEP
 
-    def _close(self, line: Line) -> None:
+    def _close(self, line: KeyQueue) -> None:
         line.clear()
         if len(self._lines) > 1:  # the last line is kept: most backlogs only ever have one key
             del self._lines[line.key]

@@ -18,9 +18,9 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from functools import wraps
 from typing import Any, NamedTuple, Unpack, overload
 
-from qreward.batching.in_flight import BatchFunction, Kind, kind_of
+from qreward.batching.in_flight import BatchFunction, FunctionKind, kind_of
 from qreward.batching.queue import BatchQueue, change, close_loop_workers, stats_of
-from qreward.batching.settings import Options, Settings, checked
+from qreward.batching.settings import BatchSettings, Options, checked
 from qreward.batching.stats import QueueStats, StartTimes
 from qreward.batching.typing import A, B, BatchDecorator, Batched, BatchedMethod, C, One, R, Results, S, Stream, Yields
 from qreward.batching.worker import LoopWorker
@@ -31,7 +31,7 @@ _MISSING: Any = object()
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-class Shape(NamedTuple):
+class CallShape(NamedTuple):
     """The parameters that a call passed, if not all. Calls with different shapes do not share a batch.
 
     Attributes:
@@ -66,12 +66,12 @@ class Binder:
         fixed = [parameter for parameter in parameters if parameter.kind not in _VARIADIC]
         variadic = len(fixed) < len(parameters)
         by_name = [parameter.name for parameter in fixed if parameter.kind is parameter.KEYWORD_ONLY]
-        self._whole = Shape(len(fixed) - len(by_name), tuple(by_name))
+        self._whole = CallShape(len(fixed) - len(by_name), tuple(by_name))
         self._count = -1 if variadic else len(fixed)
         self._at = {parameter.name: at for at, parameter in enumerate(fixed) if parameter.kind is not parameter.POSITIONAL_ONLY}
         self._lone = self._whole == (1 + bound, ()) and not variadic
 
-    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Shape | None]:
+    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallShape | None]:
         """Return the values in the order of the signature, and the shape. Calls share a batch only if their shapes are equal.
 
         The shape is None if every parameter was passed. Otherwise it is also appended to the values.
@@ -100,7 +100,7 @@ class Binder:
             return self._function(rows[0][0], column) if self.bound else self._function(column)
         shape = rows[0][-1]
         columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-        if type(shape) is Shape:
+        if type(shape) is CallShape:
             columns.pop()
         else:
             shape = self._whole
@@ -116,10 +116,10 @@ class Binder:
     def _name(self) -> str:
         return getattr(self._function, "__qualname__", None) or type(self._function).__qualname__
 
-    def _some_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Shape]:
+    def _some_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallShape]:
         given = self._signature.bind(*args, **kwargs)
         declared = [name for name in given.kwargs if name in self._at]
-        shape = Shape(len(given.args), (*declared, *sorted(given.kwargs.keys() - declared)))
+        shape = CallShape(len(given.args), (*declared, *sorted(given.kwargs.keys() - declared)))
         if shape == (int(self.bound), ()):
             raise TypeError(f"{self._name} was called without an item")
         return (*given.args, *(given.kwargs[name] for name in shape.names), shape), shape
@@ -171,13 +171,13 @@ class Registry:
         settings: see :class:`~qreward.batching.Settings`.
     """
 
-    def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
+    def __init__(self, function: Callable[..., Any], settings: BatchSettings) -> None:
         self.__setstate__((function, settings))
 
-    def __getstate__(self) -> tuple[Callable[..., Any], Settings]:
+    def __getstate__(self) -> tuple[Callable[..., Any], BatchSettings]:
         return self._function, self.work.settings
 
-    def __setstate__(self, state: tuple[Callable[..., Any], Settings]) -> None:
+    def __setstate__(self, state: tuple[Callable[..., Any], BatchSettings]) -> None:
         self._function, settings = state
         self._binder: Binder | None = None  # made by the first call: until then an unpickled function may be incomplete
         self._queues: dict[int, tuple[weakref.ref[Any], BatchQueue[Any, Any]]] = {}
@@ -341,12 +341,12 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     its = checked(settings)
     if function is None:
         return lambda decorated: _batched(decorated, its)
-    if not isinstance(function, staticmethod | classmethod) and kind_of(function) is Kind.THREADED:
+    if not isinstance(function, staticmethod | classmethod) and kind_of(function) is FunctionKind.THREADED:
         raise TypeError("Functions decorated with @batch must be 'async def'; write @batch() to run a plain function in a thread")
     return _batched(function, its)
 
 
-def _batched(function: Any, settings: Settings) -> Any:
+def _batched(function: Any, settings: BatchSettings) -> Any:
     if isinstance(function, staticmethod | classmethod):
         return type(function)(_batched(function.__func__, settings))
     kind = kind_of(function)
@@ -358,6 +358,6 @@ def _batched(function: Any, settings: Settings) -> Any:
     def answers(*args: Any, **kwargs: Any) -> Any:
         return registry.answers(args, kwargs)
 
-    wrapper: Any = wraps(function)(answers if kind is Kind.STREAMED else answer)
+    wrapper: Any = wraps(function)(answers if kind is FunctionKind.STREAMED else answer)
     vars(wrapper).update({name: getattr(registry, name) for name in CONTROLS})
     return wrapper

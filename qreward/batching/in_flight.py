@@ -22,8 +22,8 @@ from functools import partial
 from typing import Any
 
 from qreward.batching.backlog import OVER, Item
-from qreward.batching.settings import Settings
-from qreward.batching.stats import Counters
+from qreward.batching.settings import BatchSettings
+from qreward.batching.stats import BatchCounters
 from qreward.engine.threads import SHARED
 from qreward.errors import ConfigError, InvalidResponse, QueueFull, RequestError
 
@@ -70,7 +70,7 @@ def caller_error(error: BaseException, name: str) -> BaseException:
 _log = logging.getLogger("qreward")
 
 
-class Kind(Enum):
+class FunctionKind(Enum):
     """How a batch function returns its results."""
 
     AWAITED = "async def"
@@ -78,7 +78,7 @@ class Kind(Enum):
     STREAMED = "async generator"
 
 
-def kind_of(function: Any) -> Kind:
+def kind_of(function: Any) -> FunctionKind:
     """The kind of a function or of a callable object.
 
     Raises:
@@ -88,12 +88,12 @@ def kind_of(function: Any) -> Kind:
         raise TypeError("@batch can only be used to decorate functions or methods; this is not callable")
     looks = (function, type(function).__call__)
     if any(map(inspect.isasyncgenfunction, looks)):
-        return Kind.STREAMED
+        return FunctionKind.STREAMED
     if any(map(inspect.iscoroutinefunction, looks)):
-        return Kind.AWAITED
+        return FunctionKind.AWAITED
     if any(map(inspect.isgeneratorfunction, looks)):
         raise TypeError("a batch function that yields must be an `async def`")
-    return Kind.THREADED
+    return FunctionKind.THREADED
 
 
 class BatchFunction:
@@ -101,7 +101,7 @@ class BatchFunction:
 
     Args:
         function: the batch function.
-        settings: see :class:`Settings`.
+        settings: see :class:`BatchSettings`.
         call: starts the function with the values of the items. The default is the function itself.
         first_of: returns the first argument contained in a value. The default returns the value itself.
 
@@ -118,7 +118,7 @@ class BatchFunction:
     def __init__(
         self,
         function: Callable[..., Any],
-        settings: Settings,
+        settings: BatchSettings,
         call: Callable[[list[Any]], Any] | None = None,
         first_of: Callable[[Any], Any] = lambda value: value,
     ) -> None:
@@ -128,7 +128,7 @@ class BatchFunction:
         self._first_of = first_of
         self.name: str = getattr(function, "__qualname__", None) or type(function).__qualname__
         self.context: Context = copy_context()
-        self.tally = Counters()
+        self.tally = BatchCounters()
         self._closed = False
         self._settle()
         self._warn()
@@ -181,7 +181,7 @@ class BatchFunction:
     def _settle(self) -> None:
         its = self.settings
         asked = its.batch_size_fn or its.batch_key_fn or its.max_queue_size or its.carry_contexts
-        self.plain = not asked and not self._closed and self.kind is not Kind.STREAMED
+        self.plain = not asked and not self._closed and self.kind is not FunctionKind.STREAMED
 
     def _warn(self) -> None:
         if (sentence := self.settings.never_full()) is not None:
@@ -314,7 +314,7 @@ class InFlightBatch:
         if work.settings.carry_contexts:
             self.enter_contexts()
         try:
-            results = await (work.call(values) if work.kind is Kind.AWAITED else in_thread(partial(work.call, values)))
+            results = await (work.call(values) if work.kind is FunctionKind.AWAITED else in_thread(partial(work.call, values)))
             self.give(results_of(results, len(values)))
         except BaseException as error:
             self.fail(error)

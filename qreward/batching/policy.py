@@ -13,8 +13,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from qreward.batching.backlog import ALL, Backlog, Line
-from qreward.batching.settings import Settings
+from qreward.batching.backlog import ALL, Backlog, KeyQueue
+from qreward.batching.settings import BatchSettings
 
 START = 8
 BACKOFF = 0.9
@@ -109,12 +109,12 @@ class Forming:
         self._first_sent: float | None = None
         self._last_sent = -inf
 
-    def limit(self, terms: Settings) -> int:
+    def limit(self, terms: BatchSettings) -> int:
         """The maximum batch size, in items or in the unit of ``batch_size_fn``."""
         return min(terms.max_batch_size, self.cap.limit) if terms.adaptive_batch_size else terms.max_batch_size
 
     def next(
-        self, now: float, terms: Settings, in_flight: int, slots: int, measure: Measure | None, flush: bool
+        self, now: float, terms: BatchSettings, in_flight: int, slots: int, measure: Measure | None, flush: bool
     ) -> tuple[list[Any], float]:
         """Return the next batch if one may be sent, or no items and the time at which to call again. Called only while a slot is free.
 
@@ -159,7 +159,7 @@ class Forming:
 
     def _ready(
         self, now: float, limit: int, linger: float, in_flight: int, slots: int, flush: bool, counted: bool
-    ) -> tuple[Line | None, float]:
+    ) -> tuple[KeyQueue | None, float]:
         """The line that is first among those whose batch may be sent now; or None and the earliest time at which one may be."""
         lines, ready, soonest = self.backlog.lines(), [], inf
         paced = self._last_sent + self._pause(slots) if in_flight else -inf
@@ -170,11 +170,11 @@ class Forming:
             elif at < soonest:
                 soonest = at
         if len(ready) > 1:
-            return min(ready, key=Line.sorts), now
+            return min(ready, key=KeyQueue.sorts), now
         return (ready[0], now) if ready else (None, soonest)
 
 
-def fit(backlog: Backlog, line: Line, now: float, limit: float, measure: Measure) -> list[Any]:
+def fit(backlog: Backlog, line: KeyQueue, now: float, limit: float, measure: Measure) -> list[Any]:
     """Take as many items as fit into ``limit`` together.
 
     The size of each item alone is known. One call of ``measure`` tells whether the sizes add up; if they do, their sum decides. If they
@@ -194,7 +194,7 @@ def fit(backlog: Backlog, line: Line, now: float, limit: float, measure: Measure
     return chosen[:simple]
 
 
-def _search(backlog: Backlog, line: Line, now: float, chosen: list[Any], limit: float, measure: Measure) -> list[Any]:
+def _search(backlog: Backlog, line: KeyQueue, now: float, chosen: list[Any], limit: float, measure: Measure) -> list[Any]:
     """Double the head while it fits, then bisect."""
     fits = 1
     while measure(chosen) <= limit:

@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from qreward.batching.in_flight import BatchFunction, Kind, PendingItem
+from qreward.batching.in_flight import BatchFunction, FunctionKind, PendingItem
 from qreward.batching.policy import Forming
-from qreward.batching.settings import Options, Settings, budget, checked
+from qreward.batching.settings import BatchSettings, Options, budget, checked
 from qreward.batching.stats import QueueStats
 from qreward.batching.streaming import CallerStream
 from qreward.batching.typing import Results, Yields
@@ -85,7 +85,7 @@ class BatchQueue(Generic[T, R]):
         return f"BatchQueue({self._work.name}: {stats.waiting} waiting, {stats.in_flight} in flight)"
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> BatchSettings:
         return self._work.settings
 
     async def submit(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> R:
@@ -130,7 +130,7 @@ class BatchQueue(Generic[T, R]):
             >>> asyncio.run(BatchQueue(half).submit_many([4, 5, 6]))
             [2, ValueError('odd'), 3]
         """
-        if self._work.kind is Kind.STREAMED:
+        if self._work.kind is FunctionKind.STREAMED:
             raise TypeError(f"{self._work.name} is an async generator; read stream(item)")
         loop_worker = self._here()
         calls = loop_worker.enter_many(list(items), _level(priority), None if timeout is None else budget(timeout))
@@ -156,7 +156,7 @@ class BatchQueue(Generic[T, R]):
 
     async def answer(self, value: Any, shape: Hashable, level: int = NORMAL, timeout: float | None = None) -> Any:
         """Like ``submit``, for arguments that have been checked; ``shape`` becomes a part of the batch key."""
-        if self._work.kind is Kind.STREAMED:
+        if self._work.kind is FunctionKind.STREAMED:
             raise TypeError(f"{self._work.name} is an async generator; read stream(item)")
         loop_worker = self._here()
         call = loop_worker.enter(value, shape, level, timeout)
@@ -168,7 +168,7 @@ class BatchQueue(Generic[T, R]):
 
     def answers(self, value: Any, shape: Hashable, level: int = NORMAL, timeout: float | None = None) -> AsyncGenerator[Any, None]:
         """Like ``stream``, for arguments that have been checked; ``shape`` becomes a part of the batch key."""
-        if self._work.kind is not Kind.STREAMED:
+        if self._work.kind is not FunctionKind.STREAMED:
             raise TypeError(f"{self._work.name} is no async generator; await submit(item)")
         loop_worker = self._here()
         return CallerStream(loop_worker, loop_worker.enter(value, shape, level, timeout))

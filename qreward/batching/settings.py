@@ -43,7 +43,7 @@ class BatchRecord:
 
 
 class Options(TypedDict, total=False):
-    """The settings as keyword arguments. See :class:`Settings`."""
+    """The settings as keyword arguments. See :class:`BatchSettings`."""
 
     max_batch_size: int
     batch_wait_timeout_s: float
@@ -60,7 +60,7 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Settings:
+class BatchSettings:
     """The settings of ``@batch`` and ``BatchQueue``.
 
     Args:
@@ -117,7 +117,7 @@ class Settings:
             if getattr(self, name) is not None:
                 budget(getattr(self, name), name)
 
-    def changed(self, **changes: Any) -> Settings:
+    def changed(self, **changes: Any) -> BatchSettings:
         """Return a copy with some values changed. The new values are validated."""
         return replace(self, **changes)
 
@@ -132,13 +132,13 @@ class Settings:
         )
 
 
-def checked(options: Options) -> Settings:
+def checked(options: Options) -> BatchSettings:
     """Build settings from keyword arguments. An unknown name raises a ``TypeError`` that suggests the closest valid name."""
-    known = [field.name for field in fields(Settings)]
+    known = [field.name for field in fields(BatchSettings)]
     for name in options:
         if name not in known:
             raise TypeError(f"unknown setting {name!r}; {did_you_mean(name, known, otherwise='the settings are')}")
-    return Settings(**options)
+    return BatchSettings(**options)
 
 
 def budget(seconds: Any, name: str = "timeout") -> float:

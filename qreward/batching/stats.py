@@ -83,14 +83,14 @@ class StartTimes:
 COUNTED = ("batches", "items", "failed", "rejected", "expired", "cancelled")
 
 
-class Counters:
+class BatchCounters:
     """Thread-safe counters, named as in :class:`QueueStats`. A forked child process starts with zeros."""
 
     __slots__ = ("__weakref__", "_counts", "_lock", "_runs", "_waits")
 
     def __init__(self) -> None:
         self._begin()
-        forks.watch(self, Counters._begin)
+        forks.watch(self, BatchCounters._begin)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()

@@ -28,7 +28,7 @@ KEPT = 1024
 _ENDS = (StopIteration, StopAsyncIteration)
 
 
-class Reader(PendingItem):
+class BatchStreamReader(PendingItem):
     """An item whose caller reads a stream. Its ``future`` carries no result, and is cancelled at the end of the stream."""
 
     __slots__ = ("_error", "_waiter", "buffer")
@@ -152,14 +152,14 @@ class StreamRun(InFlightBatch):
             if patience is not None and loop.time() >= self._since + patience:
                 return self._end_slow(patience)
 
-    def _active(self) -> list[Reader]:
+    def _active(self) -> list[BatchStreamReader]:
         return [reader for reader in self.calls if reader.place is TAKEN]
 
     def _starved(self) -> bool:
         """Whether a reader has fewer than ``AHEAD`` pieces left to read."""
         return any(len(reader.buffer) < AHEAD for reader in self._active())
 
-    def _blocking(self) -> list[Reader]:
+    def _blocking(self) -> list[BatchStreamReader]:
         """The readers that must read before the generator may continue."""
         most = KEPT if self._starved() else AHEAD
         return [reader for reader in self._active() if len(reader.buffer) >= most]
@@ -199,7 +199,7 @@ class CallerStream(AsyncGenerator[R, None]):
 
     __slots__ = ("__weakref__", "_loop_worker", "_reader")
 
-    def __init__(self, loop_worker: LoopWorker, reader: Reader) -> None:
+    def __init__(self, loop_worker: LoopWorker, reader: BatchStreamReader) -> None:
         self._loop_worker = loop_worker
         self._reader = reader
 

@@ -16,10 +16,10 @@ from math import inf
 from typing import Any
 
 from qreward.batching.backlog import OVER, TAKEN, WAITING
-from qreward.batching.in_flight import BatchFunction, InFlightBatch, Kind, PendingItem, contexts_of, too_large
+from qreward.batching.in_flight import BatchFunction, FunctionKind, InFlightBatch, PendingItem, contexts_of, too_large
 from qreward.batching.policy import Forming, says_too_large
 from qreward.batching.settings import BatchRecord
-from qreward.batching.streaming import Reader, StreamRun
+from qreward.batching.streaming import BatchStreamReader, StreamRun
 from qreward.errors import ClientClosed, QueueFull, RequestTimeout
 
 _log = logging.getLogger("qreward")
@@ -100,7 +100,7 @@ class LoopWorker:
         work, settings = self.work, self.work.settings
         key = shape if settings.batch_key_fn is None else work.key_of(value, shape)
         cost = 1 if settings.batch_size_fn is None else work.size_of(value)
-        kind = Reader if work.kind is Kind.STREAMED else PendingItem
+        kind = BatchStreamReader if work.kind is FunctionKind.STREAMED else PendingItem
         call = kind(value, self.clock(), key, cost, level)
         if settings.carry_contexts:
             call.context = copy_context()
@@ -202,7 +202,7 @@ class LoopWorker:
 
     def _start(self, calls: list[Any], now: float) -> None:
         limit = self.forming.limit(self._terms)
-        kind = StreamRun if self.work.kind is Kind.STREAMED else InFlightBatch
+        kind = StreamRun if self.work.kind is FunctionKind.STREAMED else InFlightBatch
         run = kind(self.work, calls, limit, self.backlog.waiting > 0, now)
         self.runs.add(run)
         self.forming.sent(now)

@@ -34,7 +34,7 @@ TIMEOUT = 120.0
 """Timeout of one request in seconds, including time in the queue; many times the duration of the batch."""
 
 
-class JudgeRequest(msgspec.Struct, frozen=True):
+class DemoRequest(msgspec.Struct, frozen=True):
     """One line of the input: the messages for the judge, and the expected verdict."""
 
     id: str
@@ -43,7 +43,7 @@ class JudgeRequest(msgspec.Struct, frozen=True):
     category: str = ""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class DemoVerdict(msgspec.Struct, frozen=True):
     """The response of a judge."""
 
     verdict: str
@@ -51,7 +51,7 @@ class Verdict(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Judged(msgspec.Struct, frozen=True):
+class DemoRow(msgspec.Struct, frozen=True):
     """One line of the output. If there is no verdict, ``verdict`` and ``score`` are None, and ``error`` is the reason."""
 
     id: str
@@ -64,7 +64,7 @@ class Judged(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class Progress:
+class ProgressLine:
     """The progress of a batch: one line that is rewritten every 0.1 seconds on a terminal, else a new line every 3 seconds.
 
     Args:
@@ -113,7 +113,7 @@ def _latency(per_token: float) -> Latency:
     return Latency(base=0.05, per_token=per_token, tokens=200, sigma=0.3)
 
 
-def read_requests(path: Path) -> list[JudgeRequest]:
+def read_requests(path: Path) -> list[DemoRequest]:
     """Read the requests of a JSONL file. Raises a ``ConfigError`` that names the file and the invalid line."""
     try:
         lines = path.read_bytes().splitlines()
@@ -125,22 +125,22 @@ def read_requests(path: Path) -> list[JudgeRequest]:
     return requests
 
 
-def _request(line: bytes, path: Path, number: int) -> JudgeRequest:
+def _request(line: bytes, path: Path, number: int) -> DemoRequest:
     try:
-        return msgspec.json.decode(line, type=JudgeRequest)
+        return msgspec.json.decode(line, type=DemoRequest)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}, line {number}: {error}; needed are id, messages and expected") from None
 
 
-def judged(request: JudgeRequest, result: Result[Any]) -> Judged:
+def judged(request: DemoRequest, result: Result[Any]) -> DemoRow:
     """The output line for one request and its result."""
     verdict, error = None, None
     try:
-        verdict = msgspec.json.decode(result.text, type=Verdict) if result.ok else None
+        verdict = msgspec.json.decode(result.text, type=DemoVerdict) if result.ok else None
         error = f"{type(result.error).__name__}: {result.error}" if result.error is not None else None
     except msgspec.DecodeError as problem:
         error = f"not a verdict: {problem}"
-    return Judged(
+    return DemoRow(
         id=request.id,
         expected=request.expected,
         verdict=verdict.verdict if verdict else None,
@@ -162,7 +162,7 @@ def make_room(path: Path) -> None:
         raise ConfigError(f"cannot write the verdicts to {str(path)!r}: {error.strerror}; name another file with --output") from None
 
 
-def write_lines(path: Path, rows: Sequence[Judged]) -> None:
+def write_lines(path: Path, rows: Sequence[DemoRow]) -> None:
     """Write the file atomically: a reader never sees a part of it."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -172,7 +172,7 @@ def write_lines(path: Path, rows: Sequence[Judged]) -> None:
         part.unlink(missing_ok=True)
 
 
-def report(rows: Sequence[Judged], stats: BatchStats, bound: float) -> str:
+def report(rows: Sequence[DemoRow], stats: BatchStats, bound: float) -> str:
     """The table of endpoints, the number of expected verdicts, and the time of the batch in relation to the lower bound."""
     agree = sum(row.verdict == row.expected for row in rows)
     missing = sum(row.verdict is None for row in rows)
@@ -188,7 +188,7 @@ def report(rows: Sequence[Judged], stats: BatchStats, bound: float) -> str:
     )
 
 
-async def judge_all(fleet: FakeFleet, requests: Sequence[JudgeRequest], progress: Progress) -> tuple[BatchResult[Any], float]:
+async def judge_all(fleet: FakeFleet, requests: Sequence[DemoRequest], progress: ProgressLine) -> tuple[BatchResult[Any], float]:
     """Judge all requests; return the results and the fleet's lower bound in seconds."""
     conversations = [request.messages for request in requests]
     async with fleet, QRewardClient(fleet.endpoints) as client:
@@ -212,7 +212,7 @@ def run(args: argparse.Namespace) -> int:
     requests = read_requests(args.input) * args.repeat
     make_room(args.output)
     logging.basicConfig(format="\r%(message)s" if sys.stderr.isatty() else "%(message)s")  # overwrite the progress line
-    batch, bound = asyncio.run(judge_all(demo_fleet(len(requests)), requests, Progress(len(requests), sys.stderr)))
+    batch, bound = asyncio.run(judge_all(demo_fleet(len(requests)), requests, ProgressLine(len(requests), sys.stderr)))
     rows = [judged(request, result) for request, result in zip(requests, batch, strict=True)]
     write_lines(args.output, rows)
     print(report(rows, batch.stats, bound))

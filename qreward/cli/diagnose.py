@@ -29,7 +29,7 @@ from qreward.settings.client import ClientConfig, without_effect
 from qreward.settings.policies import Endpoint
 from qreward.spelling import closest
 from qreward.transport.backend import EndpointConnection, HttpBackend
-from qreward.transport.base import Transport
+from qreward.transport.base import HttpTransport
 from qreward.transport.connection_settings import proxy_of
 from qreward.transport.probes import MODELS, told
 
@@ -174,7 +174,7 @@ async def _ask_all(line: EndpointConnection, found: Examined, answers: dict[str,
 
 
 async def _ask(line: EndpointConnection, path: str, found: Examined, answers: dict[str, Reply]) -> None:
-    transport: Transport = line.transport if path == API_MODELS else line.beside()
+    transport: HttpTransport = line.transport if path == API_MODELS else line.beside()
     began = perf_counter()
     try:
         reply = await transport.get("/models" if path == API_MODELS else path)

@@ -33,7 +33,7 @@ Prepare = Callable[[Any], Any]
 """Turns an item into a payload, or raises the ``QRewardError`` that becomes the item's result."""
 
 
-class Meter(Protocol):
+class BatchProgress(Protocol):
     """Shows the progress of a batch."""
 
     def add(self, result: Result[Any]) -> None: ...
@@ -72,7 +72,7 @@ class BatchWaiter:
         terms: RequestOptions,
         deadline: float | None,
         on_result: Callable[[Result[Any]], object] | None,
-        progress: Meter | None,
+        progress: BatchProgress | None,
         prices: Mapping[str, tuple[float, float]],
         keep: bool,
     ) -> None:

@@ -29,7 +29,7 @@ from qreward.scheduler.hedging import HedgingPolicy
 from qreward.scheduler.limits.adaptive import AdaptiveLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra
-from qreward.scheduler.limits.window import FixedLimit, Window
+from qreward.scheduler.limits.window import ConcurrencyLimit, FixedLimit
 from qreward.scheduler.load_balancing import Balancer, make_balancer
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.routing import Routes
@@ -375,7 +375,7 @@ def _kinds(limits: Limits) -> tuple[bool, ...]:
     return tuple(limit is not None for limit in (limits.rpm, limits.tpm, limits.max_concurrency))
 
 
-def _resized(window: Window, most: int | None, rng: Random) -> Window:
+def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> ConcurrencyLimit:
     """Return the window under another configured limit.
 
     The window starts anew if only the old limit restricted it, because nothing was learned about sizes above that limit.

@@ -84,7 +84,7 @@ class QueueState(NamedTuple):
     capacity: int | None
 
 
-class State(NamedTuple):
+class ClientState(NamedTuple):
     """The current state of a client. The sources are live objects and must not be changed."""
 
     queues: list[QueueState]
@@ -92,7 +92,7 @@ class State(NamedTuple):
     hedge_budget: float
 
 
-def state_of(engine: Engine[Scheduler], sources: list[Source], capacity: int | None) -> State:
+def state_of(engine: Engine[Scheduler], sources: list[Source], capacity: int | None) -> ClientState:
     """Return the state of a client. Can be called from any thread.
 
     Args:
@@ -103,7 +103,7 @@ def state_of(engine: Engine[Scheduler], sources: list[Source], capacity: int | N
     with engine.lock:
         pools = {id(pool): pool for source in sources for pool in source.pools}.values()
         queues = [QueueState(pool.name[1:-1], len(pool.queue), capacity) for pool in pools]
-        return State(queues, sources, engine.scheduler.hedge_budget)
+        return ClientState(queues, sources, engine.scheduler.hedge_budget)
 
 
 class Tallies:

@@ -6,7 +6,7 @@ This module knows which values are valid. It does not know how a call is made.
   that says what to write instead.
 - ``Changes`` holds the change callbacks of an object, and the lock under which changes are made one after the other.
 - ``read_settings`` reads the settings of a function from a file, and does not know which settings exist.
-- ``Settings`` is the form of a configuration that calls use, compiled once per change.
+- ``CompiledSettings`` is the form of a configuration that calls use, compiled once per change.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def read_settings(source: str | Path) -> dict[str, Any]:
     return read_with_place(source)[0]
 
 
-def read_with_place(source: str | Path) -> tuple[dict[str, Any], reading.Place]:
+def read_with_place(source: str | Path) -> tuple[dict[str, Any], reading.SettingsLocation]:
     """Return the settings in a file, and their place. Raises ``ConfigError``, also for an empty file, which may be about to be written."""
     return reading.read_settings(source, empty="write {} if nothing is to be set")
 
@@ -419,7 +419,7 @@ class _Shown:
         return str(getattr(value, "__qualname__", f"<{type(value).__name__}>"))
 
 
-class Settings:
+class CompiledSettings:
     """An immutable state of a configuration. A call uses one of them from its beginning to its end.
 
     Attributes:

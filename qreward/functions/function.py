@@ -22,7 +22,7 @@ from qreward.engine.driver import Engine
 from qreward.engine.function_calls import AsyncCall, BlockingCall, ThreadDriver
 from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
 from qreward.functions.clock import CLOCK, Switch
-from qreward.functions.config import ScheduleConfig, Settings
+from qreward.functions.config import CompiledSettings, ScheduleConfig
 from qreward.functions.metrics import Outcome, ScheduleMetrics, ScheduleStats
 from qreward.scheduler.functions.call import Call
 from qreward.scheduler.functions.scheduler import CallScheduler
@@ -41,12 +41,12 @@ class ScheduledFunction:
         pool: the engine and the limits that it shares with other functions.
     """
 
-    def __init__(self, body: Callable[..., Any], config: ScheduleConfig, pool: Pool) -> None:
+    def __init__(self, body: Callable[..., Any], config: ScheduleConfig, pool: FunctionPool) -> None:
         self.body = body
         self.name = f"{getattr(body, '__module__', None) or '?'}.{getattr(body, '__qualname__', None) or type(body).__qualname__}"
         self.config = config
         self.pool = pool
-        self.settings = Settings(config)
+        self.settings = CompiledSettings(config)
         _check_agreement(self, pool)
         pool.members.add(self)
         self.attach()
@@ -59,7 +59,7 @@ class ScheduledFunction:
             self.function = Function(self.name, engine.scheduler.group, self.settings.terms, keyed=self.settings.key_func is not None)
 
     def _follow(self, config: ScheduleConfig, _changed: frozenset[str]) -> None:
-        settings = Settings(config)
+        settings = CompiledSettings(config)
 
         def change(now: float) -> None:
             self.settings, self.function.terms = settings, settings.terms
@@ -109,7 +109,7 @@ class ScheduledFunction:
             return outcome.value
         return self._instead(call, settings, outcome, args, kwargs)
 
-    def _call(self, settings: Settings, hasty: bool, sink: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def _call(self, settings: CompiledSettings, hasty: bool, sink: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         key: Hashable = None
         if settings.key_func is not None:
             key = settings.key_func(*args, **kwargs)
@@ -121,7 +121,7 @@ class ScheduledFunction:
                 ) from None
         return Call(self.function, key, settings.hasty if hasty else settings.terms, sink)
 
-    def _instead(self, call: Call, settings: Settings, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _instead(self, call: Call, settings: CompiledSettings, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the default if there is one for this error; otherwise raise the error."""
         outcome: Outcome = "failed"
         if call.error is not error and isinstance(error, RequestTimeout):
@@ -135,7 +135,9 @@ class ScheduledFunction:
         default = settings.default
         return default(*args, **kwargs) if callable(default) else default
 
-    def _report(self, call: Call, settings: Settings, outcome: Outcome, error: BaseException | None, *, defaulted: bool = False) -> None:
+    def _report(
+        self, call: Call, settings: CompiledSettings, outcome: Outcome, error: BaseException | None, *, defaulted: bool = False
+    ) -> None:
         if settings.callback is None and settings.exporter is None:
             return
         now = self.pool.engine.clock()
@@ -204,7 +206,7 @@ def _reset(member: ScheduledFunction, now: float) -> None:
     member.pool.engine.scheduler.reset(now, member.function)
 
 
-def _check_agreement(member: ScheduledFunction, pool: Pool) -> None:
+def _check_agreement(member: ScheduledFunction, pool: FunctionPool) -> None:
     mine = member.config.max_concurrency
     for other in pool.members:
         theirs = other.config.max_concurrency
@@ -215,7 +217,7 @@ def _check_agreement(member: ScheduledFunction, pool: Pool) -> None:
             )
 
 
-class Pool:
+class FunctionPool:
     """An engine, and the driver of its blocking callers.
 
     Attributes:
@@ -225,7 +227,7 @@ class Pool:
     def __init__(self) -> None:
         self.members: WeakSet[ScheduledFunction] = WeakSet()
         self._begin()
-        forks.watch(self, Pool._begin_again)
+        forks.watch(self, FunctionPool._begin_again)
 
     def _begin(self) -> None:
         rng = Random()  # noqa: S311 - jitter, not secrets
@@ -254,18 +256,18 @@ class NoWire:
 
 _ENGINES: WeakSet[Engine[CallScheduler]] = WeakSet()
 """All engines in use. Not the pools: a timer of an event loop holds an engine, and may outlive the last function of its pool."""
-_POOLS: WeakValueDictionary[str, Pool] = WeakValueDictionary()
+_POOLS: WeakValueDictionary[str, FunctionPool] = WeakValueDictionary()
 _naming = threading.Lock()
 
 
-def pool_named(name: str | None) -> Pool:
+def pool_named(name: str | None) -> FunctionPool:
     """Return the pool with this name, or a new pool if the name is None. A pool lives as long as a function uses it."""
     if name is None:
-        return Pool()
+        return FunctionPool()
     with _naming:
         pool = _POOLS.get(name)
         if pool is None:
-            pool = _POOLS[name] = Pool()
+            pool = _POOLS[name] = FunctionPool()
         return pool
 
 

@@ -26,7 +26,7 @@ from qreward.engine import background as forks
 from qreward.errors import ConfigError, QRewardError
 from qreward.functions.config import FIXED, ScheduleConfig, read_settings
 from qreward.settings.client import ClientConfig, load_config
-from qreward.settings.files import Place
+from qreward.settings.files import SettingsLocation
 from qreward.spelling import closest
 
 PREFIX = "QREWARD_SCHEDULE_"
@@ -42,7 +42,7 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _UNSEEN = object()
 
 
-class Source(Protocol):
+class SettingsSource(Protocol):
     """A place that settings are read from.
 
     Attributes:
@@ -220,7 +220,7 @@ class CallbackSource:
         try:
             return self._read(given)
         except ConfigError as error:
-            raise Place("callback").named(error) from None
+            raise SettingsLocation("callback").named(error) from None
 
 
 def read_mapping(given: object) -> dict[str, Any]:
@@ -379,7 +379,7 @@ class ConfigWatcher:
         try:
             return self._target.apply(settings)
         except ConfigError as error:
-            raise Place(self._source.name).named(error) from None
+            raise SettingsLocation(self._source.name).named(error) from None
 
     def _tell(self, error: Exception) -> None:
         text = str(error) if isinstance(error, QRewardError) else f"{self._source.name}: {type(error).__name__}"
@@ -449,7 +449,7 @@ def _target_of(target: Any) -> _Target:
     raise ConfigError(f"ConfigWatcher takes a ScheduleConfig, a function with @schedule or a client, not a {type(target).__name__}")
 
 
-def _source_of(target: _Target, file: object, env: object, callback: Any) -> Source:
+def _source_of(target: _Target, file: object, env: object, callback: Any) -> SettingsSource:
     given = [name for name, there in (("file", file is not None), ("env", bool(env)), ("callback", callback is not None)) if there]
     if len(given) != 1:
         raise ConfigError(f"a ConfigWatcher needs exactly one of file, env and callback; {' and '.join(given) or 'none'} was given")

@@ -18,7 +18,7 @@ CHUNK = 64
 Make = Callable[[Any], Sequence[JudgeRequest]]
 
 
-class Known(NamedTuple):
+class CachedItem(NamedTuple):
     """An item whose requests have been built and looked up in the cache.
 
     Attributes:
@@ -47,7 +47,7 @@ def _vote(ask: JudgeRequest, heard: ModelReply | None) -> Vote | None:
         return None
 
 
-async def recalled(cache: Cache, items: Iterable[Any] | AsyncIterable[Any], make: Make, extra: Extra) -> AsyncIterator[Known]:
+async def recalled(cache: Cache, items: Iterable[Any] | AsyncIterable[Any], make: Make, extra: Extra) -> AsyncIterator[CachedItem]:
     """The items of a batch with their cached votes.
 
     A synchronous input is looked up ``CHUNK`` items at a time, an asynchronous one item by item. An exception of the input is raised after
@@ -83,17 +83,17 @@ def _until_failure(items: Iterable[Any], failed: list[Exception]) -> Iterable[An
         failed.append(error)
 
 
-def made(item: object, make: Make, extra: Extra) -> Known:
+def made(item: object, make: Make, extra: Extra) -> CachedItem:
     """An item with its requests, before the lookup."""
     fields = None
     try:
         fields = extra(item)
-        return Known(make(item), (), fields)
+        return CachedItem(make(item), (), fields)
     except Exception as error:  # may come from the item's own code; it becomes the item's result
-        return Known(error, (), fields)
+        return CachedItem(error, (), fields)
 
 
-async def _looked_up(cache: Cache, items: Sequence[Known]) -> list[Known]:
+async def _looked_up(cache: Cache, items: Sequence[CachedItem]) -> list[CachedItem]:
     asks = [ask for each in items if not isinstance(each.asks, Exception) for ask in each.asks]
     votes = iter(await recall(cache, asks))
     return [each if isinstance(each.asks, Exception) else each._replace(votes=list(islice(votes, len(each.asks)))) for each in items]

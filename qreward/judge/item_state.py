@@ -37,7 +37,7 @@ class JudgeRequest(NamedTuple):
         return SampleRequest(self.judge_model, self.messages, self.sample, swapped=self.swapped)
 
 
-class PendingItem:
+class JudgeItem:
     """An item and its votes.
 
     Args:
@@ -137,7 +137,7 @@ class PendingItem:
         self.endpoint = sample_request.endpoint or self.endpoint
 
 
-Outcome = Callable[[PendingItem, Any], Any]
+Outcome = Callable[[JudgeItem, Any], Any]
 """Makes the user's result from an item and its aggregated votes."""
 
 

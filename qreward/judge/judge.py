@@ -24,7 +24,7 @@ from qreward.judge import config as given
 from qreward.judge.cache import Cache
 from qreward.judge.cache_lookup import recall, recalled
 from qreward.judge.config import JudgeConfig, ResponseFormat, Settle
-from qreward.judge.item_state import JudgeRequest, Outcome, PendingItem
+from qreward.judge.item_state import JudgeItem, JudgeRequest, Outcome
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict
 from qreward.judge.prompts import Builder
 from qreward.judge.requests import Extra, Questions, extra_of, fields_of, pair_extra_of, pair_fields_of
@@ -392,9 +392,9 @@ def _again(client: QRewardClient, config: JudgeConfig, others: Mapping[str, Any]
     return Judge(client, **{**settings, **others}, **config.params)
 
 
-def _verdict(poll: PendingItem, decided: tuple[float, Any]) -> Verdict:
+def _verdict(poll: JudgeItem, decided: tuple[float, Any]) -> Verdict:
     return Verdict(decided[0], decided[1], None, poll.usage, not poll.sent)
 
 
-def _comparison(poll: PendingItem, decided: Comparison) -> Comparison:
+def _comparison(poll: JudgeItem, decided: Comparison) -> Comparison:
     return Comparison(decided.preference, decided.score, decided.votes, poll.usage, not poll.sent)

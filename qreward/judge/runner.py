@@ -16,11 +16,11 @@ from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import Tallies, result_of
 from qreward.errors import BadRequest, ClientClosed, QRewardError
 from qreward.judge.aggregation import Decide
-from qreward.judge.cache_lookup import Known, made
-from qreward.judge.item_state import JudgeRequest, Outcome, PendingItem, error_of
+from qreward.judge.cache_lookup import CachedItem, made
+from qreward.judge.item_state import JudgeItem, JudgeRequest, Outcome, error_of
 from qreward.judge.requests import Extra
 from qreward.judge.sampling import JudgeModel
-from qreward.judge.singleflight import Asked, Dispatcher, InflightRequest, Keep, late
+from qreward.judge.singleflight import Dispatcher, InflightRequest, Keep, SampleTask, late
 from qreward.judge.types import Vote
 from qreward.results import Result, Usage, with_trail
 from qreward.scheduler.endpoint_state import Source
@@ -33,7 +33,7 @@ MOST_AHEAD = 4096
 """The most requests in the longest queue of several models. Reading ahead for a slow model keeps the faster ones busy."""
 
 
-class Judged:
+class JudgeAnswer:
     """The outcome of an item, in the form in which ``Result`` takes an answer."""
 
     __slots__ = ("usage", "value")
@@ -104,7 +104,7 @@ class JudgeBulk(Dispatcher, BatchWaiter):
         self._decide, self._outcome, self._extra = decide, outcome, extra
         self._tallies: _Tallies = _Tallies()
         self._size, self._per_item = size, per_item
-        self._polls: dict[PendingItem, None] = {}
+        self._polls: dict[JudgeItem, None] = {}
         self._others: dict[Pool, BatchFeed] = {}  # of the models whose pool is not that of the first model
         self._adding = False
 
@@ -148,11 +148,11 @@ class JudgeBulk(Dispatcher, BatchWaiter):
         if not self._read:
             self._feed.left = self._requests_left(self._pool)
         index = self._next_index()
-        known = item if type(item) is Known else made(item, self._prepare, self._extra)
+        known = item if type(item) is CachedItem else made(item, self._prepare, self._extra)
         if isinstance(known.asks, Exception):
             self._settle(Result(index, None, _as_ours(known.asks, index), None, 0.0, 0.0, extra=known.extra))
             return
-        poll = PendingItem(known.asks, self._decide, self, index, self.shell.engine.clock(), inf, known.extra)
+        poll = JudgeItem(known.asks, self._decide, self, index, self.shell.engine.clock(), inf, known.extra)
         self._polls[poll] = None
         self._adding = True
         self.begin(poll, known.votes)
@@ -192,7 +192,7 @@ class JudgeBulk(Dispatcher, BatchWaiter):
     async def _carry(self, attempt: Attempt) -> Sent:
         """Send an attempt. The timeout of an item with several requests starts with the first of them."""
         task = attempt.task
-        if isinstance(task, Asked) and self._terms.timeout is not None:
+        if isinstance(task, SampleTask) and self._terms.timeout is not None:
             for poll, _ in task.inflight_request.seats:
                 if poll.owner is self and poll.timer is None:
                     poll.until = task.deadline
@@ -203,7 +203,7 @@ class JudgeBulk(Dispatcher, BatchWaiter):
         if task not in self.requests:
             return
         self._tallies.add_request(result_of(task, outcome, source, seconds))
-        assert isinstance(task, Asked)
+        assert isinstance(task, SampleTask)
         for poll, _ in task.inflight_request.seats:
             if poll.begun is None:
                 poll.born, poll.begun = task.born, task.sent_at
@@ -215,13 +215,13 @@ class JudgeBulk(Dispatcher, BatchWaiter):
             self._tallies.add_cancelled(attempt for attempt in (task.attempt, task.copy) if attempt is not None)
         super().release(inflight_request)
 
-    def decided(self, poll: PendingItem, decided: Any) -> None:
+    def decided(self, poll: JudgeItem, decided: Any) -> None:
         self._polls.pop(poll, None)
         begun = poll.begun
         queued = 0.0 if begun is None else begun - poll.born
         error = error_of(decided)
         if error is None:
-            answer = Judged(self._outcome(poll, decided), poll.usage)
+            answer = JudgeAnswer(self._outcome(poll, decided), poll.usage)
             seconds = 0.0 if begun is None else self.shell.engine.clock() - begun
             result: Result[Any] = Result(poll.index, answer, None, poll.endpoint, seconds, queued, poll.trail, poll.extra)
         else:
@@ -294,9 +294,9 @@ class SingleRunner(Dispatcher):
         self._sit(shell, table, terms, pools, keep)
         self.context = copy_context()
         self._born = born
-        self._poll: PendingItem | None = None
+        self._poll: JudgeItem | None = None
 
-    async def outcome(self, asks: Sequence[JudgeRequest], decide: Decide, known: Sequence[Vote | None]) -> tuple[PendingItem, Any]:
+    async def outcome(self, asks: Sequence[JudgeRequest], decide: Decide, known: Sequence[Vote | None]) -> tuple[JudgeItem, Any]:
         """Send the requests of an item and wait for the outcome.
 
         If the caller is cancelled, the requests that no other item waits for are cancelled too.
@@ -312,7 +312,7 @@ class SingleRunner(Dispatcher):
         """
         shell = self.shell
         until = inf if self._terms.timeout is None else self._born + self._terms.timeout
-        poll = self._poll = PendingItem(asks, decide, self, 0, self._born, until)
+        poll = self._poll = JudgeItem(asks, decide, self, 0, self._born, until)
         self._waiter = shell.loop.create_future()
         shell.sinks[self] = None
         try:
@@ -336,7 +336,7 @@ class SingleRunner(Dispatcher):
             poll.leave()
         self.shell.sinks.pop(self, None)
 
-    def decided(self, poll: PendingItem, decided: Any) -> None:  # noqa: ARG002 - there is one item
+    def decided(self, poll: JudgeItem, decided: Any) -> None:  # noqa: ARG002 - there is one item
         if not self._waiter.done():
             self._waiter.set_result(decided)
 

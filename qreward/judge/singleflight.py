@@ -15,7 +15,7 @@ from qreward.engine.driver import LoopDriver
 from qreward.errors import QRewardError, RequestTimeout
 from qreward.judge.aggregation import Heard
 from qreward.judge.cache import Sighting
-from qreward.judge.item_state import JudgeRequest, PendingItem
+from qreward.judge.item_state import JudgeItem, JudgeRequest
 from qreward.judge.sampling import JudgeModel
 from qreward.judge.types import Vote
 from qreward.scheduler.endpoint_state import Source
@@ -27,7 +27,7 @@ Keep = Callable[[Sighting], object]
 """Receives each answer of a model, whether it could be parsed or not."""
 
 
-class Asked(Task):
+class SampleTask(Task):
     """The current task of an in-flight request. Its payload is fixed only when it is sent, as the response format may change until then."""
 
     __slots__ = ("inflight_request",)
@@ -67,8 +67,8 @@ class InflightRequest:
         self.key, self.ask, self.leader = key, ask, leader
         self.table = leader.table
         self.sample_request = ask.sample_request()
-        self.seats: list[tuple[PendingItem, int]] = []
-        self.task: Asked | None = None
+        self.seats: list[tuple[JudgeItem, int]] = []
+        self.task: SampleTask | None = None
         self.borrowed = False
         self.until = inf
         self.timer: Any = None
@@ -82,7 +82,7 @@ class InflightRequest:
                 poll.charge(self.sample_request)
             poll.tell(place, _apart(heard) if number else heard)
 
-    def leave(self, poll: PendingItem) -> None:
+    def leave(self, poll: JudgeItem) -> None:
         """Remove an item that no longer waits. Without items the request is cancelled; without items of its leader it is taken over."""
         paid = bool(self.seats) and self.seats[0][0] is poll
         self.seats = [seat for seat in self.seats if seat[0] is not poll]
@@ -138,13 +138,13 @@ class Dispatcher:
         """Send an in-flight request. ``again`` is True if it was sent before."""
         raise NotImplementedError
 
-    def decided(self, poll: PendingItem, decided: Any) -> None:
+    def decided(self, poll: JudgeItem, decided: Any) -> None:
         """An item has its outcome."""
         raise NotImplementedError
 
     # items
 
-    def begin(self, poll: PendingItem, known: Sequence[Vote | None] = ()) -> None:
+    def begin(self, poll: JudgeItem, known: Sequence[Vote | None] = ()) -> None:
         """Send the requests of an item that have no vote yet. A request that is already in flight is shared.
 
         Args:
@@ -173,7 +173,7 @@ class Dispatcher:
             if inflight_request.seats:  # sending an earlier one may have ended the item
                 self.send(inflight_request, again=False)
 
-    def watch_over(self, poll: PendingItem) -> None:
+    def watch_over(self, poll: JudgeItem) -> None:
         """Start the item's own timer, for an item whose requests may end later than its timeout."""
         if poll.timer is not None or self._terms.timeout is None:
             return
@@ -182,15 +182,17 @@ class Dispatcher:
             poll.until = now + self._terms.timeout
         poll.timer = self.shell.loop.call_later(max(0.0, poll.until - now), self._overdue, poll)
 
-    def _overdue(self, poll: PendingItem) -> None:
+    def _overdue(self, poll: JudgeItem) -> None:
         poll.timer = None
         poll.end(late(self._terms.timeout, poll.asks[0].judge_model.model))
 
     # requests in flight
 
-    def request(self, inflight_request: InflightRequest, timeout: float | None) -> Asked:
+    def request(self, inflight_request: InflightRequest, timeout: float | None) -> SampleTask:
         """Create a new task for an in-flight request. It replaces any earlier one."""
-        task = inflight_request.task = Asked(inflight_request, self._pools[inflight_request.ask.judge_model], self._terms, timeout, self)
+        task = inflight_request.task = SampleTask(
+            inflight_request, self._pools[inflight_request.ask.judge_model], self._terms, timeout, self
+        )
         self.requests[task] = None
         return task
 
@@ -229,7 +231,7 @@ class Dispatcher:
         if task not in self.requests:
             return
         del self.requests[task]
-        assert isinstance(task, Asked)
+        assert isinstance(task, SampleTask)
         inflight_request = task.inflight_request
         inflight_request.task = None
         if not inflight_request.borrowed:

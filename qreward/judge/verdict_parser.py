@@ -18,7 +18,7 @@ from qreward import options as arguments
 from qreward.codecs.finish_reason import described
 from qreward.errors import ConfigError
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
-from qreward.judge.parsing.schema import Shape
+from qreward.judge.parsing.schema import VerdictSchema
 from qreward.judge.reply import ModelReply
 from qreward.server.import_string import load_object
 from qreward.spelling import did_you_mean
@@ -59,7 +59,7 @@ class VerdictParser:
     ) -> None:
         if not isinstance(model, type) or not issubclass(model, BaseModel):
             raise ConfigError(f"verdict must be a pydantic model, not {model!r}")
-        shape = Shape.of(model, None if scale is None else bounds("scale", scale))
+        shape = VerdictSchema.of(model, None if scale is None else bounds("scale", scale))
         self.model = model
         self.scale = shape.scale or USUAL
         if self.scale[0] >= self.scale[1]:
@@ -138,7 +138,7 @@ def _shown(value: object) -> str:
     return f"a {type(value).__name__}" if len(told := repr(value)) > _LONG else told
 
 
-def _check_choices(shape: Shape[Any], scale: tuple[float, float]) -> None:
+def _check_choices(shape: VerdictSchema[Any], scale: tuple[float, float]) -> None:
     outside = [number for number, _ in shape.numerals if not scale[0] <= number <= scale[1]]
     if outside:
         raise ConfigError(
@@ -147,7 +147,7 @@ def _check_choices(shape: Shape[Any], scale: tuple[float, float]) -> None:
 
 
 def _worth_of(
-    shape: Shape[Any], mapped: Callable[[float, float, float], float], scale: tuple[float, float]
+    shape: VerdictSchema[Any], mapped: Callable[[float, float, float], float], scale: tuple[float, float]
 ) -> Callable[[Any], float | None]:
     """The function from a verdict to its reward.
 

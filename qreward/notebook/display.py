@@ -19,7 +19,7 @@ from qreward import options as arguments
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.notebook.render import LINE, clip, facts, frame, number, seconds
-from qreward.notebook.state import Answer, Board, Phase
+from qreward.notebook.state import AnswerPhase, Board, LiveAnswer
 from qreward.progress import is_notebook
 from qreward.results import BatchResult
 from qreward.streaming.handles import BatchStream, Stream
@@ -36,21 +36,26 @@ CARD_TEXT = 400
 MOST_TROUBLE = 600
 """Characters shown of an error message."""
 
-_COLOURS = {Phase.DONE: "#2da44e", Phase.INTERRUPTED: "#e5534b", Phase.FAILED: "#e5534b", Phase.STOPPED: "#bf8700"}  # on white and black
+_COLOURS = {
+    AnswerPhase.DONE: "#2da44e",
+    AnswerPhase.INTERRUPTED: "#e5534b",
+    AnswerPhase.FAILED: "#e5534b",
+    AnswerPhase.STOPPED: "#bf8700",
+}  # on white and black
 _PRE = (
     "margin:4px 0 0;padding:0;border:0;background:none;color:inherit;font:inherit;"
     "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
 )
 
 
-def answer_html(answer: Answer, now: float) -> str:
+def answer_html(answer: LiveAnswer, now: float) -> str:
     """One answer as HTML, over the whole width."""
     text = answer.text
     shown = text if answer.ended is not None else _tail(text, LIVE_TEXT)
     return frame(_card(answer.phase, answer, answer_facts(answer, now), shown, "max-height:40em;overflow:auto"))
 
 
-def answer_facts(answer: Answer, now: float) -> list[str]:
+def answer_facts(answer: LiveAnswer, now: float) -> list[str]:
     """Endpoint, times, tokens and restarts of one answer; empty strings for unknown values."""
     return [
         answer.endpoint or "",
@@ -61,12 +66,12 @@ def answer_facts(answer: Answer, now: float) -> list[str]:
     ]
 
 
-def answer_plain(answer: Answer, now: float) -> str:
+def answer_plain(answer: LiveAnswer, now: float) -> str:
     """One answer as plain text, followed by its summary line."""
     return "\n".join(part for part in (answer.text, last_line(answer, now)) if part)
 
 
-def last_line(answer: Answer, now: float) -> str:
+def last_line(answer: LiveAnswer, now: float) -> str:
     """The summary line of one answer: its phase, facts and error."""
     return f"[{' · '.join(part for part in (answer.phase, *answer_facts(answer, now), clip(answer.trouble, MOST_TROUBLE)) if part)}]"
 
@@ -82,9 +87,9 @@ def board_html(board: Board, now: float) -> str:
 def board_facts(board: Board, now: float) -> list[str]:
     """Counts, time, rate and restarts of all answers; empty strings for unknown values."""
     return [
-        f"{number(board.ended.get(Phase.DONE, 0))} done",
+        f"{number(board.ended.get(AnswerPhase.DONE, 0))} done",
         f"{number(board.live)} under way" if board.over is None else "",
-        *(f"{number(count)} {phase}" for phase, count in sorted(board.ended.items()) if phase is not Phase.DONE),
+        *(f"{number(count)} {phase}" for phase, count in sorted(board.ended.items()) if phase is not AnswerPhase.DONE),
         _elapsed(board, now),
         "" if board.rate is None else f"{number(board.rate)} tokens/s",
         _restarts(board.restarts),
@@ -96,7 +101,7 @@ def board_plain(board: Board, now: float) -> str:
     return f"[{' · '.join(part for part in (*board_facts(board, now), clip(board.trouble, MOST_TROUBLE)) if part)}]"
 
 
-def _small_card(index: int, answer: Answer) -> str:
+def _small_card(index: int, answer: LiveAnswer) -> str:
     text = _tail(answer.text, CARD_TEXT) if answer.ended is None else clip(answer.text, CARD_TEXT)
     parts = [
         answer.endpoint or "",
@@ -108,12 +113,16 @@ def _small_card(index: int, answer: Answer) -> str:
     return _card(f"#{index} {answer.phase}", answer, parts, text, "")
 
 
-def _card(title: str, answer: Answer, parts: list[str], text: str, limit: str) -> str:
+def _card(title: str, answer: LiveAnswer, parts: list[str], text: str, limit: str) -> str:
     look = (
         f"border:1px solid {LINE};border-left:4px solid {_COLOURS.get(answer.phase, LINE)};border-radius:4px;padding:6px 10px;min-width:0"
     )
     said = (
-        f'<pre style="{_PRE};{limit}">{escape(text)}</pre>' if text else "<div><i>no text</i></div>" if answer.phase is Phase.DONE else ""
+        f'<pre style="{_PRE};{limit}">{escape(text)}</pre>'
+        if text
+        else "<div><i>no text</i></div>"
+        if answer.phase is AnswerPhase.DONE
+        else ""
     )
     void = f"it began anew after {answer.void}" if answer.void else ""
     head = f'<b>{escape(title)}</b> <span style="opacity:.75;font-size:12px">{facts(parts)}</span>'
@@ -124,14 +133,14 @@ def _trouble(words: str) -> str:
     return f'<div style="margin-top:4px;overflow-wrap:anywhere"><i>{escape(clip(words, MOST_TROUBLE))}</i></div>' if words else ""
 
 
-def _volume(answer: Answer) -> list[str]:
+def _volume(answer: LiveAnswer) -> list[str]:
     about = "" if answer.told is not None else "about "
     count = f"{about}{number(answer.tokens)} token{'' if answer.tokens == 1 else 's'}"
     return [count if answer.tokens else "", "" if answer.rate is None else f"{number(answer.rate)} tokens/s"]
 
 
-def _elapsed(state: Answer | Board, now: float) -> str:
-    over = state.ended if isinstance(state, Answer) else state.over
+def _elapsed(state: LiveAnswer | Board, now: float) -> str:
+    over = state.ended if isinstance(state, LiveAnswer) else state.over
     return f"{int(state.elapsed(now))} s" if over is None else seconds(state.elapsed(now))
 
 
@@ -147,7 +156,7 @@ S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
 
 
-class View(Protocol[S_contra]):
+class AnswerView(Protocol[S_contra]):
     """An output that shows a state."""
 
     def draw(self, state: S_contra, now: float) -> None: ...
@@ -186,7 +195,7 @@ class Script:
     def __init__(self) -> None:
         self._written = self._restarts = 0
 
-    def draw(self, state: Answer, now: float) -> None:  # noqa: ARG002
+    def draw(self, state: LiveAnswer, now: float) -> None:  # noqa: ARG002
         if state.restarts != self._restarts:
             _write(f"\n[the answer begins anew after {state.void}]\n")
             self._written, self._restarts = 0, state.restarts
@@ -194,7 +203,7 @@ class Script:
         _write(text[self._written :])
         self._written = len(text)
 
-    def close(self, state: Answer, now: float) -> None:
+    def close(self, state: LiveAnswer, now: float) -> None:
         self.draw(state, now)
         _write(f"\n{last_line(state, now)}\n")
 
@@ -202,7 +211,7 @@ class Script:
 class Lines:
     """Writes each answer of a batch when it has ended, and a summary line at the end."""
 
-    def tell(self, index: int, answer: Answer) -> None:
+    def tell(self, index: int, answer: LiveAnswer) -> None:
         """Write an answer that has ended."""
         _write(f"#{index} {answer.text}\n   {last_line(answer, answer.ended or 0.0)}\n")
 
@@ -260,8 +269,8 @@ def show(stream: Stream | SyncStream, *, clock: Callable[[], float] = monotonic)
     inner = stream._stream if isinstance(stream, SyncStream) else stream
     if not isinstance(inner, Stream):
         raise ConfigError(f"show takes what stream_chat_completion returns, not {inner!r}; show_batch takes many streams")
-    view: View[Answer] = Cell(answer_html, answer_plain) if in_notebook() else Script()
-    drawing = Drawing(Answer(clock(), not inner.text, lambda: inner.text), view, clock)
+    view: AnswerView[LiveAnswer] = Cell(answer_html, answer_plain) if in_notebook() else Script()
+    drawing = Drawing(LiveAnswer(clock(), not inner.text, lambda: inner.text), view, clock)
     return follow(inner, drawing) if inner is stream else _block(follow, inner, drawing)
 
 
@@ -314,7 +323,7 @@ class Drawing(Generic[S]):
     An error of a drawing at an interval is reported by the event loop and ends the updates; an error on entry or exit is raised.
     """
 
-    def __init__(self, state: S, view: View[S], clock: Callable[[], float]) -> None:
+    def __init__(self, state: S, view: AnswerView[S], clock: Callable[[], float]) -> None:
         self.state = state
         self.clock = clock
         self._view = view
@@ -338,7 +347,7 @@ class Drawing(Generic[S]):
         self._timer = asyncio.get_running_loop().call_later(INTERVAL, self._tick)
 
 
-async def follow(stream: Stream, drawing: Drawing[Answer]) -> ChatCompletion:
+async def follow(stream: Stream, drawing: Drawing[LiveAnswer]) -> ChatCompletion:
     """Read one stream to its end while its state is drawn."""
     clock = drawing.clock
     with drawing as answer:

@@ -13,7 +13,7 @@ from qreward.errors import StreamInterrupted
 from qreward.results import Result
 
 
-class Phase(StrEnum):
+class AnswerPhase(StrEnum):
     """The phase of a streamed answer."""
 
     WAITING = "waiting"
@@ -24,20 +24,20 @@ class Phase(StrEnum):
     STOPPED = "stopped"
 
 
-def phase_of(error: BaseException) -> Phase:
+def phase_of(error: BaseException) -> AnswerPhase:
     """The final phase for an error: stopped (cancelled), interrupted (``StreamInterrupted``), or failed (any other error)."""
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
-        return Phase.STOPPED
-    return Phase.INTERRUPTED if isinstance(error, StreamInterrupted) else Phase.FAILED
+        return AnswerPhase.STOPPED
+    return AnswerPhase.INTERRUPTED if isinstance(error, StreamInterrupted) else AnswerPhase.FAILED
 
 
 def words_of(error: BaseException | None) -> str:
     """The type and message of an error; ``""`` for None and for a cancellation."""
-    return "" if error is None or phase_of(error) is Phase.STOPPED else f"{type(error).__name__}: {error}"
+    return "" if error is None or phase_of(error) is AnswerPhase.STOPPED else f"{type(error).__name__}: {error}"
 
 
 @dataclass(slots=True)
-class Answer:
+class LiveAnswer:
     """One streamed answer.
 
     Attributes:
@@ -60,7 +60,7 @@ class Answer:
     began: float
     timed: bool = True
     read: Callable[[], str] | None = None
-    phase: Phase = Phase.WAITING
+    phase: AnswerPhase = AnswerPhase.WAITING
     pieces: list[str] = field(default_factory=list)
     seen: int = 0
     first: float | None = None
@@ -76,12 +76,12 @@ class Answer:
     def add(self, event: str | StreamRestarted, now: float) -> None:
         """Record a piece of text or a restart."""
         if isinstance(event, StreamRestarted):
-            self.phase, self.first, self.last, self.seen = Phase.WAITING, None, None, 0
+            self.phase, self.first, self.last, self.seen = AnswerPhase.WAITING, None, None, 0
             self.restarts += 1
             self.void = words_of(event.error)
             self.pieces.clear()
             return
-        self.phase, self.last = Phase.STREAMING, now
+        self.phase, self.last = AnswerPhase.STREAMING, now
         self.first = now if self.first is None else self.first
         self.seen += 1
         if self.read is None:
@@ -89,7 +89,7 @@ class Answer:
 
     def end(self, result: Result[Any] | None, error: BaseException | None, now: float) -> None:
         """Record the end. The text received so far is kept."""
-        self.phase = Phase.DONE if error is None else phase_of(error)
+        self.phase = AnswerPhase.DONE if error is None else phase_of(error)
         self.trouble, self.ended = words_of(error), now
         if result is not None:
             self.endpoint = result.endpoint
@@ -145,9 +145,9 @@ class Board:
     began: float
     most: int
     places: list[int] = field(default_factory=list)
-    answers: dict[int, Answer] = field(default_factory=dict)
-    ended: dict[Phase, int] = field(default_factory=dict)
-    tell: Callable[[int, Answer], object] | None = None
+    answers: dict[int, LiveAnswer] = field(default_factory=dict)
+    ended: dict[AnswerPhase, int] = field(default_factory=dict)
+    tell: Callable[[int, LiveAnswer], object] | None = None
     restarts: int = 0
     pieces: int = 0
     last: float | None = None
@@ -158,7 +158,7 @@ class Board:
         """Record an event of one answer."""
         answer = self.answers.get(index)
         if answer is None:
-            answer = self.answers[index] = Answer(self.began)
+            answer = self.answers[index] = LiveAnswer(self.began)
         if index not in self.places:
             self._place(index)
         if isinstance(event, Result):
@@ -182,7 +182,7 @@ class Board:
         for answer in self.answers.values():
             if answer.ended is None:
                 answer.end(None, asyncio.CancelledError(), now)
-                self.ended[Phase.STOPPED] = self.ended.get(Phase.STOPPED, 0) + 1
+                self.ended[AnswerPhase.STOPPED] = self.ended.get(AnswerPhase.STOPPED, 0) + 1
 
     @property
     def live(self) -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from qreward.quota.messages import LEASE, LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
 from qreward.scheduler.limits.rate import Gcra
-from qreward.scheduler.limits.window import Changes, Window
+from qreward.scheduler.limits.window import Changes, ConcurrencyLimit
 from qreward.scheduler.request import BatchFeed
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Lease:
 
     __slots__ = ("call", "limited", "members", "missed", "news", "own", "permits", "requests", "tokens", "until", "window")
 
-    def __init__(self, limits: Limits, window: Window) -> None:
+    def __init__(self, limits: Limits, window: ConcurrencyLimit) -> None:
         self.call: Callable[[], object] = _nobody
         self.missed = self.own = False
         self.until = -inf
@@ -253,7 +253,7 @@ class CappedLimit:
 
     __slots__ = ("_tenure", "inner", "peak")
 
-    def __init__(self, inner: Window, tenure: Lease) -> None:
+    def __init__(self, inner: ConcurrencyLimit, tenure: Lease) -> None:
         self.inner = inner
         self.peak = 0
         self._tenure = tenure
@@ -295,7 +295,7 @@ def _short(amount: float) -> str:
     return f"{amount:.0f}" if amount >= 1000 else f"{amount:.4g}"
 
 
-def inner_of(window: Window) -> Window:
+def inner_of(window: ConcurrencyLimit) -> ConcurrencyLimit:
     """Return the concurrency limit itself, without the cap of a share."""
     return window.inner if isinstance(window, CappedLimit) else window
 

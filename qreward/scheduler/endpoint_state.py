@@ -16,9 +16,9 @@ from qreward.scheduler.limits.adaptive import AdaptiveLimit
 from qreward.scheduler.limits.cooldown import Cooldown
 from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
-from qreward.scheduler.limits.window import FixedLimit, Window
+from qreward.scheduler.limits.window import ConcurrencyLimit, FixedLimit
 from qreward.scheduler.outcome import Answer, RateLimitInfo
-from qreward.scheduler.stats.latency import Latency, StreamTiming
+from qreward.scheduler.stats.latency import LatencyStats, StreamTiming
 from qreward.scheduler.stats.stalls import StallDetector
 from qreward.settings.policies import Limits
 
@@ -42,7 +42,7 @@ MOST_DOUBLINGS = 3
 """How often a task's time limit doubles at most, from the second time on that the task exceeded one."""
 
 
-class Tally:
+class SourceCounters:
     """Counts of requests since the source was created, by outcome."""
 
     __slots__ = ("cancelled", "failed", "hedged", "ok", "output_tokens", "prompt_tokens", "rejected", "retried", "sent")
@@ -86,14 +86,14 @@ class Source:
         *,
         weight: float = 1.0,
         attempt_timeout: float | None = None,
-        window: Window | None = None,
+        window: ConcurrencyLimit | None = None,
         learned: LearnedRate | None = None,
     ) -> None:
         limits = limits or Limits()
         self.name = name
         self.weight = weight
         self.attempt_timeout = attempt_timeout
-        self.window: Window = window or FixedLimit(limits.max_concurrency)
+        self.window: ConcurrencyLimit = window or FixedLimit(limits.max_concurrency)
         self.learned = learned
         self.requests: Gcra | HeaderRateLimit | None = Gcra(limits.rpm / 60) if limits.rpm else None
         self.tokens: Gcra | HeaderRateLimit | None = Gcra(limits.tpm / 60) if limits.tpm else None
@@ -103,7 +103,7 @@ class Source:
         self.gate = Cooldown(rng)
         self.health = Health(rng, self._health_changed)
         self.down_since: float | None = None
-        self.latency = Latency()
+        self.latency = LatencyStats()
         self.silence = StallDetector()
         self.tempo: StreamTiming | None = None
         self.attempts: dict[Attempt, None] = {}
@@ -116,7 +116,7 @@ class Source:
         self.pools: list[Pool] = []
         self.due = -1
         self.removed = False
-        self.tally = Tally()
+        self.tally = SourceCounters()
         self.handle: object = None
 
     def ready_at(self, now: float) -> float:

@@ -25,7 +25,7 @@ UNKNOWN = 0.25
 """Share of the timeout in which a source of unknown latency is expected to answer."""
 
 
-class Outages:
+class OutageTracker:
     """Tracks the pools without a live source and the feeds that wait for them.
 
     Args:

@@ -35,7 +35,7 @@ from qreward.scheduler.health import HealthChange
 from qreward.scheduler.hedging import CopyTargets, HedgingPolicy
 from qreward.scheduler.limits.tokens import TokenEstimator
 from qreward.scheduler.load_balancing import Balancer
-from qreward.scheduler.outages import Outages, deadline
+from qreward.scheduler.outages import OutageTracker, deadline
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, Outcome, RateLimitInfo
 from qreward.scheduler.pool import ONLINE, Pool
 from qreward.scheduler.request import Attempt, BatchFeed, CancelReason, Task, TaskState
@@ -163,7 +163,7 @@ class Scheduler:
         self.tokens = TokenEstimator(estimate)
         self._aftermath = FailurePolicy(retry, rng)
         self._duplicates = HedgingPolicy(hedge, retry.attempts)
-        self.outages = Outages(self.wheel)
+        self.outages = OutageTracker(self.wheel)
         self._estimate = estimate
         self._most_waiting = most_waiting
         self._numbers = 0

@@ -20,7 +20,7 @@ REFUSED_PATIENCE = 1000
 """Answered requests after a refusal before a longer one is tried. Doubled each time the longer one is refused."""
 
 
-class Known:
+class EndpointLimits:
     """The limits of requests to one endpoint, for items of one kind.
 
     A server that limits the number of items may hold a queue slot for each item (Text Embeddings Inference). It never accepts a request
@@ -97,18 +97,18 @@ class KnownLists:
     """The learned limits of all endpoints of a client."""
 
     def __init__(self) -> None:
-        self._known: dict[Source, dict[Hashable, Known]] = {}
+        self._known: dict[Source, dict[Hashable, EndpointLimits]] = {}
         self._told: dict[Source, int] = {}
 
-    def at(self, source: Source, usual: MergeLimits, cap: int | None) -> Known:
-        """The limits of requests to an endpoint. Items with equal ``usual`` and ``cap`` (see ``Known``) count as one kind."""
+    def at(self, source: Source, usual: MergeLimits, cap: int | None) -> EndpointLimits:
+        """The limits of requests to an endpoint. Items with equal ``usual`` and ``cap`` (see ``EndpointLimits``) count as one kind."""
         kinds = self._known.get(source)
         if kinds is None:
             self._forget_removed()
             kinds = self._known[source] = {}
         known = kinds.get((usual, cap))
         if known is None:
-            known = kinds[usual, cap] = Known(usual, cap)
+            known = kinds[usual, cap] = EndpointLimits(usual, cap)
             if source in self._told:
                 known.told(self._told[source])
         return known

@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from qreward.batching.backlog import OVER, TAKEN, Place
+from qreward.batching.backlog import OVER, TAKEN, ItemState
 from qreward.engine.driver import LoopDriver
 from qreward.engine.instrumentation import TOLD
 from qreward.engine.snapshots import result_of
@@ -47,7 +47,7 @@ class MergedItem(Task):
     def __init__(self, payload: Any, pool: Pool, terms: RequestOptions, sink: Any, index: int) -> None:
         super().__init__(payload, pool, terms.level, terms.timeout, sink, index, terms.tenant)
         self.hedge = terms.hedge
-        self.place: Place = OVER
+        self.place: ItemState = OVER
         self.until = inf
         self.lane: PriorityLane
         self.carrier: MergedRequest | None = None

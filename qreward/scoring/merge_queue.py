@@ -19,7 +19,7 @@ from qreward.scheduler.outages import deadline
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import BatchFeed, TaskState
 from qreward.scoring import sizing as spread
-from qreward.scoring.endpoint_limits import Known, KnownLists
+from qreward.scoring.endpoint_limits import EndpointLimits, KnownLists
 from qreward.scoring.formats import MergeFormat
 from qreward.scoring.items import MergedItem, MergedRequest, PriorityLane
 
@@ -90,7 +90,7 @@ class MergeQueue:
         self._pool, self._listing, self._lists = pool, listing, lists
         self._backlog: Any = Backlog()  # of MergedItem, which has the attributes of backlog.Item
         self._services: dict[Source, spread.ServiceTimeModel] = {}
-        self._limits: dict[Source, Known] = {}  # for the item shape of this queue
+        self._limits: dict[Source, EndpointLimits] = {}  # for the item shape of this queue
         self.lanes: dict[tuple[int, bool], PriorityLane] = {}
         self.loaded: dict[MergedRequest, None] = {}
         self.deadlines = Deadlines()

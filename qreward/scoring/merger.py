@@ -34,7 +34,7 @@ AHEAD = 4 * spread.MOST
 """Maximum number of items that batches read ahead. Reading continues when fewer than half of them wait."""
 
 
-class Reader(Protocol):
+class AnswerReader(Protocol):
     """A batch that reads its input when the merger asks for more items."""
 
     def more(self) -> None:
@@ -75,7 +75,7 @@ class RequestMerger:
         self._attempts, self._most_waiting, self._idle = attempts, most_waiting, idle
         self._stock = MergeQueue(pool, listing, lists)
         self.fill = self._stock.fill
-        self._readers: dict[Reader, None] = {}
+        self._readers: dict[AnswerReader, None] = {}
         self._timer: TimerHandle | None = None
         self._timer_at = inf
         self._pacer: TimerHandle | None = None
@@ -116,11 +116,11 @@ class RequestMerger:
         """Number of items that are in no merged request."""
         return self._stock.waiting
 
-    def attach(self, reader: Reader) -> None:
+    def attach(self, reader: AnswerReader) -> None:
         """Register a batch. The merger calls its ``more`` when few items wait."""
         self._readers[reader] = None
 
-    def detach(self, reader: Reader) -> None:
+    def detach(self, reader: AnswerReader) -> None:
         """Unregister a batch that has ended."""
         self._readers.pop(reader, None)
         self._rest_if_idle()

@@ -47,9 +47,9 @@ class Admission:
         await limiter.acquire(1)  # does not suspend: it has capacity
 
     @contextmanager
-    def hold(self) -> Iterator[Held]:
+    def hold(self) -> Iterator[MemoryReservation]:
         """The memory of one request. It is released when the context ends."""
-        held = Held(self)
+        held = MemoryReservation(self)
         try:
             yield held
         finally:
@@ -69,7 +69,7 @@ class Admission:
         return self._limiter
 
 
-class Held:
+class MemoryReservation:
     """The memory reserved for one request.
 
     Attributes:

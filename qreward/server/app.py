@@ -18,7 +18,7 @@ from qreward.server import forms
 from qreward.server.config import ServerConfig
 from qreward.server.http_errors import HTTPError
 from qreward.server.metrics import CONTENT_TYPE
-from qreward.server.middleware import JSON, Gate, refused
+from qreward.server.middleware import JSON, AdmissionMiddleware, refused
 from qreward.server.request import ClientDisconnected
 from qreward.server.responses import write
 from qreward.server.service import Read, Service
@@ -55,7 +55,7 @@ def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any)
     service = Service(scorer, config or ServerConfig(**settings))
     app = FastAPI(title="qreward", version=__version__, docs_url=None, redoc_url=None, lifespan=_lifespan)
     app.state.qreward = service
-    app.add_middleware(Gate, service=service, routes=frozenset((*SCORING, *LOOKING)))
+    app.add_middleware(AdmissionMiddleware, service=service, routes=frozenset((*SCORING, *LOOKING)))
     app.add_exception_handler(HTTPError, _refuse)
     app.add_exception_handler(ClientDisconnected, _left)
     app.add_exception_handler(HTTPException, _no_such)

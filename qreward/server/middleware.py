@@ -30,7 +30,7 @@ def refused(refusal: HTTPError) -> Response:
     return Response(write(refusal.document()), refusal.status, refusal.headers, JSON)
 
 
-class Gate:
+class AdmissionMiddleware:
     """Middleware around the app of a service. Paths that are not in ``routes`` are counted as ``other``."""
 
     def __init__(self, app: App, service: Service, routes: frozenset[str]) -> None:

@@ -7,7 +7,7 @@ import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from qreward.server.admission import Held
+from qreward.server.admission import MemoryReservation
 from qreward.server.config import ServerConfig, is_loopback
 from qreward.server.http_errors import HTTPError, too_large
 
@@ -42,7 +42,7 @@ def _is_address(host: str) -> bool:
     return host[:1].isdigit() or ":" in host
 
 
-async def read_body(receive: Receive, headers: Mapping[str, str], held: Held, config: ServerConfig) -> bytes:
+async def read_body(receive: Receive, headers: Mapping[str, str], held: MemoryReservation, config: ServerConfig) -> bytes:
     """Read the whole body.
 
     Raises:
@@ -63,7 +63,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], held: Held, co
         raise HTTPError(408, "body_timeout", message, {"connection": "close"}) from None
 
 
-async def _read(receive: Receive, held: Held, most: int) -> bytes:
+async def _read(receive: Receive, held: MemoryReservation, most: int) -> bytes:
     parts: list[bytes] = []
     while True:
         message = await receive()

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from qreward.batching.reward_buffer.schemas import InvalidScores, Mode, Scored, answer_of, summary
+from qreward.batching.reward_buffer.schemas import InvalidScores, Mode, ScoreResult, answer_of, summary
 from qreward.errors import ClientClosed, RequestTimeout
 from qreward.server.forms import ScoreRequest
 from qreward.server.http_errors import HTTPError, draining
@@ -25,7 +25,7 @@ LABEL = "LABEL_0"
 """vLLM's name for the only class."""
 
 
-def answer(asked: ScoreRequest, scored: Sequence[Scored], model: str, mode: Mode) -> bytes:
+def answer(asked: ScoreRequest, scored: Sequence[ScoreResult], model: str, mode: Mode) -> bytes:
     """Build the response body. Raises ``HTTPError`` if the form cannot express missing rewards, or if it would have no reward at all."""
     if asked.form == "buffer":
         return write(answer_of(asked.query, [_tellable(one) for one in scored], mode))
@@ -42,7 +42,7 @@ def answer(asked: ScoreRequest, scored: Sequence[Scored], model: str, mode: Mode
     return write({**named, "data": data})
 
 
-def nothing(scored: Sequence[Scored]) -> HTTPError:
+def nothing(scored: Sequence[ScoreResult]) -> HTTPError:
     """The error if no completion has a reward.
 
     The status is 504 after timeouts, 503 during shutdown, 422 if the completions themselves are at fault, and 500 otherwise.
@@ -57,7 +57,7 @@ def nothing(scored: Sequence[Scored]) -> HTTPError:
     return HTTPError(500, "scorer_failed", _summary(scored), errors=_errors(scored))
 
 
-def _openrlhf(scored: Sequence[Scored]) -> dict[str, Any]:
+def _openrlhf(scored: Sequence[ScoreResult]) -> dict[str, Any]:
     if any(one.reward is None for one in scored):
         raise HTTPError(424, "scorer_failed", _summary(scored), errors=_errors(scored))
     rewards = [one.reward for one in scored]
@@ -65,7 +65,7 @@ def _openrlhf(scored: Sequence[Scored]) -> dict[str, Any]:
     return {"rewards": rewards, "scores": logs.get("score", rewards), "extra_logs": logs}
 
 
-def _logs(scored: Sequence[Scored]) -> dict[str, list[float]]:
+def _logs(scored: Sequence[ScoreResult]) -> dict[str, list[float]]:
     """The metadata that the scorer returned as finite numbers for all completions, by name."""
     names = scored[0].meta if scored else ()
     columns = {name: [_finite(one.meta.get(name)) for one in scored] for name in names}
@@ -88,7 +88,7 @@ def _score_row(at: int, reward: float | None) -> dict[str, Any]:
     return {"index": at, "object": "score", "score": reward}
 
 
-def _with_error(row: dict[str, Any], one: Scored) -> dict[str, Any]:
+def _with_error(row: dict[str, Any], one: ScoreResult) -> dict[str, Any]:
     return row if one.error is None else {**row, "error": one.error}
 
 
@@ -100,11 +100,11 @@ def _squeezed(reward: float | None) -> float | None:
     return 1 / (1 + small) if reward >= 0 else small / (1 + small)
 
 
-def _summary(scored: Sequence[Scored]) -> str:
+def _summary(scored: Sequence[ScoreResult]) -> str:
     return summary(scored) or ""
 
 
-def _errors(scored: Sequence[Scored]) -> list[str | None]:
+def _errors(scored: Sequence[ScoreResult]) -> list[str | None]:
     return [one.error for one in scored]
 
 
@@ -116,9 +116,9 @@ def write(document: Any) -> bytes:
     return msgspec.json.encode(document, enc_hook=_plain)
 
 
-def _tellable(one: Scored) -> Scored:
+def _tellable(one: ScoreResult) -> ScoreResult:
     """Convert the scorer's metadata and feedback to JSON. Values that JSON cannot express become text."""
-    return Scored(one.reward, one.error, _raw(one.meta), None if one.feedback is None else _raw(one.feedback))
+    return ScoreResult(one.reward, one.error, _raw(one.meta), None if one.feedback is None else _raw(one.feedback))
 
 
 def _raw(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from qreward.batching import BatchRecord
-from qreward.batching.reward_buffer import RewardBuffer, Scored
+from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
 from qreward.errors import BadRequest, ClientClosed, QueueFull
 from qreward.server.admission import Admission
 from qreward.server.config import ServerConfig
@@ -66,7 +66,7 @@ class Service:
             scored = await unless_gone(request.receive, self._score(asked))
             return answer(asked, scored, self.config.model, self.config.mode)
 
-    async def _score(self, asked: ScoreRequest) -> list[Scored]:
+    async def _score(self, asked: ScoreRequest) -> list[ScoreResult]:
         query = asked.query
         try:
             scored = await self.buffer.score(query.completions, query.metadata)

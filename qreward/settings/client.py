@@ -12,7 +12,7 @@ from pydantic import ValidationError, field_validator, model_validator
 
 from qreward.errors import ConfigError
 from qreward.settings.base import Many, Policy, Seconds, below, repeated, with_faults, wrong
-from qreward.settings.files import Place, read_settings
+from qreward.settings.files import SettingsLocation, read_settings
 from qreward.settings.policies import WEIGHTED, Endpoint, Hedge, Retry, Route
 from qreward.spelling import did_you_mean
 
@@ -114,7 +114,7 @@ def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
     return config
 
 
-def read_config(source: str | Path | Mapping[str, Any]) -> tuple[ClientConfig, Place]:
+def read_config(source: str | Path | Mapping[str, Any]) -> tuple[ClientConfig, SettingsLocation]:
     """Like :func:`load_config`, without the warnings. Also returns the place that messages name."""
     least = "'endpoints'"
     content, place = read_settings(source, empty=f"it must hold at least {least}", known=f"with {least}")

@@ -20,7 +20,7 @@ Path_ = tuple[str | int, ...]
 """The names and list positions that lead to a setting."""
 
 
-class Place:
+class SettingsLocation:
     """The origin of settings: a file, or ``configuration`` for a mapping. ``str()`` returns its name.
 
     Args:
@@ -44,7 +44,7 @@ class Place:
         return f"{self}: " if line is None else f"{self}, line {line}: "
 
 
-def read_settings(source: str | Path | Mapping[str, Any], *, empty: str, known: str = "") -> tuple[dict[str, Any], Place]:
+def read_settings(source: str | Path | Mapping[str, Any], *, empty: str, known: str = "") -> tuple[dict[str, Any], SettingsLocation]:
     """Read the settings in a YAML, JSON or TOML file, or in a mapping. Variables are replaced; see ``expand_variables``.
 
     Args:
@@ -58,12 +58,12 @@ def read_settings(source: str | Path | Mapping[str, Any], *, empty: str, known: 
     Raises:
         ConfigError: the settings cannot be read, or are not a mapping. The message names the file and contains no values.
     """
-    place = Place("configuration" if isinstance(source, Mapping) else str(Path(source).expanduser()))
+    place = SettingsLocation("configuration" if isinstance(source, Mapping) else str(Path(source).expanduser()))
     try:
         content: object = source
         if not isinstance(source, Mapping):
             content, line_of = _parse(Path(str(place)))
-            place = Place(str(place), line_of)
+            place = SettingsLocation(str(place), line_of)
         return _settings(content, empty, known), place
     except RecursionError:
         raise ConfigError(f"{place}: is nested without end; an alias must not hold itself") from None

@@ -1,7 +1,7 @@
 """The objects through which callers read streamed responses: ``Stream`` for one and ``BatchStream`` for many.
 
-Nothing is sent before the caller uses the object, and leaving it early stops the requests. Each iteration is a ``Reader`` of its own, which
-closes the stream when the loop ends.
+Nothing is sent before the caller uses the object, and leaving it early stops the requests. Each iteration is a ``StreamReader`` of its own, 
+which closes the stream when the loop ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Carrier)
 
 
-class Held(Generic[S]):
+class StreamHandle(Generic[S]):
     """A stream that may not have started.
 
     Args:
@@ -94,7 +94,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Readable(Protocol):
-    """The methods of a stream that a ``Reader`` uses."""
+    """The methods of a stream that a ``StreamReader`` uses."""
 
     def _take(self) -> Awaitable[Any]:
         """Return the next item, or None at the end."""
@@ -105,7 +105,7 @@ class Readable(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Reader(AsyncIterator[T_co], Generic[T_co]):
+class StreamReader(AsyncIterator[T_co], Generic[T_co]):
     """An iterator over a stream. Leaving it early closes the stream.
 
     The iterator is separate from the stream, so that it is freed when its loop ends by ``break`` or by an error, although the caller
@@ -121,7 +121,7 @@ class Reader(AsyncIterator[T_co], Generic[T_co]):
         self._stream = stream
         self._show = show
 
-    def __aiter__(self) -> Reader[T_co]:
+    def __aiter__(self) -> StreamReader[T_co]:
         return self
 
     async def __anext__(self) -> T_co:
@@ -143,7 +143,7 @@ class Reader(AsyncIterator[T_co], Generic[T_co]):
         self._stream._drop()
 
 
-class Stream(Held[Outlet]):
+class Stream(StreamHandle[Outlet]):
     """A chat completion that arrives token by token. ``QRewardClient.stream_chat_completion`` returns it.
 
     Nothing is sent before the stream is iterated, entered or awaited. It then belongs to the running event loop, and one task at a time
@@ -171,7 +171,7 @@ class Stream(Held[Outlet]):
 
     def __aiter__(self) -> AsyncIterator[str]:
         self._refuse_restarts("final()")
-        return Reader(self, _text)
+        return StreamReader(self, _text)
 
     def chunks(self) -> AsyncIterator[ChatCompletionChunk]:
         """Iterate over all chunks as openai's objects, including those without text: tool calls, logprobs, usage.
@@ -180,11 +180,11 @@ class Stream(Held[Outlet]):
             ConfigError: ``on_interrupt`` is ``"restart"``. Chunks cannot report a restart; use :meth:`events`.
         """
         self._refuse_restarts("final()")
-        return Reader(self, lambda chunk: cast("ChatCompletionChunk", chunk.build()))
+        return StreamReader(self, lambda chunk: cast("ChatCompletionChunk", chunk.build()))
 
     def events(self) -> AsyncIterator[str | StreamRestarted]:
         """Iterate over texts. With ``on_interrupt="restart"``, a ``StreamRestarted`` marks where all earlier texts become void."""
-        return Reader(self, _text_or_restart)
+        return StreamReader(self, _text_or_restart)
 
     async def final(self) -> ChatCompletion:
         """Return the whole response, with its usage if the server reported it. Iterators receive no text that was not read before.
@@ -241,7 +241,7 @@ def _text_or_restart(item: Any) -> str | StreamRestarted | None:
 OnStreamError = Callable[[int, QRewardError], object] | None
 
 
-class BatchStream(Held[BatchStreamSink]):
+class BatchStream(StreamHandle[BatchStreamSink]):
     """Many chat completions that arrive token by token. ``QRewardClient.batch_stream_chat_completion`` returns it.
 
     ``async for index, token in stream`` yields the texts of all streams in the order in which they arrive. ``index`` is the position of
@@ -265,14 +265,14 @@ class BatchStream(Held[BatchStreamSink]):
 
     def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
         self._refuse_restarts("results()")
-        return Reader(self, self._text)
+        return StreamReader(self, self._text)
 
     def events(self) -> AsyncIterator[tuple[int, str | StreamRestarted | Result[ChatCompletion]]]:
         """Iterate over texts, and at the end of each stream its ``Result``.
 
         With ``on_interrupt="restart"``, a ``StreamRestarted`` marks where all earlier texts of that stream become void.
         """
-        return Reader(self, self._event)
+        return StreamReader(self, self._event)
 
     async def results(self) -> BatchResult[ChatCompletion]:
         """Wait for the last stream to end and return all results in input order. Iterators receive no text that was not read before.

@@ -35,7 +35,7 @@ MOST = 4096
 _PORTS = {"http": 80, "https": 443}
 
 
-class Place:
+class ServerAddress:
     """The attributes of one endpoint at one address.
 
     Attributes:
@@ -54,17 +54,17 @@ class Place:
         self.attributes = {names.ENDPOINT: name, **server}
 
 
-_known: dict[tuple[str, object], Place] = {}
+_known: dict[tuple[str, object], ServerAddress] = {}
 
 
-def place_of(source: Source) -> Place:
+def place_of(source: Source) -> ServerAddress:
     """The place of a source. Cached for each endpoint."""
     url = getattr(source.handle, "base_url", None)
     place = _known.get((source.name, url))
     if place is None:
         if len(_known) >= MOST:
             _known.clear()
-        place = _known[source.name, url] = Place(source.name, _server(url) if isinstance(url, str) else {})
+        place = _known[source.name, url] = ServerAddress(source.name, _server(url) if isinstance(url, str) else {})
     return place
 
 
@@ -80,7 +80,7 @@ MOST_KINDS = 1024
 """The most cached kinds, and the most cached points of one kind. When a cache is full, it is cleared."""
 
 
-class Kind:
+class CallKind:
     """The shared attributes of all calls with the same operation, model and route.
 
     Attributes:
@@ -107,17 +107,17 @@ class Kind:
             self.start[names.REQUEST_STREAM] = True
         if task.items:
             self.start[names.BATCH_SIZE] = len(task.items)
-        self._starts: dict[str, tuple[Place, dict[str, Any]]] = {}
+        self._starts: dict[str, tuple[ServerAddress, dict[str, Any]]] = {}
         self._points: dict[Hashable, dict[str, Any]] = {}
 
-    def start_at(self, place: Place) -> dict[str, Any]:
+    def start_at(self, place: ServerAddress) -> dict[str, Any]:
         """The start attributes of a call that only one endpoint can serve."""
         found = self._starts.get(place.name)
         if found is None or found[0] is not place:
             found = self._starts[place.name] = place, {**self.start, **place.server, **self.provider_at(place)}
         return found[1]
 
-    def call_point(self, place: Place | None, model: str | None, error: str | None, token: str | None = None) -> dict[str, Any]:
+    def call_point(self, place: ServerAddress | None, model: str | None, error: str | None, token: str | None = None) -> dict[str, Any]:
         """The attributes of a call's metric. Cached: equal arguments return the same object."""
         key = (place, model, error, token)
         found = self._points.get(key)
@@ -127,7 +127,7 @@ class Kind:
             found = self._remember(key, self.metric | where | _known_kind(more))
         return found
 
-    def attempt_point(self, place: Place, kind: str, outcome: str, error: str | None) -> dict[str, Any]:
+    def attempt_point(self, place: ServerAddress, kind: str, outcome: str, error: str | None) -> dict[str, Any]:
         """The attributes of an attempt's metric. Cached: equal arguments return the same object."""
         key = (place, kind, outcome, error, None)
         found = self._points.get(key)
@@ -136,7 +136,7 @@ class Kind:
             found = self._remember(key, what | place.attributes | _known_kind({names.ERROR_TYPE: error}))
         return found
 
-    def provider_at(self, place: Place) -> dict[str, Any]:
+    def provider_at(self, place: ServerAddress) -> dict[str, Any]:
         """The provider attribute of an endpoint that has its own provider, else nothing."""
         own = self._providers.get(place.name) if self._providers else None
         return {} if own is None else {names.PROVIDER: own}
@@ -157,9 +157,9 @@ class Kinds:
 
     def __init__(self, provider: str, providers: Mapping[str, str]) -> None:
         self._provider, self._providers = provider, providers
-        self._known: dict[Hashable, Kind] = {}
+        self._known: dict[Hashable, CallKind] = {}
 
-    def of(self, task: Task) -> Kind:
+    def of(self, task: Task) -> CallKind:
         """The kind of a call."""
         payload, pool = task.payload, task.pool
         try:
@@ -173,8 +173,8 @@ class Kinds:
             kind = self._known[key] = self._new(task)
         return kind
 
-    def _new(self, task: Task) -> Kind:
-        return Kind(task, self._provider, self._providers)
+    def _new(self, task: Task) -> CallKind:
+        return CallKind(task, self._provider, self._providers)
 
 
 LONGEST_BODY = 1 << 20

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
-from qreward.engine.snapshots import State
+from qreward.engine.snapshots import ClientState
 from qreward.telemetry import names
 from qreward.telemetry.attributes import place_of
 from qreward.telemetry.names import Dialect, Metric
@@ -27,28 +27,28 @@ from qreward.telemetry.spans import LOOK, SCOPE, does_something, version
 Points = Iterator[tuple[float, dict[str, Any]]]
 
 
-def _queue_size(state: State) -> Points:
+def _queue_size(state: ClientState) -> Points:
     for queue in state.queues:
         yield queue.waiting, {names.QUEUE_NAME: queue.name}
 
 
-def _queue_capacity(state: State) -> Points:
+def _queue_capacity(state: ClientState) -> Points:
     for queue in state.queues:
         if queue.capacity is not None:
             yield queue.capacity, {names.QUEUE_NAME: queue.name}
 
 
-def _active(state: State) -> Points:
+def _active(state: ClientState) -> Points:
     for source in state.sources:
         yield source.inflight, place_of(source).attributes
 
 
-def _limit(state: State) -> Points:
+def _limit(state: ClientState) -> Points:
     for source in state.sources:
         yield source.window.limit, place_of(source).attributes
 
 
-def _limit_changes(state: State) -> Points:
+def _limit_changes(state: ClientState) -> Points:
     for source in state.sources:
         changes: dict[tuple[str, str], int] = dict(getattr(source.window, "changes", {}))
         for (direction, reason), times in changes.items():
@@ -59,7 +59,7 @@ def _limit_changes(state: State) -> Points:
 _REASONS = {"nobody": "away"}
 
 
-def _endpoints(state: State) -> Points:
+def _endpoints(state: ClientState) -> Points:
     found = Counter({"available": 0, "ejected": 0, "probing": 0})
     for source in state.sources:
         health = source.health
@@ -68,11 +68,11 @@ def _endpoints(state: State) -> Points:
         yield count, {names.ENDPOINT_STATE: name}
 
 
-def _hedges(state: State) -> Points:
+def _hedges(state: ClientState) -> Points:
     yield state.hedge_budget, {names.POOL: "client"}
 
 
-OBSERVED: dict[str, Callable[[State], Points]] = {
+OBSERVED: dict[str, Callable[[ClientState], Points]] = {
     "queue_size": _queue_size,
     "queue_capacity": _queue_capacity,
     "active_requests": _active,
@@ -84,7 +84,7 @@ OBSERVED: dict[str, Callable[[State], Points]] = {
 """The function that yields the points of an observable instrument, by the instrument's key in ``names.METRICS``."""
 
 
-Read = Callable[[Any], State]
+Read = Callable[[Any], ClientState]
 """Returns the current state of a client."""
 
 
@@ -124,7 +124,7 @@ class Instruments:
         with _lock:
             self._clients[client] = read
 
-    def states(self) -> list[State]:
+    def states(self) -> list[ClientState]:
         """The states of all live clients."""
         with _lock:
             clients = list(self._clients.items())

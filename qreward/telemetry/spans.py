@@ -24,7 +24,19 @@ from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.request import Attempt, Task
 from qreward.telemetry import names
-from qreward.telemetry.attributes import NOTHING, Facts, Kind, Kinds, Place, attributes_of, error_type, facts_of, place_of, rejection, said
+from qreward.telemetry.attributes import (
+    NOTHING,
+    CallKind,
+    Facts,
+    Kinds,
+    ServerAddress,
+    attributes_of,
+    error_type,
+    facts_of,
+    place_of,
+    rejection,
+    said,
+)
 
 if TYPE_CHECKING:
     from qreward.telemetry.telemetry import Telemetry
@@ -165,7 +177,9 @@ class Live:
 
     __slots__ = ("context", "first", "idle", "idle_since", "kind", "merged", "metered", "place", "recording", "span", "start_place")
 
-    def __init__(self, kind: Kind, span: Span, context: Context | None, place: Place | None, *, recording: bool, metered: bool) -> None:
+    def __init__(
+        self, kind: CallKind, span: Span, context: Context | None, place: ServerAddress | None, *, recording: bool, metered: bool
+    ) -> None:
         self.kind = kind
         self.span = span
         self.context = context
@@ -177,7 +191,7 @@ class Live:
         self.idle_since: float | None = None
         self.idle: float | None = None
 
-    def at(self, source: Source) -> Place:
+    def at(self, source: Source) -> ServerAddress:
         """The place of one of its endpoints."""
         place = self.place
         return place if place is not None and place.name == source.name else place_of(source)
@@ -314,14 +328,14 @@ class CallWatcher:
     def _links(task: Task) -> list[Link]:
         return [Link(item.span.span.get_span_context()) for item in task.items if item.span is not None and item.span.recording]
 
-    def _merge(self, task: Task, kind: Kind, *, metered: bool) -> None:
+    def _merge(self, task: Task, kind: CallKind, *, metered: bool) -> None:
         for item in task.items:
             if item.span is not None:
                 item.span.merged = True
         if metered:
             self._meters.batch_size.record(len(task.items), kind.model)
 
-    def _end_attempt(self, attempt: Attempt, place: Place, became: str, error: Any, word: str | None) -> None:
+    def _end_attempt(self, attempt: Attempt, place: ServerAddress, became: str, error: Any, word: str | None) -> None:
         trial: Trial | None = attempt.span
         if trial is None or not (trial.span is not None or self._auto):
             return
@@ -336,7 +350,7 @@ class CallWatcher:
         trial.end(attributes, None if error is None else said(error))
 
     def _end_attributes(
-        self, task: Task, live: Live, end: End, facts: Facts, place: Place | None, word: str | None, now: float
+        self, task: Task, live: Live, end: End, facts: Facts, place: ServerAddress | None, word: str | None, now: float
     ) -> dict[str, Any]:
         found = {
             **self._params(task),
@@ -372,7 +386,7 @@ class CallWatcher:
 
     # metrics
 
-    def _meter(self, task: Task, live: Live, end: End, facts: Facts, place: Place | None, word: str | None, now: float) -> None:
+    def _meter(self, task: Task, live: Live, end: End, facts: Facts, place: ServerAddress | None, word: str | None, now: float) -> None:
         meters, kind = self._meters, live.kind
         if live.idle is not None:
             meters.retry_delay.record(live.idle, kind.model)
@@ -386,7 +400,7 @@ class CallWatcher:
         if isinstance(end, Answer) and not live.merged:
             self._meter_tokens(kind, end, facts, place)
 
-    def _meter_tokens(self, kind: Kind, answer: Answer, facts: Facts, place: Place | None) -> None:
+    def _meter_tokens(self, kind: CallKind, answer: Answer, facts: Facts, place: ServerAddress | None) -> None:
         meters = self._meters
         counts = (("input", answer.prompt_tokens), ("output", answer.output_tokens))
         if meters.tokens is not None:
@@ -405,7 +419,7 @@ class CallWatcher:
             if count is not None:
                 getattr(meters, f"{token}_total").add(count, point | {names.TOKEN_MODALITY: "unknown"})
 
-    def _left_alone(self, source: Source, place: Place, now: float) -> None:
+    def _left_alone(self, source: Source, place: ServerAddress, now: float) -> None:
         """An endpoint rejected a request. Records by how many seconds this extends the endpoint's known cooldown."""
         until, known = source.gate.opens_at, self._closed.get(place.name, now)
         if until > max(now, known):
@@ -413,7 +427,7 @@ class CallWatcher:
             self._meters.rate_limit_wait.record(until - max(now, known), place.attributes)
 
 
-def _attempt_start(attempt: Attempt, place: Place) -> dict[str, Any]:
+def _attempt_start(attempt: Attempt, place: ServerAddress) -> dict[str, Any]:
     return {names.ATTEMPT_NUMBER: attempt.number, names.ATTEMPT_TYPE: type_of(attempt), **place.attributes}
 
 

@@ -111,8 +111,8 @@ class Slot:
 
     __slots__ = ("_gate", "due")
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate: Gate | None = gate
+    def __init__(self, gate: RequestAdmission) -> None:
+        self._gate: RequestAdmission | None = gate
         self.due = math.inf
 
     def free(self) -> None:
@@ -122,7 +122,7 @@ class Slot:
             gate.leave(self)
 
 
-class Gate:
+class RequestAdmission:
     """A concurrency limit with a FIFO queue.
 
     ``limit`` may change at any time; call ``hand_over`` afterwards. A lower limit does not stop requests that hold a slot.

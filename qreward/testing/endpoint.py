@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import msgspec
 
-from qreward.testing.admission import Gate, Rates
+from qreward.testing.admission import Rates, RequestAdmission
 from qreward.testing.lower_bound import Timeline
 from qreward.testing.responders import writer_of
 from qreward.testing.spec import FakeEndpoint, Phase
@@ -50,7 +50,7 @@ class Seen(msgspec.Struct, frozen=True):
     last_request: float | None = None
 
 
-class Counters:
+class EndpointCounters:
     """The mutable counters behind :class:`Seen`."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Counters:
 DEAD = Phase(behaviour="dead")
 
 
-class State:
+class FakeEndpointState:
     """Settings, slots, rate limits, phases, random draws and counters of one endpoint. Bound to the running event loop.
 
     Raises ``ConfigError`` if the responder cannot be imported.
@@ -122,14 +122,14 @@ class State:
     def __init__(self, spec: FakeEndpoint) -> None:
         self.spec = spec
         self.write = writer_of(spec.responder)
-        self.gate = Gate(spec.max_concurrency)
+        self.gate = RequestAdmission(spec.max_concurrency)
         self.killed = False
         self.reset()
 
     def reset(self) -> None:
         """Reset statistics, rate limits, phases and random draws. Slots in use stay in use, and a killed endpoint stays killed."""
         self.epoch = time.monotonic()
-        self.counters = Counters()
+        self.counters = EndpointCounters()
         self.gate.peak = self.gate.in_flight
         self.rates = Rates(self.spec)
         self._lay_phases()

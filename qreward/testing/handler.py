@@ -14,7 +14,7 @@ from aiohttp import web
 
 from qreward.testing import responders as answers
 from qreward.testing.admission import Slot
-from qreward.testing.endpoint import State
+from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.lower_bound import Job, ListRequest, Problem, refuses
 from qreward.testing.responders import ChatRequest, Chunks, EmbeddingsRequest
 from qreward.testing.responses import JSON, FaultPlan, Incoming, Pace, deliver, forever, hint, reset, sleep_until, stream
@@ -33,7 +33,7 @@ class Handler:
         phases_changed: called when the arrival of a request has begun a phase.
     """
 
-    def __init__(self, state: State, phases_changed: Callable[[], None]) -> None:
+    def __init__(self, state: FakeEndpointState, phases_changed: Callable[[], None]) -> None:
         self._state = state
         self._phases_changed = phases_changed
         self.under_way: set[Incoming] = set()

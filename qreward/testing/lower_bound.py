@@ -40,7 +40,7 @@ from qreward.testing.text import canonical, count_tokens, digest_of
 _ERRORS = ("dead", "error_503", "error_500")
 
 
-class Window(NamedTuple):
+class TimeWindow(NamedTuple):
     """A phase with its absolute start and end, in seconds."""
 
     start: float
@@ -153,9 +153,9 @@ def speed_in(phase: Phase | None) -> float:
     return 1 / phase.factor if phase.behaviour == "slow" else 0.0
 
 
-def _window(phase: Phase, origin: float) -> Window:
+def _window(phase: Phase, origin: float) -> TimeWindow:
     end = math.inf if phase.end is None else origin + phase.end
-    return Window(origin + phase.start, end, phase)
+    return TimeWindow(origin + phase.start, end, phase)
 
 
 _NOTHING = 1e-9  # seconds, requests or tokens: a resource used less than this cannot limit anything
@@ -178,7 +178,7 @@ class Resource(NamedTuple):
     uses: list[float]
 
 
-class Source(NamedTuple):
+class ServerModel(NamedTuple):
     """An endpoint: its phases, the service time of each request in seconds, and its limited resources."""
 
     timeline: Timeline
@@ -223,7 +223,7 @@ class _Lengths:
         return [spec.latency.draw(digest) for digest in self._digests]
 
 
-def _source(spec: FakeEndpoint, lengths: _Lengths) -> Source:
+def _source(spec: FakeEndpoint, lengths: _Lengths) -> ServerModel:
     timeline, tokens = Timeline(spec.phases), lengths.on(spec)
     service = [spec.latency.seconds(each) for each in tokens]
     shortest, resources = min(service), []
@@ -234,16 +234,16 @@ def _source(spec: FakeEndpoint, lengths: _Lengths) -> Source:
     if (tpm := spec.tpm) is not None:
         charged = [min(prompt + each, spec.token_burst) for prompt, each in zip(lengths.prompts, tokens, strict=True)]
         resources.append(Resource(lambda until: timeline.admissions(until - shortest, tpm / 60, spec.token_burst), charged))
-    return Source(timeline, service, [each for each in resources if max(each.uses) > _NOTHING])
+    return ServerModel(timeline, service, [each for each in resources if max(each.uses) > _NOTHING])
 
 
-def _fluid(sources: list[Source], weight: int) -> float:
+def _fluid(sources: list[ServerModel], weight: int) -> float:
     if not all(source.resources for source in sources):
         return 0.0  # an endpoint without limits serves any number of requests at once
     entries = len(sources[0].service)
     means = [[math.fsum(each.uses) / entries for each in source.resources] for source in sources]
 
-    def served(until: float, source: Source, mean: list[float]) -> float:
+    def served(until: float, source: ServerModel, mean: list[float]) -> float:
         return min(each.supply(until) / use for each, use in zip(source.resources, mean, strict=True))
 
     pairs = list(zip(sources, means, strict=True))
@@ -255,20 +255,20 @@ def _fluid(sources: list[Source], weight: int) -> float:
     return best
 
 
-def _binding(source: Source, mean: list[float], until: float) -> list[float]:
+def _binding(source: ServerModel, mean: list[float], until: float) -> list[float]:
     """Prices of an endpoint at which only its binding resource has a price, and an average request costs 1."""
     ratios = [each.supply(until) / use for each, use in zip(source.resources, mean, strict=True)]
     scarce = ratios.index(min(ratios))
     return [1 / use if index == scarce else 0.0 for index, use in enumerate(mean)]
 
 
-def _bound_of(sources: list[Source], prices: Prices, weight: float, entries: range) -> float:
+def _bound_of(sources: list[ServerModel], prices: Prices, weight: float, entries: range) -> float:
     """The smallest T that these prices do not rule out. Each entry counts for ``weight`` requests."""
     demand = weight * math.fsum(min(_costs(sources, prices, index)) for index in entries)
     return _first(lambda until: _value(sources, prices, until) >= demand * (1 - 1e-12))
 
 
-def _value(sources: list[Source], prices: Prices, until: float) -> float:
+def _value(sources: list[ServerModel], prices: Prices, until: float) -> float:
     return math.fsum(
         price * each.supply(until)
         for source, row in zip(sources, prices, strict=True)
@@ -277,7 +277,7 @@ def _value(sources: list[Source], prices: Prices, until: float) -> float:
     )
 
 
-def _costs(sources: list[Source], prices: Prices, index: int) -> list[float]:
+def _costs(sources: list[ServerModel], prices: Prices, index: int) -> list[float]:
     """The cost of one request at each endpoint."""
     return [
         sum([price * each.uses[index] for price, each in zip(row, source.resources, strict=True)])
@@ -285,7 +285,7 @@ def _costs(sources: list[Source], prices: Prices, index: int) -> list[float]:
     ]
 
 
-def _improved(sources: list[Source], prices: Prices, weight: int) -> Prices:
+def _improved(sources: list[ServerModel], prices: Prices, weight: int) -> Prices:
     """Improve prices as in a market: the price of a resource rises if demand exceeds supply, and falls otherwise.
 
     Requests are spread over the endpoints by ``cost ** -sharpness``, so that demand follows prices smoothly. Sharpness grows
@@ -310,7 +310,7 @@ def _improved(sources: list[Source], prices: Prices, weight: int) -> Prices:
     return best
 
 
-def _adjusted(sources: list[Source], prices: Prices, until: float, sharpness: float, sample: range) -> Prices:
+def _adjusted(sources: list[ServerModel], prices: Prices, until: float, sharpness: float, sample: range) -> Prices:
     """One round of price updates: each price times (load / supply), to a power at which the rounds converge."""
     loads = [[0.0] * len(row) for row in prices]
     for index in sample:
@@ -334,7 +334,7 @@ def _adjusted(sources: list[Source], prices: Prices, until: float, sharpness: fl
     ]
 
 
-def _rows(numbers: Prices, sources: list[Source]) -> Iterator[tuple[list[float], list[Resource]]]:
+def _rows(numbers: Prices, sources: list[ServerModel]) -> Iterator[tuple[list[float], list[Resource]]]:
     for row, source in zip(numbers, sources, strict=True):
         yield row, source.resources
 

@@ -25,7 +25,7 @@ import msgspec
 from aiohttp import web
 
 from qreward.errors import ConfigError
-from qreward.testing.endpoint import Seen, State
+from qreward.testing.endpoint import FakeEndpointState, Seen
 from qreward.testing.handler import Handler
 from qreward.testing.responses import Incoming, abort
 from qreward.testing.spec import FakeEndpoint, FleetSpec
@@ -103,7 +103,7 @@ class FakeServer:
     """A running fake endpoint. Raises ``OSError`` if its port is taken, ``ConfigError`` for an invalid responder."""
 
     def __init__(self, spec: FakeEndpoint) -> None:
-        self._state = State(spec)
+        self._state = FakeEndpointState(spec)
         self._handler = Handler(self._state, self._follow_phases)
         self._web = web.Server(
             self._handler,  # type: ignore[arg-type] # the requests come from request_factory

@@ -23,7 +23,7 @@ from qreward.settings.policies import Endpoint
 from qreward.transport import connection_settings as address
 from qreward.transport import probes
 from qreward.transport.aiohttp_backend import AiohttpTransport
-from qreward.transport.base import Transport
+from qreward.transport.base import HttpTransport
 from qreward.transport.error_mapping import (
     failure_from_embedded,
     failure_from_malformed,
@@ -61,13 +61,13 @@ class EndpointConnection:
         self.info: Load | None = None
         self.users = 0
         self.dismissed = False
-        self._beside: Transport | None = None
+        self._beside: HttpTransport | None = None
 
     def serves(self, endpoint: Endpoint) -> bool:
         """Return True if ``endpoint`` can use these connections: no setting on which they depend differs."""
         return _of_connections(self.endpoint) == _of_connections(endpoint)
 
-    def beside(self) -> Transport:
+    def beside(self) -> HttpTransport:
         """Return the transport for the server's own routes, which are outside its ``/v1``."""
         if self._beside is None:
             root = server_root(self.endpoint.base_url)
@@ -228,7 +228,7 @@ def _of_connections(endpoint: Endpoint) -> list[object]:
     return [timeouts.connect, timeouts.read, limits.connects_per_second, *rest]
 
 
-def open_transport(endpoint: Endpoint) -> Transport:
+def open_transport(endpoint: Endpoint) -> HttpTransport:
     """Return the transport for an endpoint: the user's ``http_client`` if there is one, else aiohttp. Raises ``ConfigError``."""
     return AiohttpTransport(endpoint) if endpoint.http_client is None else HttpxTransport(endpoint)
 

@@ -1,4 +1,4 @@
-"""The interfaces of HTTP backends: ``Transport`` sends requests and ``ByteStream`` reads a response body. They move bytes only.
+"""The interfaces of HTTP backends: ``HttpTransport`` sends requests and ``ByteStream`` reads a response body. They move bytes only.
 
 Codecs (``qreward.codecs.base.Codec``) turn requests into bytes and bytes into answers.
 """
@@ -33,7 +33,7 @@ class ByteStream(Protocol):
         """
 
 
-class Transport(Protocol):
+class HttpTransport(Protocol):
     """Connections to one endpoint, in one event loop."""
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:

@@ -193,7 +193,7 @@ _SHOWN = 300  # maximum characters of a server's message that are shown
 _SHOWN_BODY = 200  # maximum characters of a malformed body that are shown
 
 
-class Verdict(NamedTuple):
+class FailureMeaning(NamedTuple):
     """The meaning of a status: kind of failure, error class, and advice to the user."""
 
     kind: FailureKind
@@ -202,16 +202,18 @@ class Verdict(NamedTuple):
     misconfigured: bool = False
 
 
-def _wrong_setup(error: type[RequestError], advice: str) -> Verdict:
-    return Verdict(FailureKind.UNSUITABLE, error, advice, misconfigured=True)
+def _wrong_setup(error: type[RequestError], advice: str) -> FailureMeaning:
+    return FailureMeaning(FailureKind.UNSUITABLE, error, advice, misconfigured=True)
 
 
-_OVERLOAD = Verdict(_OVERLOADED, RateLimited)
-_QUOTA = Verdict(FailureKind.QUOTA, RateLimited, "the account is used up: add credit, or take the endpoint out")
-_INVALID_SCORES = Verdict(_TRANSIENT, InvalidResponse, "the scorer of endpoint {endpoint!r} must return one reward for each completion")
-_TOO_LONG_BODY = Verdict(FailureKind.UNSUITABLE, BadRequest, "shorten the input, or route it to a model with a longer context")
-_PASSING = Verdict(_TRANSIENT, ServerError)
-_WRONG = Verdict(_REFUSED, BadRequest)
+_OVERLOAD = FailureMeaning(_OVERLOADED, RateLimited)
+_QUOTA = FailureMeaning(FailureKind.QUOTA, RateLimited, "the account is used up: add credit, or take the endpoint out")
+_INVALID_SCORES = FailureMeaning(
+    _TRANSIENT, InvalidResponse, "the scorer of endpoint {endpoint!r} must return one reward for each completion"
+)
+_TOO_LONG_BODY = FailureMeaning(FailureKind.UNSUITABLE, BadRequest, "shorten the input, or route it to a model with a longer context")
+_PASSING = FailureMeaning(_TRANSIENT, ServerError)
+_WRONG = FailureMeaning(_REFUSED, BadRequest)
 _KEY = _wrong_setup(AuthenticationFailed, "check api_key of endpoint {endpoint!r}")
 _PLACE = _wrong_setup(BadRequest, "check base_url of endpoint {endpoint!r}, and that it serves {model!r} (model_names maps names)")
 _ELSEWHERE = _wrong_setup(InvalidResponse, "set base_url of endpoint {endpoint!r} to the final address")
@@ -226,7 +228,7 @@ _VERDICTS = {
     408: _PASSING,
     409: _PASSING,
     410: _PLACE,
-    413: Verdict(_REFUSED, BadRequest, "send a smaller request"),
+    413: FailureMeaning(_REFUSED, BadRequest, "send a smaller request"),
     424: _PASSING,
     425: _PASSING,
     429: _OVERLOAD,
@@ -292,7 +294,7 @@ def shorten(secrets: Secrets, text: str, most: int) -> str:
     return clean if len(clean) <= most else clean[: most - 3] + "..."
 
 
-def _verdict(status: int, complaint: ErrorBody) -> Verdict:
+def _verdict(status: int, complaint: ErrorBody) -> FailureMeaning:
     """Return the verdict for a status. The code in the body takes precedence for 200 and 400, and for 500 if it means overload."""
     spoken = status_of(complaint)
     if status in (200, 400) or (status == 500 and spoken in (429, 503, 529)):
@@ -308,7 +310,7 @@ def _verdict(status: int, complaint: ErrorBody) -> Verdict:
     return _WRONG if 400 <= status < 500 else _PASSING
 
 
-def _failure(verdict: Verdict, reply: Reply, words: str, endpoint: str, model: str, secrets: Secrets, now: float | None) -> Failure:
+def _failure(verdict: FailureMeaning, reply: Reply, words: str, endpoint: str, model: str, secrets: Secrets, now: float | None) -> Failure:
     message = f"endpoint {endpoint!r} answered {reply.status} for model {model!r}"
     if words:
         message += f": {shorten(secrets, words, _SHOWN)}"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from qreward.batching import Item, Settings
 from qreward.batching.in_flight import own_error
 from qreward.batching.policy import BACKOFF, GROUP, REST, START, Forming, SizeCap, says_too_large
-from qreward.batching.stats import Counters
+from qreward.batching.stats import BatchCounters
 from qreward.errors import BadRequest, RequestError, RequestTimeout, ServerError
 
 SETTINGS = Settings()
@@ -214,7 +214,7 @@ def test_an_exception_that_cannot_be_copied_is_not_shared() -> None:
 
 
 def test_what_happened_is_counted_over_all_threads() -> None:
-    tally = Counters()
+    tally = BatchCounters()
 
     def work() -> None:
         for _ in range(2000):

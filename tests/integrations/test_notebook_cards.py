@@ -12,7 +12,7 @@ from notebook_tools import words
 
 from qreward import ConnectionFailed, RateLimited, Result, StreamInterrupted, StreamRestarted
 from qreward.notebook.display import CARD_TEXT, LIVE_TEXT, answer_html, answer_plain, board_html, board_plain
-from qreward.notebook.state import Answer, Board, Phase
+from qreward.notebook.state import AnswerPhase, Board, LiveAnswer
 
 KNOWN = {"div", "span", "b", "i", "pre"}
 
@@ -41,8 +41,8 @@ class Tags(HTMLParser):
         self.texts.append(data)
 
 
-def answer(*pieces: str, error: BaseException | None = None, ended: bool = True, endpoint: str = "gpu-0") -> Answer:
-    made = Answer(0.0)
+def answer(*pieces: str, error: BaseException | None = None, ended: bool = True, endpoint: str = "gpu-0") -> LiveAnswer:
+    made = LiveAnswer(0.0)
     for number, piece in enumerate(pieces):
         made.add(piece, 1.0 + number)
     if ended:
@@ -78,15 +78,15 @@ def test_markup_and_formulas_of_a_judge_are_shown_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("error", "phase"),
     [
-        (None, Phase.DONE),
-        (StreamInterrupted("broken"), Phase.INTERRUPTED),
-        (RateLimited("no room"), Phase.FAILED),
-        (RuntimeError("a bug"), Phase.FAILED),
-        (asyncio.CancelledError(), Phase.STOPPED),
-        (KeyboardInterrupt(), Phase.STOPPED),
+        (None, AnswerPhase.DONE),
+        (StreamInterrupted("broken"), AnswerPhase.INTERRUPTED),
+        (RateLimited("no room"), AnswerPhase.FAILED),
+        (RuntimeError("a bug"), AnswerPhase.FAILED),
+        (asyncio.CancelledError(), AnswerPhase.STOPPED),
+        (KeyboardInterrupt(), AnswerPhase.STOPPED),
     ],
 )
-def test_the_end_is_told_as_it_was_with_the_text_so_far(error: BaseException | None, phase: Phase) -> None:
+def test_the_end_is_told_as_it_was_with_the_text_so_far(error: BaseException | None, phase: AnswerPhase) -> None:
     ended = answer("half", error=error)
     assert words(answer_html(ended, 20.0)).startswith(f"{phase} gpu-0 · 10.0 s")
     assert "half" in answer_html(ended, 20.0)

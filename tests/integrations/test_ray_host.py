@@ -12,7 +12,7 @@ import pytest
 from ray_fakes import FakeRay, installed
 
 from qreward.batching.reward_buffer.schemas import InvalidScores
-from qreward.integrations.ray.backends import AsyncScorerActor, Recipe, ScorerActor, accepted, portable
+from qreward.integrations.ray.backends import AsyncScorerActor, ScorerActor, ScorerSpec, accepted, portable
 from qreward.integrations.ray.pool import parts_of, rows_of
 
 
@@ -46,12 +46,12 @@ class Silent:
 
 
 def test_whether_a_scorer_blocks_is_known_before_it_is_made_unless_a_factory_makes_it() -> None:
-    assert Recipe(Model).blocks
-    assert Recipe(plain).blocks
-    assert Recipe(Model()).blocks
-    assert not Recipe(Model, method="later").blocks
-    assert not Recipe(Model().later).blocks
-    assert not Recipe(Model, factory=True).blocks
+    assert ScorerSpec(Model).blocks
+    assert ScorerSpec(plain).blocks
+    assert ScorerSpec(Model()).blocks
+    assert not ScorerSpec(Model, method="later").blocks
+    assert not ScorerSpec(Model().later).blocks
+    assert not ScorerSpec(Model, factory=True).blocks
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ def test_whether_a_scorer_blocks_is_known_before_it_is_made_unless_a_factory_mak
 )
 def test_what_cannot_score_is_refused(scorer: Any, more: dict[str, Any], says: str) -> None:
     with pytest.raises(TypeError, match=says):
-        Recipe(scorer, **more)
+        ScorerSpec(scorer, **more)
 
 
 def test_what_a_factory_makes_is_looked_at_when_it_is_made() -> None:
     with pytest.raises(TypeError, match="Silent cannot be called"):
-        ScorerActor(Recipe(Silent, factory=True))
+        ScorerActor(ScorerSpec(Silent, factory=True))
 
 
 def test_a_scorer_is_given_as_many_lists_as_it_takes() -> None:
@@ -82,7 +82,7 @@ def test_a_scorer_is_given_as_many_lists_as_it_takes() -> None:
 
 
 def test_a_host_gives_what_the_scorer_gives_and_what_it_raises_as_a_value() -> None:
-    host = ScorerActor(Recipe(lambda items: items or 1 / 0, (), {}))
+    host = ScorerActor(ScorerSpec(lambda items: items or 1 / 0, (), {}))
     assert host.ready()
     assert host.run((["a"],)) == (True, ["a"])
     well, error = host.run(([],))
@@ -96,7 +96,7 @@ def test_a_scorer_that_exits_does_not_take_the_actor_with_it() -> None:
     def leave(_: list[Any]) -> list[Any]:
         raise SystemExit(1)
 
-    well, error = ScorerActor(Recipe(leave)).run((["a"],))
+    well, error = ScorerActor(ScorerSpec(leave)).run((["a"],))
     assert not well
     assert isinstance(error, RuntimeError)
     assert str(error) == "the scorer raised SystemExit: 1"
@@ -108,7 +108,7 @@ def test_exceptions_that_cannot_travel_say_the_same_in_another_type() -> None:
 
     held = ValueError(threading.Lock())
     results = [1, ValueError("fine"), Unpicklable("a", "b"), Local("here"), held]
-    well, given = ScorerActor(Recipe(lambda items: results)).run((["a"],))
+    well, given = ScorerActor(ScorerSpec(lambda items: results)).run((["a"],))
     assert well
     assert [type(one) for one in given] == [int, ValueError, RuntimeError, RuntimeError, RuntimeError]
     assert str(given[2]) == "Unpicklable: a and b"
@@ -124,8 +124,8 @@ def test_an_async_host_awaits_the_scorer_or_runs_it_in_a_thread() -> None:
             threads.add(threading.current_thread())
             return items
 
-        assert await AsyncScorerActor(Recipe(Model, method="later"), 2).run((["a"],)) == (True, ["a"])
-        assert await AsyncScorerActor(Recipe(lambda: blocking, factory=True), 2).run((["b"],)) == (True, ["b"])
+        assert await AsyncScorerActor(ScorerSpec(Model, method="later"), 2).run((["a"],)) == (True, ["a"])
+        assert await AsyncScorerActor(ScorerSpec(lambda: blocking, factory=True), 2).run((["b"],)) == (True, ["b"])
         assert threads
         assert threading.main_thread() not in threads
 
@@ -140,7 +140,7 @@ def test_a_batch_in_a_thread_of_an_async_host_ends_with_the_thread() -> None:
             gate.wait(10)
             return items
 
-        call = asyncio.ensure_future(AsyncScorerActor(Recipe(lambda: blocking, factory=True), 1).run((["a"],)))
+        call = asyncio.ensure_future(AsyncScorerActor(ScorerSpec(lambda: blocking, factory=True), 1).run((["a"],)))
         await asyncio.sleep(0.01)
         call.cancel()
         await asyncio.sleep(0.01)
@@ -160,9 +160,9 @@ def test_a_scorer_is_asked_to_put_away_what_it_has() -> None:
             closed.append(self)
 
     async def main() -> None:
-        await AsyncScorerActor(Recipe(Tidy, method="later"), 1).end()
-        await AsyncScorerActor(Recipe(Model, method="later"), 1).end()
-        ScorerActor(Recipe(Model)).end()
+        await AsyncScorerActor(ScorerSpec(Tidy, method="later"), 1).end()
+        await AsyncScorerActor(ScorerSpec(Model, method="later"), 1).end()
+        ScorerActor(ScorerSpec(Model)).end()
 
     asyncio.run(main())
     assert len(closed) == 1

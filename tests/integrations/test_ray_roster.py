@@ -7,7 +7,18 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from qreward.integrations.ray.supervisor import STARTS, Actor, Assignment, BatchRequest, Command, Hire, Placement, Refuse, State, delay_of
+from qreward.integrations.ray.supervisor import (
+    STARTS,
+    Actor,
+    ActorState,
+    Assignment,
+    BatchRequest,
+    Command,
+    Hire,
+    Placement,
+    Refuse,
+    delay_of,
+)
 
 
 def opened(count: int = 2, concurrency: int = 1, max_restarts: int = 3) -> Placement:
@@ -109,7 +120,7 @@ def test_an_actor_that_dies_too_often_is_given_up_and_with_the_last_all_that_wai
         placement.died(actor, 0)
     first, second = placement.actors
     assert placement.died(first, 1) == []
-    assert placement.count_of(State.LOST) == 1
+    assert placement.count_of(ActorState.LOST) == 1
     assert [type(command) for command in placement.died(second, 1)] == [Refuse, Refuse]  # those that had no seat
     assert isinstance(placement.ask(BatchRequest())[0], Refuse)
     assert places(tickets) == [0, 1]
@@ -122,7 +133,7 @@ def test_an_actor_that_cannot_be_made_is_given_up_sooner() -> None:
     for life in range(STARTS - 1):
         assert placement.died(actor, life, in_making=True)
     assert placement.died(actor, STARTS - 1, in_making=True) == []
-    assert actor.state is State.LOST
+    assert actor.state is ActorState.LOST
 
 
 def test_a_death_that_is_told_twice_counts_once() -> None:
@@ -132,7 +143,7 @@ def test_a_death_that_is_told_twice_counts_once() -> None:
     assert placement.died(actor, 0) == []
     assert placement.deaths == 1
     assert placement.ready(actor, 0) == []  # of the actor before
-    assert actor.state is State.STARTING
+    assert actor.state is ActorState.STARTING
 
 
 def test_what_leaves_an_actor_that_is_gone_leaves_the_new_one_alone() -> None:
@@ -183,7 +194,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(which=st.integers(0, 2))
     def die(self, which: int) -> None:
         actor = self.placement.actors[which]
-        if actor.state is State.READY:
+        if actor.state is ActorState.READY:
             self.carry(self.placement.died(actor, actor.life))
 
     @precondition(lambda self: self.sitting)
@@ -206,15 +217,15 @@ class AnyOrder(RuleBasedStateMachine):
             on_it = [ticket for ticket in self.sitting if ticket.actor is actor and ticket.life == actor.life]
             assert actor.load == len(on_it) <= placement.concurrency
             assert not any(ticket.alone for ticket in on_it) or len(on_it) == 1
-            assert actor.state is State.READY or not on_it
+            assert actor.state is ActorState.READY or not on_it
 
     @invariant()
     def nobody_waits_without_a_reason(self) -> None:
         states = {actor.state for actor in self.placement.actors}
-        if states == {State.LOST}:
+        if states == {ActorState.LOST}:
             assert not self.waiting
         elif self.waiting:
-            idle = [actor for actor in self.placement.actors if actor.state is State.READY and not actor.load]
+            idle = [actor for actor in self.placement.actors if actor.state is ActorState.READY and not actor.load]
             assert not idle
 
 

@@ -15,7 +15,7 @@ from ray_fakes import FakeRay, installed
 
 from qreward.errors import ConfigError
 from qreward.integrations.ray import deployment
-from qreward.integrations.ray.backends import Recipe
+from qreward.integrations.ray.backends import ScorerSpec
 from qreward.integrations.ray.serving import AsgiProxy, Replica
 
 
@@ -67,7 +67,7 @@ def in_replica(scorer: Any, test: Callable[[Replica, httpx.AsyncClient], Awaitab
     """Run a test against the app of a replica, as the proxy of Serve calls it."""
 
     async def main() -> None:
-        replica, door = Replica(Recipe(scorer), settings, "key"), AsgiProxy("key")
+        replica, door = Replica(ScorerSpec(scorer), settings, "key"), AsgiProxy("key")
         transport = httpx.ASGITransport(app=door, root_path=prefix)
         async with httpx.AsyncClient(transport=transport, base_url=f"http://replica{prefix}") as http:
             await test(replica, http)
@@ -89,7 +89,7 @@ def test_serve_is_told_what_was_asked_and_room_for_whole_batches(serve: Told) ->
 def test_what_is_bound_makes_a_replica_that_its_door_finds(serve: Told) -> None:
     kind, (spec, settings, key) = deployment(Model, max_batch_size=8, token="${NOT_SET_HERE}")
     assert kind is Replica
-    assert spec == Recipe(Model)
+    assert spec == ScorerSpec(Model)
     assert settings == {"max_batch_size": 8, "token": "${NOT_SET_HERE}"}
     assert serve.door.key == key
 
@@ -168,7 +168,7 @@ def test_a_replica_that_ends_lets_the_scorer_put_away_what_it_has() -> None:
     said: list[str] = []
 
     async def main() -> None:
-        Replica(Recipe(Model), {}, "ends")
+        Replica(ScorerSpec(Model), {}, "ends")
         messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
 
         async def receive() -> Any:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_memory import bytes_left_by
 
-from qreward.scheduler.stats.latency import Latency, Quantiles
+from qreward.scheduler.stats.latency import LatencyStats, Quantiles
 
 seconds = st.floats(2e-4, 1e5)
 
@@ -26,9 +26,9 @@ def test_a_quantile_is_the_sorted_lists_within_its_promise(values: list[float], 
 
 def test_nothing_is_known_before_the_first_answer() -> None:
     assert Quantiles().at(0.5) is None
-    assert Latency().at(0.99) is None
-    assert Latency().slow is None
-    assert Latency().mean == 0.0
+    assert LatencyStats().at(0.99) is None
+    assert LatencyStats().slow is None
+    assert LatencyStats().mean == 0.0
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-12, 1e9])
@@ -40,7 +40,7 @@ def test_times_beyond_the_scale_are_counted_at_its_ends(value: float) -> None:
 
 
 def test_the_mean_starts_at_the_first_answer_and_follows() -> None:
-    latency = Latency()
+    latency = LatencyStats()
     latency.add(4.0)
     assert latency.mean == 4.0
     latency.add(2.0)
@@ -51,7 +51,7 @@ def test_the_mean_starts_at_the_first_answer_and_follows() -> None:
 
 
 def test_the_slow_answer_is_known_after_twenty_and_follows_a_change_within_a_few_thousand() -> None:
-    latency, rng = Latency(), Random(0)
+    latency, rng = LatencyStats(), Random(0)
     for _ in range(19):
         latency.add(1.0)
     assert latency.slow is None
@@ -63,7 +63,7 @@ def test_the_slow_answer_is_known_after_twenty_and_follows_a_change_within_a_few
 
 
 def test_what_was_long_ago_fades() -> None:
-    latency = Latency()
+    latency = LatencyStats()
     for _ in range(1000):
         latency.add(100.0)
     for _ in range(5000):
@@ -73,7 +73,7 @@ def test_what_was_long_ago_fades() -> None:
 
 
 def test_memory_does_not_grow_with_the_answers() -> None:
-    latency = Latency()
+    latency = LatencyStats()
 
     def work() -> None:
         for number in range(20_000):

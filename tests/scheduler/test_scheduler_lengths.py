@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qreward.scheduler.stats.latency import Latency
+from qreward.scheduler.stats.latency import LatencyStats
 from qreward.scheduler.stats.output_lengths import ENOUGH, LONG, REFRESH, STRETCH, OutputLengths
 
 WIDTH = exp(0.1)
 """Quotient of the limits of a bucket: what is told is right to about half of it."""
 
 
-def told(lengths: OutputLengths, tokens: list[int], pace: float = 0.05, latency: Latency | None = None) -> OutputLengths:
+def told(lengths: OutputLengths, tokens: list[int], pace: float = 0.05, latency: LatencyStats | None = None) -> OutputLengths:
     """Let a source give answers of these lengths."""
-    latency = latency or Latency()
+    latency = latency or LatencyStats()
     for count in tokens:
         latency.add(count * pace, count)
         lengths.add(count * pace, count, latency)
@@ -34,12 +34,12 @@ def test_before_any_answer_nothing_is_known() -> None:
     lengths = OutputLengths()
     assert lengths.rare == lengths.extreme == inf
     assert lengths.at(0.5) is None
-    assert lengths.pace(Latency()) == 0.0
+    assert lengths.pace(LatencyStats()) == 0.0
     assert lengths.mean == 1.0
 
 
 def test_nothing_is_called_rare_before_a_hundred_answers() -> None:
-    lengths, latency = OutputLengths(), Latency()
+    lengths, latency = OutputLengths(), LatencyStats()
     told(lengths, [20] * (ENOUGH - 1), latency=latency)
     assert lengths.rare == lengths.extreme == inf
     told(lengths, [20] * REFRESH, latency=latency)
@@ -59,7 +59,7 @@ def test_rare_and_extreme_are_what_one_in_a_hundred_and_one_in_a_thousand_exceed
 def test_lengths_do_not_depend_on_how_fast_the_sources_are() -> None:
     sizes = spread(640)
     alone, mixed = told(OutputLengths(), sizes), OutputLengths()
-    quick, slow = Latency(), Latency()
+    quick, slow = LatencyStats(), LatencyStats()
     for number, size in enumerate(sizes):
         told(mixed, [size], *((0.01, quick) if number % 2 else (1.0, slow)))
     assert mixed.extreme == alone.extreme
@@ -69,7 +69,7 @@ def test_lengths_do_not_depend_on_how_fast_the_sources_are() -> None:
 
 
 def test_what_was_long_ago_fades() -> None:
-    lengths, latency = OutputLengths(), Latency()
+    lengths, latency = OutputLengths(), LatencyStats()
     told(lengths, [1000] * 500, latency=latency)
     told(lengths, [10] * 40_000, latency=latency)
     assert lengths.rare < 12
@@ -78,7 +78,7 @@ def test_what_was_long_ago_fades() -> None:
 
 def test_a_source_that_tells_no_tokens_is_taken_to_give_answers_of_the_mean_length() -> None:
     lengths = told(OutputLengths(), [40] * 128)
-    silent, rng = Latency(), Random(0)
+    silent, rng = LatencyStats(), Random(0)
     for _ in range(256):
         seconds = rng.uniform(1.0, 3.0)
         silent.add(seconds)
@@ -90,7 +90,7 @@ def test_a_source_that_tells_no_tokens_is_taken_to_give_answers_of_the_mean_leng
 
 @pytest.mark.parametrize("tokens", [None, 0])
 def test_where_nobody_tells_tokens_a_length_is_a_multiple_of_the_usual_time(tokens: int | None) -> None:
-    lengths, latency, rng = OutputLengths(), Latency(), Random(1)
+    lengths, latency, rng = OutputLengths(), LatencyStats(), Random(1)
     for _ in range(640):
         seconds = 10.0 if rng.random() < 0.02 else 2.0
         latency.add(seconds, tokens)
@@ -121,7 +121,7 @@ def test_the_longer_it_has_taken_the_longer_it_is_expected_to_be() -> None:
 
 
 def test_what_is_said_of_long_answers_follows_within_a_few_answers() -> None:
-    lengths, latency = OutputLengths(), Latency()
+    lengths, latency = OutputLengths(), LatencyStats()
     told(lengths, [20] * 128, latency=latency)
     assert lengths.long(0.0) == pytest.approx(20, rel=0.06)
     told(lengths, [500] * 2 * REFRESH, latency=latency)

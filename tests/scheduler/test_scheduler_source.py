@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from qreward.scheduler.endpoint_state import ATTEMPT_FIRST, ATTEMPT_LEAST, Source, Tally
+from qreward.scheduler.endpoint_state import ATTEMPT_FIRST, ATTEMPT_LEAST, Source, SourceCounters
 from qreward.scheduler.limits.window import DEFAULT_LIMIT, FixedLimit
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer
@@ -131,7 +131,7 @@ def test_its_counts_tell_what_happened() -> None:
     counted.rejected(1.0, 0.0, None)
     tally = counted.tally
     assert (tally.sent, tally.ok, tally.rejected, tally.prompt_tokens, tally.output_tokens) == (3, 1, 1, 3, 4)
-    assert all(getattr(Tally(), name) == 0 for name in Tally.__slots__)
+    assert all(getattr(SourceCounters(), name) == 0 for name in SourceCounters.__slots__)
 
 
 def test_a_window_of_ones_own_is_told_what_became_of_each_request() -> None:

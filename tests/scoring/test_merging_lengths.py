@@ -10,7 +10,7 @@ from merge_tools import MODEL, ListWire, client_of, endpoint, flat, leftovers, o
 from qreward import BatchResult, Retry
 from qreward.codecs.rewards.base import MergeLimits
 from qreward.scheduler.outcome import ProbeResult
-from qreward.scoring.endpoint_limits import REFUSED_PATIENCE, Known
+from qreward.scoring.endpoint_limits import REFUSED_PATIENCE, EndpointLimits
 from qreward.testing.virtual_time import run_in_virtual_time as run
 
 
@@ -148,7 +148,7 @@ def test_what_was_found_out_goes_with_its_endpoint() -> None:
 
 
 def test_after_many_lists_one_that_is_longer_than_what_was_refused_is_tried_again() -> None:
-    known = Known(MergeLimits(items=32), None)
+    known = EndpointLimits(MergeLimits(items=32), None)
     longer = []
     known.refused(8)
     for number in range(4 * REFUSED_PATIENCE):
@@ -164,7 +164,7 @@ def test_after_many_lists_one_that_is_longer_than_what_was_refused_is_tried_agai
 
 
 def test_what_a_server_says_of_its_lists_counts_instead_of_what_is_usual() -> None:
-    known = Known(MergeLimits(items=32, bytes=1000), 256)
+    known = EndpointLimits(MergeLimits(items=32, bytes=1000), 256)
     for items, limit in ((4, 4), (4, 4), (128, 128), (1024, 256), (1, 1), (32, 32)):
         known.told(items)
         assert known.limits == MergeLimits(items=limit, bytes=1000)
@@ -172,7 +172,7 @@ def test_what_a_server_says_of_its_lists_counts_instead_of_what_is_usual() -> No
     known.told(32)
     assert known.limits.items == 8, "what it says again changes nothing"
     for usual in (MergeLimits(items=1), MergeLimits()):  # its items go alone, or it limits no lists
-        known = Known(usual, None)
+        known = EndpointLimits(usual, None)
         known.told(16)
         assert known.limits == usual
 

@@ -10,7 +10,7 @@ import pytest
 from merge_tools import MODEL, ListWire, client_of, endpoint, flat, good, leftovers, now, texts, value_of
 
 from qreward import Hedge, Limits, Priority, RewardModel
-from qreward.codecs.rewards.base import Chat
+from qreward.codecs.rewards.base import Conversation
 from qreward.testing.virtual_time import run_in_virtual_time as run
 
 
@@ -126,7 +126,7 @@ def test_chats_go_one_by_one_where_the_server_takes_one_a_request() -> None:
             assert batch.values() == [float(number) for number in range(10)]
             assert now() == 3.0, "four at a time"
         assert wire.sizes == [1] * 10
-        assert all(isinstance(items[0], Chat) for items in wire.lists)
+        assert all(isinstance(items[0], Conversation) for items in wire.lists)
 
     run(test())
 

@@ -11,7 +11,7 @@ from merge_tools import MODEL, ListWire, client_of, endpoint, good, refused, tex
 
 from qreward import Limits, Priority
 from qreward.codecs.rewards.answers import Score
-from qreward.codecs.rewards.base import Chat, Pair
+from qreward.codecs.rewards.base import Conversation, Pair
 from qreward.errors import BadRequest, ConfigError, NoEndpoint
 from qreward.observers import AttemptEnded, CallEnded, CallStarted, Observer
 from qreward.testing.virtual_time import run_in_virtual_time as run
@@ -37,7 +37,7 @@ def test_a_score_takes_a_pair_a_text_a_dict_or_a_conversation(given: tuple[Any, 
             assert (found, type(found)) == (1.0, Score)
             assert pickle.loads(pickle.dumps(found)) == 1.0
         (sent,) = wire.lists[0]
-        assert sent == item if item is not None else isinstance(sent, Chat)
+        assert sent == item if item is not None else isinstance(sent, Conversation)
         if item is None:
             assert [message["content"] for message in sent.messages] == ["q", "a"]
 

@@ -18,17 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_tools import Lengths, run, until
 
-from qreward.batching.reward_buffer import RewardBuffer, Scored
+from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
 from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
 from qreward.batching.reward_buffer.scorer import Isolation
 
 
-async def scores(scorer: Any, *completions: str, **settings: Any) -> list[Scored]:
+async def scores(scorer: Any, *completions: str, **settings: Any) -> list[ScoreResult]:
     async with RewardBuffer(scorer, **settings) as buffer:
         return await buffer.score(completions, [{"n": at} for at in range(len(completions))])
 
 
-def rewards(scored: list[Scored]) -> list[float | None]:
+def rewards(scored: list[ScoreResult]) -> list[float | None]:
     return [one.reward for one in scored]
 
 
@@ -243,8 +243,8 @@ def test_everything_else_goes_into_the_meta_of_its_completion() -> None:
         "extra_logs": {"len": [9]},
         "v": 2,
     }
-    assert read_scores(rows, 1) == [Scored(1.0, None, {"parsed": "4", "k": 1}, "well done")]
-    assert read_scores(columns, 1) == [Scored(1.0, None, {"parsed": "4", "k": 1, "len": 9, "v": 2}, "well done")]
+    assert read_scores(rows, 1) == [ScoreResult(1.0, None, {"parsed": "4", "k": 1}, "well done")]
+    assert read_scores(columns, 1) == [ScoreResult(1.0, None, {"parsed": "4", "k": 1, "len": 9, "v": 2}, "well done")]
 
 
 @pytest.mark.parametrize("wrong", [None, 1.0, "ab", {"a", "b"}, {}, {"values": [1, 2]}, iter([1, 2])])

@@ -13,7 +13,7 @@ import pytest
 from fleet_tools import Client, run, serving, until
 
 from qreward.testing import FakeEndpoint, Faults, Latency, Seen
-from qreward.testing.endpoint import State
+from qreward.testing.endpoint import FakeEndpointState
 
 
 def faulty(**rates: float) -> FakeEndpoint:
@@ -139,7 +139,7 @@ def test_a_retry_may_succeed_because_faults_are_drawn_for_each_attempt() -> None
 
 def drawn(faults: Faults, name: str = "a", count: int = 4000) -> list[str | None]:
     async def main() -> list[str | None]:
-        state = State(FakeEndpoint(name, faults=faults))
+        state = FakeEndpointState(FakeEndpoint(name, faults=faults))
         return [state.draw() for _ in range(count)]
 
     return run(main())

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from qreward import QRewardClient
 from qreward.codecs.rate_limit_headers import read
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
-from qreward.testing.admission import Bucket, Gate, Rates, duration
+from qreward.testing.admission import Bucket, Rates, RequestAdmission, duration
 from qreward.testing.responses import hint
 
 
@@ -229,7 +229,7 @@ def test_a_client_that_leaves_the_queue_takes_no_slot() -> None:
 
 def test_slots_are_handed_over_in_order_and_a_raised_limit_lets_in_who_waits() -> None:
     async def main() -> None:
-        gate, entered = Gate(1), []
+        gate, entered = RequestAdmission(1), []
 
         async def enter(number: int) -> None:
             await gate.enter()
@@ -256,7 +256,7 @@ def test_slots_are_handed_over_in_order_and_a_raised_limit_lets_in_who_waits() -
 
 def test_a_slot_handed_to_a_task_that_is_cancelled_in_the_same_turn_is_not_lost() -> None:
     async def main() -> None:
-        gate = Gate(1)
+        gate = RequestAdmission(1)
         held = await gate.enter()
         task = asyncio.create_task(gate.enter())
         await asyncio.sleep(0)

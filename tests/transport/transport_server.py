@@ -18,7 +18,7 @@ import httpx2
 
 from qreward.settings.policies import Endpoint
 from qreward.transport.backend import open_transport
-from qreward.transport.base import Transport
+from qreward.transport.base import HttpTransport
 
 CERTIFICATE = Path(__file__).parent / "data" / "loopback.pem"
 KEY = Path(__file__).parent / "data" / "loopback.key"
@@ -194,7 +194,7 @@ async def endpoint_of(engine: str, url: str, *, trusted: bool = False, **setting
 
 
 @contextlib.asynccontextmanager
-async def transport_of(engine: str, url: str, **settings: Any) -> AsyncIterator[Transport]:
+async def transport_of(engine: str, url: str, **settings: Any) -> AsyncIterator[HttpTransport]:
     """A transport to the server at ``url``, closed afterwards."""
     async with endpoint_of(engine, url, **settings) as endpoint:
         transport = open_transport(endpoint)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from qreward.batching.reward_buffer.buffer import RewardBuffer
-from qreward.batching.reward_buffer.schemas import BatchAnswer, Mode, Query, Scored, SingletonAnswer
+from qreward.batching.reward_buffer.schemas import BatchAnswer, Mode, Query, ScoreResult, SingletonAnswer
 
-__all__ = ["BatchAnswer", "Mode", "Query", "RewardBuffer", "Scored", "SingletonAnswer"]
+__all__ = ["BatchAnswer", "Mode", "Query", "RewardBuffer", "ScoreResult", "SingletonAnswer"]

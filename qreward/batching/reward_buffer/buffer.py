@@ -10,7 +10,16 @@ from typing import Any, Self, get_args
 
 from qreward.batching.queue import BatchQueue
 from qreward.batching.reward_buffer.capacity import Entry, Places
-from qreward.batching.reward_buffer.schemas import BatchAnswer, Mode, Scored, SingletonAnswer, answer_of, check_mode, failed, read_query
+from qreward.batching.reward_buffer.schemas import (
+    BatchAnswer,
+    Mode,
+    ScoreResult,
+    SingletonAnswer,
+    answer_of,
+    check_mode,
+    failed,
+    read_query,
+)
 from qreward.batching.reward_buffer.scorer import Isolation, caller_of, name_of
 from qreward.batching.settings import BatchRecord
 from qreward.batching.stats import QueueStats
@@ -74,7 +83,7 @@ class RewardBuffer:
         self.server_mode = server_mode
         self._told = on_batch
         self._closed = False
-        self._queue: BatchQueue[Entry, Scored] = BatchQueue(
+        self._queue: BatchQueue[Entry, ScoreResult] = BatchQueue(
             self._function(name_of(scorer)),
             max_batch_size=max_batch_size,
             batch_wait_timeout_s=batch_wait_timeout_s,
@@ -102,7 +111,7 @@ class RewardBuffer:
         check_mode(asked, self.server_mode)
         return answer_of(asked, await self.score(asked.completions, asked.metadata), self.server_mode)
 
-    async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[Scored]:
+    async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[ScoreResult]:
         """Score completions and return an outcome for each, in order. Raises the same errors as ``add_query``."""
         if metadata is not None and len(metadata) != len(completions):
             raise BadRequest(f"there are {len(completions)} completions, but {len(metadata)} metadata; there must be one for each")
@@ -165,10 +174,10 @@ class RewardBuffer:
         if self._told is not None:
             self._told(record)
 
-    def _function(self, name: str) -> Callable[[list[Entry]], Awaitable[list[Scored]]]:
+    def _function(self, name: str) -> Callable[[list[Entry]], Awaitable[list[ScoreResult]]]:
         """The batch function. It returns an outcome for each entry, and never raises an exception of the scorer."""
 
-        async def score(entries: list[Entry]) -> list[Scored]:
+        async def score(entries: list[Entry]) -> list[ScoreResult]:
             with self._places.batch(entries):
                 return await self._isolation.score_each([(entry.completion, entry.metadata) for entry in entries])
 

@@ -29,7 +29,7 @@ class InvalidScores(InvalidResponse):
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoreResult:
     """The outcome of one completion.
 
     Args:
@@ -49,9 +49,9 @@ class Scored:
     own: bool = False
 
 
-def failed(error: BaseException) -> Scored:
+def failed(error: BaseException) -> ScoreResult:
     """The outcome of a completion for which an exception was raised."""
-    return Scored(None, described(error), cause=error)
+    return ScoreResult(None, described(error), cause=error)
 
 
 def described(error: BaseException) -> str:
@@ -69,7 +69,7 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
-def read_scores(given: Any, count: int) -> list[Scored]:
+def read_scores(given: Any, count: int) -> list[ScoreResult]:
     """Parse what a scorer returned for ``count`` completions.
 
     Args:
@@ -94,12 +94,12 @@ def read_scores(given: Any, count: int) -> list[Scored]:
         raise InvalidScores(f"what the scorer returned cannot be read: {described(error)}") from error
 
 
-def _scored(row: Any) -> Scored:
+def _scored(row: Any) -> ScoreResult:
     if isinstance(row, BaseException):
         return failed(row)
     if not isinstance(row, Mapping):
         reward, error = _number(row)
-        return Scored(reward, error)
+        return ScoreResult(reward, error)
     name = "reward" if "reward" in row else "score"
     reward, error = _number(row.get(name))
     if said := row.get("error"):
@@ -108,7 +108,7 @@ def _scored(row: Any) -> Scored:
     meta = row.get("meta")
     rest |= meta if isinstance(meta, Mapping) else {} if meta is None else {"meta": meta}
     cause = said if isinstance(said, BaseException) else None
-    return Scored(reward, error, rest, row.get("next_turn_feedback"), cause)
+    return ScoreResult(reward, error, rest, row.get("next_turn_feedback"), cause)
 
 
 def _number(raw: Any) -> tuple[float | None, str | None]:
@@ -260,7 +260,7 @@ def check_mode(query: Query, mode: Mode) -> None:
         raise BadRequest(f"in singleton mode a query holds one completion, not {len(query.completions)}; use the mode 'batch' for lists")
 
 
-def answer_of(query: Query, scored: Sequence[Scored], mode: Mode) -> SingletonAnswer | BatchAnswer:
+def answer_of(query: Query, scored: Sequence[ScoreResult], mode: Mode) -> SingletonAnswer | BatchAnswer:
     """The answer in the shape of the mode. ``auto`` answers a single completion with ``SingletonAnswer``, a list with ``BatchAnswer``."""
     if mode == "singleton" or (mode == "auto" and query.single):
         (one,) = scored
@@ -275,7 +275,7 @@ def answer_of(query: Query, scored: Sequence[Scored], mode: Mode) -> SingletonAn
     )
 
 
-def summary(scored: Sequence[Scored]) -> str | None:
+def summary(scored: Sequence[ScoreResult]) -> str | None:
     """The number of completions without a reward, and the reason for the first; None if all have a reward."""
     first = next((at for at, one in enumerate(scored) if one.error is not None), None)
     if first is None:

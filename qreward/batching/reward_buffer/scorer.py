@@ -22,7 +22,7 @@ from typing import Any
 from qreward.batching.backlog import halves
 from qreward.batching.in_flight import in_thread, unstoppable
 from qreward.batching.reward_buffer.capacity import own_copy
-from qreward.batching.reward_buffer.schemas import InvalidScores, Scored, described, failed, read_scores
+from qreward.batching.reward_buffer.schemas import InvalidScores, ScoreResult, described, failed, read_scores
 from qreward.errors import QueueFull
 
 Pairs = Sequence[tuple[str, dict[str, Any]]]
@@ -112,7 +112,7 @@ class Isolation:
         self._isolate = isolate
         self._witness: Pairs = ()  # the latest completion that received a reward
 
-    async def score_each(self, pairs: Pairs) -> list[Scored]:
+    async def score_each(self, pairs: Pairs) -> list[ScoreResult]:
         """Return an outcome for each of at least one completion. Raises only exceptions that end the task.
 
         A list for which the scorer raises is split. This takes at most ``2 n - 1`` calls, one after the other, and about ``2 k log2(n)``
@@ -129,7 +129,7 @@ class Isolation:
             _log.warning("the scorer is wrong on a batch of %d: %s", len(pairs), error)
             return [failed(error) for _ in pairs]
 
-    async def _scored(self, pairs: Pairs) -> list[Scored]:
+    async def _scored(self, pairs: Pairs) -> list[ScoreResult]:
         outcomes = await _attempt(self._call, pairs)
         if isinstance(outcomes, list):
             return await self._judged(pairs, outcomes)
@@ -138,7 +138,7 @@ class Isolation:
             return await self._judged(pairs, await _apart(self._call, pairs, outcomes))
         return [failed(outcomes) for _ in pairs]
 
-    async def _judged(self, pairs: Pairs, scored: list[Scored]) -> list[Scored]:
+    async def _judged(self, pairs: Pairs, scored: list[ScoreResult]) -> list[ScoreResult]:
         """The same outcomes, with ``own`` set where the error is the completion's own."""
         good = next((at for at, one in enumerate(scored) if one.reward is not None), None)
         if good is not None:
@@ -157,18 +157,18 @@ class Isolation:
         return isinstance(again, list) and again[0].reward is not None
 
 
-async def _apart(call: Called, pairs: Pairs, error: BaseException) -> list[Scored]:
+async def _apart(call: Called, pairs: Pairs, error: BaseException) -> list[ScoreResult]:
     """The outcomes of the parts of a list that failed as a whole."""
     if len(pairs) == 1 or _is_nobodys_fault(error):
         return [failed(error) for _ in pairs]
-    found: list[Scored] = []
+    found: list[ScoreResult] = []
     for half in halves(pairs):
         outcomes = await _attempt(call, half)
         found += outcomes if isinstance(outcomes, list) else await _apart(call, half, outcomes)
     return found
 
 
-async def _attempt(call: Called, pairs: Pairs) -> list[Scored] | BaseException:
+async def _attempt(call: Called, pairs: Pairs) -> list[ScoreResult] | BaseException:
     """The outcomes of a list, or the exception that the scorer raised. An exit in the scorer ends neither the task nor the program.
 
     Raises:

@@ -40,7 +40,7 @@ class Pair(msgspec.Struct, frozen=True, gc=False):
     label: Any = None
 
 
-class Chat(msgspec.Struct, frozen=True, gc=False):
+class Conversation(msgspec.Struct, frozen=True, gc=False):
     """A conversation whose last message is scored."""
 
     messages: list[Any]
@@ -52,7 +52,7 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
     parts: list[Any]
 
 
-def pair_item(raw: Any) -> str | Pair | Chat:
+def pair_item(raw: Any) -> str | Pair | Conversation:
     """Return an item to score: a text, ``(prompt, response)``, or a conversation. A conversation as prompt is joined with the response.
 
     Raises ``BadRequest`` for anything else.
@@ -61,7 +61,7 @@ def pair_item(raw: Any) -> str | Pair | Chat:
         return raw
     if isinstance(raw, Pair):
         return _pair(raw.prompt, raw.response, raw.label)
-    if isinstance(raw, Chat):
+    if isinstance(raw, Conversation):
         return _chat(raw.messages)
     if isinstance(raw, Mapping):
         return _of_mapping(raw)
@@ -109,7 +109,7 @@ def shape_of(item: Any) -> str:
     return _SHAPES[type(item)]
 
 
-_SHAPES = {str: TEXT, Pair: PAIR, Chat: CHAT_ITEM, list: TOKENS, Parts: PARTS}
+_SHAPES = {str: TEXT, Pair: PAIR, Conversation: CHAT_ITEM, list: TOKENS, Parts: PARTS}
 
 
 def tokens_in(item: Any) -> float:
@@ -124,7 +124,7 @@ def bytes_in(item: Any) -> int:
     text = item if isinstance(item, str) else item.prompt + item.response if isinstance(item, Pair) else ""
     if text or isinstance(item, str | Pair):
         return len(text.encode("utf-8", "surrogatepass")) + _BYTES_AROUND
-    return len(jsonio.write("", "", item.messages if isinstance(item, Chat) else item.parts, {}, all_text=False))
+    return len(jsonio.write("", "", item.messages if isinstance(item, Conversation) else item.parts, {}, all_text=False))
 
 
 def _chars(item: Any) -> int:
@@ -133,12 +133,12 @@ def _chars(item: Any) -> int:
             return len(item)
         case Pair():
             return len(item.prompt) + len(item.response)
-        case Chat():
+        case Conversation():
             return sum(len(joined(message.get("content"))) for message in item.messages)
     return len(joined(item.parts))
 
 
-def _of_mapping(raw: Mapping[Any, Any]) -> Pair | Chat:
+def _of_mapping(raw: Mapping[Any, Any]) -> Pair | Conversation:
     if "messages" in raw:
         return _chat(raw["messages"])
     if "response" not in raw or "prompt" not in raw:
@@ -152,23 +152,23 @@ def _check_given(value: object, name: str) -> None:
         raise BadRequest(f"the {name} is None; leave the item out, or give the {name}")
 
 
-def _chat(messages: Any) -> Chat:
+def _chat(messages: Any) -> Conversation:
     """Return a conversation. Raises ``BadRequest`` if its last message has no content."""
     _check_given(messages, "messages")
     checked = CHAT.validate(messages)
     if is_missing(checked[-1]):
         raise BadRequest("the last message, which is judged, has no content; leave the item out, or give the content")
-    return Chat(checked)
+    return Conversation(checked)
 
 
-def _pair(prompt: Any, response: Any, label: Any) -> Pair | Chat:
+def _pair(prompt: Any, response: Any, label: Any) -> Pair | Conversation:
     _check_given(prompt, "prompt")
     _check_given(response, "response")
     if not isinstance(response, str):
         raise BadRequest(f"the response is a {type(response).__name__}; send a text")
     if isinstance(prompt, str):
         return Pair(prompt, response, label)
-    return Chat([*CHAT.validate(prompt), {"role": "assistant", "content": response}])
+    return Conversation([*CHAT.validate(prompt), {"role": "assistant", "content": response}])
 
 
 SPLITTING = frozenset({400, 413, 422, 424})
@@ -375,7 +375,7 @@ class ListCodec(Listing):
 
     def write(self, items: list[Any], model: str, params: dict[str, Any]) -> bytes:
         """Return the body of items returned by ``form``. ``model`` is always sent: routers need it, and servers of one model ignore it."""
-        if isinstance(items[0], Chat):
+        if isinstance(items[0], Conversation):
             return jsonio.write(model, "messages", items[0].messages, params, all_text=False)
         return jsonio.write(model, self.member, items, params, all_text=True)
 
@@ -444,11 +444,11 @@ class TextCodec(ListCodec):
             raise BadRequest(
                 f"{self.path} of this server takes texts, not pairs; set RewardModel(template=...) to join prompt and response"
             )
-        if isinstance(item, Chat) and not self.has_template:
+        if isinstance(item, Conversation) and not self.has_template:
             raise BadRequest(f"{self.path} of this server takes no conversations; send the text, or (prompt, response) with a template")
         return item
 
 
-def conversation(pair: Pair) -> Chat:
+def conversation(pair: Pair) -> Conversation:
     """Return a pair as a conversation, for the chat template of the server."""
-    return Chat([{"role": "user", "content": pair.prompt}, {"role": "assistant", "content": pair.response}])
+    return Conversation([{"role": "user", "content": pair.prompt}, {"role": "assistant", "content": pair.response}])

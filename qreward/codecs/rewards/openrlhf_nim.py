@@ -10,7 +10,7 @@ from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import joined
 from qreward.codecs.rewards import parsing as reading
 from qreward.codecs.rewards.answers import Score
-from qreward.codecs.rewards.base import ALONE, Chat, ListCodec, Pair, conversation
+from qreward.codecs.rewards.base import ALONE, Conversation, ListCodec, Pair, conversation
 from qreward.codecs.rewards.parsing import InvalidRow
 from qreward.errors import BadRequest
 
@@ -28,7 +28,7 @@ class OpenRlhfReward(ListCodec):
     native = True
 
     def form(self, item: Any) -> Any:
-        if isinstance(item, Chat):
+        if isinstance(item, Conversation):
             raise BadRequest("/get_reward of this server takes no conversations; send (prompt, response), or a text")
         return item
 

@@ -11,7 +11,7 @@ from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.rewards import parsing as reading
 from qreward.codecs.rewards.answers import Score
-from qreward.codecs.rewards.base import Chat, ListCodec, MergeLimits, Pair
+from qreward.codecs.rewards.base import Conversation, ListCodec, MergeLimits, Pair
 from qreward.codecs.rewards.openai_lists import EmbeddingList
 from qreward.codecs.rewards.parsing import InvalidRow
 from qreward.codecs.rewards.vllm import Rerank
@@ -29,7 +29,7 @@ class TeiPredict(ListCodec):
     limits = LIMITS
 
     def form(self, item: Any) -> Any:
-        if isinstance(item, Chat):
+        if isinstance(item, Conversation):
             raise BadRequest("/predict of this server takes no conversations; send (prompt, response), or a text")
         if isinstance(item, Pair) and self.settings.template is not None:
             return self.settings.render(item.prompt, item.response)

@@ -21,8 +21,8 @@ from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT
 from qreward.engine.single import Single
 from qreward.errors import QRewardError
 from qreward.integrations.openai import responses as replies
-from qreward.integrations.openai.request import MEMBERS, Asked, read, route_of
-from qreward.integrations.openai.responses import Events, Reply, event, silence
+from qreward.integrations.openai.request import MEMBERS, OpenAIRequest, read, route_of
+from qreward.integrations.openai.responses import Events, OpenAIReply, event, silence
 from qreward.options import DEFAULT, preparer
 from qreward.results import Result, Usage
 from qreward.scheduler.request import RequestOptions
@@ -119,7 +119,7 @@ class Exchange:
         self._terms = partial(client._terms, DEFAULT, priority, hedge, tenant)
         self._terms()  # raises now if one of them is wrong
 
-    async def answer(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes, seconds: float | None) -> Reply:
+    async def answer(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes, seconds: float | None) -> OpenAIReply:
         """Return the reply to a request. Raises nothing but ``CancelledError``.
 
         Args:
@@ -141,13 +141,13 @@ class Exchange:
         except QRewardError as error:
             return replies.refused(error)
 
-    def _models(self, name: str) -> Reply:
+    def _models(self, name: str) -> OpenAIReply:
         if not name:
             return replies.models(route.pattern for route in self.client.list_routes())
         self.client._fleet.pool(name)
         return replies.model(name)
 
-    async def _asked(self, asked: Asked, seconds: float | None) -> Reply:
+    async def _asked(self, asked: OpenAIRequest, seconds: float | None) -> OpenAIReply:
         if asked.params.get("stream"):
             return await self._stream(asked, seconds)
         ask = self._embeddings if asked.route == "/embeddings" else self._one
@@ -158,18 +158,18 @@ class Exchange:
         terms = self._terms()
         return terms if seconds is None else terms._replace(timeout=min(seconds, inf if terms.timeout is None else terms.timeout))
 
-    async def _one(self, asked: Asked, terms: RequestOptions) -> Result[Any]:
+    async def _one(self, asked: OpenAIRequest, terms: RequestOptions) -> Result[Any]:
         codec, client = _CODECS[asked.route], self.client
         call = WireRequest(codec, asked.model, codec.validate(asked.inputs), asked.params, asked.headers)
         pool, sink = client._fleet.pool(asked.model), Single(client._engine.shell())
         return await sink.result(terms.task(call, pool, sink, 0))
 
-    async def _embeddings(self, asked: Asked, terms: RequestOptions) -> Result[Any]:
+    async def _embeddings(self, asked: OpenAIRequest, terms: RequestOptions) -> Result[Any]:
         asking = asking_embeddings(asked.model, {}, asked.headers, asked.params)
         (result,) = await self.client._merged(asking, [asking.call(asked.inputs)], asked.model, terms)
         return result
 
-    async def _stream(self, asked: Asked, seconds: float | None) -> Reply:
+    async def _stream(self, asked: OpenAIRequest, seconds: float | None) -> OpenAIReply:
         """Return the reply when the first token has arrived. A failure before that is an HTTP error, once all attempts have failed."""
         if asked.route != "/chat/completions":
             return replies.not_offered("streamed", asked.route)

@@ -24,7 +24,7 @@ _OURS = frozenset({
 _SDK = "x-stainless-"
 
 
-class Asked(NamedTuple):
+class OpenAIRequest(NamedTuple):
     """One request.
 
     Attributes:
@@ -56,13 +56,13 @@ def route_of(path: str) -> str | None:
     return next((route for route in ROUTES if path.endswith(route)), None)
 
 
-def read(route: str, headers: Iterable[tuple[str, str]], body: bytes) -> Asked:
+def read(route: str, headers: Iterable[tuple[str, str]], body: bytes) -> OpenAIRequest:
     """Parse a request. Raises ``BadRequest`` if the body is not a JSON object or names no model."""
     params = _document(body)
     model = params.pop("model", None)
     if not isinstance(model, str) or not model:
         raise BadRequest("the request has no model; set model='...' to a name that a route matches")
-    return Asked(route, model, params.pop(MEMBERS[route], None), params, passed_on(headers))
+    return OpenAIRequest(route, model, params.pop(MEMBERS[route], None), params, passed_on(headers))
 
 
 def passed_on(headers: Iterable[tuple[str, str]]) -> dict[str, str] | None:

@@ -37,7 +37,7 @@ from qreward.errors import (
 )
 from qreward.integrations.openai.request import ROUTES
 from qreward.streaming.closing import Broken
-from qreward.streaming.handles import Reader, Stream
+from qreward.streaming.handles import Stream, StreamReader
 from qreward.transport import error_mapping as meanings
 from qreward.transport.error_mapping import ErrorBody
 
@@ -58,7 +58,7 @@ class Events:
 
     def __init__(self, stream: Stream, seconds: float | None, told_usage: bool, as_event: Callable[[QRewardError], bytes]) -> None:
         self._stream, self._seconds, self._as_event = stream, seconds, as_event
-        self._reader = Reader(stream, _Shown(told_usage))
+        self._reader = StreamReader(stream, _Shown(told_usage))
         self._over = False
         self._error: QRewardError | None = None
 
@@ -178,7 +178,7 @@ _STATUSES: tuple[tuple[type[QRewardError], int, frozenset[int]], ...] = (
 """Error class -> its HTTP status, and the server's own statuses that it may have instead. The first class that matches counts."""
 
 
-class Reply(NamedTuple):
+class OpenAIReply(NamedTuple):
     """An HTTP response. The body may be a stream."""
 
     status: int
@@ -186,38 +186,38 @@ class Reply(NamedTuple):
     body: bytes | Events
 
 
-def answered(body: bytes, endpoint: str | None) -> Reply:
+def answered(body: bytes, endpoint: str | None) -> OpenAIReply:
     """Return an endpoint's answer unchanged."""
-    return Reply(200, _headers(**{"x-qreward-endpoint": endpoint}), strict(body))
+    return OpenAIReply(200, _headers(**{"x-qreward-endpoint": endpoint}), strict(body))
 
 
-def streamed(events: Events) -> Reply:
+def streamed(events: Events) -> OpenAIReply:
     """Return the reply for a stream that has begun."""
-    return Reply(200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}, events)
+    return OpenAIReply(200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}, events)
 
 
-def models(names: Iterable[str]) -> Reply:
+def models(names: Iterable[str]) -> OpenAIReply:
     """Return the list of models. A pattern of a route is listed as written."""
-    return Reply(200, _headers(), _json({"object": "list", "data": [_model(name) for name in names]}))
+    return OpenAIReply(200, _headers(), _json({"object": "list", "data": [_model(name) for name in names]}))
 
 
-def model(name: str) -> Reply:
+def model(name: str) -> OpenAIReply:
     """Return one model."""
-    return Reply(200, _headers(), _json(_model(name)))
+    return OpenAIReply(200, _headers(), _json(_model(name)))
 
 
-def not_offered(method: str, path: str) -> Reply:
+def not_offered(method: str, path: str) -> OpenAIReply:
     """Return a 404 that lists what is supported."""
     offered = ", ".join(f"POST {route}" for route in ROUTES)
     words = f"qreward does not offer {method} {path}; it offers {offered} and GET /models. Send what else there is to its server directly."
-    return Reply(404, _headers(**{"x-should-retry": "false"}), _json({"error": _error(words, 404, "not_offered")}))
+    return OpenAIReply(404, _headers(**{"x-should-retry": "false"}), _json({"error": _error(words, 404, "not_offered")}))
 
 
-def refused(error: QRewardError) -> Reply:
+def refused(error: QRewardError) -> OpenAIReply:
     """Return the reply for a call that failed for good."""
     status, told = status_of(error), error if isinstance(error, RequestError) else None
     more = {"x-request-id": told.request_id, "x-qreward-endpoint": told.endpoint} if told else {}
-    return Reply(status, _headers(**{"x-should-retry": "false", **more}), _json({"error": described(error)}))
+    return OpenAIReply(status, _headers(**{"x-should-retry": "false", **more}), _json({"error": described(error)}))
 
 
 def described(error: QRewardError) -> dict[str, Any]:

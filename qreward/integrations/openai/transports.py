@@ -15,7 +15,7 @@ from qreward.engine.portal import portal
 from qreward.errors import ConfigError, QRewardError
 from qreward.integrations.openai import responses as replies
 from qreward.integrations.openai.handler import Exchange
-from qreward.integrations.openai.responses import Events, Reply
+from qreward.integrations.openai.responses import Events, OpenAIReply
 from qreward.settings.policies import Priority
 from qreward.streaming.closing import Broken, leave
 from qreward.sync_client import SyncQRewardClient
@@ -157,7 +157,7 @@ def _read_timeout(request: Any) -> float | None:
     return seconds
 
 
-def _response(request: Any, reply: Reply, events: Any) -> Any:
+def _response(request: Any, reply: OpenAIReply, events: Any) -> Any:
     package: Any = httpx if isinstance(request, httpx.Request) else httpx2
     status, headers, body = reply
     if isinstance(body, bytes):

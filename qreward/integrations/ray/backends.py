@@ -29,7 +29,7 @@ CALL = "__call__"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ScorerSpec:
     """How to make a scorer.
 
     Args:
@@ -133,7 +133,7 @@ Reply = tuple[bool, Any]
 class ScorerActor:
     """The actor class of a blocking scorer. For several batches at once Ray runs it with one thread for each."""
 
-    def __init__(self, spec: Recipe) -> None:
+    def __init__(self, spec: ScorerSpec) -> None:
         self._made = spec.make()
         self._score = spec.function(self._made)
 
@@ -154,7 +154,7 @@ class ScorerActor:
 class AsyncScorerActor:
     """The actor class of an async scorer, or of a factory, whose scorer may be either."""
 
-    def __init__(self, spec: Recipe, concurrency: int) -> None:
+    def __init__(self, spec: ScorerSpec, concurrency: int) -> None:
         self._made = spec.make()
         self._score = spec.function(self._made)
         self._threads = None if is_async(self._score) else ThreadPoolExecutor(concurrency, thread_name_prefix="scorer")
@@ -377,7 +377,7 @@ class RayBackend:
 
     name = "ray"
 
-    def __init__(self, spec: Recipe, terms: PoolConfig) -> None:
+    def __init__(self, spec: ScorerSpec, terms: PoolConfig) -> None:
         self._ray = ray = require_ray()
         if not ray.is_initialized():
             raise ConfigError("this process is not connected to Ray; call ray.init() first, or use backend='local'")
@@ -426,7 +426,7 @@ class LocalBackend:
 
     name = "local"
 
-    def __init__(self, spec: Recipe) -> None:
+    def __init__(self, spec: ScorerSpec) -> None:
         self._spec = spec
 
     def start_actor(self) -> tuple[Any, Future[Any]]:
@@ -455,7 +455,7 @@ class LocalBackend:
                 close()
 
 
-def choose(spec: Recipe, terms: PoolConfig) -> ActorBackend:
+def choose(spec: ScorerSpec, terms: PoolConfig) -> ActorBackend:
     """Return the backend: Ray if ``backend`` is ``ray``, or ``auto`` while this process is connected to Ray; else this process."""
     use_ray = terms.backend == "ray" or (terms.backend == "auto" and is_connected())
     return RayBackend(spec, terms) if use_ray else LocalBackend(spec)

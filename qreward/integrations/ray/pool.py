@@ -24,12 +24,12 @@ from qreward.integrations.ray.backends import (
     Backend,
     PoolConfig,
     PoolStats,
-    Recipe,
+    ScorerSpec,
     check_installed,
     choose,
     length_of,
 )
-from qreward.integrations.ray.supervisor import Placement, State, Supervisor, closed
+from qreward.integrations.ray.supervisor import ActorState, Placement, Supervisor, closed
 
 Columns = tuple[Sequence[Any], ...]
 """One list for each parameter of the scorer, all of the same length."""
@@ -152,9 +152,9 @@ class ScorerPool:
         if wrong := [name for name in _OURS if name in options]:
             raise ConfigError(f"{wrong[0]} cannot be set in ray_options; use max_concurrent_batches or max_restarts of the pool")
         terms = PoolConfig(actors, max_concurrent_batches, backend, batch_timeout, start_timeout, max_restarts, options)
-        self._begin(Recipe(scorer, tuple(init_args), dict(init_kwargs or {}), factory, method), terms)
+        self._begin(ScorerSpec(scorer, tuple(init_args), dict(init_kwargs or {}), factory, method), terms)
 
-    def _begin(self, spec: Recipe, terms: PoolConfig) -> None:
+    def _begin(self, spec: ScorerSpec, terms: PoolConfig) -> None:
         check_installed(terms.backend)
         self._spec = spec
         self._terms = terms
@@ -247,9 +247,9 @@ class ScorerPool:
         waiting = len(placement.line)
         return PoolStats(
             backend=actor_supervisor.actor_backend.name,
-            ready=placement.count_of(State.READY),
-            starting=placement.count_of(State.STARTING),
-            lost=placement.count_of(State.LOST),
+            ready=placement.count_of(ActorState.READY),
+            starting=placement.count_of(ActorState.STARTING),
+            lost=placement.count_of(ActorState.LOST),
             waiting=waiting,
             in_flight=max(0, len(actor_supervisor.pending_batches) - waiting),
             batches=actor_supervisor.batches,
@@ -326,7 +326,7 @@ class ScorerPool:
         return value
 
 
-def _rebuild(kind: type[ScorerPool], spec: Recipe, terms: PoolConfig) -> ScorerPool:
+def _rebuild(kind: type[ScorerPool], spec: ScorerSpec, terms: PoolConfig) -> ScorerPool:
     pool = kind.__new__(kind)
     pool._begin(spec, terms)
     return pool

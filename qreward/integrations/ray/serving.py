@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from qreward.batching.reward_buffer import BatchAnswer, RewardBuffer, Scored, SingletonAnswer
+from qreward.batching.reward_buffer import BatchAnswer, RewardBuffer, ScoreResult, SingletonAnswer
 from qreward.errors import ConfigError
-from qreward.integrations.ray.backends import CALL, INSTALL, Recipe, accepted, is_async, require_ray
+from qreward.integrations.ray.backends import CALL, INSTALL, ScorerSpec, accepted, is_async, require_ray
 
 _REPLICAS: dict[str, Replica] = {}
 """Replicas in this process, usually one, by the key of their :class:`AsgiProxy`."""
@@ -39,7 +39,7 @@ def deployment(
     """Return an application for ``serve.run`` that scores in batches.
 
     Over HTTP it has the routes of ``qreward serve`` (``/get_reward``, ``/classify``, ``/score``, ``/health``, ``/metrics``, ...). Through a
-    handle it has ``handle.score.remote(completions, metadata)``, which returns one :class:`~qreward.batching.reward_buffer.Scored` for each
+    handle it has ``handle.score.remote(completions, metadata)``, which returns one ``ScoreResult`` for each
     completion, and ``handle.add_query.remote(query)``.
 
     Args:
@@ -68,7 +68,7 @@ def deployment(
         serve.run(deployment(RewardModel, num_replicas=2, max_batch_size=32), route_prefix="/")
     """
     serve = _serve()
-    spec = Recipe(scorer, tuple(init_args), dict(init_kwargs or {}), factory, method)
+    spec = ScorerSpec(scorer, tuple(init_args), dict(init_kwargs or {}), factory, method)
     config = _checked(settings)
     ongoing = max(100, 2 * config.max_batch_size * config.max_concurrent_batches)
     options = {"name": name, "max_ongoing_requests": max_ongoing_requests or ongoing}
@@ -103,7 +103,7 @@ class Replica:
         asgi: the app, as in ``qreward serve``. (Serve reserves the name ``app``.)
     """
 
-    def __init__(self, spec: Recipe, settings: Mapping[str, Any], key: str) -> None:
+    def __init__(self, spec: ScorerSpec, settings: Mapping[str, Any], key: str) -> None:
         from qreward.server import create_app  # noqa: PLC0415 - an extra
 
         self._made = spec.make()
@@ -111,7 +111,7 @@ class Replica:
         self._buffer: RewardBuffer = self.asgi.state.qreward.buffer
         _REPLICAS[key] = self
 
-    async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[Scored]:
+    async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[ScoreResult]:
         """Return a result for each completion, in order; see :meth:`~qreward.batching.reward_buffer.RewardBuffer.score`."""
         return [_portable(one) for one in await self._buffer.score(completions, metadata)]
 
@@ -128,7 +128,7 @@ class Replica:
         await send(message)
 
 
-def _scorer(spec: Recipe, made: Any) -> Any:
+def _scorer(spec: ScorerSpec, made: Any) -> Any:
     """Wrap the scorer in a function of exactly completions and metadata for the buffer; the scorer itself may have other parameters."""
     score = spec.function(made)
     if is_async(score):
@@ -146,9 +146,9 @@ def _scorer(spec: Recipe, made: Any) -> Any:
     return called
 
 
-def _portable(scored: Scored) -> Scored:
+def _portable(scored: ScoreResult) -> ScoreResult:
     """Return the result without its exception, which may not be picklable. The text of the exception is in ``error``."""
-    return scored if scored.cause is None else Scored(scored.reward, scored.error, scored.meta, scored.feedback)
+    return scored if scored.cause is None else ScoreResult(scored.reward, scored.error, scored.meta, scored.feedback)
 
 
 def _checked(settings: Mapping[str, Any]) -> Any:

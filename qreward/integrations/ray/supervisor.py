@@ -32,7 +32,7 @@ STARTS = 3
 """Attempts to start an actor that fails to start: a constructor that raises will most likely raise again."""
 
 
-class State(Enum):
+class ActorState(Enum):
     """State of an actor: starting (or to be restarted), ready, or given up."""
 
     STARTING = "starting"
@@ -54,7 +54,7 @@ class Actor:
     """
 
     number: int
-    state: State = State.STARTING
+    state: ActorState = ActorState.STARTING
     life: int = 0
     load: int = 0
     alone: bool = False
@@ -156,30 +156,30 @@ class Placement:
 
     def ready(self, actor: Actor, life: int) -> list[Command]:
         """Record that an actor is ready."""
-        if life == actor.life and actor.state is State.STARTING:
-            actor.state = State.READY
+        if life == actor.life and actor.state is ActorState.STARTING:
+            actor.state = ActorState.READY
         return self._assign()
 
     def died(self, actor: Actor, life: int, in_making: bool = False) -> list[Command]:
         """Record that an actor died or failed to start. A second report of the same death is ignored."""
-        if life != actor.life or actor.state is State.LOST:
+        if life != actor.life or actor.state is ActorState.LOST:
             return []
         self.deaths += 1
         actor.deaths += 1
         actor.failed_starts += in_making
         actor.life, actor.load, actor.alone = actor.life + 1, 0, False
-        actor.state = State.STARTING
+        actor.state = ActorState.STARTING
         if actor.deaths > self.max_restarts or actor.failed_starts >= STARTS:
-            actor.state = State.LOST
+            actor.state = ActorState.LOST
             return self._assign()
         return [Hire(actor, actor.life, delay_of(actor.deaths)), *self._assign()]
 
-    def count_of(self, state: State) -> int:
+    def count_of(self, state: ActorState) -> int:
         """Return the number of actors in a state."""
         return sum(actor.state is state for actor in self.actors)
 
     def _assign(self) -> list[Command]:
-        if self.actors and all(actor.state is State.LOST for actor in self.actors):
+        if self.actors and all(actor.state is ActorState.LOST for actor in self.actors):
             refused: list[Command] = [Refuse(ticket) for ticket in self.line]
             self.line.clear()
             return refused
@@ -190,7 +190,7 @@ class Placement:
 
         A batch that must not share an actor, and finds none idle, reserves one: that actor takes no other batch until it is idle.
         """
-        free = [actor for actor in self.actors if actor.state is State.READY and not actor.alone and actor.load < self.concurrency]
+        free = [actor for actor in self.actors if actor.state is ActorState.READY and not actor.alone and actor.load < self.concurrency]
         kept: deque[BatchRequest] = deque()
         while self.line and free:
             ticket = self.line.popleft()
@@ -503,7 +503,7 @@ class Supervisor:
 
     def _too_slow(self, hand: ActorHandle) -> None:
         with self._lock:
-            if hand.actor.state is State.STARTING and hand.actor.life == hand.life and not self._shut:
+            if hand.actor.state is ActorState.STARTING and hand.actor.life == hand.life and not self._shut:
                 says = f"it was not ready within {self._start_timeout:g} s; are there the resources that it asks for?"
                 self._bury(hand, ActorLost(says, in_making=True))
 

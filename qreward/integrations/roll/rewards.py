@@ -28,7 +28,7 @@ class RewardUnavailable(QRewardError):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedRow:
     """The rewards and metrics of a batch.
 
     Attributes:
@@ -69,7 +69,7 @@ def _messages(value: Any) -> Any:
     return value
 
 
-async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]]) -> Judged:
+async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]]) -> JudgedRow:
     """Score all rows concurrently.
 
     Raises:
@@ -85,7 +85,7 @@ async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Ma
             f"{len(lost)} of {len(scored)} rewards could not be had; the first: {lost[0].reason}. To go on without them, set "
             "user_defined_rollout_loop_cls: qreward.integrations.roll.SkippingRolloutLoop, or choose a number in on_failure"
         )
-    return Judged([_fitting(_number(each, failure)) for each in scored], metrics_of(scored))
+    return JudgedRow([_fitting(_number(each, failure)) for each in scored], metrics_of(scored))
 
 
 def metrics_of(scored: Iterable[Scored]) -> dict[str, list[float]]:

@@ -13,7 +13,7 @@ from roll.distributed.scheduler.protocol import DataProto
 from roll.models.model_providers import default_tokenizer_provider
 from roll.utils.prompt import prompt_maps
 
-from qreward.integrations.roll.rewards import DEADLINE, PROMPTS, RESPONSES, Judged, failure_of, judge_rows, rows_of
+from qreward.integrations.roll.rewards import DEADLINE, PROMPTS, RESPONSES, JudgedRow, failure_of, judge_rows, rows_of
 from qreward.integrations.roll.settings import settings_of
 from qreward.integrations.roll.tracing import continued
 from qreward.integrations.trainers import rewarder
@@ -73,7 +73,7 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         return rows_of(data.non_tensor_batch, prompts, responses)
 
 
-def _output(judged: Judged, responses: torch.Tensor) -> DataProto:
+def _output(judged: JudgedRow, responses: torch.Tensor) -> DataProto:
     scores = torch.tensor(judged.scores, dtype=torch.float16)
     tensors = {
         "token_level_rewards": torch.zeros_like(responses, dtype=torch.float16),

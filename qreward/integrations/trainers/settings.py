@@ -20,7 +20,7 @@ from qreward.judge.config import JudgeConfig
 from qreward.judge.prompts import Template
 from qreward.settings.base import Policy, Seconds, shown
 from qreward.settings.client import ClientConfig, load_config
-from qreward.settings.files import Place, read_settings
+from qreward.settings.files import SettingsLocation, read_settings
 from qreward.settings.policies import Level, Priority
 
 VARIABLE = "QREWARD_REWARD"
@@ -131,7 +131,7 @@ def load_reward_config(source: str | Path | Mapping[str, Any] | RewardConfig | N
     if not given:
         raise ConfigError(f"no reward settings; pass a file or a mapping, or set the environment variable {VARIABLE} to a file")
     content, read_at = read_settings(given, empty="it must hold at least judge or reward_model")
-    called = Place(place) if place else read_at
+    called = SettingsLocation(place) if place else read_at
     try:
         return RewardConfig(**content).at(str(called))
     except ConfigError as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 from qreward.integrations.trainers import RewardConfig, Rewarder, load_reward_config, rewarder
 from qreward.integrations.trainers.settings import Failure
-from qreward.integrations.trl.scoring import DEADLINE, Recipe, mean, refuse_old_trl
+from qreward.integrations.trl.scoring import DEADLINE, RewardSpec, mean, refuse_old_trl
 from qreward.judge.types import Scorer
 
 Settings = str | Path | Mapping[str, Any] | RewardConfig
@@ -130,7 +130,7 @@ def _recipe(
     columns: Mapping[str, str] | None,
     on_failure: Failure | None,
     deadline: float | None,
-) -> Recipe:
+) -> RewardSpec:
     if judge is not None and settings is not None:
         raise ValueError("pass settings or judge, not both")
     given = {"columns": columns, "on_failure": on_failure, "deadline": deadline}
@@ -147,10 +147,10 @@ def _recipe(
     return _recipe_of(made, name, config)
 
 
-def _recipe_of(made: Rewarder, name: str, config: RewardConfig) -> Recipe:
+def _recipe_of(made: Rewarder, name: str, config: RewardConfig) -> RewardSpec:
     if config.on_failure in ("default", "none"):
         refuse_old_trl(name)
-    return Recipe(made, name, config.columns, config.on_failure)
+    return RewardSpec(made, name, config.columns, config.on_failure)
 
 
 def _labels(functions: Sequence[Callable[..., Any]]) -> list[str]:

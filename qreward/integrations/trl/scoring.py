@@ -25,7 +25,7 @@ USUAL: Usual = {"prompt": ("prompt",), "response": ("response",), "reference": (
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class RewardSpec:
     """How completions are scored: the rewarder, the columns, and what replaces a missing reward."""
 
     rewarder: Rewarder

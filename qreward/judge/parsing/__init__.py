@@ -44,7 +44,7 @@ from typing import Any
 
 from qreward.judge.parsing.json import NotAnObject, object_at
 from qreward.judge.parsing.quotations import Unreadable, without_thought
-from qreward.judge.parsing.schema import M, PreferenceVerdict, ScoreVerdict, Shape, YesNoVerdict, instruction, schema_of
+from qreward.judge.parsing.schema import M, PreferenceVerdict, ScoreVerdict, VerdictSchema, YesNoVerdict, instruction, schema_of
 from qreward.judge.parsing.text import TextReader, sentences
 
 __all__ = ["PreferenceVerdict", "ScoreVerdict", "Unreadable", "YesNoVerdict", "instruction", "read", "schema_of"]
@@ -82,7 +82,7 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
         >>> read("<think>Hm.</think>It is right.\\n**Score: 7/10**", ScoreVerdict, scale=(0, 10)).score
         7.0
     """
-    shape: Shape[M]
+    shape: VerdictSchema[M]
     shape, reader = _prepared(model, scale)
     if not text.strip():
         raise Unreadable("The answer holds thought alone." if reasoning else "The answer is empty.")
@@ -104,8 +104,8 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
 
 
 @lru_cache(maxsize=64)
-def _prepared(model: type[Any], scale: tuple[float, float] | None) -> tuple[Shape[Any], TextReader]:
-    shape = Shape.of(model, scale)
+def _prepared(model: type[Any], scale: tuple[float, float] | None) -> tuple[VerdictSchema[Any], TextReader]:
+    shape = VerdictSchema.of(model, scale)
     return shape, TextReader(shape.name or "", shape.scale, None if shape.number else dict(shape.options))
 
 

@@ -104,7 +104,7 @@ class PreferenceVerdict(BaseModel):
 
 
 @dataclass(frozen=True)
-class Shape(Generic[M]):
+class VerdictSchema(Generic[M]):
     """A verdict model and its deciding field.
 
     Attributes:
@@ -124,7 +124,7 @@ class Shape(Generic[M]):
     numerals: tuple[tuple[float, Any], ...] = ()
 
     @classmethod
-    def of(cls, model: type[M], scale: Scale | None) -> Shape[M]:
+    def of(cls, model: type[M], scale: Scale | None) -> VerdictSchema[M]:
         """The shape of ``model``. The deciding field is ``score``, else the only required field that is a number, a bool or a choice."""
         able = [name for name, info in model.model_fields.items() if info.is_required() and any(_kind(info.annotation))]
         name = "score" if "score" in model.model_fields else able[0] if len(able) == 1 else ""
@@ -301,7 +301,7 @@ def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, A
         >>> schema_of(ScoreVerdict, (0, 10))["properties"]["score"]
         {'type': 'number', 'description': 'from 0 to 10'}
     """
-    shape = Shape.of(model, scale)
+    shape = VerdictSchema.of(model, scale)
     try:
         raw = model.model_json_schema(mode="validation")
     except PydanticInvalidForJsonSchema as error:

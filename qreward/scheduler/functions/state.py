@@ -197,7 +197,7 @@ class Function:
         """Reset all counts and learned values, and drop unused keys. Calls that wait or are in flight continue."""
         self.quantiles = Quantiles(fade_after=1000)
         self.hedges_left = HEDGES_AT_ONCE
-        self.tally = Tally()
+        self.tally = FunctionCounters()
         self._resting: list[tuple[float, int, KeyState]] = []
         self.lanes = {key: lane for key, lane in self.lanes.items() if not lane.idle}
         for lane in self.lanes.values():
@@ -243,7 +243,7 @@ class Function:
         return self.quantiles.at(hedging.quantile) if self.quantiles.count >= ENOUGH else None
 
 
-class Tally:
+class FunctionCounters:
     """Counts of calls and tries of one function since it was created or reset."""
 
     __slots__ = ("calls", "failed", "hedges", "hedges_won", "ok", "overloaded", "refused", "retries", "timeouts", "tries")

@@ -26,7 +26,7 @@ def count_change(changes: Changes, before: int, after: int, why: str) -> None:
         changes[key] = changes.get(key, 0) + 1
 
 
-class Window(Protocol):
+class ConcurrencyLimit(Protocol):
     """A concurrency limit that may adapt to events. ``inflight`` and ``others`` are counted after the event."""
 
     limit: int

@@ -1,7 +1,7 @@
 """Latency of answers and timing of streams, in constant memory.
 
-``Latency`` keeps moving averages and quantiles of the time of an answer. Quantiles come from counts in logarithmic buckets of 10 % width,
-as in DDSketch (Masson et al., VLDB 2019); the counts are halved every thousand answers so that old ones fade.
+``LatencyStats`` keeps moving averages and quantiles of the time of an answer. Quantiles come from counts in logarithmic buckets of 10 %
+width, as in DDSketch (Masson et al., VLDB 2019); the counts are halved every thousand answers so that old ones fade.
 
 ``StreamTiming`` keeps the time to the first token and the gaps between tokens, and derives limits for both:
 
@@ -65,7 +65,7 @@ class Quantiles:
         return None
 
 
-class Latency:
+class LatencyStats:
     """Latency of one source: mean and quantiles of the time of an answer, and seconds per token.
 
     The mean starts at the first answer and moves 10 % of the way with each later one. Quantiles are refreshed every 32 answers. Seconds per

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import inf
 
-from qreward.scheduler.stats.latency import Latency, Quantiles
+from qreward.scheduler.stats.latency import LatencyStats, Quantiles
 
 ENOUGH = 100
 """Answers needed before ``rare`` and ``extreme`` are known."""
@@ -41,7 +41,7 @@ class OutputLengths:
         self.mean = 1.0
         self.rare = self.extreme = inf
 
-    def add(self, seconds: float, tokens: int | None, latency: Latency) -> None:
+    def add(self, seconds: float, tokens: int | None, latency: LatencyStats) -> None:
         """Add an answer that took ``seconds`` at a source whose ``latency`` already includes it."""
         if tokens:
             self.mean += (tokens - self.mean) * (0.02 if self._told else 1.0)
@@ -56,7 +56,7 @@ class OutputLengths:
                 self.rare = self._sizes.at(RARE) or inf
                 self.extreme = self._sizes.at(EXTREME) or inf
 
-    def pace(self, latency: Latency) -> float:
+    def pace(self, latency: LatencyStats) -> float:
         """Return the seconds per token at a source, 0 if it has not answered yet."""
         return latency.pace if latency.told else latency.pace / self.mean
 

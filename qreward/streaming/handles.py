@@ -1,6 +1,6 @@
 """The objects through which callers read streamed responses: ``Stream`` for one and ``BatchStream`` for many.
 
-Nothing is sent before the caller uses the object, and leaving it early stops the requests. Each iteration is a ``StreamReader`` of its own, 
+Nothing is sent before the caller uses the object, and leaving it early stops the requests. Each iteration is a ``StreamReader`` of its own,
 which closes the stream when the loop ends.
 """
 

@@ -113,7 +113,7 @@ class Scene:
 
 
 def measure(name: str, endpoints: int, events: int) -> float:
-    """Median microseconds per outcome. Between two measurements all endpoints complete eight requests."""
+    """Median microseconds per outcome. Between two measurements each endpoint completes eight requests."""
     scene, took = Scene(endpoints), []
     scene.answer_all(4)
     for _ in range(max(1, events // min(endpoints, 100))):

@@ -52,9 +52,7 @@ class Peer(NamedTuple):
 PEERS = {
     "no decorator": Peer("functions_plain.py", None, ("async", "sync")),
     "qreward": Peer("functions_qreward.py", None, (*CASES, KEYS)),
-    "qreward 0.1.7": Peer(
-        "functions_qreward_0_1.py", "qreward-0.1.7", (*CASES, KEYS), 2_000
-    ),  # it copies its list of start times at each call
+    "qreward 0.1.7": Peer("functions_qreward_0_1.py", "qreward-0.1.7", (*CASES, KEYS), 2_000),  # it copies its list of starts at each call
     "tenacity": Peer("functions_tenacity.py", "retries", ("async", "sync")),
     "stamina": Peer("functions_stamina.py", "retries", ("async", "sync")),
 }

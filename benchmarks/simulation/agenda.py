@@ -1,4 +1,4 @@
-"""What will happen, in the order of time; the only clock of a simulation."""
+"""The event queue of a simulation, and its only clock."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Entry = tuple[float, int, Callable[[Any], None], Any]
 
 
 class Unsettled(Protocol):
-    """Something whose next event depends on all that happens at one time, and is found when that is over."""
+    """An object whose next event depends on all events at one time. It plans that event after all of them."""
 
     def settle(self) -> None: ...
 
 
 class Agenda:
-    """A heap of events, first planned first among those of one time.
+    """A heap of events. Events at the same time run in the order in which they were planned.
 
     Attributes:
-        now: seconds.
-        heap: (when, number, what, its argument).
-        unsettled: to be settled before time goes on.
+        now: present time in seconds.
+        heap: entries (time, sequence number, callback, argument).
+        unsettled: objects to settle before the clock advances.
     """
 
     __slots__ = ("_number", "heap", "now", "unsettled")
@@ -34,11 +34,11 @@ class Agenda:
         self._number = count().__next__
 
     def at(self, when: float, what: Callable[[Any], None], argument: Any = None) -> None:
-        """Let ``what(argument)`` happen at ``when`` (seconds)."""
+        """Schedule the call ``what(argument)`` at the time ``when`` in seconds."""
         heappush(self.heap, (when, self._number(), what, argument))
 
     def settle(self) -> None:
-        """End the present instant."""
+        """Settle all unsettled objects. Called when all events at the present time have run."""
         waiting, self.unsettled = self.unsettled, []
         for each in waiting:
             each.settle()

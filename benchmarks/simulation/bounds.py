@@ -1,8 +1,8 @@
-"""The time below which no scheduler can finish a bulk on a fleet of model servers.
+"""The lower bound on the makespan of a batch on a fleet of model servers. No scheduler can finish in less time.
 
-The larger of two: *fluid*, the least T at which what all servers can do until T makes up the bulk, requests being divisible at
-will; and the *longest single* request on the server that could be done with it first. Faults take their share of the work
-with them. Requests let in by a rate have still to be served, the shortest of them at least.
+The bound is the larger of two values: *fluid*, the least T until which all servers together can do the work of the batch, with requests
+divisible at will; and the *longest request* on the server that can finish it first. Faults waste a share of the work. A request admitted
+by a rate limit must still be served, for at least the time of the shortest request.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ PRECISE = 1e-4  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A bulk in figures.
+    """The statistics of a batch.
 
     Attributes:
-        items: requests.
-        mean, prompt: tokens of an output and of a prompt, on the average.
-        shortest, longest: tokens of an output.
+        items: number of requests.
+        mean, prompt: mean tokens of the outputs and of the prompts.
+        shortest, longest: tokens of the shortest and the longest output.
     """
 
     items: int
@@ -37,7 +37,7 @@ class Work:
 
     @classmethod
     def of(cls, jobs: Iterable[Job]) -> Work:
-        """Of those that can be served at all."""
+        """The statistics of the jobs, except those that cannot be served at all."""
         items, tokens, prompts, shortest, longest = 0, 0.0, 0.0, inf, 0.0
         for job in jobs:
             if not job.poison:
@@ -50,7 +50,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """What one server can do, in requests of this bulk."""
+    """The supply of one server, in requests of this batch."""
 
     spec: Spec
     work: Work
@@ -61,7 +61,7 @@ class Supply:
         return cls(spec, work, spec.capacity(work.mean))
 
     def until(self, when: float) -> float:
-        """Requests done at most from 0 to ``when``."""
+        """Most requests that the server can complete from 0 to ``when``."""
         spec, work = self.spec, self.work
         done = self.rate.integral(0.0, when) / (work.mean + spec.prefill) * kept(spec)
         admitted = when - alone(spec, work.shortest)
@@ -72,23 +72,23 @@ class Supply:
 
 
 def kept(spec: Spec) -> float:
-    """Share of the work that is not lost to faults: a reset takes half of a request's, an unreadable answer all of it."""
+    """Share of the work that is not lost to faults: a reset wastes half of the work of a request, an unreadable response all of it."""
     good = 1 - spec.resets - spec.broken - spec.hangs - spec.sudden
     return good / (good + spec.resets / 2 + spec.broken)
 
 
 def alone(spec: Spec, tokens: float) -> float:
-    """Seconds that a request of this length takes with the server to itself."""
+    """Seconds that a request of this length takes if it is alone on the server."""
     return (tokens + spec.prefill) / spec.law.speed(1, 0.0)
 
 
 def lower_bound(specs: Sequence[Spec], work: Work) -> float:
-    """Seconds that the bulk takes at least."""
+    """The lower bound in seconds."""
     return max(fluid([Supply.of(spec, work) for spec in specs], work.items), min(alone(spec, work.longest) for spec in specs))
 
 
 def fluid(supplies: Sequence[Supply], items: int) -> float:
-    """The least time in which they do so many.
+    """The least time in seconds in which the supplies together complete this many requests.
 
     Raises:
         ValueError: they never do.

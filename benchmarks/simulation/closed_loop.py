@@ -1,4 +1,4 @@
-"""How much of one endpoint of unknown capacity is found: endless work, one source, ten minutes of virtual time."""
+"""Measures how much of the unknown capacity of one endpoint is used: unlimited work, one source, ten minutes of virtual time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simulation.world import World
 RECOVERED = 0.85
 """Share of the new capacity at which a change counts as found."""
 GLANCE = 10
-"""Seconds between two entries of a window's course."""
+"""Seconds between two recorded values of the limit."""
 
 
 def run_model(
@@ -28,15 +28,15 @@ def run_model(
 
     Args:
         model: the server.
-        name: the controller.
-        seed: of everything.
-        seconds: virtual time; the model's own by default.
-        timeout: seconds after which the operator lets an attempt be given up; by default the source learns it.
-        prototype: file of the prototype, if that is the controller.
+        name: name of the controller.
+        seed: seed of all randomness.
+        seconds: duration in virtual seconds; by default that of the model.
+        timeout: timeout of an attempt in seconds; by default the source learns it.
+        prototype: file of the prototype, if it is the controller.
 
     Returns:
-        ``fraction`` of the capacity used, ``rejects`` a send, ``p99`` latency, mean seconds of ``recovery`` (or None), ``over_limit``,
-        ``lost`` tasks, ``answers``, the course of the window every 10 s (``limits``), and ``wall`` seconds.
+        ``fraction`` of the capacity used, ``rejects`` per request sent, ``p99`` latency, mean seconds of ``recovery`` (or None),
+        ``over_limit``, ``lost`` tasks, ``answers``, requests ``sent``, the limit every 10 s (``limits``), and ``wall`` seconds.
     """
     began, label = time.perf_counter(), f"{model.name}/{seed}"
     seconds = model.seconds if seconds is None else seconds
@@ -74,17 +74,17 @@ def run_model(
 
 
 def share_used(server: Server, spec: Spec, capacity: Steps, seconds: float) -> float:
-    """Useful work over what could be done; behind rates, what was let in over what would have been, of the tightest."""
+    """Useful work divided by the capacity. With rate limits: admitted amount divided by the allowed amount, of the tightest limit."""
     if server.rates:
         return max(door.granted / rate.allowed(seconds) for door, rate in zip(server.rates, spec.rates, strict=True))
     return server.useful() / capacity.integral(0.0, seconds)
 
 
 def recovery(useful: list[float], capacity: Steps, seconds: float) -> float | None:
-    """Mean over all changes of the capacity; None if there are none."""
+    """Mean recovery time in seconds over all changes of the capacity; None if there are none."""
     changes = [when for when in jumps(capacity) if when < seconds]
     took = [
         recovered(useful, capacity, when, min(end, seconds), RECOVERED)
-        for when, end in zip(changes, [*changes[1:], seconds], strict=False)  # one more, if there is no change
+        for when, end in zip(changes, [*changes[1:], seconds], strict=False)  # without a change, the second list has one more element
     ]
     return sum(took) / len(took) if took else None

@@ -1,7 +1,7 @@
-"""Windows that are compared: the library's own, what an oracle would set, and what is published.
+"""The concurrency limiters to compare: the library's own, an oracle, and published algorithms.
 
-Published ones keep their constants, but not their default bounds (least 1, most 2048): the way of control is compared, not a
-clamp. All of them stand behind the library's gate, so their rejects are fewer than those of the originals.
+Published algorithms keep their constants, but not their default bounds (here 1 to 2048): the comparison is about the algorithm, not
+about a clamp. All of them are combined with the library's cooldown, so they get fewer rejections than the originals.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from simulation.world import World
 
 LEAST, MOST = 1, 2048
 Make = Callable[[str, Random, World], Source]
-"""Makes the source of a server."""
+"""Creates the source for a server."""
 
 
 class Fixed:
-    """A semaphore: so many, whatever happens. Its limit may be moved from outside."""
+    """A semaphore with a fixed limit. Other code may change the limit."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -48,7 +48,7 @@ class Fixed:
         pass
 
     def follow(self, agenda: Agenda, limit: Steps) -> None:
-        """Move with a known function of time."""
+        """Set the limit by a known function of time."""
         for when in limit.changes():
             agenda.at(when, self._move, limit(when))
 
@@ -57,11 +57,11 @@ class Fixed:
 
 
 class Known(Fixed):
-    """A limit that is right: who is turned away amid good answers was so for no reason."""
+    """A limit that is known to be right: a rejection amid successes does not mean that the server is full."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
-        self._good = 0  # answers since the last reject
+        self._good = 0  # successes since the last rejection
 
     def ok(self, _now: float, _sent_at: float, _tokens: int | None, _inflight: int, /) -> None:
         self._good += 1
@@ -72,8 +72,10 @@ class Known(Fixed):
 
 
 class SlowStartAimd(Fixed):
-    """inspect_ai's adaptive connections (design/adaptive-concurrency.md): double a round until the first reject, then 5 % a
-    round up and x 0.8 down, at most one cut in 15 s; a round is as many good answers as the limit, while 80 % of it was used.
+    """inspect_ai's adaptive connections (design/adaptive-concurrency.md).
+
+    The limit doubles each round until the first rejection. Then it grows by 5 % per round, and a rejection multiplies it by 0.8, at most
+    once in 15 s. A round is as many successes as the limit, and counts only if 80 % of the limit was used.
     """
 
     COOLDOWN, CUT, GROWTH, SATURATED, SHORTEST = 15.0, 0.8, 0.05, 0.8, 4
@@ -107,16 +109,16 @@ class SlowStartAimd(Fixed):
 
 
 def nice(limit: int, *, up: bool) -> int:
-    """A multiple of 5, for limits above 10."""
+    """The limit, rounded to a multiple of 5 if it is above 10."""
     if limit <= 10:
         return limit
     return -(-limit // 5) * 5 if up else limit // 5 * 5
 
 
 class Gradient2(Fixed):
-    """Netflix concurrency-limits, ``Gradient2Limit`` in a ``WindowedLimit``, and x 0.9 on a drop, which the original ignores.
+    """Netflix concurrency-limits: ``Gradient2Limit`` in a ``WindowedLimit``, plus a cut to 0.9 on a drop, which the original ignores.
 
-    Each second (and ten answers) the mean latency is compared with its long-term average over 600 such samples.
+    After at least one second and ten responses, the mean latency is compared with its long-term average over 600 such samples.
     """
 
     SMOOTHING, TOLERANCE, QUEUE, LONG, WARM_UP, CUT = 0.2, 1.5, 4, 600, 10, 0.9
@@ -167,7 +169,7 @@ class Gradient2(Fixed):
 
 
 class _Shown:
-    """The limit of a window that lives elsewhere, as the scheduler sees it."""
+    """Adapts the limit of a prototype to the scheduler's interface of a limiter."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -194,9 +196,10 @@ class _Shown:
 
 
 class PrototypeSource(Source):
-    """A source whose window, gate and pace are those of a prototype: one object with
+    """A source whose concurrency limit, cooldown and pacing come from a prototype.
 
-    ``delay(now)``, ``sent(now)``, ``ok(now, sent_at, tokens)``, ``rejected(now, sent_at, hint)``, ``cancelled()`` and ``limit``.
+    A prototype is an object with ``delay(now)``, ``sent(now)``, ``ok(now, sent_at, tokens)``, ``rejected(now, sent_at, hint)``,
+    ``cancelled()`` and ``limit``.
     """
 
     __slots__ = ("_agenda", "_inner")
@@ -274,20 +277,20 @@ def _known(name: str, rng: Random, world: World, limits: Limits | None, spec: Sp
 OURS = "ours"
 PUSH = "push64"
 NAMES = (OURS, "fixed64", "limits64", "aimd", "gradient2", PUSH, "known", "prototype")
-"""``ours`` is a source as the library makes it, told nothing; ``limits64`` is the library's with ``Limits(max_concurrency=64,
-adaptive=False)``, ``fixed64`` a semaphore behind its queue, ``push64`` semaphores without it (see ``push``); ``known`` is told the
-best window and the rates at every time: what the others have to find.
+"""``ours`` is the library's source with default settings. ``limits64`` is the library's source with ``Limits(max_concurrency=64,
+adaptive=False)``, ``fixed64`` a semaphore behind the library's queue, ``push64`` semaphores without that queue (see ``push``).
+``known`` gets the best limit and the rate limits at every time, which the others have to find.
 """
 
 
 def controller(name: str, spec: Spec, mean: float, *, limits: Limits | None = None, prototype: Path | None = None) -> Make:
-    """How the source of a server is made.
+    """The factory of the source for a server.
 
     Args:
         name: one of ``NAMES``.
-        spec: the server; only ``known`` looks at it.
-        mean: tokens of a request.
-        limits: what an operator has told the client.
+        spec: the server; only ``known`` uses it.
+        mean: mean output tokens of a request.
+        limits: limits configured in the client.
         prototype: file of the prototype.
     """
     makers: dict[str, Callable[..., Source]] = {

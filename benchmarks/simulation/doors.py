@@ -1,6 +1,6 @@
-"""Why a server turns a request away before it works on it: a cap, a rate, an outage, or nothing at all (a stray 503).
+"""Admission control of a simulated server: concurrency caps, rate limits, outages, and random 503 responses.
 
-A door is asked with what the server holds; only when all doors agree is the request let in, and charged to each.
+A request is admitted only if no door refuses it. It is then charged to every rate limit.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from qreward.scheduler.outcome import RateLimit
 from simulation.steps import Steps
 
 Hint = Literal["exact", "second"] | float | None
-"""``Retry-After``: when it would be let in, that rounded up to whole seconds as HTTP has it, a fixed number, or none."""
+"""``Retry-After``: the exact time until admission, that time rounded up to whole seconds as in HTTP, a fixed number, or none."""
 
 
 class Job:
-    """One request of a simulation: its payload.
+    """The payload of one request of a simulation.
 
     Attributes:
-        prompt, tokens: its size; ``tokens`` are the output's, as work.
-        poison: nobody can serve it: 1 fails or hangs, 2 breaks every parser.
+        tokens: output tokens, the unit of work.
+        prompt: prompt tokens.
+        poison: 0 for a normal request. No server can serve the others: 1 fails or hangs, 2 yields an unreadable response.
     """
 
     __slots__ = ("poison", "prompt", "tokens")
@@ -35,15 +36,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A limit on requests or tokens a time.
+    """A rate limit on requests or tokens.
 
     Args:
-        amount: what is allowed a ``period`` (seconds).
-        burst: a token bucket of that size, full at first; None is a window by the clock, which begins anew each period.
-        unit: what is counted.
-        used: output tokens are charged when they have been made; else the whole request when it comes.
-        hint: what a reject says.
-        told: every answer says the limit, what was left of it when the request was let in, and when all of it is back.
+        amount: amount allowed per period.
+        period: length of a period in seconds.
+        burst: size of a token bucket that is full at first. None is a fixed window that starts again in each period of the clock.
+        unit: unit of the limit.
+        used: True charges output tokens once they are generated; False charges the whole request on admission.
+        hint: ``Retry-After`` of a rejection.
+        told: each response reports the limit, the amount left at the admission of the request, and the time until the full refill.
     """
 
     amount: float
@@ -55,26 +57,26 @@ class Rate:
     told: bool = False
 
     def allowed(self, until: float) -> float:
-        """The most that is let in from 0 to ``until``."""
+        """Most that is admitted from 0 to ``until``."""
         if self.burst is not None:
             return self.burst + until * self.amount / self.period
         return self.amount * max(1, ceil(until / self.period))
 
     def staircase(self, until: float) -> float:
-        """Like ``allowed``, for what must be let in at ``until`` at the latest: a window that opens just then counts."""
+        """Most that is admitted from 0 to ``until`` inclusive: a window that opens exactly at ``until`` counts."""
         return self.allowed(until) if self.burst is not None else self.amount * (floor(until / self.period) + 1)
 
     def door(self) -> Calendar | Bucket:
         return Calendar(self) if self.burst is None else Bucket(self, self.burst)
 
     def cost(self, job: Job) -> float:
-        """What is charged when a request is let in."""
+        """Amount charged when a request is admitted."""
         if self.unit == "requests":
             return 1.0
         return job.prompt + (0.0 if self.used else job.tokens)
 
     def hinted(self, wait: float) -> float | None:
-        """What a reject says to somebody who would be let in after ``wait`` seconds."""
+        """The ``Retry-After`` of a rejection, in seconds, if the request would be admitted after ``wait`` seconds."""
         if self.hint == "exact":
             return wait
         if self.hint == "second":
@@ -83,25 +85,25 @@ class Rate:
 
 
 class Door(Protocol):
-    """One reason to turn requests away. ``granted`` counts what was let in, in its own unit."""
+    """One reason to reject requests. ``granted`` counts the admitted amount in the unit of the door."""
 
     granted: float
 
     def refuses(self, now: float, held: int, job: Job) -> bool:
-        """Whether a request is turned away by a server that holds ``held`` others."""
+        """Whether the request is rejected, if the server holds ``held`` others."""
 
     def hint(self, now: float, job: Job) -> float | None:
-        """What it is told."""
+        """The ``Retry-After`` of the rejection, in seconds."""
 
     def admit(self, now: float, job: Job) -> None:
-        """It was let in, by all doors."""
+        """Charge a request that all doors have admitted."""
 
     def settle(self, now: float, job: Job) -> None:
-        """It was answered."""
+        """Charge a request that has been answered."""
 
 
 class _Free:
-    """Base: charges nothing and gives no hint."""
+    """Base class: charges nothing and has no hint."""
 
     granted = 0.0
 
@@ -116,7 +118,7 @@ class _Free:
 
 
 class Cap(_Free):
-    """No more than so many held at once."""
+    """A limit on the number of requests held at once."""
 
     def __init__(self, cap: Steps, told: float | None) -> None:
         self._cap, self._told = cap, told
@@ -133,7 +135,7 @@ class Cap(_Free):
 
 
 class Away(_Free):
-    """Everything is turned away from one time to another."""
+    """An outage: all requests are rejected between two times."""
 
     def __init__(self, begin: float, end: float) -> None:
         self._begin, self._end = begin, end
@@ -143,7 +145,7 @@ class Away(_Free):
 
 
 class Stray(_Free):
-    """A small share is turned away for no reason of the server's: a proxy on the way."""
+    """Random rejections that the server does not cause, such as those of a proxy."""
 
     def __init__(self, share: float, rng: Random) -> None:
         self._share, self._rng = share, rng
@@ -153,7 +155,7 @@ class Stray(_Free):
 
 
 class Bucket:
-    """A token bucket. What is charged afterwards may bring it into debt."""
+    """A token bucket. Amounts charged after the response may make its level negative."""
 
     def __init__(self, rate: Rate, burst: float) -> None:
         self._rate, self._speed, self._burst = rate, rate.amount / rate.period, burst
@@ -183,7 +185,7 @@ class Bucket:
             self._charge(job.tokens)
 
     def says(self, now: float) -> RateLimit:
-        """What an answer tells of it now."""
+        """The limit as reported in the headers of a response."""
         self._refill(now)
         return RateLimit(self._rate.amount, max(0.0, floor(self._level)), (self._burst - self._level) / self._speed)
 
@@ -193,7 +195,7 @@ class Bucket:
 
 
 class Calendar:
-    """So much in each period of the clock, whenever in it."""
+    """A fixed window: an amount in each period of the clock."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate
@@ -213,7 +215,7 @@ class Calendar:
         return self._rate.hinted(self._ends(now))
 
     def says(self, now: float) -> RateLimit:
-        """What an answer tells of it now."""
+        """The limit as reported in the headers of a response."""
         self._turn(now)
         return RateLimit(self._rate.amount, floor(self._left), self._ends(now))
 

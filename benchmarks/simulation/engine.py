@@ -1,6 +1,6 @@
-"""What a server does with the requests it has let in: it works on them, alone or sharing its speed.
+"""The processing of admitted requests by a simulated server, each at its own speed or all at a shared speed.
 
-An engine also keeps the books: work ``delivered``, and of it ``wasted`` on requests that came to nothing.
+An engine also counts the work ``delivered``, and how much of it was ``wasted`` on requests that failed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from simulation.laws import Alone, Law
 
 Done = Callable[[Attempt], None]
 NEARLY = 1e-6
-"""Work that is less than this has been done: above what rounding leaves, below what can be felt."""
+"""Remaining work below this counts as done: larger than rounding errors, and too small to matter."""
 
 
 class Engine(Protocol):
@@ -26,24 +26,24 @@ class Engine(Protocol):
     wasted: float
 
     def start(self, attempt: Attempt, size: float) -> None:
-        """Begin, or let it wait in line."""
+        """Start a request, or queue it."""
 
     def stop(self, attempt: Attempt) -> None:
-        """The request is not wanted any more."""
+        """Cancel a request."""
 
     def delivered(self) -> float:
-        """All work until now."""
+        """All work done until now."""
 
 
 def make_engine(agenda: Agenda, law: Law, done: Done) -> Engine:
-    """The engine of a law."""
+    """The engine for a speed model."""
     if isinstance(law, Alone) and not law.changes():
         return Separate(agenda, law.speed(1, 0.0), done)
     return Sharing(agenda, law, done)
 
 
 class Separate:
-    """Each request takes its own time."""
+    """Requests do not affect each other."""
 
     __slots__ = ("_agenda", "_delivered", "_done", "_running", "_speed", "_then", "wasted")
 
@@ -77,16 +77,16 @@ class Separate:
 
 
 class Sharing:
-    """All requests get the same speed, which depends on their number (processor sharing).
+    """All requests have the same speed, which depends on their number (processor sharing).
 
-    ``_work`` is what any request would have been given that had been here from the beginning; a request is done when that
-    has grown by its size. So an event costs O(log n), however often the speed changes.
+    ``_work`` is the work that a request present from the beginning would have got. A request is done when ``_work`` has grown by its
+    size. So an event costs O(log n), however often the speed changes.
     """
 
     def __init__(self, agenda: Agenda, law: Law, done: Done) -> None:
         self._agenda, self._law, self._done = agenda, law, done
-        self._running: dict[Attempt, float] = {}  # the work at which it began
-        self._order: list[tuple[float, int, Attempt]] = []  # the work at which it will be done
+        self._running: dict[Attempt, float] = {}  # value of _work at the start
+        self._order: list[tuple[float, int, Attempt]] = []  # value of _work at the end
         self._waiting: dict[Attempt, float] = {}
         self._number = count().__next__
         self._work = self._delivered = self.wasted = 0.0
@@ -121,7 +121,7 @@ class Sharing:
         return self._delivered
 
     def settle(self) -> None:
-        """Find the speed for the present number of requests, and when the first is done."""
+        """Compute the speed for the present number of requests, and plan the end of the first one."""
         self._unsettled = False
         running = self._running
         number = len(running)
@@ -134,7 +134,7 @@ class Sharing:
             return
         now = self._agenda.now
         due = max(now, self._stalled) + max(0.0, order[0][0] - self._work) / self._speed
-        if due < self._planned or self._planned < now:  # an earlier look does no harm: it plans anew
+        if due < self._planned or self._planned < now:  # an event that is too early is harmless: it plans again
             self._planned = due
             self._agenda.at(due, self._due)
 
@@ -145,7 +145,7 @@ class Sharing:
     def _due(self, _: None) -> None:
         now = self._agenda.now
         if now != self._planned:
-            return  # planned anew since
+            return  # another event has been planned since
         self._planned = inf
         self.delivered()
         order, running, reached = self._order, self._running, self._work + NEARLY
@@ -170,7 +170,7 @@ class Sharing:
     def _law_changes(self, when: float) -> None:
         self.delivered()
         self._law_since(when)
-        self._planned = inf  # the first is done later, or sooner, than it seemed
+        self._planned = inf  # the planned end of the first request is no longer valid
         self._fill()
 
     def _law_since(self, when: float) -> None:

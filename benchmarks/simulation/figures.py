@@ -1,4 +1,4 @@
-"""What scenarios ask for besides the makespan: how soon trouble is noticed, how soon it is over, who pays for it."""
+"""Metrics of scenarios besides the makespan: detection time, recovery time, and the cost for other requests."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from simulation.fleets import ONLINE, Figure, Run
 from simulation.measure import SPAN, quantile, recovered
 
 FULL_USE = 0.9
-"""Share of a returned server's capacity at which it is in use again."""
+"""Share of its capacity at which a server that has returned counts as fully used."""
 
 
 def latency(run: Run) -> list[Figure]:
-    """The 99 % latency over that under the least windows that give nearly the most throughput."""
+    """The p99 latency, divided by that with the oracle: the smallest limits with nearly the maximum throughput."""
     known = run if run.controller == "known" else run.twin(controller="known")
     return [Figure("p99 / known", quantile(run.bulk.latencies, 0.99) / quantile(known.bulk.latencies, 0.99), 3.0)]
 
 
 def death(run: Run) -> list[Figure]:
-    """A server dies and returns: seconds until it is given up, what is sent to it until then, seconds until it is in full use."""
+    """A server dies and returns: seconds until its removal from service, requests sent to it while dead, seconds until its full use."""
     begin, end = run.specs[0].dead or (0.0, 0.0)
     noticed = [when - begin for when, source in run.world.lost_sight if source is run.world.sources[0] and when >= begin]
     return [
@@ -33,12 +33,12 @@ def death(run: Run) -> list[Figure]:
 
 
 def brownout(run: Run) -> list[Figure]:
-    """A server becomes slow and quick again: seconds until it is in full use."""
+    """A server becomes slow and then fast again: seconds until its full use."""
     return [Figure("back s", _back(run, run.specs[0].law.changes()[-1]))]
 
 
 def outage(run: Run) -> list[Figure]:
-    """Everybody is away: what each is sent a second meanwhile, and seconds until half of all is in use again."""
+    """All servers are away: requests per second sent to each meanwhile, and seconds until half of the capacity is used again."""
     begin, end = run.specs[0].away or (0.0, 0.0)
     most = max(_sent(run, place, begin, end) for place in range(len(run.specs))) / (end - begin)
     useful = [sum(each) for each in run.useful]
@@ -49,10 +49,10 @@ def outage(run: Run) -> list[Figure]:
 
 
 def online(run: Run) -> list[Figure]:
-    """Urgent calls beside a bulk: their 99 % latency over what a server of that speed must take, and what the bulk pays.
+    """Urgent calls beside a batch: their p99 latency divided by its lower bound, and the loss of the batch.
 
-    That least is ``ttft`` and the 99 % longest output at the seconds a token takes under the bulk. What the bulk pays is the
-    share of throughput that is missing when the tokens of the calls are counted as well.
+    The lower bound is ``ttft`` plus the time of the p99 output length at the seconds per token under the batch. The loss is the missing
+    share of the throughput, with the tokens of the calls included.
     """
     alone = run.twin(scenario=replace(run.scenario, online=0.0, figures=None))
     tau = sum(run.bulk.latencies) / run.bulk.tokens
@@ -66,7 +66,7 @@ def online(run: Run) -> list[Figure]:
 
 
 def scale(run: Run) -> list[Figure]:
-    """What a million requests cost: decisions a second (sends and results), and the most memory of the process in MB."""
+    """The cost of a million requests: wall seconds, decisions per second (sends and results), and the peak memory of the process in MB."""
     sent = sum(source.tally.sent for source in run.world.sources)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform.startswith("linux") else 1024**2)
     return [
@@ -77,9 +77,9 @@ def scale(run: Run) -> list[Figure]:
 
 
 def poison(run: Run) -> list[Figure]:
-    """Requests that nobody can serve: servers taken out for them, most tries of one, tries at a server that had failed it.
+    """Requests that no server can serve: servers removed from service, most attempts of one request, repeated attempts at one server.
 
-    And what they cost the others: time until all is over, and until the last answer, over that of the bulk without them.
+    Also their cost for the others: time until the end, and until the last answer, divided by the makespan of the batch without them.
     """
     clean = run.twin(scenario=replace(run.scenario, poison=0, figures=None)).bulk.last
     trails = [task.trail or [] for task in run.bulk.failed]
@@ -95,12 +95,12 @@ def poison(run: Run) -> list[Figure]:
 
 
 def waits(run: Run) -> list[Figure]:
-    """Large requests must not starve: the longest time from when a request was taken up to its answer, and the longest answer."""
+    """Large requests must not starve: the longest time of a request since it was read, and the longest latency of an answer."""
     return [Figure("longest s", run.bulk.longest), Figure("longest answer s", max(run.bulk.latencies, default=0.0))]
 
 
 def _sent(run: Run, place: int, begin: float, end: float) -> float:
-    """Requests that a server was sent from ``begin`` to ``end``, to whole seconds."""
+    """Requests sent to a server from ``begin`` to ``end``, rounded to whole seconds."""
     last = len(run.sent) - 1
     return float(run.sent[min(last, int(end))][place] - run.sent[min(last, ceil(begin))][place])
 

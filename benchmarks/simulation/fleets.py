@@ -1,4 +1,4 @@
-"""How near to its lower bound a bulk finishes on a whole fleet, and what else is asked of a scheduler on the way."""
+"""Runs a batch on a whole fleet, and compares its makespan with the lower bound and other metrics with their targets."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 ONLINE = Outputs(100.0)
 LOOK = 1.0
-"""Seconds between two looks at all servers."""
+"""Seconds between two recordings of all servers."""
 STUCK, STUCK_LEAST = 30.0, 1000.0
-"""A run that is not over after so many bounds and seconds is given up; what is missing is lost."""
+"""A run is stopped after ``STUCK`` times the lower bound plus ``STUCK_LEAST`` seconds. Requests not finished by then count as lost."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Something a scenario asks for besides the makespan: its value, and the most it may be (``floor``: the least)."""
+    """A metric of a scenario besides the makespan: its value and its maximum ``asked`` (with ``floor``, its minimum)."""
 
     name: str
     value: float
@@ -42,22 +42,24 @@ class Figure:
 
     @property
     def met(self) -> bool:
-        """True if nothing was asked, or it was kept."""
+        """Whether the value meets the target, or there is none."""
         return self.asked is None or (self.value >= self.asked if self.floor else self.value <= self.asked)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One fleet and one bulk.
+    """One fleet and one batch.
 
     Args:
-        items: requests of the bulk.
-        fleet: its servers, given the bound of the undisturbed fleet (seconds), in shares of which disturbances are timed.
-        limits: what an operator has told the client of each server.
-        outputs: of the bulk.
-        poison: every so many requests one cannot be served by anybody; 0 is none.
-        online: single urgent calls a second beside the bulk, of 100 tokens.
-        figures: what else is asked.
+        name: name of the scenario.
+        title: its description in the table.
+        items: number of requests of the batch.
+        fleet: returns the servers, given the lower bound of the undisturbed fleet in seconds. Disturbances are timed in shares of it.
+        limits: limits of each server that are configured in the client.
+        outputs: output lengths of the batch.
+        poison: one request in this many cannot be served by any server; 0 for none.
+        online: single urgent calls per second beside the batch, with 100 tokens on average.
+        figures: computes further metrics.
     """
 
     name: str
@@ -73,12 +75,12 @@ class Scenario:
 
 @dataclass
 class Run:
-    """A scenario that has been played.
+    """A run of a scenario.
 
     Attributes:
-        shell: played by the whole engine.
-        undisturbed, bound: lower bounds in seconds, without and with what is planned to happen.
-        useful, sent: by server, what it had done and what it had been sent at each whole second.
+        shell: whether the whole engine runs.
+        undisturbed, bound: lower bounds in seconds, without and with the planned disturbances.
+        useful, sent: at each whole second, the work done by each server and the requests sent to it so far.
     """
 
     scenario: Scenario
@@ -99,7 +101,7 @@ class Run:
 
     @classmethod
     def prepare(cls, scenario: Scenario, name: str, seed: int, prototype: Path | None = None, *, shell: bool = False) -> Run:
-        """A fleet and its bound; nothing is played yet. The whole engine plays only ``ours``, the core the others also with ``shell``."""
+        """Prepare a run without starting it. With ``shell``, the whole engine runs for ``ours``; others run on the scheduler alone."""
         label = f"{scenario.name}/{seed}"
         work = Work.of(jobs(scenario, label))
         undisturbed = lower_bound(scenario.fleet(float("inf")), work)
@@ -115,7 +117,7 @@ class Run:
         return self.world.servers
 
     def play(self) -> Run:
-        """Let it happen."""
+        """Run the simulation."""
         scenario, world, began = self.scenario, self.world, time.perf_counter()
         mean = self.work.mean
         for spec in self.specs:
@@ -130,12 +132,12 @@ class Run:
         return self
 
     def twin(self, **changes: Any) -> Run:
-        """The same once more, played with another ``controller`` or another ``scenario``."""
+        """Repeat the run with another ``controller`` or another ``scenario``."""
         name, scenario = changes.get("controller", self.controller), changes.get("scenario", self.scenario)
         return Run.prepare(scenario, name, self.seed, self.prototype, shell=self.shell).play()
 
     def record(self) -> dict[str, Any]:
-        """The figures of a run; see the columns of the report."""
+        """The results of the run; see the columns of the report."""
         world, items, tallies = self.world, self.scenario.items, [source.tally for source in self.world.sources]
         sent, rejected = sum(tally.sent for tally in tallies), sum(tally.rejected for tally in tallies)
         hopeless = sum(task.payload.poison > 0 for task in self.bulk.failed)
@@ -174,13 +176,13 @@ class Run:
 
 
 def _shell_world(label: str, scenario: Scenario) -> ShellWorld:
-    from simulation.shell_world import ShellWorld  # only now: what it brings along counts in the memory that is measured
+    from simulation.shell_world import ShellWorld  # imported late: its imports would count in the measured memory
 
     return ShellWorld(label, scenario.limits)
 
 
 def jobs(scenario: Scenario, label: str) -> Iterator[Job]:
-    """The requests of a bulk, the same each time."""
+    """The requests of a batch, the same for each call."""
     found = islice(scenario.outputs.jobs(Random(f"{label}: jobs")), scenario.items)
     if not scenario.poison:
         return found
@@ -188,7 +190,7 @@ def jobs(scenario: Scenario, label: str) -> Iterator[Job]:
 
 
 def _poisoned(job: Job, index: int, every: int) -> Job:
-    """Every so many requests one fails or hangs wherever it goes; the first of them breaks every parser instead."""
+    """Make one request in ``every`` fail or hang at any server; the first of them has an unreadable response instead."""
     if index % every == every // 2:
         job.poison = 1 if index >= every else 2
     return job

@@ -1,8 +1,8 @@
-"""How fast a server works on each of ``n`` requests at once, and the most it can do in all.
+"""Speed models of a server: its speed for each of ``n`` concurrent requests, and its maximum throughput.
 
-Work is counted in output tokens; a prefill of ``ttft`` seconds counts as the tokens a lone request gets in that time.
-``Shared`` is an LLM server with continuous batching: with ``n`` sequences each gets ``r1 / (1 + n / h)`` tokens a second,
-so throughput saturates at ``r1 * h`` (measured curves of vLLM on H100 and B200 have this shape); more than ``seqs`` wait.
+Work is measured in output tokens. A prefill of ``ttft`` seconds counts as the tokens that a single request gets in that time.
+``Shared`` is an LLM server with continuous batching: each of ``n`` sequences gets ``r1 / (1 + n / h)`` tokens per second,
+so throughput saturates at ``r1 * h`` (measured curves of vLLM on H100 and B200 have this shape). Sequences beyond ``seqs`` wait.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from typing import Protocol
 from simulation.steps import ONE, Steps
 
 MOST = 2048
-"""Largest number at once that is looked at."""
+"""Largest number of concurrent requests that is considered."""
 ENOUGH = 0.95
-"""Share of the most throughput at which an oracle's window is large enough: beyond it only latency grows."""
+"""Share of the maximum throughput at which the oracle's limit is large enough: beyond it mainly the latency grows."""
 
 
 class Law(Protocol):
-    """The speed of one request among ``n``, as a function of time."""
+    """The speed of each of ``n`` concurrent requests, as a function of time."""
 
     @property
     def stall(self) -> float:
-        """Seconds for which an admission stops everything."""
+        """Seconds for which an admission stops all requests."""
 
     def speed(self, n: int, when: float) -> float:
-        """Work a second of each of ``n`` requests."""
+        """Work per second on each of ``n`` requests."""
 
     def places(self, when: float) -> float:
-        """How many are worked on at once; the rest wait in line."""
+        """Most requests processed at once; the rest wait in a queue."""
 
     def changes(self) -> tuple[float, ...]:
-        """When the law changes."""
+        """Times at which the model changes."""
 
 
 @dataclass(frozen=True)
 class Alone:
-    """Requests do not feel each other: ``tpot`` seconds a token, times ``speeds``."""
+    """Requests do not affect each other: each token takes ``tpot`` seconds; ``speeds`` is a factor on the speed."""
 
     tpot: float = 0.01
     speeds: Steps = ONE
@@ -60,13 +60,14 @@ class Shared:
     """Continuous batching.
 
     Args:
-        r1: tokens a second of a lone request.
-        h: number at once at which each is half as fast.
-        seqs: most sequences worked on at once, a replica.
+        r1: tokens per second of a single request.
+        h: number of concurrent requests at which each is half as fast.
+        seqs: most sequences processed at once per replica.
         stall: seconds for which an admission stops decoding (prefill without chunks).
         speeds: factor on all speeds (brown-outs).
-        replicas: how many servers stand behind the address, evenly loaded.
-        thrash: number at once beyond which the cache thrashes: speed falls by 40 % until twice that number, and stays there.
+        replicas: number of evenly loaded servers behind the address.
+        thrash: number of concurrent requests per replica beyond which the cache thrashes. The speed falls by up to 40 %, which is reached
+            at twice that number.
     """
 
     r1: float = 60.0
@@ -93,7 +94,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Scoring:
-    """A GPU reward model: ``seconds`` for a request as long as no more than ``width`` come at once, then in proportion."""
+    """A GPU reward model: up to ``width`` concurrent requests take ``seconds`` each; beyond that, the time grows in proportion."""
 
     seconds: float = 0.04
     width: int = 32
@@ -111,13 +112,13 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Yield:
-    """What a law gives in all, by the number at once, at one time.
+    """The total throughput of a speed model at one time, by the number of concurrent requests.
 
     Args:
-        law: the law.
-        when: the time.
+        law: the speed model.
+        when: the time in seconds.
         size: mean work of a request, which matters if admissions stall.
-        most: largest number at once that is let in.
+        most: most concurrent requests that are admitted.
     """
 
     law: Law
@@ -127,17 +128,17 @@ class Yield:
 
     @cached_property
     def rates(self) -> list[float]:
-        """Work a second with 1, 2, ... at once."""
+        """Work per second with 1, 2, ... concurrent requests."""
         law, when = self.law, self.when
         numbers = range(1, int(min(self.most, law.places(when), MOST)) + 1)
         flat = [n * law.speed(n, when) for n in numbers]
         return [rate / (1 + law.stall * rate / self.size) for rate in flat]
 
     def best(self) -> float:
-        """The most work a second."""
+        """The maximum work per second."""
         return max(self.rates)
 
     def window(self) -> int:
-        """The least number at once that gives nearly the most."""
+        """The smallest number of concurrent requests with nearly the maximum throughput."""
         enough = ENOUGH * self.best()
         return next(n for n, rate in enumerate(self.rates, 1) if rate >= enough)

@@ -1,4 +1,4 @@
-"""Figures from what was seen: quantiles, and how soon a server was in full use again after it changed."""
+"""Quantiles, and the time until a server is fully used again after a change of its capacity."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from simulation.steps import Steps
 SPAN = 5
 """Seconds over which use is averaged."""
 CHANGED = 0.15
-"""Share by which capacity must change to count."""
+"""Relative change of the capacity from which it counts."""
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which that share lies; 0 of nothing."""
+    """The value below which this share of the values lies; 0 if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def jumps(capacity: Steps) -> list[float]:
-    """When a capacity changes by more than 15 % to something above 0."""
+    """The times at which a capacity changes by more than 15 % to a value above 0."""
     found = []
     for when, old, new in zip(capacity.times[1:], capacity.values, capacity.values[1:], strict=False):
         if new > 0 and abs(new - old) > CHANGED * max(old, new):
@@ -29,11 +29,14 @@ def jumps(capacity: Steps) -> list[float]:
 
 
 def recovered(useful: Sequence[float], capacity: Steps, change: float, end: float, share: float) -> float:
-    """Seconds from a change until that share of the capacity is used, on an average of 5 s; ``end - change`` if it never is.
+    """Seconds from a change until a share of the capacity is used, averaged over 5 s; ``end - change`` if it never is.
 
     Args:
         useful: work done until each whole second.
-        capacity: work a second.
+        capacity: work per second.
+        change: time of the change in seconds.
+        end: end of the observation in seconds.
+        share: share of the capacity, from 0 to 1.
     """
     for second in range(ceil(change), int(min(end, len(useful) - 1)) - SPAN + 1):
         if useful[second + SPAN] - useful[second] >= share * capacity.integral(second, second + SPAN):

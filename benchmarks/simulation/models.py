@@ -1,9 +1,9 @@
-"""Thirty-eight servers, each alone behind one source: what an endpoint of unknown capacity can be like.
+"""Thirty-eight servers, each alone behind one source: examples of an endpoint of unknown capacity.
 
-Letters are the servers on which windows were first compared, ``n`` are those of the out-of-sample test, ``h`` tell their rate limits
-in the headers of every answer (with a ``q`` behind, the same server keeps quiet). Where nothing else
-is said: 0.15 s to the first token and 10 ms a token, outputs lognormal with mean 200 and sigma 0.8, rejects after 30 ms without a
-hint, usage told. Changes happen at 200 s and are taken back at 400 s, of 600 s (n4: 1800 s, since an answer takes minutes).
+The servers ``a``, ``b`` and ``c`` are those on which limiters were first compared, ``n`` are those of the out-of-sample test, and ``h``
+report their rate limits in the headers of every response (a suffix ``q`` is the same server without these headers). Defaults: 0.15 s to
+the first token and 10 ms per token, lognormal output lengths with mean 200 and sigma 0.8, rejections after 30 ms without ``Retry-After``,
+and reported usage. Changes happen at 200 s and are reverted at 400 s of 600 s (n4 runs 1800 s, since a response takes minutes).
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ class Model:
     """One row.
 
     Args:
-        latency: it never rejects for being full, so that the 99 % latency tells whether it is overfilled.
-        recovery: its changes are few and large enough to measure how soon each is found.
-        seconds: length of a run in virtual time.
-        measured: capacity is what the ``known`` window gets, since faults take a share that depends on the client.
+        name: name of the model.
+        title: its description in the table.
+        spec: the server.
+        latency: it never rejects because it is full, so the p99 latency shows whether it is overloaded.
+        recovery: its changes are few and large enough to measure the time until each is found.
+        measured: its capacity is the throughput of the ``known`` controller, since faults waste a share that depends on the client.
+        seconds: length of a run in virtual seconds.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Plays an agenda on a running event loop whose time is virtual: its events happen when the loop's clock comes to them."""
+"""Runs the events of an agenda on a running event loop in virtual time, when the loop's clock reaches them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from simulation.agenda import Agenda
 
 
 class Pump:
-    """One timer for the whole agenda, set for the first event.
+    """One timer for the whole agenda, set to its first event.
 
-    The loop's clock leads: it moves by a nanosecond each turn, so whoever touches what the agenda drives calls ``enter`` first.
-    What is unsettled is settled at the end of the turn.
+    The loop's clock leads. It advances by a nanosecond per iteration, so code must call ``enter`` before it uses an object driven by the
+    agenda. Unsettled objects are settled at the end of the iteration.
     """
 
     def __init__(self, agenda: Agenda, loop: asyncio.AbstractEventLoop) -> None:
@@ -21,13 +21,13 @@ class Pump:
         self._turn: asyncio.Handle | None = None
 
     def enter(self) -> None:
-        """Come up to the loop's time."""
+        """Advance the agenda to the loop's time."""
         self._advance(self._loop.time())
         if self._turn is None:
             self._turn = self._loop.call_soon(self._end_turn)
 
     def close(self) -> None:
-        """Nothing happens any more."""
+        """Cancel the timer and run no further events."""
         for handle in (self._timer, self._turn):
             if handle is not None:
                 handle.cancel()
@@ -36,7 +36,7 @@ class Pump:
         agenda, heap = self._agenda, self._agenda.heap
         while heap and heap[0][0] <= now:
             if agenda.unsettled:
-                agenda.settle()  # what it plans may come first
+                agenda.settle()  # it may plan an earlier event
             when, _, what, argument = heappop(heap)
             agenda.now = max(agenda.now, when)
             what(argument)
@@ -58,5 +58,5 @@ class Pump:
     def _due(self, when: float) -> None:
         self._timer = None
         self._advance(max(when, self._loop.time()))  # a loop may be early by its clock's resolution
-        if self._turn is None:  # else that does it
+        if self._turn is None:  # else the pending end of the iteration does it
             self._end_turn()

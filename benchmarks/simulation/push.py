@@ -1,8 +1,8 @@
-"""The client that programs write by hand: each request is given to the endpoint with the fewest, waits for its semaphore, and retries.
+"""A typical hand-written client: it assigns each request to the endpoint with the fewest, waits for a semaphore, sends, and retries.
 
-Nothing moves once it is given; a request that was turned away keeps its place in the semaphore while it backs off. The back-off is that
-of the openai SDK (0.5 s, doubled up to 8 s, less up to a quarter by chance; ``Retry-After`` instead, if it is at most a minute), and so is
-the time limit of an attempt, 600 s. It retries ten times instead of the SDK's two, which would lose most of a bulk.
+An assigned request never moves to another endpoint. A rejected request keeps its slot of the semaphore during the back-off. The back-off
+is that of the openai SDK (0.5 s, doubled up to 8 s, minus up to a random quarter; or ``Retry-After`` if it is at most a minute), and so is
+the timeout of an attempt, 600 s. It retries ten times instead of the SDK's two, which would lose most of a batch.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from simulation.specs import Spec
 from simulation.stage import Ledger, Stage
 
 FIRST, MOST, LESS, HEEDED = 0.5, 8.0, 0.25, 60.0
-"""Seconds of the first back-off and of the longest, its part that is left to chance, and the longest hint that is heeded."""
+"""Seconds of the first and of the longest back-off, its random share, and the longest ``Retry-After`` in seconds that is used."""
 RETRIES = 10
 TIMEOUT = 600.0
 GIVEN_UP = Failure(FailureKind.TIMEOUT, RequestTimeout("no answer in 600 s"))
 
 
 class Pushed(Ledger):
-    """A bulk, all of which is given away at once."""
+    """A batch whose requests are all assigned at once."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -49,12 +49,12 @@ class PushWorld(Stage):
 
     def __init__(self, seed: str) -> None:
         super().__init__(seed)
-        self._pool: Any = Pool("push", [], None)  # type: ignore[arg-type]  # tasks name one; nobody chooses by it
+        self._pool: Any = Pool("push", [], None)  # type: ignore[arg-type]  # tasks need a pool; it has no balancer
         self._waiting: dict[Source, deque[Task]] = {}
         self._given: dict[Source, int] = {}
 
     def add(self, spec: Spec, make: Callable[[str, Random, Any], Source]) -> Server:
-        """A server; of the source that ``make`` makes only the limit counts."""
+        """Add a server. Only the limit of the source from ``make`` is used."""
         server = self._server(spec, self._report)
         source = make(f"s{len(self.sources)}", self.rng, self)
         source.handle = server
@@ -63,18 +63,18 @@ class PushWorld(Stage):
         return server
 
     def bulk(self, jobs: Iterable[Job], size: int) -> Pushed:
-        """Give all of them away."""
+        """Assign all jobs to endpoints."""
         found = Pushed(size)
         for index, job in enumerate(jobs):
             self._give(Task(job, self._pool, Priority.NORMAL, None, found, index))
         return found
 
     def submit(self, job: Job, ledger: Ledger, level: Priority, timeout: float | None = None) -> None:
-        """A single call: it waits behind all others."""
+        """Assign a single call, which waits behind all earlier requests."""
         self._give(Task(job, self._pool, level, timeout, ledger, 0))
 
     def run(self, until: float = inf, bulk: Pushed | None = None) -> None:
-        """Until a time, or until a bulk is over."""
+        """Run until a time, or until a batch is over."""
         agenda, heap = self.agenda, self.agenda.heap
         while not (bulk is not None and bulk.over):
             if agenda.unsettled:

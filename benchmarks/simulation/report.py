@@ -1,4 +1,4 @@
-"""From the records of runs to tables. Pure: JSON in, Markdown out. A figure is the mean over the seeds."""
+"""Converts the records of runs to tables. Pure: JSON in, Markdown out. A figure is the mean over the seeds."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from simulation.scenarios import SCENARIOS
 Record = dict[str, Any]
 MISSING = "-"
 REFERENCE = "known"
-"""The controller that is told everything: latencies are compared with its, and fractions where nothing can be computed."""
+"""The oracle. Latencies are relative to those of this controller, and so are fractions if the capacity cannot be computed."""
 
 
 def models_section(run: dict[str, Any]) -> str:
-    """What ``docs/benchmarks.md`` shows of the models."""
+    """The section of ``docs/benchmarks.md`` on the models."""
     about = f"{_about(run)} Each cell: fraction of the capacity, rejects a send, `i` p99 latency over that of the oracle's window, "
     return f"{about}`r` seconds until 85 % of a changed capacity is used.\n\n{models_table(run['models'], run['options']['controllers'])}"
 
 
 def scenarios_section(run: dict[str, Any]) -> str:
-    """What ``docs/benchmarks.md`` shows of the fleets."""
+    """The section of ``docs/benchmarks.md`` on the fleets."""
     return f"{_about(run)}\n\n{scenarios_table(run['scenarios'])}"
 
 
@@ -33,14 +33,14 @@ def _about(run: dict[str, Any]) -> str:
 
 
 def models_table(records: Sequence[Record], controllers: Sequence[str]) -> str:
-    """One row a model, one column a controller."""
+    """A table with a row per model and a column per controller."""
     names = list(dict.fromkeys(record["model"] for record in records))
     rows = [[f"{name} {MODELS[name].title}", *(model_cell(records, name, each) for each in controllers)] for name in names]
     return table(["model", *controllers], [*rows, ["mean / worst, rejects", *(summary(records, each) for each in controllers)]])
 
 
 def model_cell(records: Sequence[Record], model: str, controller: str) -> str:
-    """``fraction/rejects iLATENCY rRECOVERY``, the last two where the model asks for them."""
+    """``fraction/rejects iLATENCY rRECOVERY``; the last two only for models that measure them."""
     mine = select(records, model=model, controller=controller)
     if not mine:
         return MISSING
@@ -53,7 +53,7 @@ def model_cell(records: Sequence[Record], model: str, controller: str) -> str:
 
 
 def fraction(records: Sequence[Record], model: str, controller: str) -> float:
-    """Of the capacity; of what the oracle's window gets where faults take a share that depends on the client."""
+    """The used fraction of the capacity, or, for a ``measured`` model, of the throughput of the oracle."""
     mine = select(records, model=model, controller=controller)
     if MODELS[model].measured:
         return fmean(record["fraction"] / known["fraction"] for record, known in pairs(records, mine))
@@ -61,13 +61,13 @@ def fraction(records: Sequence[Record], model: str, controller: str) -> float:
 
 
 def pairs(records: Sequence[Record], mine: Iterable[Record]) -> list[tuple[Record, Record]]:
-    """Each record with the oracle's of the same model and seed, where there is one."""
+    """Each record with the oracle's record of the same model and seed, if there is one."""
     known = {(record["model"], record["seed"]): record for record in records if record["controller"] == REFERENCE}
     return [(record, known[key]) for record in mine if (key := (record["model"], record["seed"])) in known]
 
 
 def summary(records: Sequence[Record], controller: str) -> str:
-    """Mean and worst fraction and mean rejects, over the models."""
+    """Mean and worst fraction and mean rejections over the models."""
     names = list(dict.fromkeys(record["model"] for record in records if record["controller"] == controller))
     if not names:
         return MISSING
@@ -77,14 +77,14 @@ def summary(records: Sequence[Record], controller: str) -> str:
 
 
 def scenarios_table(records: Sequence[Record]) -> str:
-    """One row a scenario and controller."""
+    """A table with a row per scenario and controller."""
     head = ["scenario", "items", "controller", "makespan / bound", "extra sends", "rejects", "over limit", "p99 s", "lost", "wall s"]
     keys = list(dict.fromkeys((record["scenario"], record["controller"]) for record in records))
     return table([*head, "also asked"], [scenario_row(records, *key) for key in keys])
 
 
 def scenario_row(records: Sequence[Record], scenario: str, controller: str) -> list[str]:
-    """Ratios with least and most over the seeds; the worst of what must not happen at all."""
+    """One row: means over the seeds, with minimum and maximum of the ratio, and the worst values of ``over_limit`` and ``lost``."""
     mine = select(records, scenario=scenario, controller=controller)
     ratios = [record["ratio"] for record in mine]
     spread = f" ({min(ratios):.2f}-{max(ratios):.2f})" if len(ratios) > 1 else ""
@@ -104,7 +104,7 @@ def scenario_row(records: Sequence[Record], scenario: str, controller: str) -> l
 
 
 def figures_cell(records: Sequence[Record]) -> str:
-    """``name value``, and in how many of the runs what was asked was missed."""
+    """``name value`` of each metric, with its target and the number of runs that missed it."""
     cells = []
     for name, (_, asked, _) in records[0]["figures"].items():
         found = [record["figures"][name] for record in records]

@@ -1,4 +1,4 @@
-"""The fleets: S1 to S14, and a neighbour that takes half of a server every other half minute."""
+"""The scenarios: S1 to S14, and S15, in which another client takes half of a server every other half minute."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from simulation.specs import Outputs, Spec
 from simulation.steps import between, hold, square
 
 MIXED = ((64, 0.01), (64, 0.02), (32, 0.01), (32, 0.04), (16, 0.01), (8, 0.02), (8, 0.08), (4, 0.01))
-"""Cap and seconds a token of the eight servers of S2."""
+"""Cap and seconds per token of the eight servers of S2."""
 FAULTS = {"resets": 0.01, "hangs": 0.003, "broken": 0.005}
-LONG = 36_000.0  # seconds: longer than any bulk here
+LONG = 36_000.0  # seconds: longer than any batch here
 SERVERS = 1000
 LARGEST_CAP = 256
 
 
 def always(*specs: Spec) -> Callable[[float], tuple[Spec, ...]]:
-    """A fleet to which nothing happens."""
+    """A fleet without disturbances."""
     return lambda _: specs
 
 
 def mixed(first: Callable[[Spec, float], Spec] | None = None, **each: object) -> Callable[[float], tuple[Spec, ...]]:
-    """The fleet of S2: ``first`` changes its largest server, given the undisturbed bound; ``each`` is set on all."""
+    """The fleet of S2. ``first`` changes its first server, given the undisturbed bound; ``each`` is set on all servers."""
 
     def fleet(bound: float) -> tuple[Spec, ...]:
         specs = [with_(Spec(law=Alone(tpot), cap=hold(cap)), **each) for cap, tpot in MIXED]
@@ -38,7 +38,7 @@ def mixed(first: Callable[[Spec, float], Spec] | None = None, **each: object) ->
 
 
 def with_(spec: Spec, **changes: object) -> Spec:
-    """The same server but for these."""
+    """A copy of the server with these changes."""
     return replace(spec, **changes)  # type: ignore[arg-type]
 
 
@@ -64,7 +64,7 @@ def all_away(bound: float) -> tuple[Spec, ...]:
 
 
 def many(_bound: float) -> tuple[Spec, ...]:
-    """A thousand servers whose caps are Pareto distributed: most hold one or two, a few hundreds."""
+    """A thousand servers with Pareto distributed caps: one or two for most, hundreds for a few (at most 256)."""
     rng = Random("caps")
     return tuple(Spec(cap=hold(min(LARGEST_CAP, int(rng.paretovariate(1.0))))) for _ in range(SERVERS))
 

@@ -1,4 +1,4 @@
-"""One server of a simulation: doors, an engine, and what goes wrong. It hears of attempts and reports their ends."""
+"""One simulated server: admission control, processing, and faults. It receives attempts and reports their outcomes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ NOBODY = Failure(FailureKind.UNREACHABLE, ConnectionFailed("no connection within
 
 
 class Server:
-    """What a source really is.
+    """A simulated server.
 
     Args:
-        spec: its parameters, ``drawn``.
-        rng: of its faults.
-        report: is told the end of each attempt.
+        agenda: the event queue.
+        spec: its parameters, after ``drawn``.
+        rng: random generator of its faults.
+        report: called with each attempt and its outcome.
 
     Attributes:
-        held: what it has let in and not answered, with how that will end.
+        held: admitted requests that are not finished, with the failure in which they will end, or None.
     """
 
     def __init__(self, agenda: Agenda, spec: Spec, rng: Random, report: Report) -> None:
@@ -42,7 +43,7 @@ class Server:
         self._doors, self.rates = doors(spec, rng), [rate.door() for rate in spec.rates]
         self._doors += self.rates
         self._told = {rate.unit: door for rate, door in zip(spec.rates, self.rates, strict=True) if rate.told}
-        self._said: dict[Attempt, RateLimitInfo] = {}  # to those that were let in, by what was true then
+        self._said: dict[Attempt, RateLimitInfo] = {}  # reported to admitted requests, as of their admission
         self._charged = [door for rate, door in zip(spec.rates, self.rates, strict=True) if rate.used]
         self._engine = make_engine(agenda, spec.law, self._done)
         self._prefill = spec.prefill
@@ -51,7 +52,7 @@ class Server:
             agenda.at(spec.dead[0], self._die)
 
     def receive(self, attempt: Attempt) -> None:
-        """A request comes in."""
+        """Receive a request."""
         agenda, job, held = self._agenda, attempt.task.payload, self.held
         now, spec = agenda.now, self.spec
         if spec.dead is not None and spec.dead[0] <= now < spec.dead[1]:
@@ -69,14 +70,14 @@ class Server:
             self._work(attempt, job, 1.0, None)
 
     def stop(self, attempt: Attempt) -> None:
-        """The client has closed the connection."""
+        """Drop a request, because the client has closed the connection."""
         if attempt in self.held:
             del self.held[attempt]
             self._said.pop(attempt, None)
             self._engine.stop(attempt)
 
     def useful(self) -> float:
-        """Work until now that was not for nothing."""
+        """Work done until now that was not wasted."""
         return self._engine.delivered() - self._engine.wasted
 
     def _try(self, attempt: Attempt, job: Job) -> None:
@@ -124,12 +125,12 @@ class Server:
 
 
 def refusal(hint: float | None, limits: RateLimitInfo | None) -> Failure:
-    """No room; come back after ``hint`` seconds, if that is said."""
+    """A rejection, with ``hint`` as ``Retry-After`` in seconds, or without one."""
     return Failure(FailureKind.OVERLOADED, NO_ROOM, retry_after=hint, limits=limits)
 
 
 def doors(spec: Spec, rng: Random) -> list[Door]:
-    """All doors of a server but its rates."""
+    """All doors of a server except its rate limits."""
     found: list[Door] = []
     if spec.away is not None:
         found.append(Away(*spec.away))

@@ -1,4 +1,4 @@
-"""Drives the whole engine: its shell, its bulks and its single calls, in virtual time and with the servers behind its wire."""
+"""Drives the whole engine, with its batches and single calls, in virtual time. The simulated servers are behind its HTTP backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODEL = "model"
 
 
 class Input(Ledger):
-    """A bulk that will be read when the engine runs."""
+    """The input of a batch, read by the engine during the run."""
 
     def __init__(self, jobs: Iterable[Job], size: int) -> None:
         super().__init__()
@@ -45,7 +45,8 @@ class ShellWorld(Stage):
     """One engine in one event loop, and its servers.
 
     Args:
-        limits: what an operator has told the client of each server.
+        seed: seed of all randomness.
+        limits: limits of each server that are configured in the client.
     """
 
     def __init__(self, seed: str, limits: Limits | None = None) -> None:
@@ -54,24 +55,24 @@ class ShellWorld(Stage):
         self._calls: list[asyncio.Task[None]] = []
 
     def add(self, spec: Spec, _make: object = None) -> Server:
-        """A server; the source that stands for it is made by the engine's fleet."""
+        """Add a server. Its source is created by the engine's fleet."""
         return self._server(spec, _answer)
 
     def bulk(self, jobs: Iterable[Job], size: int) -> Input:
-        """A bulk for ``run``."""
+        """Prepare a batch for ``run``."""
         return Input(jobs, size)
 
     def submit(self, job: Job, ledger: Ledger, level: Priority) -> None:
-        """A single call, by a caller of its own, while it runs."""
+        """Make a single call in a task of its own, during ``run``."""
         self._calls.append(asyncio.ensure_future(self._call(job, ledger, level)))
 
     def run(self, until: float, bulk: Input) -> None:
-        """Until a bulk is over, or until a time. Then the engine is closed.
+        """Run until a batch is over, or until a time, then close the engine.
 
         Raises:
-            Deadlock: the engine waits for what cannot happen.
-            AssertionError, RuntimeError: it left a task, a timer, a slot or a request behind, or told the caller of
-                a result more or less than there were.
+            Deadlock: the engine waits for an event that cannot happen.
+            AssertionError, RuntimeError: the engine left a task, a timer, a slot or a request behind, or reported more or fewer
+                results than there are items.
         """
         run_in_virtual_time(self._run(until, bulk))
 
@@ -117,15 +118,15 @@ class ShellWorld(Stage):
         ledger.finished(self._engine.clock(), task, result.error or Answer(None), result.latency)
 
     async def _hang_up(self) -> None:
-        """The callers of single calls do not wait for more. Raises what one of them raised."""
+        """Cancel the single calls that are not done. Raises the exception of one that failed."""
         for call in self._calls:
             call.cancel()
         for end in await asyncio.gather(*self._calls, return_exceptions=True):
-            if isinstance(end, Exception):  # which being cancelled is not
+            if isinstance(end, Exception):  # CancelledError is not an Exception
                 raise end
 
     def _check(self) -> None:
-        """A closed engine holds nothing, and nor do its servers."""
+        """Check that the closed engine and the servers hold no slots, requests or queued tasks."""
         slots, held = sum(source.inflight for source in self.sources), sum(len(server.held) for server in self.servers)
         queued = len(self._fleet.pool(MODEL).queue)
         if slots or held or queued:
@@ -133,7 +134,7 @@ class ShellWorld(Stage):
 
 
 class Bulk(bulk.BatchWaiter):
-    """The engine's, whose tasks are also entered in a ledger."""
+    """The engine's ``BatchWaiter``, which also records its tasks in a ledger."""
 
     ledger: Ledger
 
@@ -143,7 +144,7 @@ class Bulk(bulk.BatchWaiter):
 
 
 class Request:
-    """What a server is given where it would be given an attempt: as much of one as it looks at, and who waits for its end."""
+    """Stands in for an attempt: the attributes that a server uses, and the future of the caller that waits for the outcome."""
 
     __slots__ = ("end", "payload")
 
@@ -157,7 +158,7 @@ class Request:
 
 
 class Wire:
-    """Reaches servers by the names of their endpoints. Who is cancelled has closed the connection."""
+    """An HTTP backend that finds servers by the names of their endpoints. A cancelled request counts as a closed connection."""
 
     def __init__(self, world: ShellWorld) -> None:
         self._pump, self._loop = world.pump, asyncio.get_running_loop()
@@ -181,7 +182,7 @@ class Wire:
 
 
 def _answer(request: Any, outcome: Outcome) -> None:
-    if not request.end.done():  # else nobody waits any more
+    if not request.end.done():  # else the caller was cancelled
         request.end.set_result(outcome)
 
 

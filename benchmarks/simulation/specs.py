@@ -1,4 +1,4 @@
-"""What one model server is, as parameters; and how much it can do, as a function of time."""
+"""The parameters of a model server, and its capacity as a function of time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulation.steps import Steps, Walk, over
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Output lengths in tokens: lognormal with this mean; ``sigma`` is that of the logarithm. Prompts by (share, tokens).
+    """Lengths in tokens. Outputs are lognormal: ``mean`` is their mean, ``sigma`` that of the logarithm. Prompts are (share, tokens).
 
     Example:
         >>> next(Outputs(200.0, 0.0).jobs(Random(1))).tokens
@@ -26,7 +26,7 @@ class Outputs:
     prompts: tuple[tuple[float, int], ...] = ()
 
     def jobs(self, rng: Random) -> Iterator[Job]:
-        """Without end."""
+        """An infinite sequence of jobs."""
         mu, sigma, prompts = log(self.mean) - self.sigma**2 / 2, self.sigma, self.prompts
         while True:
             tokens = exp(rng.gauss(mu, sigma))
@@ -42,19 +42,19 @@ class Spec:
     """One server.
 
     Args:
-        law: how fast it works.
-        ttft: seconds to the first token of a lone request, before its tokens count.
-        cap: most requests it holds at once; None is any number.
-        cap_hint: ``Retry-After`` of a reject by the cap.
-        rates: limits on requests or tokens a time.
-        reject_after: seconds until a reject is back.
-        away: (from, to) in which everything is answered with 503.
-        dead: (from, to) in which nobody is there: what it holds then is never answered, new requests fail after ``dead_after``.
-        stray: share answered with 503 for no reason.
-        resets, broken, hangs: shares that fail on the way, that come back unreadable, that are never answered.
-        sudden: share that fails within ``sudden_after`` seconds and takes no work.
-        usage: whether answers tell their tokens.
-        outputs: what it is asked for, where it is the only server.
+        law: its speed model.
+        ttft: seconds to the first token of a single request, in addition to the time of its tokens.
+        cap: most requests that it holds at once; None for no limit.
+        cap_hint: ``Retry-After`` of a rejection by the cap, in seconds.
+        rates: rate limits on requests or tokens.
+        reject_after: seconds until a rejection arrives.
+        away: (from, to) in seconds: all requests are rejected with 503.
+        dead: (from, to) in seconds: requests held at the start are never answered, and new requests fail after ``dead_after`` seconds.
+        stray: share of requests rejected with 503 at random.
+        resets, broken, hangs: shares of requests whose connection is reset, whose response is unreadable, that are never answered.
+        sudden: share of requests that fail after ``sudden_after`` seconds without any work.
+        usage: whether responses report their tokens.
+        outputs: lengths of its requests, if it is the only server.
     """
 
     law: Law = ALONE
@@ -76,16 +76,16 @@ class Spec:
     outputs: Outputs = USUAL
 
     def drawn(self, rng: Random) -> Spec:
-        """With what is random about the server itself decided."""
+        """A copy in which the random parameters of the server are drawn."""
         return replace(self, cap=self.cap.draw(rng)) if isinstance(self.cap, Walk) else self
 
     @property
     def prefill(self) -> float:
-        """Work that comes before the first token, as tokens."""
+        """Work before the first token, in tokens."""
         return 0.0 if isinstance(self.law, Scoring) else self.ttft * self.law.speed(1, 0.0)
 
     def limit(self, when: float) -> int:
-        """Most it can hold at once, as far as it matters."""
+        """Most requests that it can hold at once, up to ``MOST``."""
         assert not isinstance(self.cap, Walk), "drawn() first"
         return MOST if self.cap is None else min(MOST, int(self.cap(when)))
 
@@ -97,12 +97,12 @@ class Spec:
         return not any(span and span[0] <= when < span[1] for span in (self.away, self.dead))
 
     def capacity(self, mean: float) -> Steps:
-        """Work a second at the best number of requests at once, rates left out; ``mean`` tokens are a request's."""
+        """Work per second with the best number of concurrent requests of ``mean`` tokens. Rate limits are ignored."""
         size = mean + self.prefill
         return over(self._times(), lambda when: Yield(self.law, when, size, self.limit(when)).best() if self._open(when) else 0.0)
 
     def window(self, mean: float) -> Steps:
-        """The window an oracle would set: the cap, or the least number at once that gives nearly the most."""
+        """The limit of the oracle: the cap, or the smallest number of concurrent requests with nearly the maximum throughput."""
         size = mean + self.prefill
 
         def best(when: float) -> float:

@@ -1,4 +1,4 @@
-"""What a simulation is played on, whoever drives it: servers, the sources that stand for them, time, and what is noted on the way."""
+"""The common part of all simulations: servers, their sources, time, and the recorded results."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from simulation.server import Report, Server
 from simulation.specs import Spec
 
 MOST_WATCHED = 64
-"""Sources up to which all are looked at after each tick."""
+"""Most sources for which all are inspected after each tick."""
 
 
 class Ledger:
-    """What became of the tasks of one caller.
+    """The results of the tasks of one caller.
 
     Args:
-        whole: count a task's time from when it was submitted; else from when the attempt that answered was sent.
+        whole: measure the latency of a task from its submission; else from the start of the successful attempt.
 
     Attributes:
+        ended: number of tasks that ended.
         tokens: output tokens of all answers.
-        latencies: seconds, one an answer.
-        last, last_answer: when the last task ended, and when the last one was answered.
-        longest: most seconds that a task took since it was submitted or read.
+        latencies: latency of each answer in seconds.
+        last, last_answer: time of the end of the last task, and of the last answer.
+        longest: longest time of a task in seconds since it was submitted or read.
         failed: the tasks that ended without an answer.
     """
 
@@ -58,8 +59,8 @@ class Stage:
     """Servers, their sources, and time.
 
     Attributes:
-        over_limit: most that a source ever had in flight beyond its window.
-        lost_sight: (when, source) of each time that a source was taken out of service.
+        over_limit: most requests that a source ever had in flight beyond its limit.
+        lost_sight: (time, source) of each removal of a source from service.
     """
 
     def __init__(self, seed: str) -> None:
@@ -72,11 +73,11 @@ class Stage:
         self._seed = seed
 
     def scheduler(self, retry: Retry | None = None) -> Watched:
-        """The one that is looked at."""
+        """A scheduler that is observed."""
         return Watched(self, retry or Retry(), self.rng, _estimate, Hedge())
 
     def every(self, seconds: float, what: Callable[[], None]) -> None:
-        """Let something happen now and again every so many seconds."""
+        """Call ``what`` at once, and then at intervals of ``seconds``."""
 
         def again(_: object) -> None:
             what()
@@ -85,14 +86,14 @@ class Stage:
         self.agenda.at(self.agenda.now, again)
 
     def _server(self, spec: Spec, report: Report) -> Server:
-        """One more server."""
+        """Add a server."""
         server = Server(self.agenda, spec, Random(f"{self._seed}: s{len(self.servers)}"), report)
         self.servers.append(server)
         return server
 
 
 class Watched(Scheduler):
-    """The scheduler. After each call it is seen what it has sent, for by the next call windows may have moved."""
+    """The scheduler, with an inspection of the attempts sent after each call, since the limits may change in the next call."""
 
     def __init__(self, stage: Stage, retry: Retry, rng: Random, estimate: Callable[[Job], tuple[float, float]], hedge: Hedge) -> None:
         super().__init__(retry, rng, estimate, hedge)

@@ -1,4 +1,4 @@
-"""Quantities that change with time, as piecewise constant functions: a cap, a speed, a number of replicas."""
+"""Piecewise constant functions of time, such as a cap, a speed, or a number of replicas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """``values[i]`` from ``times[i]`` (seconds) on; ``times`` ascend from 0.
+    """A function with the value ``values[i]`` from ``times[i]`` (seconds) on. ``times`` ascend from 0.
 
     Example:
         >>> Steps((0.0, 10.0), (64.0, 16.0)).integral(5.0, 12.0)
@@ -24,7 +24,7 @@ class Steps:
         return self.values[bisect_right(self.times, when) - 1]
 
     def integral(self, begin: float, end: float) -> float:
-        """Over [begin, end]."""
+        """The integral over [begin, end]."""
         first = bisect_right(self.times, begin) - 1
         total = 0.0
         for place in range(first, len(self.times)):
@@ -36,7 +36,7 @@ class Steps:
         return total
 
     def changes(self) -> tuple[float, ...]:
-        """When the value changes; 0 is no change."""
+        """The times at which the value changes, without 0."""
         return self.times[1:]
 
 
@@ -44,12 +44,12 @@ ONE = Steps((0.0,), (1.0,))
 
 
 def hold(value: float) -> Steps:
-    """The same for ever."""
+    """A constant."""
     return Steps((0.0,), (float(value),))
 
 
 def steps(first: float, *then: tuple[float, float]) -> Steps:
-    """``first``, then each (when, value)."""
+    """``first`` from 0 on, then each value from its time on, given as (time, value)."""
     return Steps((0.0, *(when for when, _ in then)), (float(first), *(float(value) for _, value in then)))
 
 
@@ -61,7 +61,7 @@ def between(begin: float, end: float, inside: float, outside: float = 1.0) -> St
 
 
 def square(first: float, second: float, every: float, until: float) -> Steps:
-    """Two values in turn, ``every`` so many seconds."""
+    """Two values in turn, each for ``every`` seconds."""
     times = tuple(every * place for place in range(int(until / every) + 1))
     return Steps(times, tuple(float(second if place % 2 else first) for place in range(len(times))))
 
@@ -74,7 +74,7 @@ def over(times: Iterable[float], value: Callable[[float], float]) -> Steps:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A random walk: every ``every`` seconds a uniform step of at most ``stride``, thrown back at ``low`` and ``high``."""
+    """A random walk: every ``every`` seconds a uniform step of at most ``stride``, reflected at ``low`` and ``high``."""
 
     low: int
     high: int

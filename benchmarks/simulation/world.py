@@ -1,4 +1,4 @@
-"""Drives the real scheduler: carries its commands to the servers, their answers back, and time from event to event."""
+"""Drives the real scheduler: passes its commands to the servers and their outcomes back, and advances time from event to event."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIT = LoadBalanceStrategy.EXPECTED_FINISH
 
 
 class Bulk(Ledger):
-    """A bulk, read as the scheduler asks for it."""
+    """A batch, read as the scheduler requests it."""
 
     def __init__(self, jobs: Iterable[Job], pool: Pool, now: float, size: int | None = None) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Bulk(Ledger):
         self._jobs: Iterator[Job] = iter(jobs)
 
     def more(self) -> None:
-        """Read the next few."""
+        """Read the next ``CHUNK`` items."""
         feed, pool, first = self.feed, self.feed.pool, self.read
         tasks = [Task(job, pool, feed.level, None, self, first + place) for place, job in enumerate(islice(self._jobs, CHUNK))]
         self.read += len(tasks)
@@ -44,7 +44,7 @@ class Bulk(Ledger):
 
     @property
     def over(self) -> bool:
-        """Whether all is read and done."""
+        """Whether all items are read and finished."""
         return self.feed.ended and self.ended == self.read
 
 
@@ -57,7 +57,7 @@ class World(Stage):
         self.pool = Pool("fleet", [], make_balancer(FIT, {}, self.rng))
 
     def add(self, spec: Spec, make: Callable[[str, Random, World], Source]) -> Server:
-        """A server, and the source that ``make`` makes for it."""
+        """Add a server, and the source that ``make`` creates for it."""
         server = self._server(spec, self._report)
         source = make(f"s{len(self.sources)}", self.rng, self)
         source.handle = server
@@ -67,20 +67,20 @@ class World(Stage):
         return server
 
     def bulk(self, jobs: Iterable[Job], size: int | None = None) -> Bulk:
-        """Begin a bulk."""
+        """Start a batch."""
         found = Bulk(jobs, self.pool, self.agenda.now, size)
         self._scheduler.open(self.agenda.now, found.feed)
         return found
 
     def submit(self, job: Job, ledger: Ledger, level: Priority, timeout: float | None = None) -> None:
-        """A single call."""
+        """Submit a single call."""
         self._scheduler.submit(self.agenda.now, Task(job, self.pool, level, timeout, ledger, 0))
 
     def run(self, until: float = inf, bulk: Bulk | None = None) -> None:
-        """Until a time, or until a bulk is over.
+        """Run until a time, or until a batch is over.
 
         Raises:
-            RuntimeError: nothing is left to happen, and the bulk is not over.
+            RuntimeError: no event is left, and the batch is not over.
         """
         agenda, heap, scheduler, next_wake = self.agenda, self.agenda.heap, self._scheduler, self._scheduler.next_wake
         while True:
@@ -109,7 +109,7 @@ class World(Stage):
 
     def _carry_out(self) -> None:
         out, scheduler, now = self._scheduler.out, self._scheduler, self.agenda.now
-        for command in out:  # grows while it is read
+        for command in out:  # the list grows during the loop
             kind = command[0]
             if kind == SEND:
                 attempt = command[1]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from math import inf
 from pathlib import Path
 
-from qreward.quota.file_ledger import LocalCarrier
+from qreward.quota.file_ledger import FileTransport
 from qreward.quota.ledger import Ledger
 from qreward.quota.messages import RENEW, Demand, RenewRequest
 
@@ -48,7 +48,7 @@ def measure(members: int, rounds: int) -> dict[str, float]:
     ledger = Ledger()
     pure = cost(lambda number: ledger.renew(tick(), f"m{number % members}", asked(number // members)), rounds * members)
     with tempfile.TemporaryDirectory() as folder:
-        carrier = LocalCarrier(Path(folder) / "shares", tick)
+        carrier = FileTransport(Path(folder) / "shares", tick)
         carried = cost(lambda number: carrier.renew("k", f"m{number % members}", asked(number // members)), rounds * members)
         carrier.close()
     return {"members": members, "ledger_us": pure, "file_us": carried, "core_percent": carried / 1e6 / RENEW * 100}

@@ -150,14 +150,14 @@ class ChatNamespace:
         self.completions = Completions(client)
 
 
-class SyncChat:
+class SyncChatNamespace:
     """``client.chat`` of the blocking client."""
 
     def __init__(self, client: QRewardClient) -> None:
         self.completions = SyncCompletions(client)
 
 
-class OpenAIFace:
+class OpenAINamespace:
     """The part of ``QRewardClient`` with the interface of ``openai.AsyncOpenAI``."""
 
     @property
@@ -166,15 +166,15 @@ class OpenAIFace:
         return ChatNamespace(cast("QRewardClient", self))
 
 
-class SyncOpenAIFace:
+class SyncOpenAINamespace:
     """The part of ``SyncQRewardClient`` with the interface of ``openai.OpenAI``."""
 
     _client: QRewardClient
 
     @property
-    def chat(self) -> SyncChat:
+    def chat(self) -> SyncChatNamespace:
         """``chat.completions.create(...)`` as in the openai SDK, for code written for its client."""
-        return SyncChat(self._client)
+        return SyncChatNamespace(self._client)
 
 
 def _given(params: Mapping[str, Any]) -> dict[str, Any]:

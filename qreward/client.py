@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from qreward import options as arguments
-from qreward.chat_namespace import OpenAIFace
+from qreward.chat_namespace import OpenAINamespace
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.engine import background as forks
@@ -28,7 +28,7 @@ from qreward.engine.snapshots import ClientState, state_of, stats_of
 from qreward.errors import ConfigError
 from qreward.options import DEFAULT, Watching, preparer
 from qreward.quota.renewal import Sharing
-from qreward.quota.transports import Carriers
+from qreward.quota.transports import LedgerTransports
 from qreward.results import BatchResult, FleetStats, Result
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import RequestOptions
@@ -38,7 +38,7 @@ from qreward.scoring.merger import RequestMerger
 from qreward.scoring.methods import RewardCalls, TextCalls
 from qreward.settings.client import ClientConfig, config_from_env, load_config
 from qreward.settings.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
-from qreward.streaming.methods import StreamCalls
+from qreward.streaming.methods import StreamMethods
 from qreward.transport.backend import HttpBackend as HttpWire
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     OnProgress = bool | Callable[[Progress], object] | None
 
 
-class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
+class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
     """An asynchronous client that distributes requests over many endpoints.
 
     The client can be created without a running event loop, and used from several event loops and threads at once. Limits hold over all
@@ -151,7 +151,7 @@ class QRewardClient(StreamCalls, RewardCalls, TextCalls, OpenAIFace):
         self._fleet: LiveFleet = LiveFleet(self._engine, config.endpoints, config.routes)
         self._lists = KnownLists()
         self._engine.watch_over(self._fleet.sources, self._lists.look)
-        self._carriers = Carriers()
+        self._carriers = LedgerTransports()
         self._sharing = Sharing(self._engine, self._fleet.sources, self._carriers, self._carriers.__iter__)
         self._prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
         if self._telemetry is not None:

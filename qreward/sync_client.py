@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Unpack
 
-from qreward.chat_namespace import SyncOpenAIFace
+from qreward.chat_namespace import SyncOpenAINamespace
 from qreward.client import QRewardClient
 from qreward.codecs.rewards.answers import Score
 from qreward.engine.portal import portal
@@ -390,7 +390,7 @@ class SyncTextCalls:
         )
 
 
-class SyncQRewardClient(SyncRewardCalls, SyncTextCalls, SyncOpenAIFace):
+class SyncQRewardClient(SyncRewardCalls, SyncTextCalls, SyncOpenAINamespace):
     """A blocking client that distributes requests over many endpoints.
 
     Arguments, results and errors are those of :class:`QRewardClient`. The requests run in one background thread, which all blocking clients

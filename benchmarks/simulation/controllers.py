@@ -224,9 +224,9 @@ class PrototypeSource(Source):
         self.tally.rejected += 1
         self._inner.rejected(now, sent_at, hint)
 
-    def worth_waiting_for(self, now: float) -> bool:
+    def available_soon(self, now: float) -> bool:
         delay = self._inner.delay(now)
-        return super().worth_waiting_for(now) and (delay < 1.0 or delay == inf)
+        return super().available_soon(now) and (delay < 1.0 or delay == inf)
 
 
 @cache

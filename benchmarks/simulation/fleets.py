@@ -17,7 +17,7 @@ from simulation.doors import Job
 from simulation.measure import quantile
 from simulation.push import Pushed, PushWorld
 from simulation.server import Server
-from simulation.specs import USUAL, Outputs, Spec
+from simulation.specs import DEFAULT_COLUMNS, Outputs, Spec
 from simulation.stage import MOST_WATCHED, Ledger
 from simulation.world import Bulk, World
 
@@ -67,7 +67,7 @@ class Scenario:
     items: int
     fleet: Callable[[float], tuple[Spec, ...]]
     limits: Limits | None = None
-    outputs: Outputs = USUAL
+    outputs: Outputs = DEFAULT_COLUMNS
     poison: int = 0
     online: float = 0.0
     figures: Callable[[Run], list[Figure]] | None = None

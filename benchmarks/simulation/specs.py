@@ -33,7 +33,7 @@ class Outputs:
             yield Job(tokens, rng.choices([size for _, size in prompts], [share for share, _ in prompts])[0] if prompts else 0)
 
 
-USUAL = Outputs()
+DEFAULT_COLUMNS = Outputs()
 ALONE = Alone()
 
 
@@ -73,7 +73,7 @@ class Spec:
     sudden: float = 0.0
     sudden_after: float = 0.03
     usage: bool = True
-    outputs: Outputs = USUAL
+    outputs: Outputs = DEFAULT_COLUMNS
 
     def drawn(self, rng: Random) -> Spec:
         """A copy in which the random parameters of the server are drawn."""

@@ -29,7 +29,7 @@ REST = 50
 """Groups after which a step that brought no gain, or failed, is tried again."""
 
 
-class SizeCap:
+class AdaptiveBatchSize:
     """The adaptive maximum batch size, in the unit in which batch sizes are counted.
 
     Attributes:
@@ -91,7 +91,7 @@ Measure = Callable[[list[Any]], float]
 """Returns the total size of a list of items. Used only if the size is not their number."""
 
 
-class Forming:
+class BatchPolicy:
     """The backlog of one queue, and the rules by which batches are taken from it.
 
     Attributes:
@@ -104,7 +104,7 @@ class Forming:
 
     def __init__(self) -> None:
         self.backlog = Backlog()
-        self.cap = SizeCap()
+        self.cap = AdaptiveBatchSize()
         self.seconds: float | None = None
         self._first_sent: float | None = None
         self._last_sent = -inf

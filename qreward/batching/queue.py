@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 from qreward.batching.in_flight import BatchFunction, FunctionKind, PendingItem
-from qreward.batching.policy import Forming
+from qreward.batching.policy import BatchPolicy
 from qreward.batching.settings import BatchSettings, Options, budget, checked
 from qreward.batching.stats import QueueStats
 from qreward.batching.streaming import CallerStream
@@ -241,7 +241,7 @@ class BatchQueue(Generic[T, R]):
 
 def stats_of(work: BatchFunction, loop_workers: list[LoopWorker]) -> QueueStats:
     """The combined stats of several workers."""
-    limit = max((loop_worker.forming.limit(work.settings) for loop_worker in loop_workers), default=Forming().limit(work.settings))
+    limit = max((loop_worker.forming.limit(work.settings) for loop_worker in loop_workers), default=BatchPolicy().limit(work.settings))
     waiting, in_flight = (
         sum(loop_worker.backlog.waiting for loop_worker in loop_workers),
         sum(len(loop_worker.runs) for loop_worker in loop_workers),

@@ -17,7 +17,7 @@ from typing import Any
 
 from qreward.batching.backlog import OVER, TAKEN, WAITING
 from qreward.batching.in_flight import BatchFunction, FunctionKind, InFlightBatch, PendingItem, contexts_of, too_large
-from qreward.batching.policy import Forming, says_too_large
+from qreward.batching.policy import BatchPolicy, says_too_large
 from qreward.batching.settings import BatchRecord
 from qreward.batching.streaming import BatchStreamReader, StreamRun
 from qreward.errors import ClientClosed, QueueFull, RequestTimeout
@@ -33,7 +33,7 @@ class LoopWorker:
         self.loop = loop
         self.pid = os.getpid()
         self.clock = work.settings.clock or loop.time
-        self.forming = Forming()
+        self.forming = BatchPolicy()
         self.backlog = self.forming.backlog
         self.runs: set[InFlightBatch] = set()
         self._context = work.context.copy()  # a copy, because two event loops cannot run in the same context at once

@@ -16,7 +16,7 @@ _UNDER_WAY: set[asyncio.Task[Any]] = set()
 """Strong references to the tasks: an event loop holds its tasks weakly."""
 
 
-def leave_to_itself(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> None:
+def run_in_background(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> None:
     """Run a coroutine in the background of an event loop. The task has an empty context, so it keeps nothing of the caller's alive."""
     task = loop.create_task(work, context=Context())
     _UNDER_WAY.add(task)

@@ -18,7 +18,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from qreward.engine.background import leave_to_itself, tell
+from qreward.engine.background import run_in_background, tell
 from qreward.engine.instrumentation import LOG, Instrumentation, within
 from qreward.engine.protocols import CommandRunner, SchedulerProtocol, Waiter, WakeListener, Wire
 from qreward.engine.snapshots import unexpected
@@ -56,7 +56,7 @@ class Engine(Generic[S]):
         self.watch = watch
         self.lock = threading.Lock()
         self.scheduler = scheduler
-        self.neighbours: list[WakeListener] = []
+        self.wake_listeners: list[WakeListener] = []
         self.closed = False
         self._wire_factory = wire_factory
         self._shells: dict[asyncio.AbstractEventLoop, LoopDriver] = {}
@@ -75,7 +75,7 @@ class Engine(Generic[S]):
             shell = self._shells[loop] = LoopDriver(self, loop, self._wire_factory())
         for other in gone:
             other.bury()
-            leave_to_itself(loop, other.wire.aclose())
+            run_in_background(loop, other.wire.aclose())
         return shell
 
     def act(self, change: Callable[[float], Any]) -> Any:
@@ -93,7 +93,7 @@ class Engine(Generic[S]):
         if self.scheduler.health_changes:
             self.log_health()
         for command in out:
-            home = home_of(command)
+            home = runner_of(command)
             if home is here:
                 home.run([command])
             else:
@@ -122,7 +122,7 @@ class Engine(Generic[S]):
 
     def _wake_all(self) -> None:
         self.wake_loops()
-        for neighbour in self.neighbours:
+        for neighbour in self.wake_listeners:
             neighbour.wake_soon()
 
     async def aclose(self) -> None:
@@ -228,7 +228,7 @@ class LoopDriver:
         """Run commands. The first attempt of the batch ``mine`` is not started but returned."""
         kept: Attempt | None = None
         for command in out:
-            home = home_of(command)
+            home = runner_of(command)
             if home is not self:
                 home.post(command)
                 continue
@@ -422,7 +422,7 @@ class LoopDriver:
         self.engine.forget(self)
 
 
-def home_of(command: Command) -> CommandRunner:
+def runner_of(command: Command) -> CommandRunner:
     """Return the runner of a command: the loop or thread driver of its waiter."""
     subject = command[1]
     sink: Waiter = subject.task.sink if isinstance(subject, Attempt) else subject.sink

@@ -416,17 +416,17 @@ def retune(scheduler: Scheduler, before: ClientConfig, after: ClientConfig) -> b
     """
     scheduler._most_waiting = after.max_queued
     if before.retry != after.retry:
-        scheduler._aftermath = FailurePolicy(after.retry, scheduler.rng)
+        scheduler._failure_policy = FailurePolicy(after.retry, scheduler.rng)
     if before.hedge == after.hedge and before.retry.attempts == after.retry.attempts:
         return False
-    scheduler._duplicates = HedgingPolicy(after.hedge, after.retry.attempts)
+    scheduler._hedging = HedgingPolicy(after.hedge, after.retry.attempts)
     return True
 
 
 def look_again(scheduler: Scheduler, now: float, sources: Iterable[Source]) -> None:
     """Recompute when attempts in flight are checked for being slow, because the hedging policy has changed."""
     for source in sources:
-        source.look_after = scheduler._duplicates.look_after(source)
+        source.look_after = scheduler._hedging.look_after(source)
         if source.attempts:
             oldest = next(iter(source.attempts))
             source.check_at = min(source.check_at, max(now, oldest.sent_at + source.look_after))

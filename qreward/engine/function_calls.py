@@ -17,7 +17,7 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
-from qreward.engine.driver import Engine, home_of
+from qreward.engine.driver import Engine, runner_of
 from qreward.engine.single import Single
 from qreward.engine.threads import BlockingTime
 from qreward.errors import QueueFull
@@ -84,7 +84,7 @@ class ThreadDriver:
         self._waiting: dict[BlockingCall, None] = {}
         self._leader: BlockingCall | None = None
         self._until: float | None = None
-        engine.neighbours.append(self)
+        engine.wake_listeners.append(self)
 
     def do(self, change: Callable[..., None], *arguments: Any) -> None:
         """Change the scheduler's state under the lock and run the resulting commands."""
@@ -104,7 +104,7 @@ class ThreadDriver:
     def run(self, out: list[Command]) -> None:
         """Run commands."""
         for command in out:
-            home = home_of(command)
+            home = runner_of(command)
             if home is not self:
                 home.post(command)
             elif command[0] == SEND:

@@ -493,7 +493,7 @@ def _terms(config: ScheduleConfig) -> CallOptions:
         timeout=config.timeout,
         retries=config.retry_times,
         pause=Pause(config.retry_interval, config.retry_max_interval),
-        abreast=config.speed_up_max_multiply,
+        parallel_tries=config.speed_up_max_multiply,
         most=config.max_concurrency,
         rate=None if config.limit_size is None else Rate(config.limit_size, config.limit_window),
         hedging=hedging,

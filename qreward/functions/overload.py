@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from qreward.codecs import rate_limit_headers as hints
 from qreward.errors import RateLimited
 from qreward.transport import error_mapping as meanings
-from qreward.transport.error_mapping import ErrorBody, complaint_of, read_complaint
+from qreward.transport.error_mapping import ErrorBody, error_body_of, parse_error_body
 
 LINKS = 8
 """Maximum number of exceptions of a chain that are inspected. Libraries build chains of up to four. The limit also ends cycles."""
@@ -181,9 +181,9 @@ def _codes(error: Exception, response: Any, status: int | None) -> tuple[str, ..
     """Machine-readable codes of the body, if it has been read. Reading it here could block."""
     body = getattr(error, "body", None)
     if isinstance(body, dict | list):
-        return complaint_of(body).names
+        return error_body_of(body).names
     content = getattr(response, "_content", None) if status in _OVERLOADED else None  # the public attribute would read an unread body
-    return read_complaint(content).names if isinstance(content, bytes) else ()
+    return parse_error_body(content).names if isinstance(content, bytes) else ()
 
 
 def _headers(error: Exception, response: Any) -> dict[str, str]:

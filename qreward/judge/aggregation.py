@@ -52,7 +52,7 @@ def _last(errors: list[QRewardError], name: str) -> Any:
     return getattr(errors[-1], name, None)
 
 
-class ScoreOf:
+class ScoreAggregator:
     """Aggregates scores.
 
     ``majority`` is the most frequent score. Among equally frequent scores it is their median, and of two middle ones the lower, so that the
@@ -102,7 +102,7 @@ def settled(scores: Sequence[float], missing: int, how: Settle, among: Callable[
     return None if missing else float(among([score for score, count in counts if count == most]))
 
 
-class BetterOf:
+class ComparisonAggregator:
     """Aggregates comparisons. Each pair was shown in both orders: the requests 2k and 2k + 1 belong together.
 
     If the two orders disagree, they count as a tie. If one of them is a tie, the other cannot change that. Several judges or samples are

@@ -47,7 +47,7 @@ _TABLES = (
 _COLUMNS_0 = ["number", "key", "text", "finished"]
 
 
-class Sighting(NamedTuple):
+class CacheEntry(NamedTuple):
     """An answer to store, and the endpoint that sent it.
 
     Attributes:
@@ -99,7 +99,7 @@ class Cache:
         """Create the state that belongs to one process. After a fork, the parent writes the pending answers, not the child."""
         inherited = self.__dict__.get("_store"), self.__dict__.get("_worker")
         self._lock = threading.Lock()
-        self._fresh: list[Sighting] = []
+        self._fresh: list[CacheEntry] = []
         self._flushing = False
         self._worker: ThreadPoolExecutor | None = None
         self._store = _Store(self._path, self._most)
@@ -112,7 +112,7 @@ class Cache:
         found = await asyncio.get_running_loop().run_in_executor(self._thread(), self._store.read, asked)  # runs after pending writes
         return [found.get(key) for key, _ in asked]
 
-    def keep(self, sighting: Sighting) -> None:
+    def keep(self, sighting: CacheEntry) -> None:
         """Store an answer. It is written in the background, together with others."""
         with self._lock:
             self._fresh.append(sighting)
@@ -196,7 +196,7 @@ class _Store:
                 self._trouble(error)
         return found
 
-    def write(self, sightings: Sequence[Sighting]) -> None:
+    def write(self, sightings: Sequence[CacheEntry]) -> None:
         """Record the fingerprints of endpoints and add answers. Existing answers are not replaced."""
         texts = [(each.key, each.heard.fingerprint, each.heard.text.encode("utf-8", "surrogatepass")) for each in sightings if each.key]
         with self.busy:
@@ -266,7 +266,7 @@ def _sent(file: sqlite3.Connection, model: str) -> Sent:
     return {endpoint: (fingerprint, bool(current)) for endpoint, fingerprint, current in rows}
 
 
-def _note(file: sqlite3.Connection, sightings: Sequence[Sighting]) -> None:
+def _note(file: sqlite3.Connection, sightings: Sequence[CacheEntry]) -> None:
     """Store the fingerprints of endpoints that have changed."""
     for model in {each.model for each in sightings}:
         before = _sent(file, model)

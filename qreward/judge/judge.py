@@ -27,8 +27,8 @@ from qreward.judge.config import JudgeConfig, ResponseFormat, Settle
 from qreward.judge.item_state import JudgeItem, JudgeRequest, Outcome
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict
 from qreward.judge.prompts import Builder
-from qreward.judge.requests import Extra, Questions, extra_of, fields_of, pair_extra_of, pair_fields_of
-from qreward.judge.runner import JudgeBulk, SingleRunner
+from qreward.judge.requests import Extra, RequestBuilder, extra_of, fields_of, pair_extra_of, pair_fields_of
+from qreward.judge.runner import BatchRunner, SingleRunner
 from qreward.judge.sampling import JudgeModel
 from qreward.judge.singleflight import InflightRequest, Keep
 from qreward.judge.types import Comparison, Item, Pair, Verdict
@@ -66,7 +66,7 @@ class Judge:
         range: lowest and highest reward, to which the ends of ``scale`` are mapped linearly. None returns scores unchanged.
         samples: requests per model and item, at most 100.
         settle: how several answers are aggregated into one score: ``majority``, ``mean`` or ``median``. See
-            :class:`~qreward.judge.aggregation.ScoreOf`.
+            :class:`~qreward.judge.aggregation.ScoreAggregator`.
         reasks: how often a request is sent again after an answer that cannot be parsed, within the item's timeout.
         response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds out what the
             servers of each model accept. With ``none`` and a custom prompt no instruction is appended: the prompt must say how to answer.
@@ -129,7 +129,7 @@ class Judge:
             params=params,
         )
         self._given = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
-        self._points = Questions(prompt, form, self._config)
+        self._points = RequestBuilder(prompt, form, self._config)
         if pair_prompt is not None:
             assert self._pairs  # created now, so that an invalid pair_prompt raises here
         self._cache = None if cache is None else Cache(cache)
@@ -137,8 +137,8 @@ class Judge:
         forks.watch(self, Judge._reset_process_state)
 
     @cached_property
-    def _pairs(self) -> Questions:
-        return Questions(self._given["pair_prompt"], VerdictParser(PreferenceVerdict), self._config, pairs=True)
+    def _pairs(self) -> RequestBuilder:
+        return RequestBuilder(self._given["pair_prompt"], VerdictParser(PreferenceVerdict), self._config, pairs=True)
 
     def _reset_process_state(self) -> object:
         """Create the state that belongs to one process. Returns the parent's after a fork."""
@@ -313,7 +313,7 @@ class Judge:
 
     async def _one(
         self,
-        questions: Questions,
+        questions: RequestBuilder,
         fields: Mapping[str, Any],
         outcome: Outcome,
         timeout: float | None,
@@ -329,7 +329,7 @@ class Judge:
 
     async def _many(
         self,
-        questions: Questions,
+        questions: RequestBuilder,
         items: Iterable[Any] | AsyncIterable[Any],
         read: Callable[[Any], Mapping[str, Any]],
         extra: Extra,
@@ -349,7 +349,7 @@ class Judge:
         def make(item: object) -> Sequence[JudgeRequest]:
             return questions.asks(read(item), extra=True)
 
-        bulk = JudgeBulk(
+        bulk = BatchRunner(
             shell,
             listed if self._cache is None else recalled(self._cache, listed, make, extra),
             asks=make,
@@ -373,7 +373,7 @@ class Judge:
     def _keep(self) -> Keep | None:
         return None if self._cache is None else self._cache.keep
 
-    def _pools(self, questions: Questions) -> dict[JudgeModel, Pool]:
+    def _pools(self, questions: RequestBuilder) -> dict[JudgeModel, Pool]:
         return {judge_model: self._client._fleet.pool(judge_model.model) for judge_model in questions.judge_models}
 
     def _terms(self, timeout: float | None, priority: int | str, tenant: str | None) -> RequestOptions:

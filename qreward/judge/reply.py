@@ -75,13 +75,13 @@ def hear(answer: ChatAnswer) -> ModelReply:
         rest = _DECODER.decode(answer.body)
         choice = rest.choices[0]
     except (*jsonio.REFUSED, IndexError):
-        return _oddly(text, answer)
+        return _parse_leniently(text, answer)
     message = choice.message or _Message()
     thought, refusal = message.reasoning_content or message.reasoning or "", message.refusal or ""
     return ModelReply(text, thought, refusal, answer.finish_reason, fingerprint_of(rest.model, rest.system_fingerprint, rest.metadata))
 
 
-def _oddly(text: str, answer: ChatAnswer) -> ModelReply:
+def _parse_leniently(text: str, answer: ChatAnswer) -> ModelReply:
     document: dict[str, Any] = {}
     try:
         document = jsonio.read_object(answer.body)

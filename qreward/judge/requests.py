@@ -12,7 +12,7 @@ import msgspec
 from qreward.codecs.chat import CHAT
 from qreward.errors import ConfigError
 from qreward.judge import prompts
-from qreward.judge.aggregation import BetterOf, Decide, ScoreOf
+from qreward.judge.aggregation import ComparisonAggregator, Decide, ScoreAggregator
 from qreward.judge.config import JudgeConfig
 from qreward.judge.item_state import JudgeRequest
 from qreward.judge.prompts import Messages, Prompt
@@ -83,7 +83,7 @@ def _described(item: object) -> str:
     return f"{len(item)} values" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
 
 
-class Questions:
+class RequestBuilder:
     """Builds the requests of one judge, for single responses or for pairs.
 
     Args:
@@ -110,7 +110,7 @@ class Questions:
         self._tells_form = not self._names_form and (prompt is None or config.response_format != "none")
         self.judge_models = judge_models(config, form)
         self.per_item = len(self.judge_models) * config.samples * (2 if pairs else 1)
-        self.decide: Decide = BetterOf(config.settle) if pairs else ScoreOf(config.settle)
+        self.decide: Decide = ComparisonAggregator(config.settle) if pairs else ScoreAggregator(config.settle)
         self._identities = {judge_model: _identity(judge_model, form, config) for judge_model in self.judge_models}
 
     def asks(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeRequest]:

@@ -53,7 +53,7 @@ class Formats:
         """The parameters that a format adds to the body of a request."""
         return {"response_format": self._sent[form]} if form in self._sent else {}
 
-    def gives_way(self, form: ResponseFormat, error: QRewardError, model: str) -> bool:
+    def fall_back(self, form: ResponseFormat, error: QRewardError, model: str) -> bool:
         """Whether a request that failed in this format should be sent again in the next one. If so, new requests use the next format."""
         if not self._auto or form == LADDER[-1] or not complains(error, model):
             return False

@@ -1,6 +1,6 @@
-"""Run the requests of one item (``SingleRunner``) or of a batch (``JudgeBulk``) for one caller.
+"""Run the requests of one item (``SingleRunner``) or of a batch (``BatchRunner``) for one caller.
 
-Unlike in a plain ``BatchWaiter``, an item of ``JudgeBulk`` may need several requests, to several models, and some of them more than once.
+Unlike in a plain ``BatchWaiter``, an item of ``BatchRunner`` may need several requests, to several models, and some of them more than once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Tallies(Tallies):
             self._of(attempt.source.name).cancelled += 1
 
 
-class JudgeBulk(Dispatcher, BatchWaiter):
+class BatchRunner(Dispatcher, BatchWaiter):
     """Judges a batch of items. See :class:`BatchWaiter`.
 
     Args:

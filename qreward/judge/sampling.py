@@ -134,7 +134,7 @@ class SampleRequest:
             self.endpoint = self.trail[-1].endpoint
         if not isinstance(outcome, Answer):
             self.error = with_trail(outcome, self.trail)
-            return None if self._judge_model.formats.gives_way(self._form, outcome, self._judge_model.model) else self.error
+            return None if self._judge_model.formats.fall_back(self._form, outcome, self._judge_model.model) else self.error
         assert source is not None
         self.endpoint = source.name
         answer: ChatAnswer = outcome.value

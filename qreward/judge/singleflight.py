@@ -14,7 +14,7 @@ from typing import Any
 from qreward.engine.driver import LoopDriver
 from qreward.errors import QRewardError, RequestTimeout
 from qreward.judge.aggregation import Heard
-from qreward.judge.cache import Sighting
+from qreward.judge.cache import CacheEntry
 from qreward.judge.item_state import JudgeItem, JudgeRequest
 from qreward.judge.sampling import JudgeModel
 from qreward.judge.types import Vote
@@ -23,7 +23,7 @@ from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import Attempt, RequestOptions, Task, TaskState
 
-Keep = Callable[[Sighting], object]
+Keep = Callable[[CacheEntry], object]
 """Receives each answer of a model, whether it could be parsed or not."""
 
 
@@ -108,7 +108,7 @@ class InflightRequest:
 
 
 class Dispatcher:
-    """Sends requests for items and receives their outcomes. The common base of ``SingleRunner`` and ``JudgeBulk``.
+    """Sends requests for items and receives their outcomes. The common base of ``SingleRunner`` and ``BatchRunner``.
 
     Args:
         shell: driver of the running event loop.
@@ -241,7 +241,9 @@ class Dispatcher:
             assert inflight_request.sample_request.heard is not None
             assert source is not None
             key = inflight_request.ask.key if isinstance(heard, Vote) else None
-            self._keep_answer(Sighting(inflight_request.ask.judge_model.cached_as, source.name, inflight_request.sample_request.heard, key))
+            self._keep_answer(
+                CacheEntry(inflight_request.ask.judge_model.cached_as, source.name, inflight_request.sample_request.heard, key)
+            )
         if heard is None:
             self._again(inflight_request)
         elif isinstance(heard, RequestTimeout):

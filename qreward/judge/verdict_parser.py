@@ -28,7 +28,7 @@ _LONG = 100
 MOST = sys.float_info.max / 4
 """The largest absolute end of a scale or range. Within it, every number of the mapping from scale to range is finite."""
 
-USUAL = (0.0, 10.0)
+DEFAULT_COLUMNS = (0.0, 10.0)
 """The default scale of a score."""
 
 NAMED: Mapping[str, type[BaseModel]] = {"score": ScoreVerdict, "yes_no": YesNoVerdict}
@@ -40,7 +40,7 @@ class VerdictParser:
     Args:
         model: the pydantic model of an answer.
         scale: lowest and highest score that a judge may give. None takes the limits of the model's own field (``ge`` and ``le``, or the
-            numbers of its literal or enum), else ``USUAL``.
+            numbers of its literal or enum), else ``DEFAULT_COLUMNS``.
         range: lowest and highest reward, to which the ends of the scale are mapped linearly. None returns scores unchanged.
         score: a function from a verdict to its reward, which is used as it is. It returns None for an answer that is not a verdict. Without
             a function the reward is the model's score, mapped by scale and range.
@@ -61,7 +61,7 @@ class VerdictParser:
             raise ConfigError(f"verdict must be a pydantic model, not {model!r}")
         shape = VerdictSchema.of(model, None if scale is None else bounds("scale", scale))
         self.model = model
-        self.scale = shape.scale or USUAL
+        self.scale = shape.scale or DEFAULT_COLUMNS
         if self.scale[0] >= self.scale[1]:
             raise ConfigError(f"scale must be (lowest, highest), such as (0, 10), not ({self.scale[0]:g}, {self.scale[1]:g})")
         _check_choices(shape, self.scale)

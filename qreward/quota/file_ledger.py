@@ -101,7 +101,7 @@ PATIENCE = 0.25
 """Seconds to wait for the lock. It is held for a tenth of a millisecond, unless its holder is stopped at that moment."""
 
 
-class Book:
+class LedgerFile:
     """The file of one ledger.
 
     Args:
@@ -262,7 +262,7 @@ def _locked(file: int) -> bool:
     return True
 
 
-class LocalCarrier:
+class FileTransport:
     """Transport to the ledgers of this machine.
 
     Args:
@@ -273,7 +273,7 @@ class LocalCarrier:
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
-        self._books: dict[str, Book] = {}
+        self._books: dict[str, LedgerFile] = {}
         self._finalizer = weakref.finalize(self, _close_all, self._books)
 
     def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
@@ -299,14 +299,14 @@ class LocalCarrier:
         """Close all files."""
         _close_all(self._books)
 
-    def _book(self, key: str) -> Book:
+    def _book(self, key: str) -> LedgerFile:
         book = self._books.get(key)
         if book is None:
-            book = self._books[key] = Book(directory() if self._path is None else self._path, key, self._clock)
+            book = self._books[key] = LedgerFile(directory() if self._path is None else self._path, key, self._clock)
         return book
 
 
-def _close_all(books: dict[str, Book]) -> None:
+def _close_all(books: dict[str, LedgerFile]) -> None:
     for book in list(books.values()):
         book.close()
     books.clear()

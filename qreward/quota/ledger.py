@@ -9,7 +9,7 @@ a member that reports a share keeps it, all others wait. Where it is known that 
 Shares are max-min fair: small demands are met in full, and the rest is divided equally (water filling; Bertsekas and Gallager, Data
 Networks, 6.5.2).
 
-``Minute`` is a limit on the use in any minute, granted to the members in small amounts.
+``WindowQuota`` is a limit on the use in any minute, granted to the members in small amounts.
 
 M1  A granted amount counts from the grant until a minute (and ``MARGIN``) after it was reported as used. The sum never exceeds the limit.
     So no minute has more use, whichever members join, leave, stall or die: an amount that is never reported counts as used.
@@ -18,7 +18,7 @@ M3  Members that want more than there is get equal parts over time, by start-tim
     clock that advances by its grants; the one furthest behind goes first. A member that is new or returns starts at the common clock.
 M4  A grant is at least the smallest useful amount of its member. The first in order may get more than the credit, if there is no debt.
 
-``Pot`` is a limit on what is held at once (requests in flight, or shares of a rate), divided by lease among the members that want some.
+``PermitPool`` is a limit on what is held at once (requests in flight), divided by lease among the members that want some.
 
 P1  Each member should have its max-min fair part. But it gets at most what no other member may still believe to hold. So a share grows by
     what others have given up and reported, lost with their lease, or left behind when they died.
@@ -96,11 +96,11 @@ class Account(msgspec.Struct, array_like=True):
     want: float = 0.0
     least: float = 1.0
 
-    def hungers(self, now: float) -> bool:
+    def has_demand(self, now: float) -> bool:
         return self.want > 0 and now <= self.at + FRESH
 
 
-class Minute(msgspec.Struct, array_like=True):
+class WindowQuota(msgspec.Struct, array_like=True):
     """A limit per minute; rules M1 to M4.
 
     Attributes:
@@ -170,7 +170,7 @@ class Minute(msgspec.Struct, array_like=True):
         account = self.accounts[member]
         if account.want <= 0:
             return 0.0
-        hungry = {name: other for name, other in self.accounts.items() if other.hungers(now)}
+        hungry = {name: other for name, other in self.accounts.items() if other.has_demand(now)}
         self.clock = max(self.clock, min(other.served for other in hungry.values()))
         room = self.limit - self.counted()
         given = min(self._part(account, hungry, min(self.credit, room)) or self._piece(member, hungry, room), account.want)
@@ -229,7 +229,7 @@ TURN = 15.0
 
 
 class Holder(msgspec.Struct, array_like=True):
-    """One member's part of a ``Pot``.
+    """One member's part of a ``PermitPool``.
 
     Attributes:
         at: time of its last renewal.
@@ -255,7 +255,7 @@ class Holder(msgspec.Struct, array_like=True):
         return float(self.using) if now <= self.at + self.lasts else 0.0
 
 
-class Pot(msgspec.Struct, array_like=True):
+class PermitPool(msgspec.Struct, array_like=True):
     """A limit on what is held at once; rules P1 to P3. ``total`` is the limit; ``whole``: it is divided in whole numbers."""
 
     whole: bool
@@ -352,11 +352,11 @@ class Ledger(msgspec.Struct, array_like=True):
     begun: float = -inf
     now: float = -inf
     seats: dict[str, Member] = {}
-    requests: Minute = msgspec.field(default_factory=lambda: Minute(whole=True))
-    tokens: Minute = msgspec.field(default_factory=lambda: Minute(whole=False))
-    permits: Pot = msgspec.field(default_factory=lambda: Pot(whole=True))
-    request_shares: Pot = msgspec.field(default_factory=lambda: Pot(whole=False))
-    token_shares: Pot = msgspec.field(default_factory=lambda: Pot(whole=False))
+    requests: WindowQuota = msgspec.field(default_factory=lambda: WindowQuota(whole=True))
+    tokens: WindowQuota = msgspec.field(default_factory=lambda: WindowQuota(whole=False))
+    permits: PermitPool = msgspec.field(default_factory=lambda: PermitPool(whole=True))
+    request_shares: PermitPool = msgspec.field(default_factory=lambda: PermitPool(whole=False))
+    token_shares: PermitPool = msgspec.field(default_factory=lambda: PermitPool(whole=False))
 
     def renew(self, now: float, member: str, ask: RenewRequest) -> RenewReply:
         """Apply a member's demand and return its shares. The renewals of a member must arrive in order; a late one may be lost."""
@@ -422,7 +422,7 @@ class Ledger(msgspec.Struct, array_like=True):
         self.request_shares.total, self.token_shares.total = (minute.limit * MINUTE / PERIOD for minute in (self.requests, self.tokens))
 
     @staticmethod
-    def _rate(now: float, member: str, need: Demand, minute: Minute, shares: Pot, *, young: bool) -> Grant:
+    def _rate(now: float, member: str, need: Demand, minute: WindowQuota, shares: PermitPool, *, young: bool) -> Grant:
         hold = shares.renew(now, member, need, young=young)
         minute.report(now, member, need)
         return Grant(minute.limit, hold, 0.0 if young else minute.grant(now, member))

@@ -13,7 +13,7 @@ from qreward.quota.renewal import LedgerTransport, Membership
 from qreward.settings.policies import Endpoint
 
 
-class Carriers:
+class LedgerTransports:
     """The ledger transports of one client, each created when it is first needed."""
 
     def __init__(self) -> None:
@@ -26,19 +26,19 @@ class Carriers:
         with self._making:
             carrier = self._made.get(kind)
             if carrier is None:
-                carrier = self._made[kind] = make_carrier(kind)
+                carrier = self._made[kind] = make_transport(kind)
         return Membership(key_of(endpoint), carrier)
 
     def __iter__(self) -> Iterator[LedgerTransport]:
         return iter(list(self._made.values()))
 
 
-def make_carrier(kind: str) -> LedgerTransport:
+def make_transport(kind: str) -> LedgerTransport:
     """Create the transport of a kind. Ray is not imported before it is used."""
     if kind == "ray":
-        from qreward.integrations.ray.limit_actor import RayCarrier  # noqa: PLC0415 - an extra
+        from qreward.integrations.ray.limit_actor import RayLedgerTransport  # noqa: PLC0415 - an extra
 
-        return RayCarrier()
-    from qreward.quota.file_ledger import LocalCarrier  # noqa: PLC0415 - most clients share nothing
+        return RayLedgerTransport()
+    from qreward.quota.file_ledger import FileTransport  # noqa: PLC0415 - most clients share nothing
 
-    return LocalCarrier()
+    return FileTransport()

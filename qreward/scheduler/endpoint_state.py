@@ -174,7 +174,7 @@ class Source:
         self.gate.ok(sent_at)
         if self.learned is not None:
             self.learned.ok(now)
-        if not self.health.spotless:
+        if not self.health.clean:
             self.health.ok(now, sent_at, self.window.limit)
         tally = self.tally
         tally.ok += 1
@@ -243,7 +243,7 @@ class Source:
         """Return False if it is known not to answer: it is out of service, half-open or removed, or shows no sign of life."""
         return self.health.is_back and self.unanswered < IN_A_ROW and not self.removed
 
-    def worth_waiting_for(self, now: float) -> bool:
+    def available_soon(self, now: float) -> bool:
         """Return whether it is expected to accept work within about a second."""
         soon = now + SOON
         if not self.health.in_service or self.removed or self.gate.opens_at >= soon:
@@ -263,7 +263,7 @@ class Source:
             rate = min(rate, self.learned.rate)
         return rate
 
-    def is_last(self) -> bool:
+    def is_essential(self) -> bool:
         """Return whether one of its pools has too few other sources in service to do without it."""
         return not all(pool.has_other(self) for pool in self.pools)
 
@@ -331,8 +331,8 @@ def standing(now: float, source: Source) -> Availability:
 
 def _times(source: Source) -> list[tuple[float, str]]:
     turned_away = "it turned requests away"
-    if source.gate.unheeded is not None:
-        turned_away += f"; it asked for {source.gate.unheeded:.4g} s, which max_retry_after shortens"
+    if source.gate.uncapped_hint is not None:
+        turned_away += f"; it asked for {source.gate.uncapped_hint:.4g} s, which max_retry_after shortens"
     times = [(source.health.open_until, "out of service after failures"), (source.gate.opens_at, turned_away)]
     if source.learned is not None and source.learned.rate is not None:
         times.append((source.learned.ready_at, f"paced at {source.learned.rate:.3g} requests/s, learned from rejects"))

@@ -194,7 +194,7 @@ class FailurePolicy:
         if attempt.why is None or attempt.committed or slow is None or hopeless or now - attempt.sent_at < 4 * slow:
             return RetryDecision(error=error)
         # abandoned, but so late that it counts against the source: short timeouts of callers must not hide a hang
-        return RetryDecision(source.health.failed(now, attempt.sent_at, attempt.task.number, last=source.is_last()), error=error)
+        return RetryDecision(source.health.failed(now, attempt.sent_at, attempt.task.number, last=source.is_essential()), error=error)
 
     def _blame(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule) -> bool:
         source, task = attempt.source, attempt.task
@@ -205,10 +205,10 @@ class FailurePolicy:
         source.advertised(now, attempt.sent_at, failure.limits, hint=hint if failure.kind is FailureKind.OVERLOADED else None)
         if failure.kind is FailureKind.OVERLOADED:
             source.silence.ended(source.inflight)
-            available = source.worth_waiting_for(now)
+            available = source.available_soon(now)
             source.rejected(now, attempt.sent_at, hint)
-            source.gate.unheeded = asked if asked is not None and asked > most else None
-            return available and not source.worth_waiting_for(now)
+            source.gate.uncapped_hint = asked if asked is not None and asked > most else None
+            return available and not source.available_soon(now)
         source.tally.failed += 1
         source.trouble = str(failure.error)
         source.window.ended()
@@ -216,18 +216,18 @@ class FailurePolicy:
             source.silence.ended(source.inflight)
         else:
             source.silence.broken(now, source.inflight, source.latency.mean)
-        if failure.kind is FailureKind.QUOTA and not source.is_last():
+        if failure.kind is FailureKind.QUOTA and not source.is_essential():
             in_service = source.health.in_service
             source.health.eject(now, QUOTA_AWAY)
             return in_service
-        if not (rule.unwell or (failure.misconfigured and not source.is_last())):
+        if not (rule.unwell or (failure.misconfigured and not source.is_essential())):
             return False
         if failure.kind is not FailureKind.UNREACHABLE:  # otherwise the request did not reach the source: the task cannot be the cause
             to_blame = self._is_to_blame(task, source)
             task.failures = (*task.failures, (source, now))
             if to_blame or (failure.kind is FailureKind.TIMEOUT and _hangs_elsewhere(now, attempt)):
                 return False
-        return source.health.failed(now, attempt.sent_at, task.number, last=source.is_last())
+        return source.health.failed(now, attempt.sent_at, task.number, last=source.is_essential())
 
     def _is_to_blame(self, task: Task, source: Source) -> bool:
         """Return whether the task, and not the source, is the likely cause of a failure.

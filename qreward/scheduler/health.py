@@ -58,15 +58,29 @@ class Health:
         is_back: in service, and more than one request may be in flight, so that the source is not just being probed.
         open_until: the source is out of service before this time; -inf while in service.
         allowed: requests that may be in flight while it is half-open; inf otherwise.
-        spotless: there is no failure that later answers have not made up for, so an answer changes nothing.
+        clean: there is no failure that later answers have not made up for, so an answer changes nothing.
         since: when the state last changed; requests sent earlier do not count.
         serving_since: when it first answered after it was last out of service, -inf if it never was. An earlier failure may have been
             part of the same outage.
     """
 
     __slots__ = (
-        "_changed", "_down", "_ejected", "_failing", "_openings", "_recent", "_rng", "_stalled", "_success", "allowed", "in_service",
-        "is_back", "open_until", "serving_since", "since", "spotless",
+        "_changed",
+        "_down",
+        "_ejected",
+        "_failing",
+        "_openings",
+        "_recent",
+        "_rng",
+        "_stalled",
+        "_success",
+        "allowed",
+        "clean",
+        "in_service",
+        "is_back",
+        "open_until",
+        "serving_since",
+        "since",
     )  # fmt: skip
 
     def __init__(self, rng: Random, changed: Callable[[int, int], None] = _nobody) -> None:
@@ -84,7 +98,7 @@ class Health:
         self.allowed: float = inf
         self._failing: set[int] = set()  # distinct tasks that failed since the last success
         self._recent: set[int] = set()  # distinct tasks that failed at all
-        self._success, self.spotless, self._stalled = 1.0, True, False
+        self._success, self.clean, self._stalled = 1.0, True, False
 
     @property
     def down(self) -> bool:
@@ -127,7 +141,7 @@ class Health:
         if self.allowed == inf:
             if self._success == 1.0:
                 self._recent.clear()
-                self.spotless = True
+                self.clean = True
             return
         self.allowed = self.allowed + 1 if self.allowed > 1 else max(2, limit // QUICK_START)
         if self.allowed >= limit:
@@ -148,7 +162,7 @@ class Health:
         """
         if self.open_until != -inf or sent_at < self.since:
             return False
-        self.spotless = False
+        self.clean = False
         self._failing.add(task)
         if len(self._recent) < _DISTINCT:  # bounded: only whether it reaches this size matters
             self._recent.add(task)
@@ -170,7 +184,7 @@ class Health:
     def eject(self, now: float, seconds: float) -> None:
         """Take it out of service for ``seconds``."""
         self._close()
-        self.open_until, self.allowed, self.since, self.spotless = now + seconds, 1, now, False
+        self.open_until, self.allowed, self.since, self.clean = now + seconds, 1, now, False
         self._ejected = True
         self._update()
 
@@ -195,4 +209,4 @@ class Health:
         self._down, self._openings = False, 0
         self._close()
         self._update()
-        self.spotless = not self._ejected
+        self.clean = not self._ejected

@@ -259,7 +259,7 @@ class CopyTargets:
         self._paces = [(pool.lengths.pace(source.latency), place, source) for place, source in enumerate(pool.sources)]
         self._now = now
         self._slow: dict[tuple[Source, ...], tuple[Source, ...]] = {}
-        self._in_service = sorted(entry for entry in self._paces if entry[0] and entry[2].worth_waiting_for(now))
+        self._in_service = sorted(entry for entry in self._paces if entry[0] and entry[2].available_soon(now))
         self._ready = [(pace, source) for pace, _, source in self._in_service if source.ready_at(now) <= now]
 
     def too_slow(self, avoided: tuple[Source, ...]) -> tuple[Source, ...]:

@@ -32,15 +32,30 @@ class Pool:
         lengths: output lengths of its answers.
         in_service, back: how many of its sources are ``in_service``, and how many ``is_back``; see ``Health``.
         bulks: started tasks that came from a batch and have not ended.
-        online_until: interactive requests are expected until then.
+        interactive_until: interactive requests are expected until then.
         feeds: the open batches.
         down_since: since when no source is alive while batches wait; inf while one is alive, or without batches.
         due: used by the timer wheel.
     """
 
     __slots__ = (
-        "__weakref__", "_alive", "_found", "asked", "back", "balancer", "bulks", "down_since", "due", "endgame", "feeds",
-        "in_service", "lengths", "name", "online_until", "queue", "sources",
+        "__weakref__",
+        "_alive",
+        "_found",
+        "asked",
+        "back",
+        "balancer",
+        "bulks",
+        "down_since",
+        "due",
+        "endgame",
+        "feeds",
+        "in_service",
+        "interactive_until",
+        "lengths",
+        "name",
+        "queue",
+        "sources",
     )  # fmt: skip
 
     def __init__(self, name: str, sources: list[Source], balancer: Balancer) -> None:
@@ -54,7 +69,7 @@ class Pool:
         self.lengths = OutputLengths()
         self.endgame = TailGuard()
         self.bulks = 0
-        self.online_until = -inf
+        self.interactive_until = -inf
         self.feeds: dict[BatchFeed, None] = {}
         self.down_since = inf
         self._alive: Source | None = None  # the source that was found alive last
@@ -102,13 +117,13 @@ class Pool:
         size, first = len(self.sources), self._found
         for place in range(first, first + size):
             source = self.sources[place % size]
-            if source not in avoided and source.worth_waiting_for(now):
+            if source not in avoided and source.available_soon(now):
                 self._found = place % size
                 yield source
 
     def gives_bulk_to(self, now: float, source: Source) -> bool:
         """Return whether a source may take batch items. While interactive requests are expected, some slots are reserved for them."""
-        if now < self.online_until:
+        if now < self.interactive_until:
             # while interactive requests wait no slot is kept free: the queue's order decides, but batch items keep to their share
             held = source.inflight - source.singles if self.queue.waiting else source.inflight
             if held >= source.window.limit - reserve(source.window.limit):

@@ -113,7 +113,7 @@ class ProbeState:
         if not health.in_service:
             health.open_until = max(health.open_until, self._held_until)
             return ProbeEffect.NONE
-        promising = source.worth_waiting_for(now)
+        promising = source.available_soon(now)
         source.gate.hold(now, seconds)
         return ProbeEffect.LOST if promising else ProbeEffect.NONE
 

@@ -161,8 +161,8 @@ class Scheduler:
         self.health_changes: list[HealthChange] = []
         self.wheel = TimerWheel()
         self.tokens = TokenEstimator(estimate)
-        self._aftermath = FailurePolicy(retry, rng)
-        self._duplicates = HedgingPolicy(hedge, retry.attempts)
+        self._failure_policy = FailurePolicy(retry, rng)
+        self._hedging = HedgingPolicy(hedge, retry.attempts)
         self.outages = OutageTracker(self.wheel)
         self._estimate = estimate
         self._most_waiting = most_waiting
@@ -173,7 +173,7 @@ class Scheduler:
 
     def submit(self, now: float, task: Task) -> None:
         """Accept a task that is not part of a batch. It is sent at once if a source has capacity."""
-        task.pool.online_until = now + ONLINE
+        task.pool.interactive_until = now + ONLINE
         self._start(now, task)
         self._place(now, task)
 
@@ -233,16 +233,16 @@ class Scheduler:
         if isinstance(outcome, Answer):
             self._answered(now, attempt, outcome)
         else:
-            verdict = self._aftermath.of(now, attempt, outcome)
+            verdict = self._failure_policy.of(now, attempt, outcome)
             if source.tokens is not None:
                 self.tokens.settle(attempt, None)
             if task.holds(attempt):
                 task.drop(attempt)
-                self._go_on(now, task, verdict)
+                self._continue(now, task, verdict)
             if verdict.lost:
                 if not source.health.in_service:
-                    self._went_down(now, source, described(outcome))
-                    self._aftermath.budget.grant(source.inflight)
+                    self._report_down(now, source, described(outcome))
+                    self._failure_policy.budget.grant(source.inflight)
                 self.lost(now, source)
         self.outages.look(now, attempt, alive=is_sign_of_life(outcome))
         self._fill(now, source)
@@ -294,7 +294,7 @@ class Scheduler:
 
     def _look_at(self, now: float, item: Timed) -> None:
         if isinstance(item, Pool):
-            self._look_at_idle(now, item)
+            self._check_idle(now, item)
         elif isinstance(item, BatchFeed) and not self.outages.postpone(now, item):
             self._give_up(now, item, down(item))
 
@@ -312,7 +312,7 @@ class Scheduler:
     def _enrol(self, source: Source, pool: Pool) -> None:
         pool.join(source)
         pool.queue.cost = self._cost
-        source.look_after = self._duplicates.look_after(source)
+        source.look_after = self._hedging.look_after(source)
 
     def changed(self, now: float, source: Source) -> None:
         """A source may have gained capacity: it joined a pool, was marked healthy, or its limits were raised."""
@@ -338,7 +338,7 @@ class Scheduler:
 
     def resize(self, sources: Sequence[Source]) -> None:
         """Set the capacity of the retry budget to the requests that all sources together can have in flight."""
-        self._aftermath.budget.capacity = sum(source.window.limit for source in sources)
+        self._failure_policy.budget.capacity = sum(source.window.limit for source in sources)
 
     # what follows
 
@@ -346,10 +346,10 @@ class Scheduler:
         source, task = attempt.source, attempt.task
         source.answered(now, attempt.sent_at, answer, attempt.held)
         if source.down_since is not None and source.health.is_back:
-            self._came_back(now, source)
+            self._report_back(now, source)
         task.pool.lengths.add(now - attempt.sent_at - attempt.held, answer.output_tokens, source.latency)
         if source.tally.ok % LOOK_ANEW == 0:
-            source.look_after = self._duplicates.look_after(source)
+            source.look_after = self._hedging.look_after(source)
         if source.tokens is not None:
             self.tokens.settle(attempt, answer)
         if task.holds(attempt):
@@ -368,7 +368,7 @@ class Scheduler:
             loser.why = CancelReason.BEATEN
             self.out.append((CANCEL, loser))
 
-    def _go_on(self, now: float, task: Task, verdict: RetryDecision) -> None:
+    def _continue(self, now: float, task: Task, verdict: RetryDecision) -> None:
         if task.attempt is not None and not verdict.final:  # another attempt is in flight, and its outcome decides
             return
         if verdict.error is not None:
@@ -394,7 +394,7 @@ class Scheduler:
     @property
     def hedge_budget(self) -> float:
         """Copies that the hedge budget allows now."""
-        return self._duplicates.balance
+        return self._hedging.balance
 
     def pump(self, now: float, pool: Pool) -> None:
         """Send waiting tasks to sources with capacity, each to the best one."""
@@ -541,8 +541,8 @@ class Scheduler:
             task.attempt = attempt
             if task.sent_at is None:
                 task.sent_at = now
-                self._aftermath.budget.deposit()
-                self._duplicates.deposit()
+                self._failure_policy.budget.deposit()
+                self._hedging.deposit()
             else:
                 source.tally.retried += has_failed(task.trail or ())
         source.sent(now, attempt)
@@ -555,13 +555,13 @@ class Scheduler:
             self._wake(source, source.check_at)
         self.out.append((SEND, attempt))
 
-    def _went_down(self, now: float, source: Source, reason: str) -> None:
+    def _report_down(self, now: float, source: Source, reason: str) -> None:
         """Record that a source went out of service; reported once until it is back."""
         if source.down_since is None:
             source.down_since = now
             self.health_changes.append(HealthChange(source.name, reason, 0.0))
 
-    def _came_back(self, now: float, source: Source) -> None:
+    def _report_back(self, now: float, source: Source) -> None:
         assert source.down_since is not None
         self.health_changes.append(HealthChange(source.name, "", now - source.down_since))
         source.down_since = None
@@ -661,9 +661,9 @@ class Scheduler:
     def _look(self, now: float, source: Source) -> None:
         """Cancel attempts past their limit, copy those that seem to hang or are due for a hedge, and set the next inspection."""
         if now >= source.silence.alarm_at(source.inflight, source.latency.mean):
-            self._stuck(now, source)
-        found = self._duplicates.inspect(now, source)
-        for attempt in (*found.overdue, *(self._duplicates.behind(now, copy) for copy in found.again)):
+            self._on_stall(now, source)
+        found = self._hedging.inspect(now, source)
+        for attempt in (*found.overdue, *(self._hedging.behind(now, copy) for copy in found.again)):
             if attempt.why is None:
                 attempt.why = CancelReason.OVERDUE
                 self.out.append((CANCEL, attempt))
@@ -672,44 +672,44 @@ class Scheduler:
             self._suspect(now, attempt, rooms)
         for attempt in found.late:
             self._hedge(now, attempt)
-        source.look_after = self._duplicates.look_after(source)
+        source.look_after = self._hedging.look_after(source)
         alarm = source.silence.alarm_at(source.inflight, source.latency.mean)
         soonest = min(found.next_at, alarm, now + source.look_after)
-        if any(self._duplicates.may_be_copied(attempt) for attempt in (*found.hung, *found.late)):  # no source had capacity for the copy
+        if any(self._hedging.may_be_copied(attempt) for attempt in (*found.hung, *found.late)):  # no source had capacity for the copy
             soonest = min(soonest, now + LOOK_LATER)
         source.check_at = max(soonest, now + min(LOOK_LATER, source.look_after / 8)) if source.inflight else inf
 
-    def _stuck(self, now: float, source: Source) -> None:
+    def _on_stall(self, now: float, source: Source) -> None:
         """A source has stalled. Take it out of service and copy its attempts where that is allowed; an essential source is kept."""
         innocent = sum(not (attempt.task.tries or attempt.task.suspected or attempt.committed) for attempt in source.attempts)
-        if innocent < LEAST_INFLIGHT or source.is_last():
+        if innocent < LEAST_INFLIGHT or source.is_essential():
             source.silence.since = now
             return
-        self._went_down(now, source, f"none of {source.inflight} requests in flight was answered for {now - source.silence.since:.1f} s")
+        self._report_down(now, source, f"none of {source.inflight} requests in flight was answered for {now - source.silence.since:.1f} s")
         source.silence.since = inf
         source.health.stall(now)
         rooms: dict[Pool, CopyTargets] = {}
         for attempt in list(source.attempts):
-            if self._duplicates.may_be_copied(attempt):
+            if self._hedging.may_be_copied(attempt):
                 self._copy(now, attempt.task, rooms)
         self.lost(now, source)
 
     def _suspect(self, now: float, attempt: Attempt, rooms: dict[Pool, CopyTargets]) -> None:
         task = attempt.task
-        if task.pool.awaits(now, self._duplicates.others(task)) and self._duplicates.withdraw_for(now, attempt):
+        if task.pool.awaits(now, self._hedging.others(task)) and self._hedging.withdraw_for(now, attempt):
             task.suspected += 1
             self._copy(now, task, rooms)
 
     def _hedge(self, now: float, attempt: Attempt) -> None:
         """Hedge a request if a source has capacity and is expected to answer sooner than the age of the attempt."""
         task = attempt.task
-        if not self._duplicates.is_well(task.pool):
+        if not self._hedging.is_well(task.pool):
             return
-        source = self._ready(now, task.pool, self._duplicates.others(task))
+        source = self._ready(now, task.pool, self._hedging.others(task))
         if source is None:
             return
         usual = source.tempo.first(0.5) if task.streamed and source.tempo is not None else None
-        if (usual or source.expected_finish()) < now - attempt.sent_at and self._duplicates.withdraw():
+        if (usual or source.expected_finish()) < now - attempt.sent_at and self._hedging.withdraw():
             self._send(now, task, source)
         self._offer(now, source)
 
@@ -718,7 +718,7 @@ class Scheduler:
 
         ``rooms`` caches the ``CopyTargets`` of this inspection, because each sorts all the sources of its pool.
         """
-        avoided = self._duplicates.others(task)
+        avoided = self._hedging.others(task)
         room = rooms.get(task.pool)
         if room is None:
             room = rooms[task.pool] = CopyTargets(now, task.pool)
@@ -731,13 +731,13 @@ class Scheduler:
             self._send(now, task, source)
             self._offer(now, source)
 
-    def _look_at_idle(self, now: float, pool: Pool) -> None:
+    def _check_idle(self, now: float, pool: Pool) -> None:
         """Check a pool with idle sources: send batch items that were held back, or copy the last items of batches."""
         if pool.queue:
             for source in pool.sources:
                 self._fill(now, source)
         if not pool.queue:
-            for task, source in self._duplicates.tail(now, pool):
+            for task, source in self._hedging.tail(now, pool):
                 self._send(now, task, source)
                 self._offer(now, source)
         if any(source.ready_at(now) <= now for source in pool.sources):

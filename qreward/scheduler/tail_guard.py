@@ -52,7 +52,7 @@ class TailGuard:
         long = lengths.at(1 - LONG)
         if left == inf or not long:
             return inf, 0.0
-        rates = [(lengths.pace(source.latency), source.rate()) for source in pool.sources if source.worth_waiting_for(now)]
+        rates = [(lengths.pace(source.latency), source.rate()) for source in pool.sources if source.available_soon(now)]
         rate = 0.0
         quickest = slowest = limit = inf
         for pace, each in sorted((pace, each) for pace, each in rates if pace):

@@ -29,7 +29,7 @@ class ItemTerms(RequestOptions):
         return MergedItem(payload, pool, self, sink, index)
 
 
-class MergedBulk(BatchWaiter):
+class MergedBatchWaiter(BatchWaiter):
     """See :class:`BatchWaiter`. The scheduler watches the feed for outages but takes no items from it: they are in the mergers.
 
     Args:

@@ -89,7 +89,7 @@ class MergeFormat(Protocol):
     """
 
     @property
-    def spreads(self) -> bool: ...
+    def divides(self) -> bool: ...
 
     def shape(self, call: WireRequest) -> Hashable:
         """The shape of a call. Calls of different shapes never share a request."""
@@ -114,10 +114,10 @@ class Items:
         built: the type into which the answer of an item is converted, if any.
     """
 
-    def __init__(self, operation: Operation, *, spreads: bool = True, built: type[ItemAnswer] | None = None) -> None:
+    def __init__(self, operation: Operation, *, divides: bool = True, built: type[ItemAnswer] | None = None) -> None:
         self._operation = operation
         self._built = built
-        self.spreads = spreads
+        self.divides = divides
 
     def shape(self, call: WireRequest) -> Hashable:
         return shape_of(call.inputs[0])
@@ -157,7 +157,7 @@ class Embeddings:
     it would without merging.
     """
 
-    spreads = True
+    divides = True
 
     def shape(self, call: WireRequest) -> Hashable:
         return TEXT if isinstance(inputs_of(call)[0], str) else TOKENS
@@ -225,7 +225,7 @@ class MergeSpec:
         return self._key, self.listing.shape(call)
 
 
-_LISTS = {operation: Items(operation, spreads=operation is not RERANK) for operation in (SCORE, CLASSIFY, RERANK)}
+_LISTS = {operation: Items(operation, divides=operation is not RERANK) for operation in (SCORE, CLASSIFY, RERANK)}
 _LISTS |= {COMPLETE: Items(COMPLETE, built=Choices), MODERATE: Items(MODERATE, built=Moderated)}
 """Rankings are split only if a limit requires it: some models compare all documents of a request."""
 _EMBEDDINGS = Embeddings()

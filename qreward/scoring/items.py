@@ -67,11 +67,11 @@ class MergedItem(Task):
 
     def change_to(self, carrier: MergedRequest) -> None:
         """Move to another merged request."""
-        self.alight()
+        self.detach()
         self.carrier = carrier
         self.since = 0 if carrier.trail is None else len(carrier.trail), carrier.sends
 
-    def alight(self) -> None:
+    def detach(self) -> None:
         """Leave the merged request, and keep the sends, attempt records and last error that it had since the item joined."""
         carrier = self.carrier
         if carrier is None:
@@ -86,7 +86,7 @@ class MergedItem(Task):
 
     def fail(self, record: AttemptRecord, error: QRewardError) -> None:
         """Record that the merged request was answered without a valid answer for this item."""
-        self.alight()
+        self.detach()
         self.trail = [*(self.trail or ()), record]
         self.last_error = error
 
@@ -98,7 +98,7 @@ class MergedItem(Task):
 
     def end(self) -> None:
         """Mark the item as over: it has an outcome, or its caller has given it up."""
-        self.alight()
+        self.detach()
         self.place, self.state = OVER, TaskState.DONE
 
 

@@ -268,7 +268,7 @@ class MergeQueue:
     def _most(self, now: float, source: Source, before: int, limits: MergeLimits) -> int:
         """Maximum number of items for a request that already holds ``before`` items."""
         most = ALL if limits.items is None else limits.items
-        if not self._listing.spreads:
+        if not self._listing.divides:
             return max(most, before)
         service = self._services.get(source) or spread.ServiceTimeModel()
         wanted = spread.length(now, self._pool, self._backlog.waiting + before + self.unread, service)
@@ -279,7 +279,7 @@ class MergeQueue:
         fits = self._listing.fitting(limits, [member.payload for member in members])
         if fits < len(members):
             for member in members[fits:]:
-                member.alight()
+                member.detach()
                 member.state = TaskState.QUEUED
                 member.lane.waiting += 1
             self._backlog.put_back(members[fits:])
@@ -295,7 +295,7 @@ class MergeQueue:
             return MergeLimits()
         endpoint: Any = source.handle
         usual = self._listing.limits(endpoint, some[0].payload)
-        known = self._limits[source] = self._lists.at(source, usual, spread.MOST if self._listing.spreads else None)
+        known = self._limits[source] = self._lists.at(source, usual, spread.MOST if self._listing.divides else None)
         return known.limits
 
     def _fits_anywhere(self, members: list[MergedItem], limits: MergeLimits) -> bool:

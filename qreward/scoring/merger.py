@@ -130,9 +130,9 @@ class RequestMerger:
     def _go_on_soon(self) -> None:
         if not self._soon:
             self._soon = True
-            self.shell.loop.call_soon(self._go_on)
+            self.shell.loop.call_soon(self._continue)
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         """Let batches read ahead, and make sure that waiting items have a merged request in the scheduler."""
         self._soon = False
         if not self._live and not self._readers:
@@ -151,7 +151,7 @@ class RequestMerger:
 
     def _go_on_after_pause(self) -> None:
         self._pacer = None
-        self._go_on()
+        self._continue()
 
     def _submit(self, now: float, paused: bool) -> None:
         """Keep one unfilled merged request per lane in the scheduler. When one is sent at once, submit the next."""
@@ -185,7 +185,7 @@ class RequestMerger:
 
     async def carry(self, attempt: Attempt) -> Outcome:
         """Make one attempt. A failure that one item may have caused becomes ``REFUSED``: the request is split, not retried as a whole."""
-        self._go_on()
+        self._continue()
         carrier = attempt.task
         assert isinstance(carrier, MergedRequest)
         count = len(carrier.members)

@@ -20,7 +20,7 @@ from qreward.results import BatchResult, Result
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import RequestOptions
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scoring.batch import MergedBulk
+from qreward.scoring.batch import MergedBatchWaiter
 from qreward.scoring.endpoint_limits import KnownLists
 from qreward.scoring.formats import MergeSpec, asking, asking_embeddings
 from qreward.scoring.items import ItemWaiter, MergedItem
@@ -280,7 +280,7 @@ class RewardCalls:
         keep: bool,
     ) -> BatchResult[Any]:
         pool, shell = self._fleet.pool(model), self._engine.shell()
-        bulk = MergedBulk(
+        bulk = MergedBatchWaiter(
             shell,
             pool,
             items,

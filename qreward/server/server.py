@@ -91,15 +91,15 @@ class RewardServer:
             self.all_done = await asyncio.shield(self._draining)
         except asyncio.CancelledError:
             self.all_done = False
-            self.hurry()
+            self.abort()
             await self.service.break_off()
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # cancelled from outside, not by hurry()
+            if task is not None and task.cancelling():  # cancelled from outside, not by abort()
                 raise
         finally:
             await asyncio.shield(self._stop())
 
-    def hurry(self) -> None:
+    def abort(self) -> None:
         """Abort the running requests if the server is shutting down."""
         if self._draining is not None:
             self._draining.cancel()
@@ -123,7 +123,7 @@ async def serve(scorer: Any, config: ServerConfig | None = None, ready: Callable
 
     def on_signal() -> None:
         if asked.is_set():
-            server.hurry()
+            server.abort()
         asked.set()
 
     with _handled(on_signal):

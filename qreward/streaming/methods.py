@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 OnInterrupt = Literal["raise", "restart"]
 
 
-class StreamCalls:
+class StreamMethods:
     """The streaming methods of ``QRewardClient``."""
 
     _engine: Engine[Scheduler]
@@ -146,14 +146,14 @@ def _restarts(on_interrupt: object) -> bool:
     return on_interrupt == "restart"
 
 
-def _begin(client: StreamCalls, call: WireRequest, terms: RequestOptions) -> Outlet:
+def _begin(client: StreamMethods, call: WireRequest, terms: RequestOptions) -> Outlet:
     outlet = Outlet(client._engine.shell())
     outlet.submit(terms.task(call, client._fleet.pool(call.model), outlet, 0))
     return outlet
 
 
 def _begin_batch(
-    client: StreamCalls,
+    client: StreamMethods,
     items: Iterable[Any] | AsyncIterable[Any],
     prepare: Callable[[Any], WireRequest],
     model: str,

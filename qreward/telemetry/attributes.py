@@ -182,7 +182,7 @@ LONGEST_BODY = 1 << 20
 LONGEST_TEXT = 256
 
 
-class Facts(NamedTuple):
+class ResponseMetadata(NamedTuple):
     """Metadata of an answer; None or empty where the answer has none.
 
     Attributes:
@@ -202,7 +202,7 @@ class Facts(NamedTuple):
     reasoning: int | None = None
 
 
-NOTHING = Facts()
+NOTHING = ResponseMetadata()
 
 
 class _Prompt(msgspec.Struct, gc=False):
@@ -233,7 +233,7 @@ class _Seen(msgspec.Struct, gc=False):
 _DECODER = msgspec.json.Decoder(_Seen)
 
 
-def facts_of(value: Any) -> Facts:
+def facts_of(value: Any) -> ResponseMetadata:
     """The metadata of an answer. For a stream, that of its chunks is combined."""
     body = getattr(value, "body", None)
     if type(body) is bytes:
@@ -242,7 +242,7 @@ def facts_of(value: Any) -> Facts:
     return NOTHING if heads is None else _together([_read(each) for each in heads()])
 
 
-def _read(body: bytes) -> Facts:
+def _read(body: bytes) -> ResponseMetadata:
     if len(body) > LONGEST_BODY:
         return NOTHING
     try:
@@ -259,17 +259,19 @@ def _read(body: bytes) -> Facts:
         cached = _count(usage.prompt_tokens_details.cached_tokens)
     if usage is not None and usage.completion_tokens_details is not None:
         reasoning = _count(usage.completion_tokens_details.reasoning_tokens)
-    return Facts(_text(seen.id), _text(seen.model), reasons if any(reasons) else (), _text(seen.system_fingerprint), cached, reasoning)
+    return ResponseMetadata(
+        _text(seen.id), _text(seen.model), reasons if any(reasons) else (), _text(seen.system_fingerprint), cached, reasoning
+    )
 
 
-def _together(all_facts: list[Facts]) -> Facts:
+def _together(all_facts: list[ResponseMetadata]) -> ResponseMetadata:
     """Combine the metadata of chunks: the first known value of each field, and all finish reasons."""
 
     def first(of: str) -> Any:
         return next((value for facts in all_facts if (value := getattr(facts, of)) is not None), None)
 
     reasons = tuple(reason for facts in all_facts for reason in facts.reasons if reason)
-    return Facts(first("id"), first("model"), reasons, first("fingerprint"), first("cached"), first("reasoning"))
+    return ResponseMetadata(first("id"), first("model"), reasons, first("fingerprint"), first("cached"), first("reasoning"))
 
 
 def _text(value: object) -> str | None:

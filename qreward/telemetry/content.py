@@ -21,7 +21,7 @@ from qreward.errors import ConfigError
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.request import Task
 from qreward.telemetry import names
-from qreward.telemetry.attributes import Facts, error_type, said
+from qreward.telemetry.attributes import ResponseMetadata, error_type, said
 from qreward.telemetry.spans import SCOPE, version
 from qreward.transport.redaction import Secrets, secrets_of
 
@@ -72,7 +72,7 @@ class Content:
         self._hider = _Hider()
         self._logger = logs.get_logger(SCOPE, version(), provider, names.SCHEMA_URLS[dialect])
 
-    def tell(self, task: Task, end: End, facts: Facts, live: Live, attributes: dict[str, Any]) -> None:
+    def tell(self, task: Task, end: End, facts: ResponseMetadata, live: Live, attributes: dict[str, Any]) -> None:
         """Record a call that ended: add its messages to the attributes of its span and emit its event, depending on the settings."""
         messages = self._messages(task, end, facts, live) if self._on_span or self._on_event else {}
         if self._events:
@@ -98,7 +98,7 @@ class Content:
 
     # messages
 
-    def _messages(self, task: Task, end: End, facts: Facts, live: Live) -> dict[str, Any]:
+    def _messages(self, task: Task, end: End, facts: ResponseMetadata, live: Live) -> dict[str, Any]:
         secrets = self._hider.secrets(task)
         inputs = getattr(task.payload, "inputs", None)
         found: dict[str, Any] = {}

@@ -27,8 +27,8 @@ from qreward.telemetry import names
 from qreward.telemetry.attributes import (
     NOTHING,
     CallKind,
-    Facts,
     Kinds,
+    ResponseMetadata,
     ServerAddress,
     attributes_of,
     error_type,
@@ -350,7 +350,7 @@ class CallWatcher:
         trial.end(attributes, None if error is None else said(error))
 
     def _end_attributes(
-        self, task: Task, live: Live, end: End, facts: Facts, place: ServerAddress | None, word: str | None, now: float
+        self, task: Task, live: Live, end: End, facts: ResponseMetadata, place: ServerAddress | None, word: str | None, now: float
     ) -> dict[str, Any]:
         found = {
             **self._params(task),
@@ -386,7 +386,9 @@ class CallWatcher:
 
     # metrics
 
-    def _meter(self, task: Task, live: Live, end: End, facts: Facts, place: ServerAddress | None, word: str | None, now: float) -> None:
+    def _meter(
+        self, task: Task, live: Live, end: End, facts: ResponseMetadata, place: ServerAddress | None, word: str | None, now: float
+    ) -> None:
         meters, kind = self._meters, live.kind
         if live.idle is not None:
             meters.retry_delay.record(live.idle, kind.model)
@@ -400,7 +402,7 @@ class CallWatcher:
         if isinstance(end, Answer) and not live.merged:
             self._meter_tokens(kind, end, facts, place)
 
-    def _meter_tokens(self, kind: CallKind, answer: Answer, facts: Facts, place: ServerAddress | None) -> None:
+    def _meter_tokens(self, kind: CallKind, answer: Answer, facts: ResponseMetadata, place: ServerAddress | None) -> None:
         meters = self._meters
         counts = (("input", answer.prompt_tokens), ("output", answer.output_tokens))
         if meters.tokens is not None:
@@ -431,7 +433,7 @@ def _attempt_start(attempt: Attempt, place: ServerAddress) -> dict[str, Any]:
     return {names.ATTEMPT_NUMBER: attempt.number, names.ATTEMPT_TYPE: type_of(attempt), **place.attributes}
 
 
-def _add_answer(found: dict[str, Any], answer: Answer, facts: Facts, *, used: bool) -> None:
+def _add_answer(found: dict[str, Any], answer: Answer, facts: ResponseMetadata, *, used: bool) -> None:
     """Add the attributes of an answer. ``used`` adds token counts; it is False if another span records them."""
     said_of_itself, model, reasons, fingerprint, cached, reasoning = facts
     if said_of_itself is not None:

@@ -46,10 +46,10 @@ class EndpointConnection:
     Attributes:
         info: the server information that changes only when the server restarts; None until it was fetched.
         users: number of requests in flight.
-        dismissed: True if it accepts no new requests and is closed when the last request has ended.
+        retired: True if it accepts no new requests and is closed when the last request has ended.
     """
 
-    __slots__ = ("_beside", "dismissed", "endpoint", "info", "name", "renamed", "secrets", "takes_stream_options", "transport", "users")
+    __slots__ = ("_beside", "endpoint", "info", "name", "renamed", "retired", "secrets", "takes_stream_options", "transport", "users")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint  # referenced, so that no other object gets its id
@@ -60,7 +60,7 @@ class EndpointConnection:
         self.takes_stream_options = True  # until the server rejects them
         self.info: Load | None = None
         self.users = 0
-        self.dismissed = False
+        self.retired = False
         self._beside: HttpTransport | None = None
 
     def serves(self, endpoint: Endpoint) -> bool:
@@ -191,7 +191,7 @@ class HttpBackend:
         self._closed = True
         lines, self._lines, self._dismissed = [*self._lines.values(), *self._dismissed], {}, {}
         for line in lines:
-            line.dismissed = False  # so that its last request does not close it again
+            line.retired = False  # so that its last request does not close it again
             await line.aclose()
 
     def _open(self, endpoint: Endpoint) -> EndpointConnection:
@@ -201,20 +201,20 @@ class HttpBackend:
         if self._kept is None or id(endpoint) in self._kept:
             self._lines[id(endpoint)] = line
         else:
-            line.dismissed = True
+            line.retired = True
             self._dismissed[line] = None
         return line
 
     def _dismiss(self, line: EndpointConnection) -> None:
-        line.dismissed = True
+        line.retired = True
         self._dismissed[line] = None
         if not line.users:
             self._end(line)
 
     def _leave(self, line: EndpointConnection) -> None:
-        """Count a request that has ended, and close a dismissed connection after its last request."""
+        """Count a request that has ended, and close a retired connection after its last request."""
         line.users -= 1
-        if line.dismissed and not line.users:
+        if line.retired and not line.users:
             self._end(line)
 
     def _end(self, line: EndpointConnection) -> None:

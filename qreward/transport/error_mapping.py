@@ -1,6 +1,6 @@
 """Conversion of error responses and transport errors to a ``Failure``: its kind, and an error that says what the user can change.
 
-The steps are: ``read_complaint`` extracts the message and the error codes from the body, ``status_of`` maps codes, types and phrases to
+The steps are: ``parse_error_body`` extracts the message and the error codes from the body, ``status_of`` maps codes, types and phrases to
 the HTTP status that the server should have sent, and ``_VERDICTS`` maps the status to a kind of failure, an error class and advice.
 
 Bodies that are read: OpenAI and vLLM ``{"error": {"message", "type", "code"}}``, ``{"error": "text"}``, TEI ``{"error", "error_type"}``
@@ -53,23 +53,23 @@ class ErrorBody(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ()
 
 
-def read_complaint(body: bytes) -> ErrorBody:
+def parse_error_body(body: bytes) -> ErrorBody:
     """Parse the body of an error response."""
     try:
-        return complaint_of(jsonio.read_leniently(body))
+        return error_body_of(jsonio.read_leniently(body))
     except Malformed:
         return ErrorBody(one_line(_MARKUP.sub(" ", body[:_LOOKED_AT].decode("utf-8", "replace"))))
 
 
-def complaint_of(document: Any) -> ErrorBody:
+def error_body_of(document: Any) -> ErrorBody:
     """Parse the error in a JSON document or in its ``error`` member."""
     if isinstance(document, list):
-        return complaint_of(document[0]) if document else ErrorBody("")
+        return error_body_of(document[0]) if document else ErrorBody("")
     if not isinstance(document, dict):
         return ErrorBody("" if document is None else one_line(str(document)))
     inner = document.get("error")
     if isinstance(inner, dict | list) and inner:
-        within = complaint_of(inner)
+        within = error_body_of(inner)
         return ErrorBody(within.text or _text(document), within.names + _names(document))
     return ErrorBody(_text(document), _names(document))
 
@@ -251,13 +251,13 @@ def failure_from_reply(reply: Reply, endpoint: str, model: str, secrets: Secrets
     """
     if 300 <= reply.status < 400:
         return _failure(_ELSEWHERE, reply, f"it points to {_target(reply)}", endpoint, model, secrets, now)
-    complaint = read_complaint(reply.body)
+    complaint = parse_error_body(reply.body)
     return _failure(_verdict(reply.status, complaint), reply, complaint.text, endpoint, model, secrets, now)
 
 
 def failure_from_embedded(error: object, reply: Reply, endpoint: str, model: str, secrets: Secrets, now: float | None = None) -> Failure:
     """Return the failure for a body that carries an ``error`` although its status is 2xx."""
-    complaint = complaint_of(error)
+    complaint = error_body_of(error)
     words = f"an error in the body: {complaint.text or 'without a message'}"
     return _failure(_verdict(reply.status, complaint), reply, words, endpoint, model, secrets, now)
 

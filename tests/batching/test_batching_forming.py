@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.batching import Item, Settings
+from qreward.batching import BatchSettings, Item
 from qreward.batching.in_flight import own_error
-from qreward.batching.policy import BACKOFF, GROUP, REST, START, Forming, SizeCap, says_too_large
+from qreward.batching.policy import BACKOFF, GROUP, REST, START, AdaptiveBatchSize, BatchPolicy, says_too_large
 from qreward.batching.stats import BatchCounters
 from qreward.errors import BadRequest, RequestError, RequestTimeout, ServerError
 
-SETTINGS = Settings()
+SETTINGS = BatchSettings()
 
 
-def forming(count: int, settings: Settings = SETTINGS) -> Forming:
-    made = Forming()
+def forming(count: int, settings: BatchSettings = SETTINGS) -> BatchPolicy:
+    made = BatchPolicy()
     for number in range(count):
         made.backlog.put(Item(number, float(number)))
     return made
 
 
-def asks(rules: Forming, now: float, settings: Settings, in_flight: int, *, flush: bool = False) -> tuple[int, float]:
+def asks(rules: BatchPolicy, now: float, settings: BatchSettings, in_flight: int, *, flush: bool = False) -> tuple[int, float]:
     """How many go, and when to ask again if none."""
     items, at = rules.next(now, settings, in_flight, settings.max_concurrent_batches, None, flush)
     return len(items), at if not items else now
@@ -39,7 +39,7 @@ def test_with_nothing_in_flight_what_there_is_goes_at_once() -> None:
 
 
 def test_with_several_slots_a_batch_that_is_not_full_is_paced() -> None:
-    settings = Settings(max_concurrent_batches=4)
+    settings = BatchSettings(max_concurrent_batches=4)
     rules = forming(3)
     rules.done(2.0)
     rules.sent(10.0)
@@ -53,7 +53,7 @@ def test_with_several_slots_a_batch_that_is_not_full_is_paced() -> None:
 
 
 def test_before_any_batch_has_ended_the_pause_doubles_so_that_single_items_do_not_take_all_slots() -> None:
-    settings = Settings(max_concurrent_batches=8)
+    settings = BatchSettings(max_concurrent_batches=8)
     rules, gone = forming(1), []
     for now in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0):
         if now:
@@ -75,7 +75,7 @@ def test_the_pace_follows_how_long_batches_take() -> None:
 
 
 def test_an_explicit_wait_counts_from_the_first_item_and_nothing_else_is_asked() -> None:
-    settings = Settings(batch_wait_timeout_s=5, max_concurrent_batches=2)
+    settings = BatchSettings(batch_wait_timeout_s=5, max_concurrent_batches=2)
     for in_flight in (0, 1):
         assert asks(forming(3), 2.0, settings, in_flight) == (0, 5.0)
         assert asks(forming(3), 5.0, settings, in_flight) == (3, 5.0)
@@ -83,7 +83,7 @@ def test_an_explicit_wait_counts_from_the_first_item_and_nothing_else_is_asked()
         assert asks(forming(3), 2.0, settings, in_flight, flush=True) == (3, 2.0)
 
 
-def limits(cap: SizeCap, seconds: Any, groups: int) -> list[int]:
+def limits(cap: AdaptiveBatchSize, seconds: Any, groups: int) -> list[int]:
     """The limits that a cap goes through with full batches that take ``seconds(size)``."""
     seen = []
     for _ in range(groups):
@@ -94,27 +94,27 @@ def limits(cap: SizeCap, seconds: Any, groups: int) -> list[int]:
 
 
 def test_the_cap_grows_while_that_brings_more_items_a_second() -> None:
-    flat = limits(SizeCap(), lambda size: 0.1, 30)
+    flat = limits(AdaptiveBatchSize(), lambda size: 0.1, 30)
     assert flat == sorted(flat)
     assert flat[-1] > 1000
 
 
 def test_the_cap_stays_where_larger_batches_bring_nothing() -> None:
-    seen = limits(SizeCap(), lambda size: 0.02 + 0.001 * size, 30)
+    seen = limits(AdaptiveBatchSize(), lambda size: 0.02 + 0.001 * size, 30)
     assert 80 <= seen[-1] <= 300  # at 200 items, 91 % of the most there is
-    linear = limits(SizeCap(), lambda size: 0.01 * size, REST)
+    linear = limits(AdaptiveBatchSize(), lambda size: 0.01 * size, REST)
     assert max(linear) == START + START // 4
     assert linear[-1] == START
 
 
 def test_the_cap_tries_again_after_a_rest() -> None:
-    cap = SizeCap()
+    cap = AdaptiveBatchSize()
     limits(cap, lambda size: 0.01 * size, 10)
     assert limits(cap, lambda size: 0.1, REST + 20)[-1] > 2 * START
 
 
 def test_a_failure_takes_a_tenth_off_and_the_cap_rests() -> None:
-    cap = SizeCap()
+    cap = AdaptiveBatchSize()
     limits(cap, lambda size: 0.1, 12)
     before = cap.limit
     cap.failed(before)
@@ -127,7 +127,7 @@ def test_a_failure_takes_a_tenth_off_and_the_cap_rests() -> None:
 
 
 def test_batches_that_were_not_full_under_this_cap_do_not_move_it() -> None:
-    cap = SizeCap()
+    cap = AdaptiveBatchSize()
     for more in range(1, 20):
         cap.done(START + 1, more * START, 0.1)
         cap.done(START, START, 0.0)
@@ -237,8 +237,8 @@ def test_what_happened_is_counted_over_all_threads() -> None:
     st.lists(st.integers(1, 12), max_size=40), st.integers(12, 40), st.sampled_from([sum, lambda c: max(c) * len(c), lambda c: len(set(c))])
 )
 def test_whatever_the_measure_a_batch_never_exceeds_the_limit_and_no_item_fits_in_addition(costs: list[int], limit: int, size: Any) -> None:
-    rules = Forming()
-    settings = Settings(max_batch_size=limit)
+    rules = BatchPolicy()
+    settings = BatchSettings(max_batch_size=limit)
     for cost in costs:
         rules.backlog.put(Item(cost, cost=size([cost])))
     while costs:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from batching_tools import turns, virtually
 
-from qreward.batching import BatchQueue, Settings, batch
+from qreward.batching import BatchQueue, BatchSettings, batch
 from qreward.batching.decorator import Registry
 
 
@@ -211,7 +211,7 @@ def test_16_an_instance_is_not_kept_alive_by_its_queue(kind: Any) -> None:
 def test_17_the_queue_is_made_when_it_is_first_used_and_a_batched_function_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(of_a_module))
     assert again is of_a_module
-    registry = pickle.loads(pickle.dumps(Registry(echo, Settings(max_batch_size=4))))  # as in a closure, by cloudpickle
+    registry = pickle.loads(pickle.dumps(Registry(echo, BatchSettings(max_batch_size=4))))  # as in a closure, by cloudpickle
     queue = pickle.loads(pickle.dumps(BatchQueue(echo, max_batch_size=5, timeout=3)))
     assert registry.work.settings.max_batch_size == 4
     assert (queue.settings.max_batch_size, queue.settings.timeout) == (5, 3)

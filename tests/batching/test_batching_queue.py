@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from batching_tools import Noted, kinds, now, outcomes, start, turns, virtually
 
-from qreward.batching import BatchQueue, Settings, batch
-from qreward.batching.policy import Forming
+from qreward.batching import BatchQueue, BatchSettings, batch
+from qreward.batching.policy import BatchPolicy
 from qreward.batching.settings import Options
 from qreward.errors import ClientClosed, ConfigError, QueueFull, RequestTimeout
 
@@ -318,7 +318,7 @@ def test_several_slots_are_paced_and_a_call_waits_less_than_without(monkeypatch:
 
     paced = virtually(test)
     with monkeypatch.context() as patch:
-        patch.setattr(Forming, "done", lambda self, seconds: None)  # natural batching alone
+        patch.setattr(BatchPolicy, "done", lambda self, seconds: None)  # natural batching alone
         natural = virtually(test)
     assert paced < 0.9 * natural
 
@@ -373,7 +373,7 @@ def test_a_call_costs_little(callers: int) -> None:
 
 
 def test_the_settings_are_the_same_in_code_for_type_checkers_and_on_the_page() -> None:
-    names = {field.name: field.default for field in fields(Settings)}
+    names = {field.name: field.default for field in fields(BatchSettings)}
     assert set(Options.__annotations__) == set(names)
     page = (Path(__file__).parents[2] / "docs" / "batching.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `") and line.count(" | ") == 3]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from batching_tools import Noted, outcomes, virtually
 
-from qreward.batching import BatchQueue, Settings, batch
+from qreward.batching import BatchQueue, BatchSettings, batch
 from qreward.errors import ConfigError
 
 
@@ -125,7 +125,7 @@ def test_10_the_defaults_are_rays_but_nothing_waits_for_a_timer() -> None:
     settings = BatchQueue(echo).settings
     assert (settings.max_batch_size, settings.max_concurrent_batches, settings.batch_size_fn) == (10, 1, None)
     assert settings.batch_wait_timeout_s == 0.0  # Ray's is 0.01, with which even a lone call waits
-    assert settings == Settings()
+    assert settings == BatchSettings()
 
 
 def test_12_each_parameter_is_a_list_and_each_caller_gets_one_result() -> None:

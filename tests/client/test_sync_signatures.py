@@ -15,7 +15,7 @@ OTHER_NAMES = {"aclose": "close", "__aenter__": "__enter__", "__aexit__": "__exi
 """What the blocking client calls otherwise."""
 
 
-OWN_RETURNS = {"stream_chat_completion": "SyncStream", "batch_stream_chat_completion": "SyncBatchStream", "chat": "SyncChat"}
+OWN_RETURNS = {"stream_chat_completion": "SyncStream", "batch_stream_chat_completion": "SyncBatchStream", "chat": "SyncChatNamespace"}
 """What is not awaited itself, and so has a blocking counterpart."""
 
 

@@ -169,11 +169,11 @@ def test_several_tries_are_abreast_while_a_call_is_retried(stage: Any) -> None:
         return (1.0, ConnectionError()) if number < 2 else (100.0, ConnectionError()) if number < 4 else (1.0, "done")
 
     alone = stage.play(behave, at_times([0]), retry_times=9, retry_interval=0.1, retry_max_interval=0.1)
-    abreast = stage.play(behave, at_times([0]), retry_times=9, retry_interval=0.1, retry_max_interval=0.1, speed_up_max_multiply=3)
+    parallel_tries = stage.play(behave, at_times([0]), retry_times=9, retry_interval=0.1, retry_max_interval=0.1, speed_up_max_multiply=3)
     assert alone.most == 1
-    assert abreast.most == 3
-    assert abreast.values == ["done"]
-    assert abreast.calls[0].at < 5
+    assert parallel_tries.most == 3
+    assert parallel_tries.values == ["done"]
+    assert parallel_tries.calls[0].at < 5
     assert alone.calls[0].at > 200
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from qreward.judge.cache import Cache, Sighting
+from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.reply import ModelReply
 
 
 async def main(path: str, name: str, count: int) -> None:
     cache = Cache(path)
     for number in range(count):
-        cache.keep(Sighting("m", name, ModelReply(f"{name}-{number} " * 50), f"{name}-{number}".encode()))
+        cache.keep(CacheEntry("m", name, ModelReply(f"{name}-{number} " * 50), f"{name}-{number}".encode()))
         if number % 50 == 49:
             await asyncio.sleep(0.001)
             print(number + 1, flush=True)

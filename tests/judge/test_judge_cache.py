@@ -15,7 +15,7 @@ from judge_tools import MODEL, JudgeWire, Sent, always, broken, client_of, in_tu
 from qreward import QRewardClient
 from qreward.errors import BatchInterrupted, InvalidResponse
 from qreward.judge import Judge
-from qreward.judge.cache import Cache, Sighting
+from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.reply import ModelReply
 
 ASKED = ("What is 6 x 7?", "42")
@@ -214,7 +214,7 @@ def test_the_oldest_go_when_there_are_too_many(tmp_path: Path) -> None:
 
     async def run() -> list[ModelReply | None]:
         for key in keys:
-            cache.keep(Sighting("m", "a", ModelReply(key.hex()), key))
+            cache.keep(CacheEntry("m", "a", ModelReply(key.hex()), key))
         await asyncio.to_thread(cache.close)
         return await cache.look([(key, "m") for key in keys])
 
@@ -229,7 +229,7 @@ def test_any_text_is_kept_as_it_is(tmp_path: Path) -> None:
 
     async def run() -> list[Any]:
         for number, text in enumerate(texts):
-            cache.keep(Sighting("m", "a", ModelReply(text), bytes([number])))
+            cache.keep(CacheEntry("m", "a", ModelReply(text), bytes([number])))
         await asyncio.to_thread(cache.close)
         return await cache.look([(bytes([number]), "m") for number in range(len(texts))])
 

@@ -15,7 +15,7 @@ from judge_tools import MODEL, JudgeWire, Sent, answer, client_of, endpoint, sco
 from qreward import QRewardClient
 from qreward.codecs.base import WireRequest
 from qreward.judge import Judge, JudgeConfig
-from qreward.judge.cache import Cache, Sighting
+from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.reply import ModelReply, fingerprint_of
 from qreward.judge.response_format import JUDGE
 from qreward.scheduler.outcome import Answer
@@ -104,7 +104,7 @@ def test_endpoints_that_differ_for_good_keep_all_of_their_answers(tmp_path: Path
         return [None if heard is None else heard.text for heard in await cache.look([(b"a", "m"), (b"b", "m")])]
 
     def sees(name: str, fingerprint: str, key: bytes | None = None) -> None:
-        cache.keep(Sighting("m", name, ModelReply(f"by {name} {fingerprint}", fingerprint=fingerprint), key))
+        cache.keep(CacheEntry("m", name, ModelReply(f"by {name} {fingerprint}", fingerprint=fingerprint), key))
 
     async def test() -> None:
         sees("a", "1", b"a")
@@ -128,8 +128,8 @@ def test_models_of_one_judge_have_weights_of_their_own(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
 
     async def test() -> list[ModelReply | None]:
-        cache.keep(Sighting("m", "a", ModelReply("one", fingerprint="1"), b"m"))
-        cache.keep(Sighting("n", "a", ModelReply("two", fingerprint="2"), b"n"))
+        cache.keep(CacheEntry("m", "a", ModelReply("one", fingerprint="1"), b"m"))
+        cache.keep(CacheEntry("n", "a", ModelReply("two", fingerprint="2"), b"n"))
         return await cache.look([(b"m", "m"), (b"n", "n")])
 
     assert [heard and heard.text for heard in asyncio.run(test())] == ["one", "two"]

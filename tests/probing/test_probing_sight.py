@@ -93,7 +93,7 @@ def test_a_trial_sent_after_it_was_last_seen_away_is_waited_for() -> None:
 def test_a_source_in_full_service_or_well_on_its_way_is_left_alone_by_looks_that_fail_now_and_then() -> None:
     source, sight = fresh()
     assert set(look(sight, source, READY, SILENT, READY, SILENT, READY)) == {ProbeEffect.NONE}
-    assert source.health.spotless
+    assert source.health.clean
     source.health.eject(5.0, 1.0)
     send(source, 6.0)
     answer(source, 7.0, sent_at=6.0)

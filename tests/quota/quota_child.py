@@ -7,7 +7,7 @@ import time
 from math import inf
 from pathlib import Path
 
-from qreward.quota.file_ledger import LocalCarrier
+from qreward.quota.file_ledger import FileTransport
 from qreward.quota.messages import Demand, RenewRequest
 
 KEY = "k"
@@ -18,7 +18,7 @@ def asked(limit: int = 8, hold: float = 0.0) -> RenewRequest:
 
 
 if __name__ == "__main__":
-    carrier, hold = LocalCarrier(Path(sys.argv[1])), 0.0
+    carrier, hold = FileTransport(Path(sys.argv[1])), 0.0
     for turn in range(10**9):
         time.sleep(0.0005)  # the lock is not fair: who never lets go of it keeps it
         share = carrier.renew(KEY, sys.argv[2], asked(hold=hold))

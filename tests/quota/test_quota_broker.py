@@ -12,9 +12,9 @@ import pytest
 from quota_child import KEY, asked
 
 from qreward.integrations.ray import limit_actor as room
-from qreward.integrations.ray.limit_actor import Broker, RayCarrier
+from qreward.integrations.ray.limit_actor import LedgerActor, RayLedgerTransport
 from qreward.quota.messages import LEASE
-from qreward.quota.transports import make_carrier
+from qreward.quota.transports import make_transport
 
 
 class RayActorError(Exception):
@@ -24,7 +24,7 @@ class RayActorError(Exception):
 class Actor:
     """A handle, and what is behind it."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: LedgerActor) -> None:
         self.broker = broker
         self.dead = self.mute = False
 
@@ -58,7 +58,7 @@ class FakeRay:
             raise ValueError("there is none")
         return found
 
-    def remote(self, kind: Callable[..., Broker]) -> Any:
+    def remote(self, kind: Callable[..., LedgerActor]) -> Any:
         def options(**chosen: Any) -> Any:
             self.options.append(chosen)
 
@@ -83,14 +83,14 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return played
 
 
-def hold(carrier: RayCarrier, member: str, now: float = 0.0) -> float:
+def hold(carrier: RayLedgerTransport, member: str, now: float = 0.0) -> float:
     share = carrier.renew(KEY, member, asked(hold=now))
     assert share.permits is not None
     return share.permits.hold
 
 
 def test_processes_meet_at_one_broker_that_waits_a_lease_before_it_gives_anything(ray: FakeRay) -> None:
-    one, other = RayCarrier(), RayCarrier()
+    one, other = RayLedgerTransport(), RayLedgerTransport()
     assert (hold(one, "a"), hold(other, "b")) == (0, 0)
     ray.now += LEASE
     assert (hold(one, "a"), hold(other, "b")) == (4, 4)
@@ -101,7 +101,7 @@ def test_processes_meet_at_one_broker_that_waits_a_lease_before_it_gives_anythin
 
 
 def test_a_broker_that_died_is_an_error_once_and_made_again_with_the_next_renewal(ray: FakeRay) -> None:
-    carrier = RayCarrier()
+    carrier = RayLedgerTransport()
     hold(carrier, "a")
     ray.now += LEASE
     assert hold(carrier, "a") == 8
@@ -113,11 +113,11 @@ def test_a_broker_that_died_is_an_error_once_and_made_again_with_the_next_renewa
     assert share.permits is not None
     assert share.permits.hold == 8, "it goes on with what it says that it holds"
     ray.now += 1.0
-    assert hold(RayCarrier(), "new") == 0
+    assert hold(RayLedgerTransport(), "new") == 0
 
 
 def test_a_broker_that_says_nothing_is_not_waited_for(ray: FakeRay) -> None:
-    carrier = RayCarrier()
+    carrier = RayLedgerTransport()
     hold(carrier, "a")
     (actor,) = ray.actors.values()
     actor.mute = True
@@ -130,14 +130,14 @@ def test_a_broker_that_says_nothing_is_not_waited_for(ray: FakeRay) -> None:
 def test_a_process_without_a_cluster_says_what_to_do(ray: FakeRay) -> None:
     ray.connected = False
     with pytest.raises(ConnectionError, match=r"call ray.init\(\) first"):
-        hold(RayCarrier(), "a")
-    RayCarrier().leave(KEY, "a", asked())
+        hold(RayLedgerTransport(), "a")
+    RayLedgerTransport().leave(KEY, "a", asked())
 
 
 def test_the_carrier_of_ray_is_made_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
-    carrier = make_carrier("ray")
-    assert isinstance(carrier, RayCarrier)
+    carrier = make_transport("ray")
+    assert isinstance(carrier, RayLedgerTransport)
     with pytest.raises(ConnectionError, match="not connected to Ray"):
         carrier.renew(KEY, "a", asked())
     carrier.close()

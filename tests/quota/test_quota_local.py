@@ -16,7 +16,7 @@ import pytest
 from quota_child import KEY, asked
 
 from qreward.quota import file_ledger as books
-from qreward.quota.file_ledger import SLOT, VARIABLE, LocalCarrier, Unsafe, directory
+from qreward.quota.file_ledger import SLOT, VARIABLE, FileTransport, Unsafe, directory
 from qreward.quota.messages import FRESH, LEASE, RenewReply
 
 CHILD = Path(__file__).with_name("quota_child.py")
@@ -62,7 +62,7 @@ def ledger_file(place: Path) -> Path:
 
 
 def test_members_of_one_key_share_and_of_another_do_not(place: Path, clock: Clock) -> None:
-    one, other = LocalCarrier(place, clock), LocalCarrier(place, clock)
+    one, other = FileTransport(place, clock), FileTransport(place, clock)
     assert permits(one.renew(KEY, "a", asked())) == 8
     assert permits(other.renew(KEY, "b", asked())) == 0
     assert permits(other.renew("else", "b", asked())) == 8
@@ -73,7 +73,7 @@ def test_members_of_one_key_share_and_of_another_do_not(place: Path, clock: Cloc
 
 
 def test_who_leaves_leaves_nothing_behind_but_the_ledger(place: Path, clock: Clock) -> None:
-    carrier = LocalCarrier(place, clock)
+    carrier = FileTransport(place, clock)
     carrier.renew(KEY, "a", asked())
     assert len(list(place.iterdir())) == 2
     carrier.leave(KEY, "a", asked())
@@ -84,7 +84,7 @@ def test_who_leaves_leaves_nothing_behind_but_the_ledger(place: Path, clock: Clo
 
 def test_a_killed_process_is_noticed_long_before_its_lease_runs_out(place: Path) -> None:
     assert FRESH < LEASE
-    carrier = LocalCarrier(place)
+    carrier = FileTransport(place)
     with process(place, "a") as child:
         assert permits(carrier.renew(KEY, "b", asked())) == 0
         child.kill()
@@ -98,7 +98,7 @@ def test_a_killed_process_is_noticed_long_before_its_lease_runs_out(place: Path)
 
 
 def test_a_process_that_lives_and_is_silent_keeps_its_share_until_its_lease_runs_out(place: Path) -> None:
-    carrier = LocalCarrier(place)
+    carrier = FileTransport(place)
     with process(place, "a") as child:
         child.send_signal(signal.SIGSTOP)
         for _ in range(20):  # it may have been stopped while it held the lock
@@ -120,7 +120,7 @@ def test_a_process_that_lives_and_is_silent_keeps_its_share_until_its_lease_runs
 def test_processes_killed_in_the_middle_of_writing_never_spoil_the_ledger(place: Path) -> None:
     seed = random.randrange(10**6)
     print("seed", seed)
-    rng, carrier = random.Random(seed), LocalCarrier(place)
+    rng, carrier = random.Random(seed), FileTransport(place)
     hold = permits(carrier.renew(KEY, "steady", asked()))
     for number in range(6):
         with process(place, f"a{number}") as first, process(place, f"b{number}") as second:
@@ -140,7 +140,7 @@ def test_processes_killed_in_the_middle_of_writing_never_spoil_the_ledger(place:
 
 @pytest.mark.parametrize("torn", [0, 1, 10, 30, 200])
 def test_what_was_half_written_is_as_if_it_had_not_been_begun(place: Path, clock: Clock, torn: int) -> None:
-    carrier = LocalCarrier(place, clock)
+    carrier = FileTransport(place, clock)
     for hold in (0, 8, 8):
         carrier.renew(KEY, "a", asked(hold=hold))
     serial = carrier._books[KEY]._serial
@@ -155,7 +155,7 @@ def test_what_was_half_written_is_as_if_it_had_not_been_begun(place: Path, clock
 
 @pytest.mark.parametrize("content", [b"", b"nonsense" * 100, b"\0" * 5000])
 def test_a_damaged_ledger_begins_anew_and_waits_for_those_who_may_hold_something(place: Path, clock: Clock, content: bytes) -> None:
-    old, new = LocalCarrier(place, clock), LocalCarrier(place, clock)
+    old, new = FileTransport(place, clock), FileTransport(place, clock)
     old.renew(KEY, "a", asked())
     ledger_file(place).write_bytes(content)
     assert permits(new.renew(KEY, "b", asked())) == 0
@@ -166,17 +166,17 @@ def test_a_damaged_ledger_begins_anew_and_waits_for_those_who_may_hold_something
 
 
 def test_a_damaged_ledger_of_which_nobody_is_left_is_no_reason_to_wait(place: Path, clock: Clock) -> None:
-    gone = LocalCarrier(place, clock)
+    gone = FileTransport(place, clock)
     gone.renew(KEY, "a", asked())
     gone.close()
     ledger_file(place).write_bytes(b"nonsense")
-    carrier = LocalCarrier(place, clock)
+    carrier = FileTransport(place, clock)
     assert permits(carrier.renew(KEY, "b", asked())) == 8
     carrier.close()
 
 
 def test_a_deleted_ledger_or_directory_is_made_again_and_all_meet_there(place: Path, clock: Clock) -> None:
-    one, other = LocalCarrier(place, clock), LocalCarrier(place, clock)
+    one, other = FileTransport(place, clock), FileTransport(place, clock)
     one.renew(KEY, "a", asked())
     for path in place.iterdir():
         path.unlink()
@@ -188,11 +188,11 @@ def test_a_deleted_ledger_or_directory_is_made_again_and_all_meet_there(place: P
 
 
 def test_a_ledger_of_a_time_before_the_machine_started_again_does_not_count(place: Path, clock: Clock) -> None:
-    before = LocalCarrier(place, clock)
+    before = FileTransport(place, clock)
     before.renew(KEY, "a", asked())
     before.close()
     clock.now = 5.0
-    carrier = LocalCarrier(place, clock)
+    carrier = FileTransport(place, clock)
     assert permits(carrier.renew(KEY, "b", asked())) == 8
     carrier.close()
 
@@ -204,9 +204,9 @@ def test_a_directory_that_is_a_link_or_open_to_others_is_refused(tmp_path: Path,
     public.mkdir()
     public.chmod(0o777)
     with pytest.raises(OSError, match="link"):
-        LocalCarrier(link, clock).renew(KEY, "a", asked())
+        FileTransport(link, clock).renew(KEY, "a", asked())
     with pytest.raises(Unsafe, match="mode 777"):
-        LocalCarrier(public, clock).renew(KEY, "a", asked())
+        FileTransport(public, clock).renew(KEY, "a", asked())
     assert list(private.iterdir()) == []
 
 
@@ -216,14 +216,14 @@ def test_a_link_in_the_place_of_a_ledger_is_not_followed(place: Path, tmp_path: 
     place.mkdir(mode=0o700)
     ledger_file(place).symlink_to(victim)
     with pytest.raises(OSError, match="link"):
-        LocalCarrier(place, clock).renew(KEY, "a", asked())
+        FileTransport(place, clock).renew(KEY, "a", asked())
     assert victim.read_text() == "precious"
 
 
 def test_a_directory_that_cannot_be_made_is_an_error_of_the_renewal(tmp_path: Path, clock: Clock) -> None:
     file = tmp_path / "file"
     file.touch()
-    carrier = LocalCarrier(file / "shares", clock)
+    carrier = FileTransport(file / "shares", clock)
     with pytest.raises(OSError, match="file"):
         carrier.renew(KEY, "a", asked())
     file.unlink()
@@ -233,7 +233,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_of_the_renewal(tmp_path: Pa
 
 def test_who_holds_the_lock_and_does_not_go_on_is_waited_for_a_moment_only(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(books, "PATIENCE", 0.02)
-    one, other = LocalCarrier(place), LocalCarrier(place)
+    one, other = FileTransport(place), FileTransport(place)
     one.renew(KEY, "a", asked())
     with one._books[KEY].opened("a"), pytest.raises(TimeoutError, match="another process holds the lock of the ledger"):
         other.renew(KEY, "b", asked())
@@ -245,7 +245,7 @@ def test_a_forked_child_that_closes_its_copies_does_not_keep_its_parent_alive(pl
     """As a client's child does. The parent dies; its lock dies with it, though the child lives."""
     ready, done = os.pipe(), os.pipe()
     if (parent := os.fork()) == 0:
-        carrier = LocalCarrier(place)
+        carrier = FileTransport(place)
         carrier.renew(KEY, "a", asked())
         if os.fork() == 0:
             carrier.close()
@@ -256,7 +256,7 @@ def test_a_forked_child_that_closes_its_copies_does_not_keep_its_parent_alive(pl
         os._exit(0)
     os.waitpid(parent, 0)
     try:
-        carrier = LocalCarrier(place, lambda: time.monotonic() + FRESH + 0.1)
+        carrier = FileTransport(place, lambda: time.monotonic() + FRESH + 0.1)
         assert carrier.renew(KEY, "b", asked()).members == 1
         carrier.close()
     finally:

@@ -220,6 +220,6 @@ class Watch:
 def _may_hold_back(now: float, pool: Pool, source: Source) -> bool:
     """Whether a pool keeps bulks from a source, or did until its last look."""
     ending = all(feed.ended or feed.left is not None for feed in pool.queue._feeds())  # or there are only retries of its items
-    if pool.due >= 0 and (ending or now < pool.online_until + LOOK_LATER + DAWDLE):
+    if pool.due >= 0 and (ending or now < pool.interactive_until + LOOK_LATER + DAWDLE):
         return True
     return not pool.gives_bulk_to(now, source)

@@ -472,10 +472,10 @@ def test_an_operators_rate_stays_when_the_server_tells_a_higher_one() -> None:
 
 def test_a_source_whose_limit_is_used_up_is_not_worth_waiting_for() -> None:
     source = make_source("a", Random(0), Limits())
-    assert source.worth_waiting_for(1.0)
+    assert source.available_soon(1.0)
     source.advertised(1.0, 0.0, RateLimitInfo(RateLimit(60, 0, 30.0)))
-    assert not source.worth_waiting_for(1.0)
-    assert source.worth_waiting_for(30.5)
+    assert not source.available_soon(1.0)
+    assert source.available_soon(30.5)
 
 
 def test_outcomes_tell_nothing_unless_they_say_so() -> None:

@@ -55,7 +55,7 @@ def test_wrong_requests_say_nothing_of_the_source() -> None:
 
 def test_overload_costs_the_task_no_attempt_the_source_no_health_and_the_budget_nothing() -> None:
     desk = Desk({"a": 4}, retry=Retry(attempts=1, budget=0.0, budget_floor=0.01))
-    spend = desk.scheduler._aftermath.budget
+    spend = desk.scheduler._failure_policy.budget
     while spend.withdraw(desk.now):
         pass
     task = desk.submit()
@@ -319,7 +319,7 @@ def test_a_retry_without_budget_waits_for_it_and_never_fails_for_lack_of_it() ->
     desk = Desk({"a": 400, "b": 400}, retry=Retry(budget=0.0, budget_floor=1.0))
     tasks = [desk.submit() for _ in range(400)]
     desk.scheduler.resize([])
-    while desk.scheduler._aftermath.budget.withdraw(desk.now):
+    while desk.scheduler._failure_policy.budget.withdraw(desk.now):
         pass
     task = tasks[0]
     desk.fail(live(task), K.TRANSIENT, after=0.0)
@@ -344,7 +344,7 @@ def late_failures(desk: Desk, count: int) -> list[Task]:
 
 def test_the_failure_of_an_attempt_that_nobody_waits_for_draws_on_no_budget_and_changes_no_trail() -> None:
     desk = Desk({"a": 4, "b": 4}, retry=Retry(budget=0.0, budget_floor=0.01))
-    budget = desk.scheduler._aftermath.budget
+    budget = desk.scheduler._failure_policy.budget
     budget.capacity = 2
     while budget.withdraw(0.0):
         pass
@@ -460,7 +460,7 @@ def test_a_source_that_is_lost_grants_each_request_that_was_under_way_one_retry_
     too_many = {}
     for kind in (K.OVERLOADED, K.QUOTA, K.TRANSIENT, K.UNREACHABLE):
         desk = Desk({"a": 64, "b": 64, "c": 64}, retry=Retry(budget=0.0, budget_floor=0.01), thorough=False)
-        budget = desk.scheduler._aftermath.budget
+        budget = desk.scheduler._failure_policy.budget
         while budget.withdraw(0.0):
             pass
         for name in "bc":

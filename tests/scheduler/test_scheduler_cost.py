@@ -76,7 +76,7 @@ def test_what_a_silent_endpoint_holds_is_copied_with_one_look_at_the_others(modu
         scene = failures.Scene(endpoints, HELD)
         scene.answer_all(30)
         mute = scene.sources[-1]
-        found[endpoints] = operations(lambda scene=scene, mute=mute: scene.scheduler._stuck(scene.now, mute))
+        found[endpoints] = operations(lambda scene=scene, mute=mute: scene.scheduler._on_stall(scene.now, mute))
         assert not mute.health.in_service
         assert len(mute.attempts) == HELD
         assert all(attempt.task.lined or attempt.task.copy is not None for attempt in mute.attempts)

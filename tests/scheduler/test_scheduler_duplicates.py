@@ -396,9 +396,9 @@ def test_what_is_looked_at_is_the_oldest_first_and_no_more_than_is_due() -> None
         desk.submit()
         desk.wait(0.1)
     first = desk.at("a")[0]
-    found = desk.scheduler._duplicates.inspect(first.sent_at + 2.45, desk["a"])
+    found = desk.scheduler._hedging.inspect(first.sent_at + 2.45, desk["a"])
     assert len(found.late) == 5
     assert found.hung == found.overdue == []
     assert found.next_at == pytest.approx(2.5, abs=0.05)
-    assert desk.scheduler._duplicates.inspect(1.0, desk["a"]).next_at == pytest.approx(2.0)
-    assert desk.scheduler._duplicates.hung_after(desk["a"], desk.pool) == inf
+    assert desk.scheduler._hedging.inspect(1.0, desk["a"]).next_at == pytest.approx(2.0)
+    assert desk.scheduler._hedging.hung_after(desk["a"], desk.pool) == inf

@@ -167,7 +167,7 @@ def test_a_task_that_is_turned_away_by_a_source_that_has_left_goes_back_to_the_o
 def test_a_retry_that_comes_due_after_the_source_it_waited_for_was_lost_goes_back(how: str) -> None:
     """Without budget it has to wait before it may go to the other source; meanwhile that one goes."""
     desk = Desk({"a": 1, "b": 1}, retry=Retry(budget=0.0, budget_floor=1.0))
-    while desk.scheduler._aftermath.budget.withdraw(0.0):
+    while desk.scheduler._failure_policy.budget.withdraw(0.0):
         pass
     task = desk.submit()
     first = str(desk.where(task))

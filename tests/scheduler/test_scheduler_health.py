@@ -189,10 +189,10 @@ def test_it_serves_again_from_the_first_answer_after_it_was_out_of_service_howev
     assert silent.serving_since == 31.0
     restored, _ = opened()
     restored.restore()
-    assert not restored.spotless, "its next answer is noted"
+    assert not restored.clean, "its next answer is noted"
     restored.ok(40.0, 39.0, LIMIT)
     assert restored.serving_since == 40.0
-    assert restored.spotless
+    assert restored.clean
 
 
 def test_each_change_between_in_service_back_and_neither_is_told_once() -> None:

@@ -104,13 +104,13 @@ def test_an_operators_limit_is_the_limit() -> None:
 def test_it_is_worth_waiting_for_if_it_can_take_work_within_a_second() -> None:
     held = source()
     held.gate.opens_at = 10.0
-    assert held.worth_waiting_for(9.5)
-    assert not held.worth_waiting_for(8.5)
+    assert held.available_soon(9.5)
+    assert not held.available_soon(8.5)
     held.health.eject(9.5, 1.0)
-    assert not held.worth_waiting_for(9.5)
+    assert not held.available_soon(9.5)
     removed = source()
     removed.removed = True
-    assert not removed.worth_waiting_for(0.0)
+    assert not removed.available_soon(0.0)
 
 
 def test_the_expected_finish_grows_as_the_window_fills() -> None:

@@ -160,7 +160,7 @@ def test_a_stream_that_is_left_late_says_nothing_against_its_source(begun: bool)
         desk.wait(9.0)
         desk.withdraw(task)
         desk.cancelled(attempt)
-    assert desk["a"].health.spotless is begun
+    assert desk["a"].health.clean is begun
 
 
 def test_a_first_token_is_a_sign_of_life() -> None:

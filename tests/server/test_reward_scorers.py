@@ -20,7 +20,7 @@ from server_tools import Lengths, run, until
 
 from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
 from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
-from qreward.batching.reward_buffer.scorer import Isolation
+from qreward.batching.reward_buffer.scorer import BisectingScorer
 
 
 async def scores(scorer: Any, *completions: str, **settings: Any) -> list[ScoreResult]:
@@ -283,7 +283,7 @@ def test_exactly_the_poisonous_completions_fail(poisonous: list[bool]) -> None:
         return [float(text) for text, _ in pairs]
 
     pairs = [(str(at), {"poison": bad}) for at, bad in enumerate(poisonous)]
-    scored = asyncio.run(Isolation(call, isolate=True).score_each(pairs))
+    scored = asyncio.run(BisectingScorer(call, isolate=True).score_each(pairs))
     assert rewards(scored) == [None if bad else float(at) for at, bad in enumerate(poisonous)]
     assert all((one.error is not None) == bad for one, bad in zip(scored, poisonous, strict=True))
     assert calls <= 2 * len(pairs) - 1

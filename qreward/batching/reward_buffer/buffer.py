@@ -20,7 +20,7 @@ from qreward.batching.reward_buffer.schemas import (
     failed,
     read_query,
 )
-from qreward.batching.reward_buffer.scorer import Isolation, caller_of, name_of
+from qreward.batching.reward_buffer.scorer import BisectingScorer, caller_of, name_of
 from qreward.batching.settings import BatchRecord
 from qreward.batching.stats import QueueStats
 from qreward.errors import BadRequest, ClientClosed, ConfigError
@@ -79,7 +79,7 @@ class RewardBuffer:
     ) -> None:
         if server_mode not in get_args(Mode):
             raise ConfigError(f"server_mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {server_mode!r}")
-        self._isolation = Isolation(caller_of(scorer), isolate_errors)
+        self._isolation = BisectingScorer(caller_of(scorer), isolate_errors)
         self.server_mode = server_mode
         self._told = on_batch
         self._closed = False

@@ -99,7 +99,7 @@ _NOBODYS_FAULT = (ConnectionError, TimeoutError, QueueFull)
 _DEAD_ACTOR = "RayActorError"
 
 
-class Isolation:
+class BisectingScorer:
     """Scores the batches of one scorer, and isolates the completions that fail.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any
 from qreward.engine.portal import portal
 from qreward.errors import QRewardError
 from qreward.integrations.trainers.rewarder import LATE, Rewarder, reward_of, rewarder
-from qreward.integrations.trainers.settings import item_of, named_in_prompts
+from qreward.integrations.trainers.settings import item_of, prompt_fields
 from qreward.integrations.trainers.texts import without_end
 
 HOST_LIMIT = 15.0
@@ -23,7 +23,7 @@ DEADLINE = 12.0
 """Default number of seconds for a reward in the process pool."""
 WORKFLOW_DEADLINE = 180.0
 """Default number of seconds for a reward that is awaited in a workflow, where AReaL has no limit of its own."""
-USUAL = {"prompt": ("messages", "prompt"), "response": ("completions",), "reference": ("answer", "solution", "ground_truth")}
+DEFAULT_COLUMNS = {"prompt": ("messages", "prompt"), "response": ("completions",), "reference": ("answer", "solution", "ground_truth")}
 
 _log = logging.getLogger("qreward.areal")
 
@@ -78,7 +78,7 @@ def _row(prompt: str, completions: str | None, prompt_ids: object, completion_id
 
 async def _reward(here: Rewarder, row: dict[str, Any]) -> float | None:
     assert here.config is not None  # it was made from settings
-    scored = await here.score(**item_of(row, here.config.columns, USUAL, named_in_prompts(here.config)))
+    scored = await here.score(**item_of(row, here.config.columns, DEFAULT_COLUMNS, prompt_fields(here.config)))
     if not scored.ok:
         _log.warning("no reward: %s (on_failure: %s)", scored.reason, here.config.on_failure)
     return reward_of(scored, here.config.on_failure, "raise")

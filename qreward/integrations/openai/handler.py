@@ -106,7 +106,7 @@ class PlainCodec:
 _CODECS = {"/chat/completions": VERBATIM_CHAT} | {path: PlainCodec(path) for path in ("/completions", "/moderations", "/rerank")}
 
 
-class Exchange:
+class RequestHandler:
     """Handles requests with a client, in any event loop.
 
     Args:

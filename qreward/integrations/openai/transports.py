@@ -14,7 +14,7 @@ from qreward.client import QRewardClient
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError, QRewardError
 from qreward.integrations.openai import responses as replies
-from qreward.integrations.openai.handler import Exchange
+from qreward.integrations.openai.handler import RequestHandler
 from qreward.integrations.openai.responses import Events, OpenAIReply
 from qreward.settings.policies import Priority
 from qreward.streaming.closing import Broken, leave
@@ -78,13 +78,13 @@ def transport(
     inner = client._client if isinstance(client, SyncQRewardClient) else client
     if not isinstance(inner, QRewardClient):
         raise ConfigError(f"transport() takes a QRewardClient or a SyncQRewardClient, not a {type(client).__name__}")
-    return Transport(Exchange(inner, priority, hedge, tenant))
+    return Transport(RequestHandler(inner, priority, hedge, tenant))
 
 
 class Transport(_Transports):
     """The transport that :func:`transport` returns. May be used in several event loops and threads at once."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: RequestHandler) -> None:
         self._exchange = exchange
 
     async def handle_async_request(self, request: Any) -> Any:

@@ -14,12 +14,12 @@ from typing import Any
 
 from qreward.errors import BadRequest
 from qreward.integrations.trainers.rewarder import Rewarder, Scored, reward_of, rewarder
-from qreward.integrations.trainers.settings import item_of, named_in_prompts
+from qreward.integrations.trainers.settings import item_of, prompt_fields
 from qreward.integrations.trainers.texts import response_in, without_end
 
 DEADLINE = 180.0
 """Default number of seconds for one reward, as OpenRLHF allows a remote reward model per attempt. Functions and executors have no limit."""
-USUAL = {"prompt": ("prompt",), "response": ("response",), "reference": ("label",)}
+DEFAULT_COLUMNS = {"prompt": ("prompt",), "response": ("response",), "reference": ("label",)}
 
 _log = logging.getLogger("qreward.openrlhf")
 
@@ -57,7 +57,7 @@ def _item(here: Rewarder, query: str, prompt: str, label: Any) -> Mapping[str, A
     if response is not None:
         row["response"] = without_end(response)
     assert here.config is not None  # it was made from settings
-    item = item_of(row, here.config.columns, USUAL, named_in_prompts(here.config))
+    item = item_of(row, here.config.columns, DEFAULT_COLUMNS, prompt_fields(here.config))
     return item if "response" in item else None
 
 

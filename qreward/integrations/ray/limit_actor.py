@@ -24,7 +24,7 @@ MAKING = 15.0
 """Seconds to wait for the first answer: the actor may still be starting, and there is no earlier share to use meanwhile."""
 
 
-class Broker:
+class LedgerActor:
     """The actor's class: the ledger of one key, with the clock of the actor's process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,7 +40,7 @@ class Broker:
         self._ledger.leave(self._clock(), member, ask)
 
 
-class RayCarrier:
+class RayLedgerTransport:
     """Sends renewals to the ledger actors of this cluster. The process must be connected to Ray when it sends its first request."""
 
     def __init__(self) -> None:
@@ -93,6 +93,6 @@ class RayCarrier:
                 broker = ray.get_actor(name, namespace=NAMESPACE)
             if broker is None:
                 options = {"name": name, "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0, "max_restarts": 0}
-                broker = ray.remote(Broker).options(**options).remote()
+                broker = ray.remote(LedgerActor).options(**options).remote()
             self._brokers[key] = broker
         return broker

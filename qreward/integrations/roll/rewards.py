@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from qreward.errors import ConfigError, QRewardError
-from qreward.integrations.trainers import RewardConfig, Rewarder, Scored, Usual, item_of, named_in_prompts
+from qreward.integrations.trainers import DefaultColumns, RewardConfig, Rewarder, Scored, item_of, prompt_fields
 
 DEADLINE = 300.0
 """Default number of seconds for one reward; ROLL has no limit of its own."""
 PROMPTS, RESPONSES = "prompts", "responses"
 """Columns of the decoded texts, with the names that ROLL gives their tokens."""
-USUAL: Usual = {"prompt": ("messages", PROMPTS), "response": (RESPONSES,), "reference": ("ground_truth",)}
+DEFAULT_COLUMNS: DefaultColumns = {"prompt": ("messages", PROMPTS), "response": (RESPONSES,), "reference": ("ground_truth",)}
 LARGEST = 65504.0
 """Largest finite number in float16, in which ROLL stores rewards (IEEE 754 binary16)."""
 MOST_DROPPED = 100
@@ -76,8 +76,8 @@ async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Ma
         RewardUnavailable: a reward is missing, and ``on_failure`` names no number.
         ConfigError: a column that the settings name does not exist, or a reward does not fit into float16.
     """
-    named = named_in_prompts(config)
-    scored = await rewarder.score_many([item_of(row, config.columns, USUAL, named) for row in rows])
+    named = prompt_fields(config)
+    scored = await rewarder.score_many([item_of(row, config.columns, DEFAULT_COLUMNS, named) for row in rows])
     failure = failure_of(config)
     lost = [each for each in scored if not each.ok]
     if lost and failure is None:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from qreward.integrations.slime.failures import Fallback, Fallbacks, note
-from qreward.integrations.trainers import Rewarder, Scored, Usual, item_of, named_in_prompts, rewarder
+from qreward.integrations.trainers import DefaultColumns, Rewarder, Scored, item_of, prompt_fields, rewarder
 
 DEADLINE = 100.0
 """Default number of seconds for one reward; slime's own remote reward model allows 120 per attempt."""
 SETTINGS = "qreward_config"
 """Attribute of slime's arguments that holds the settings, or the path of their file. The file of ``--custom-config-path`` may set it."""
-USUAL: Usual = {"prompt": ("prompt",), "response": ("response",), "reference": ("label",)}
+DEFAULT_COLUMNS: DefaultColumns = {"prompt": ("prompt",), "response": ("response",), "reference": ("label",)}
 
 
 async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 - slime's signature
@@ -61,8 +61,8 @@ async def _rewards(args: Any, samples: Sequence[Any]) -> list[Any]:
 
 def _items(made: Rewarder, samples: Sequence[Any]) -> list[dict[str, Any]]:
     assert made.config is not None
-    columns, named = made.config.columns, named_in_prompts(made.config)
-    return [item_of(_row(sample), columns, USUAL, named) for sample in samples]
+    columns, named = made.config.columns, prompt_fields(made.config)
+    return [item_of(_row(sample), columns, DEFAULT_COLUMNS, named) for sample in samples]
 
 
 def _row(sample: Any) -> dict[str, Any]:

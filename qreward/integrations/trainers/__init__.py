@@ -6,6 +6,6 @@ This package knows no trainer. The package of each trainer converts that trainer
 from __future__ import annotations
 
 from qreward.integrations.trainers.rewarder import Rewarder, Scored, rewarder
-from qreward.integrations.trainers.settings import RewardConfig, Usual, item_of, load_reward_config, named_in_prompts
+from qreward.integrations.trainers.settings import DefaultColumns, RewardConfig, item_of, load_reward_config, prompt_fields
 
-__all__ = ["RewardConfig", "Rewarder", "Scored", "Usual", "item_of", "load_reward_config", "named_in_prompts", "rewarder"]
+__all__ = ["DefaultColumns", "RewardConfig", "Rewarder", "Scored", "item_of", "load_reward_config", "prompt_fields", "rewarder"]

@@ -24,7 +24,7 @@ from qreward.engine.portal import portal
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
 from qreward.integrations.trainers.clients import close_clients, shared_client
 from qreward.integrations.trainers.settings import VARIABLE, Failure, RewardConfig, load_reward_config
-from qreward.integrations.trainers.validation import check, told_with_place
+from qreward.integrations.trainers.validation import check, name_source_in_errors
 from qreward.judge import make_scorer
 from qreward.judge.types import Scorer, Verdict
 
@@ -190,7 +190,7 @@ def _made(config: RewardConfig, deadline: float) -> Rewarder:
     with _LOCK:
         made = _MADE.get(key)
         if made is None:
-            with told_with_place(config):
+            with name_source_in_errors(config):
                 check(config, client)
                 scorer = make_scorer(client, config.judge or config.reward_model, owns_client=False)  # other rewarders share it
             made = _MADE[key] = Rewarder(scorer, config.deadline or deadline, config.priority, config)

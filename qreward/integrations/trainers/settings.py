@@ -138,14 +138,14 @@ def load_reward_config(source: str | Path | Mapping[str, Any] | RewardConfig | N
         raise called.named(error) from None
 
 
-Usual = Mapping[str, tuple[str, ...]]
+DefaultColumns = Mapping[str, tuple[str, ...]]
 """Field -> default columns. The first column that is present fills the field if the settings name none."""
 
 ITEM = frozenset({"prompt", "response", "reference"})
 """Fields that every item has."""
 
 
-def named_in_prompts(config: RewardConfig) -> frozenset[str]:
+def prompt_fields(config: RewardConfig) -> frozenset[str]:
     """Return the fields that the judge's templates name.
 
     Without a prompt of the user's own, and for a reward model, the three fields that every item has are included.
@@ -161,13 +161,13 @@ def _names(prompt: str, system: str) -> frozenset[str]:
     return (Template(prompt, "prompt").names | Template(system, "system").names) - {"answer_form"}  # filled by the judge
 
 
-def item_of(row: Mapping[str, Any], columns: Mapping[str, str], usual: Usual, named: frozenset[str]) -> dict[str, Any]:
+def item_of(row: Mapping[str, Any], columns: Mapping[str, str], usual: DefaultColumns, named: frozenset[str]) -> dict[str, Any]:
     """Return the keyword arguments of ``Scorer.score`` for one row.
 
     Args:
         row: column -> value. ``a.b`` is column ``b`` of the mapping in column ``a``.
         columns: field -> column, from the user's settings. Each column must exist.
-        usual: default columns, as in :data:`Usual`.
+        usual: default columns, as in :data:`DefaultColumns`.
         named: fields that the judge's templates name. Columns of the same name fill them.
 
     Raises:

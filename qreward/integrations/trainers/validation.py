@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
-from qreward.integrations.trainers.settings import ITEM, RewardConfig, named_in_prompts
+from qreward.integrations.trainers.settings import ITEM, RewardConfig, prompt_fields
 from qreward.judge.config import JudgeConfig
 from qreward.judge.verdict_parser import NAMED
 from qreward.scheduler.routing import matches
@@ -18,7 +18,7 @@ _JUDGES_OWN = frozenset(JudgeConfig.model_fields) | {"client", "owns_client", "s
 
 
 @contextmanager
-def told_with_place(config: RewardConfig) -> Iterator[None]:
+def name_source_in_errors(config: RewardConfig) -> Iterator[None]:
     """Add to a ``ConfigError`` raised inside where the settings were read and which of them is wrong."""
     try:
         yield
@@ -54,7 +54,7 @@ def _check_judge(judge: JudgeConfig) -> None:
 
 
 def _check_columns(config: RewardConfig) -> None:
-    known = ITEM | (named_in_prompts(config) if config.judge is not None else frozenset())
+    known = ITEM | (prompt_fields(config) if config.judge is not None else frozenset())
     for field in config.columns.keys() - known:
         raise ConfigError(f"columns: unknown field {field!r}; {did_you_mean(field, sorted(known), otherwise='the fields are')}")
 

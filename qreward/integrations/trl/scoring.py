@@ -10,7 +10,7 @@ from math import nan
 from typing import Any
 
 from qreward.errors import ConfigError
-from qreward.integrations.trainers import Rewarder, Scored, Usual, item_of, named_in_prompts
+from qreward.integrations.trainers import DefaultColumns, Rewarder, Scored, item_of, prompt_fields
 from qreward.integrations.trainers.rewarder import reward_of
 from qreward.integrations.trainers.settings import Failure
 from qreward.integrations.trl.rows import rows_of
@@ -21,7 +21,11 @@ DEADLINE = 300.0
 OLDEST = (1, 6)
 """First version of TRL that leaves a completion without any reward out of its group."""
 
-USUAL: Usual = {"prompt": ("prompt",), "response": ("response",), "reference": ("reference", "solution", "answer", "ground_truth")}
+DEFAULT_COLUMNS: DefaultColumns = {
+    "prompt": ("prompt",),
+    "response": ("response",),
+    "reference": ("reference", "solution", "answer", "ground_truth"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,8 @@ class RewardSpec:
         """Return the rewards in the order of the completions."""
         refuse_silent_zeros(self.name, self.on_failure, given.get("log_metric"))
         config = self.rewarder.config
-        named = named_in_prompts(config) if config else frozenset({"prompt"})
-        items = [item_of(row, self.columns, USUAL, named) for row in rows_of(prompts, completions, given)]
+        named = prompt_fields(config) if config else frozenset({"prompt"})
+        items = [item_of(row, self.columns, DEFAULT_COLUMNS, named) for row in rows_of(prompts, completions, given)]
         scored = await self.rewarder.score_many(items)
         _tell(self.name, scored, given)
         return [reward_of(each, self.on_failure, default="none") for each in scored]

@@ -13,7 +13,7 @@ from pydantic import model_validator
 
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.rewarder import Rewarder, Scored, reward_of, rewarder
-from qreward.integrations.trainers.settings import VARIABLE, RewardConfig, item_of, load_reward_config, named_in_prompts
+from qreward.integrations.trainers.settings import VARIABLE, RewardConfig, item_of, load_reward_config, prompt_fields
 from qreward.integrations.verifiers.fleet import DEADLINE, FleetJudge, FleetJudgeConfig
 from qreward.results import Usage
 
@@ -77,7 +77,7 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
         config = _fitting(here.config)
         row = {**dict(task), "prompt": task.prompt_text, "response": _judge.judge_response(trace, self.config.view)}
         usual = {"prompt": ("prompt",), "response": ("response",), "reference": ("answer",)}
-        item = item_of(row, config.columns, usual, named_in_prompts(config))
+        item = item_of(row, config.columns, usual, prompt_fields(config))
         scored = await here.score(**item)
         self._record(trace, item, scored, config)
         if not scored.ok:

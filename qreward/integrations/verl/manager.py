@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from qreward.errors import ConfigError
-from qreward.integrations.trainers import Usual, rewarder
+from qreward.integrations.trainers import DefaultColumns, rewarder
 from qreward.integrations.verl.scoring import DEADLINE, PROMPTS, reward_of
 from qreward.integrations.verl.settings import ROUTER, settings_of
 
 HERE = ("pkg://qreward.integrations.verl", "pkg://qreward/integrations/verl")
-USUAL: Usual = {"prompt": ("raw_prompt", *PROMPTS), "response": ("solution_str",), "reference": ("ground_truth",)}
+DEFAULT_COLUMNS: DefaultColumns = {"prompt": ("raw_prompt", *PROMPTS), "response": ("solution_str",), "reference": ("ground_truth",)}
 
 _Base: Any = importlib.import_module("verl.experimental.reward_loop.reward_manager.base").RewardManagerBase
 
@@ -55,7 +55,7 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
         """Score the last sequence of a sample."""
         item = data[-1:][0]
         response = await asyncio.to_thread(self._decode, item.batch)
-        result = await reward_of(row_of(item.non_tensor_batch, response), self.settings, USUAL)
+        result = await reward_of(row_of(item.non_tensor_batch, response), self.settings, DEFAULT_COLUMNS)
         return {"reward_score": result["score"], "reward_extra_info": result}
 
     def _decode(self, batch: Any) -> str:

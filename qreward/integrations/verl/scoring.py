@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qreward.integrations.trainers import RewardConfig, Scored, Usual, item_of, named_in_prompts, rewarder
+from qreward.integrations.trainers import DefaultColumns, RewardConfig, Scored, item_of, prompt_fields, rewarder
 from qreward.integrations.trainers.rewarder import reward_of as score_of
 from qreward.integrations.trainers.settings import Failure
 from qreward.integrations.verl.settings import plain, settings_of
@@ -16,7 +16,7 @@ DEADLINE = 240.0
 NOTE = "A reward could not be had, which ends the run; with on_failure a number can stand for such a reward instead."
 
 PROMPTS = ("prompt", "question", "problem", "query", "raw_prompt")
-USUAL: Usual = {"prompt": PROMPTS, "response": ("solution_str",), "reference": ("ground_truth",)}
+DEFAULT_COLUMNS: DefaultColumns = {"prompt": PROMPTS, "response": ("solution_str",), "reference": ("ground_truth",)}
 
 
 async def compute_score(
@@ -47,13 +47,13 @@ async def compute_score(
     """
     extra = extra_info or {}
     row = {**extra, "extra_info": extra, "data_source": data_source, "solution_str": solution_str, "ground_truth": ground_truth}
-    return await reward_of(row, settings_of(kwargs), USUAL)
+    return await reward_of(row, settings_of(kwargs), DEFAULT_COLUMNS)
 
 
-async def reward_of(row: Mapping[str, Any], config: RewardConfig, usual: Usual) -> dict[str, Any]:
+async def reward_of(row: Mapping[str, Any], config: RewardConfig, usual: DefaultColumns) -> dict[str, Any]:
     """Score the item in the columns of ``row``."""
     here = rewarder(config, deadline=DEADLINE)  # first, as it checks the settings
-    item = plain(item_of(row, config.columns, usual, named_in_prompts(config)))
+    item = plain(item_of(row, config.columns, usual, prompt_fields(config)))
     return answer(await here.score(**item), config.on_failure)
 
 

@@ -43,7 +43,7 @@ from functools import lru_cache
 from typing import Any
 
 from qreward.judge.parsing.json import NotAnObject, object_at
-from qreward.judge.parsing.quotations import Unreadable, without_thought
+from qreward.judge.parsing.quotations import Unreadable, without_reasoning
 from qreward.judge.parsing.schema import M, PreferenceVerdict, ScoreVerdict, VerdictSchema, YesNoVerdict, instruction, schema_of
 from qreward.judge.parsing.text import TextReader, sentences
 
@@ -89,7 +89,7 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
     whole = _whole_object(text)
     if whole is not None:
         return shape.of_members(whole)
-    before, answer = without_thought(text)
+    before, answer = without_reasoning(text)
     answer = _unwrapped(answer)
     members = _whole_object(answer)
     if members is not None:

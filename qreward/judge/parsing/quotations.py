@@ -37,7 +37,7 @@ class Unreadable(ValueError):
 _THOUGHT = re.compile(r"<(/?)(think|thinking|reasoning|thought)>", re.IGNORECASE)
 
 
-def without_thought(text: str) -> tuple[str, str]:
+def without_reasoning(text: str) -> tuple[str, str]:
     """Remove the reasoning blocks of an answer.
 
     A chat template may put the opening tag into the prompt, so that the answer contains only the closing one. A closing tag after a block,

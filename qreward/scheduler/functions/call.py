@@ -102,7 +102,7 @@ class Call(Task):
     def may_retry(self) -> bool:
         """Return whether a retry may be made now, besides the tries in flight. Each failure other than overload allows one more at once."""
         terms = self.terms
-        return self.retries < terms.retries and len(self.tried) < max(1, min(terms.abreast, 1 + self.streak))
+        return self.retries < terms.retries and len(self.tried) < max(1, min(terms.parallel_tries, 1 + self.streak))
 
     def note(self, now: float, text: str) -> None:
         """Log a decision, if logging was requested."""
@@ -177,7 +177,7 @@ class CallOptions(NamedTuple):
     timeout: float | None = None
     retries: int = 0
     pause: Pause = Pause(1.0, 60.0)
-    abreast: int = 1
+    parallel_tries: int = 1
     most: int | None = None
     rate: Rate | None = None
     hedging: Hedging | None = None

@@ -25,13 +25,13 @@ class Cooldown:
         unheeded: seconds for which the source asked to wait, if that was capped; else None.
     """
 
-    __slots__ = ("_asked", "_closed_at", "_probe_at", "_reject_after", "_rng", "closed", "opens_at", "unheeded")
+    __slots__ = ("_asked", "_closed_at", "_probe_at", "_reject_after", "_rng", "closed", "opens_at", "uncapped_hint")
 
     def __init__(self, rng: Random) -> None:
         self.opens_at = -inf
         self._rng = rng
         self.closed = 0
-        self.unheeded: float | None = None
+        self.uncapped_hint: float | None = None
         self._closed_at = -inf
         self._asked = -inf  # the latest hint holds until then
         self._probe_at: float | None = None

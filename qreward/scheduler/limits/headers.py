@@ -31,8 +31,8 @@ from qreward.scheduler.outcome import RateLimit
 
 MINUTE = 60.0
 """Window of a limit in seconds if nothing else is known."""
-USUAL = (1.0, 10.0, 60.0, 3600.0, 86400.0)
-LONG = USUAL[2:]
+DEFAULT_COLUMNS = (1.0, 10.0, 60.0, 3600.0, 86400.0)
+LONG = DEFAULT_COLUMNS[2:]
 """Windows that can be recognised from one response: an empty small bucket would look like a window of one second."""
 NEAR, EXACT = 0.25, 0.05
 """Relative tolerances within which a window is taken for a usual one: a measured window, and one seen in a single response."""
@@ -321,7 +321,7 @@ class HeaderRateLimit:
         if not self._bucket:
             return limit / found if found else 0.0
         window = self.window or found or MINUTE
-        if window not in USUAL and used > 0.5 * limit:  # it was measured from a small difference; this one is large
+        if window not in DEFAULT_COLUMNS and used > 0.5 * limit:  # it was measured from a small difference; this one is large
             seen = limit * reset / used
             window = seen if abs(seen - window) <= NEAR * window else window
         return limit / window
@@ -369,4 +369,4 @@ def near_usual(seconds: float) -> float:
         >>> near_usual(57.0), near_usual(25.0)
         (60.0, 25.0)
     """
-    return next((window for window in USUAL if abs(seconds - window) <= NEAR * window), seconds)
+    return next((window for window in DEFAULT_COLUMNS if abs(seconds - window) <= NEAR * window), seconds)

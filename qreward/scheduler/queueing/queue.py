@@ -46,13 +46,13 @@ class Queue:
         waiting: waiting tasks that do not belong to a batch, including those that were sent before.
     """
 
-    __slots__ = ("_ended", "_lanes", "_most_ended", "_only", "_resting", "cost", "levels", "waiting")
+    __slots__ = ("_ended", "_levels", "_most_ended", "_only", "_resting", "cost", "levels", "waiting")
 
     def __init__(self, cost: Callable[[Task], float] = one_each) -> None:
         self.cost = cost
         self.levels: list[int] = []
         self.waiting = 0
-        self._lanes: dict[int, PriorityLevel] = {}
+        self._levels: dict[int, PriorityLevel] = {}
         self._resting: dict[int, PriorityLevel] = {}
         self._only: PriorityLevel | None = None  # set while exactly one level has entries
         self._ended = 0
@@ -64,7 +64,7 @@ class Queue:
         """Add a task. One that was sent before goes ahead of new ones of its level."""
         task.state = QUEUED
         task.lined = True
-        lane = self._lanes.get(task.level)
+        lane = self._levels.get(task.level)
         if lane is None:
             lane = self._open(task.level)
         if task.feed is not None:
@@ -79,7 +79,7 @@ class Queue:
     def put_feed(self, feed: BatchFeed) -> None:
         """Add a feed with a non-empty buffer."""
         if not feed.lined:
-            lane = self._lanes.get(feed.level)
+            lane = self._levels.get(feed.level)
             if lane is None:
                 lane = self._open(feed.level)
             lane.put_feed(feed)
@@ -88,7 +88,7 @@ class Queue:
 
     def key(self, source: Source, *, bulk: bool = True) -> float:
         """Return the sort key of the best entry for a source; smaller is sooner, inf if there is none. For ``bulk`` see ``take``."""
-        return min((self._lanes[level].best(source, bulk)[0] + level * AGEING for level in self.levels), default=inf)
+        return min((self._levels[level].best(source, bulk)[0] + level * AGEING for level in self.levels), default=inf)
 
     def take(self, source: Source, now: float, *, bulk: bool = True) -> tuple[Task, BatchFeed | None] | None:
         """Remove and return the best task for a source, with its feed if it is a batch item that was never sent; None if there is none.
@@ -124,13 +124,13 @@ class Queue:
 
     def empty(self) -> list[Task]:
         """Remove and return all tasks, including those in the buffers of feeds."""
-        lanes = list(self._lanes.values())
+        lanes = list(self._levels.values())
         tasks = self._out([task for lane in lanes for task in lane.tasks()])
         for feed in self._feeds():
             tasks += feed.buffer
             feed.buffer.clear()
             feed.lined = False
-        self._lanes.clear()
+        self._levels.clear()
         self._resting.clear()
         self._only = None
         self.levels.clear()
@@ -138,17 +138,17 @@ class Queue:
 
     def most_avoided(self) -> int:
         """Return the most sources that a task sent before avoids; -1 if there is no such task."""
-        return max((lane.most_avoided() for lane in self._lanes.values()), default=-1)
+        return max((lane.most_avoided() for lane in self._levels.values()), default=-1)
 
     def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
         """Remove and return the tasks that avoid all of the usable sources."""
-        tasks = self._out([task for lane in self._lanes.values() for task in lane.reclaim(usable)])
+        tasks = self._out([task for lane in self._levels.values() for task in lane.reclaim(usable)])
         self._close_idle()
         return tasks
 
     def drop_feed(self, feed: BatchFeed) -> None:
         """Remove a feed for good, if it is in the queue."""
-        lane = self._lanes.get(feed.level)
+        lane = self._levels.get(feed.level)
         if lane is not None:
             lane.drop_feed(feed)
             self._close_idle()
@@ -161,14 +161,14 @@ class Queue:
         self._ended += 1
         if self._ended >= self._most_ended:
             self._sweep()
-        lane = self._lanes.get(task.level)
+        lane = self._levels.get(task.level)
         if lane is not None and not lane.waits():
             self._close(lane)
 
     def take_back(self, task: Task) -> None:
         """Remove a task that no longer needs to wait; its state must have changed before. It may be added again."""
         self._out([task])
-        lane = self._lanes[task.level]
+        lane = self._levels[task.level]
         lane.sweep()
         if not lane.waits():
             self._close(lane)
@@ -177,7 +177,7 @@ class Queue:
 
     def passed(self, task: Task) -> None:
         """Charge the tenant of a task that is sent without waiting while other tasks wait."""
-        lane = self._lanes.get(task.level)
+        lane = self._levels.get(task.level)
         if lane is not None:
             lane.passed(task, self.cost)
 
@@ -189,18 +189,18 @@ class Queue:
             used: real cost, in the unit of ``cost``.
         """
         charge, task.charge = task.charge, 0.0
-        lane = self._lanes.get(task.level)
+        lane = self._levels.get(task.level)
         if lane is not None:
             lane.settle(task, charge, used)
 
     def __len__(self) -> int:
-        return sum(map(len, self._lanes.values()))
+        return sum(map(len, self._levels.values()))
 
     def __bool__(self) -> bool:
         return bool(self.levels)
 
     def _feeds(self) -> list[BatchFeed]:
-        return [feed for lane in self._lanes.values() for feed in lane.feeds()]
+        return [feed for lane in self._levels.values() for feed in lane.feeds()]
 
     def _out(self, tasks: list[Task]) -> list[Task]:
         """Update the counts for tasks that leave the queue out of turn."""
@@ -212,19 +212,19 @@ class Queue:
     # empty levels are kept for reuse, since they are often needed again at once
 
     def _open(self, level: int) -> PriorityLevel:
-        lane = self._lanes[level] = self._resting.pop(level) if level in self._resting else PriorityLevel(level)
+        lane = self._levels[level] = self._resting.pop(level) if level in self._resting else PriorityLevel(level)
         insort(self.levels, level)
         self._only = None if len(self.levels) > 1 else lane
         return lane
 
     def _close(self, lane: PriorityLevel) -> None:
         lane.rest()
-        self._resting[lane.level] = self._lanes.pop(lane.level)
+        self._resting[lane.level] = self._levels.pop(lane.level)
         self.levels.remove(lane.level)
-        self._only = next(iter(self._lanes.values())) if len(self.levels) == 1 else None
+        self._only = next(iter(self._levels.values())) if len(self.levels) == 1 else None
 
     def _close_idle(self) -> None:
-        for lane in [lane for lane in self._lanes.values() if not lane.waits()]:
+        for lane in [lane for lane in self._levels.values() if not lane.waits()]:
             self._close(lane)
 
     def _first(self, source: Source, bulk: bool) -> tuple[PriorityLevel | None, Found]:
@@ -232,7 +232,7 @@ class Queue:
         key: float = inf
         lane, found = None, None
         for level in self.levels:
-            other = self._lanes[level]
+            other = self._levels[level]
             age, what = other.best(source, bulk)
             if lane is None or age + level * AGEING < key:
                 key, lane, found = age + level * AGEING, other, what
@@ -240,6 +240,6 @@ class Queue:
 
     def _sweep(self) -> None:
         """Drop ended tasks. It runs after as many have ended as the queue held the last time, so that the cost per task is constant."""
-        for lane in self._lanes.values():
+        for lane in self._levels.values():
             lane.sweep()
         self._ended, self._most_ended = 0, max(SWEEP, len(self))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qreward.judge.parsing import Unreadable
-from qreward.judge.parsing.quotations import GAP, OBJECT, Objects, own_words, without_thought
+from qreward.judge.parsing.quotations import GAP, OBJECT, Objects, own_words, without_reasoning
 from qreward.judge.parsing.text import sentences
 
 WORDS = (
@@ -126,10 +126,10 @@ def test_a_sentence_between_two_quotations_is_not_the_judges() -> None:
     ],
 )
 def test_thought_is_taken_off(text: str, parts: tuple[str, str]) -> None:
-    assert without_thought(text) == parts
+    assert without_reasoning(text) == parts
 
 
 @pytest.mark.parametrize("text", ["<think>a", "a<think>", "<think>a</think>b</think>c", "a</think>b</think>c", "<think>a</thinking>b"])
 def test_thought_that_does_not_pair_is_refused(text: str) -> None:
     with pytest.raises(Unreadable):
-        without_thought(text)
+        without_reasoning(text)

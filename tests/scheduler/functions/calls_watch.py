@@ -130,10 +130,10 @@ class Watch:
         if attempt.hedge:
             self._check_hedge(call, beside)
         else:
-            allowed = min(call.terms.abreast, 1 + self._streak[call])
+            allowed = min(call.terms.parallel_tries, 1 + self._streak[call])
             assert sum(not other.hedge for other in beside) < max(1, allowed), "too many tries abreast"
         self._begun[call] += 1
-        paid = self._failures[call] if call.terms.abreast == 1 else inf * self._failures[call] if self._failures[call] else 0
+        paid = self._failures[call] if call.terms.parallel_tries == 1 else inf * self._failures[call] if self._failures[call] else 0
         assert self._begun[call] - self._hedges[call] <= 1 + min(call.terms.retries, paid), "too many retries"
         breaker = call.lane.breaker
         assert breaker is None or breaker.trusts(call), "a call is tried although the breaker is open"

@@ -12,14 +12,14 @@ BUCKET = 1 / PER_SECOND
 
 def test_a_call_that_has_not_failed_is_tried_once() -> None:
     desk = Desk()
-    call = desk.call(desk.function(abreast=4, retries=9, pause=AT_ONCE))
+    call = desk.call(desk.function(parallel_tries=4, retries=9, pause=AT_ONCE))
     desk.wait(60.0)
     assert len(desk.tries(call)) == 1
 
 
 def test_after_each_failure_one_more_is_tried_at_once_up_to_the_most() -> None:
     desk = Desk()
-    call = desk.call(desk.function(abreast=3, retries=9, pause=AT_ONCE))
+    call = desk.call(desk.function(parallel_tries=3, retries=9, pause=AT_ONCE))
     seen = []
     for _ in range(4):
         desk.fail(call, after=1.0)
@@ -29,7 +29,7 @@ def test_after_each_failure_one_more_is_tried_at_once_up_to_the_most() -> None:
 
 def test_they_begin_one_pause_after_the_other() -> None:
     desk = Desk()
-    call = desk.call(desk.function(abreast=3, retries=9, pause=Pause(1.0, 1.0)))
+    call = desk.call(desk.function(parallel_tries=3, retries=9, pause=Pause(1.0, 1.0)))
     desk.fail(call)
     desk.wait(1.0 + BUCKET)
     assert len(desk.tries(call)) == 1
@@ -41,7 +41,7 @@ def test_they_begin_one_pause_after_the_other() -> None:
 
 def test_they_are_retries_and_no_more_than_those_are_made() -> None:
     desk = Desk()
-    call = desk.call(desk.function(abreast=5, retries=3, pause=AT_ONCE))
+    call = desk.call(desk.function(parallel_tries=5, retries=3, pause=AT_ONCE))
     for _ in range(3):
         desk.fail(call)
     assert len(desk.begun(call)) == 4
@@ -52,7 +52,7 @@ def test_they_are_retries_and_no_more_than_those_are_made() -> None:
 
 def test_the_first_that_returns_wins() -> None:
     desk = Desk()
-    call = desk.call(desk.function(abreast=3, retries=9, pause=AT_ONCE))
+    call = desk.call(desk.function(parallel_tries=3, retries=9, pause=AT_ONCE))
     desk.fail(call)
     one, two = desk.tries(call)
     desk.ok(two)
@@ -62,7 +62,7 @@ def test_the_first_that_returns_wins() -> None:
 
 def test_one_of_them_that_fails_does_not_end_the_call() -> None:
     desk = Desk()
-    call = desk.call(desk.function(abreast=2, retries=2, pause=AT_ONCE))
+    call = desk.call(desk.function(parallel_tries=2, retries=2, pause=AT_ONCE))
     desk.fail(call)
     one, two = desk.tries(call)
     desk.fail(one)
@@ -73,7 +73,7 @@ def test_one_of_them_that_fails_does_not_end_the_call() -> None:
 
 def test_being_turned_away_sets_it_back_to_one() -> None:
     desk = Desk()
-    call = desk.call(desk.function(abreast=4, retries=20, pause=AT_ONCE))
+    call = desk.call(desk.function(parallel_tries=4, retries=20, pause=AT_ONCE))
     for _ in range(3):
         desk.fail(call)
     assert len(desk.tries(call)) == 4
@@ -88,7 +88,7 @@ def test_being_turned_away_sets_it_back_to_one() -> None:
 
 def test_being_turned_away_takes_back_what_was_planned() -> None:
     desk = Desk()
-    call = desk.call(desk.function(abreast=3, retries=20, pause=Pause(1.0, 1.0)))
+    call = desk.call(desk.function(parallel_tries=3, retries=20, pause=Pause(1.0, 1.0)))
     desk.fail(call)
     desk.wait(2.0 + 2 * BUCKET)
     desk.fail(call)
@@ -102,7 +102,7 @@ def test_being_turned_away_takes_back_what_was_planned() -> None:
 
 def test_being_turned_away_takes_back_what_waits_for_room() -> None:
     desk = Desk()
-    f = desk.function(abreast=3, retries=20, pause=AT_ONCE, most=4)
+    f = desk.function(parallel_tries=3, retries=20, pause=AT_ONCE, most=4)
     call, *others = desk.calls(3, f)
     desk.fail(call)
     desk.fail(call)
@@ -118,7 +118,7 @@ def test_being_turned_away_takes_back_what_waits_for_room() -> None:
 
 def test_a_wait_that_was_told_holds_for_those_beside_and_for_what_waits() -> None:
     desk = Desk()
-    call = desk.call(desk.function(abreast=2, retries=20, pause=AT_ONCE))
+    call = desk.call(desk.function(parallel_tries=2, retries=20, pause=AT_ONCE))
     desk.fail(call)
     one, two = desk.tries(call)
     desk.fail(one, wait=10.0)
@@ -132,7 +132,7 @@ def test_a_wait_that_was_told_holds_for_those_beside_and_for_what_waits() -> Non
 
 def test_a_wait_that_was_told_takes_the_place_of_what_was_planned() -> None:
     desk = Desk()
-    call = desk.call(desk.function(abreast=3, retries=20, pause=Pause(1.0, 1.0)))
+    call = desk.call(desk.function(parallel_tries=3, retries=20, pause=Pause(1.0, 1.0)))
     desk.fail(call)
     desk.wait(1.5)
     assert call.planned
@@ -145,7 +145,7 @@ def test_a_wait_that_was_told_takes_the_place_of_what_was_planned() -> None:
 
 def test_when_the_breaker_opens_a_retry_that_waits_for_room_is_given_up_and_not_its_call() -> None:
     desk = Desk()
-    f = desk.function(abreast=3, retries=20, pause=AT_ONCE, most=2, breaking=Breaking(2, 100.0))
+    f = desk.function(parallel_tries=3, retries=20, pause=AT_ONCE, most=2, breaking=Breaking(2, 100.0))
     call, other = desk.calls(2, f)
     desk.fail(call)
     assert call in call.lane.line
@@ -159,7 +159,7 @@ def test_when_the_breaker_opens_a_retry_that_waits_for_room_is_given_up_and_not_
 
 def test_when_the_breaker_opens_what_is_under_way_may_still_answer() -> None:
     desk = Desk()
-    f = desk.function(abreast=3, retries=20, pause=AT_ONCE, most=2, breaking=Breaking(2, 100.0))
+    f = desk.function(parallel_tries=3, retries=20, pause=AT_ONCE, most=2, breaking=Breaking(2, 100.0))
     call = desk.call(f)
     desk.fail(call)
     desk.fail(call)

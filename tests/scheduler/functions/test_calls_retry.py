@@ -150,7 +150,7 @@ def test_a_try_that_somebody_else_cancelled_ends_the_call() -> None:
 
 def test_a_try_that_somebody_else_cancelled_ends_nothing_while_another_goes_on_or_is_planned() -> None:
     desk = Desk()
-    call = desk.call(desk.function(retries=3, abreast=2, pause=Pause(1.0, 1.0), hedging=Hedging(0.5, 0.0, 1, 1.0)))
+    call = desk.call(desk.function(retries=3, parallel_tries=2, pause=Pause(1.0, 1.0), hedging=Hedging(0.5, 0.0, 1, 1.0)))
     desk.wait(0.5)
     first, hedge = desk.tries(call)
     desk.stopped(hedge)

@@ -131,7 +131,7 @@ def shared(test: Callable[..., Any]) -> Callable[..., None]:
     @wraps(test)
     def run(monkeypatch: pytest.MonkeyPatch) -> None:
         table = Table()
-        monkeypatch.setattr(carriers_room, "make_carrier", lambda _kind: table)
+        monkeypatch.setattr(carriers_room, "make_transport", lambda _kind: table)
 
         async def play() -> None:
             house = House(table)

@@ -163,7 +163,7 @@ class CallOptions(NamedTuple):
         timeout: seconds the whole call may take, or None.
         retries: maximum number of retries after failures.
         pause: backoff before retries.
-        abreast: maximum tries in flight at once while a call is retried.
+        parallel_tries: maximum tries in flight at once while a call is retried.
         most: maximum tries in flight over all keys and all functions of the pool, or None.
         rate: rate limit of each key, or None.
         hedging: when to hedge, or None.

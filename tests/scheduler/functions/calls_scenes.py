@@ -158,7 +158,7 @@ def _terms(rng: Random) -> dict[str, Any]:
         "timeout": rng.choice([None, 0.5, 5.0, 60.0]),
         "retries": rng.choice([0, 1, 3, 8]),
         "pause": rng.choice([AT_ONCE, Pause(0.1, 1.0), Pause(1.0, 60.0)]),
-        "abreast": rng.choice([1, 1, 1, 3]),
+        "parallel_tries": rng.choice([1, 1, 1, 3]),
         "most": rng.choice([None, None, 1, 4, 16]),
         "rate": rng.choice([None, None, Rate(1, 0.1), Rate(5, 1.0), Rate(20, 10.0)]),
         "hedging": rng.choice([None, None, Hedging(0.3, 0.0, 1, 0.2), Hedging(1.0, 0.0, 3, 1.0), quantile]),

@@ -100,9 +100,9 @@ def test_a_batch_that_is_cancelled_closes_its_connections_upstream() -> None:
 def test_what_ran_into_a_timeout_or_a_deadline_is_closed_upstream() -> None:
     async def test() -> None:
         async with FakeFleet([FakeEndpoint("a", latency=Latency(base=60))]) as fleet, client_of(fleet, {"a": 30}) as client:
-            call = client.chat_completion(prompt(0), MODEL, timeout=0.2)
-            batch = client.batch_chat_completion(prompts(9), MODEL, timeout=0.2)
-            late = client.batch_chat_completion(prompts(9), MODEL, deadline=0.2)
+            call = client.chat_completion(prompt(0), MODEL, timeout=1.5)
+            batch = client.batch_chat_completion(prompts(9), MODEL, timeout=1.5)
+            late = client.batch_chat_completion(prompts(9), MODEL, deadline=1.5)
             timed_out, *batches = await asyncio.gather(call, batch, late, return_exceptions=True)
             assert isinstance(timed_out, RequestTimeout)
             assert [len(each.errors) for each in batches if isinstance(each, BatchResult)] == [9, 9]

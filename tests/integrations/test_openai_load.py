@@ -23,7 +23,7 @@ def faulty(name: str, seed: int) -> FakeEndpoint:
 
 
 def client_of(fleet: FakeFleet) -> QRewardClient:
-    return QRewardClient([Endpoint(url, name=name, proxy="", timeouts=Timeouts(attempt=0.5)) for name, url in fleet.urls.items()])
+    return QRewardClient([Endpoint(url, name=name, proxy="", timeouts=Timeouts(attempt=2.0)) for name, url in fleet.urls.items()])
 
 
 async def text_of(ours: openai.AsyncOpenAI, number: int) -> str:

@@ -148,12 +148,12 @@ def test_judges_and_reward_models_pickle_by_their_settings(tmp_path: Path) -> No
             config = make_scorer(client, JudgeConfig(model="m", verdict="yes_no", samples=3, params={"temperature": 0}))
             first = await judge.score(*RIGHT, reference="42")
             revived = pickle.loads(pickle.dumps(judge))
+            await judge.aclose()  # its answers are in the file then
             again = await revived.score(*RIGHT, reference="42")
             assert again.cached
             assert pickle.loads(pickle.dumps(config))._config == config._config  # type: ignore[attr-defined]
             scorer = pickle.loads(pickle.dumps(RewardModelScorer(client, "rm", range=(0, 1), owns_client=True, user="u")))
             assert (scorer._model, scorer._range, scorer._owns_client, scorer._params) == ("rm", (0.0, 1.0), True, {"user": "u"})
-            await judge.aclose()
             await revived.aclose()
             await scorer.aclose()
             return [first.score, again.score]

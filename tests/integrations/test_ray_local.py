@@ -134,7 +134,7 @@ def test_close_asks_the_scorers_to_put_away_what_they_have() -> None:
     async def main() -> None:
         async with ScorerPool(Tidy, method="score", actors=2) as pool:
             await pool(["a"])
-            while "2 of 2 actors ready" not in repr(pool):
+            while "2 of 2 actors ready" not in repr(pool):  # noqa: ASYNC110 - a pool tells it by its repr alone
                 await asyncio.sleep(0.01)
 
     asyncio.run(main())

@@ -13,11 +13,11 @@ from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from qreward import options as arguments
+from qreward import options
 from qreward.chat_namespace import OpenAINamespace
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
-from qreward.engine import background as forks
+from qreward.engine import background
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.fleet import LiveFleet
 from qreward.engine.instrumentation import watch_for
@@ -96,7 +96,7 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
         wire_factory: Callable[[], Wire] = HttpWire,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        settings: dict[str, Any] = {"endpoints": arguments.endpoints(endpoints or ()), "routes": tuple(routes), "max_queued": max_queued}
+        settings: dict[str, Any] = {"endpoints": options.endpoints(endpoints or ()), "routes": tuple(routes), "max_queued": max_queued}
         if retry is not None:
             settings["retry"] = retry
         for name, value in (("hedge", hedge), ("timeout", timeout)):
@@ -142,10 +142,10 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
 
     def _begin(self, config: ClientConfig, wire_factory: Callable[[], Wire], clock: Callable[[], float], *watching: Any) -> None:
         self._config, self._clock, self._given = config, clock, (wire_factory, clock, *watching)
-        self._telemetry, watcher, observers = arguments.watching(*watching)
+        self._telemetry, watcher, observers = options.watching(*watching)
         self._changing = threading.Lock()
         rng = Random()  # noqa: S311 - jitter, not secrets
-        scheduler = Scheduler(config.retry, rng, arguments.tokens_of, config.hedge, config.max_queued)
+        scheduler = Scheduler(config.retry, rng, options.tokens_of, config.hedge, config.max_queued)
         self._engine: ProbingEngine = ProbingEngine(scheduler, wire_factory, clock=clock, watch=watch_for(watcher, observers, clock))
         self._collectors: dict[Hashable, RequestMerger] = {}
         self._fleet: LiveFleet = LiveFleet(self._engine, config.endpoints, config.routes)
@@ -156,7 +156,7 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
         self._prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
         if self._telemetry is not None:
             self._telemetry.observe(self, QRewardClient._state)
-        forks.watch(self, QRewardClient._begin_again)
+        background.watch(self, QRewardClient._begin_again)
 
     def _begin_again(self) -> object:
         """Reset the client in a forked child process, which must not use the connections and tasks of its parent."""
@@ -258,7 +258,7 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
             ...     return batch.texts(default="")
         """
         prepare = preparer(CHAT, model, params, extra_headers, extra_body)
-        items, terms = arguments.items("batch_messages", batch_messages), self._terms(timeout, priority, hedge, tenant)
+        items, terms = options.items("batch_messages", batch_messages), self._terms(timeout, priority, hedge, tenant)
         return await self._many(items, prepare, model, terms, deadline, on_result, progress, keep_results)
 
     # changing endpoints and routes
@@ -301,7 +301,7 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
         Raises:
             ConfigError: a setting is invalid, or another endpoint has the same name.
         """
-        added = arguments.endpoint(endpoint)
+        added = options.endpoint(endpoint)
         with self._changing:
             self._fleet.add(added)
             self._prices.pop(added.name, None)  # of a removed endpoint; kept until now for the cost of running batches
@@ -416,15 +416,15 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
             items,
             prepare,
             terms=terms,
-            deadline=arguments.seconds("deadline", deadline),
-            on_result=arguments.callback("on_result", on_result),
+            deadline=options.seconds("deadline", deadline),
+            on_result=options.callback("on_result", on_result),
             **self._reporting(pool, model, items, progress),
             keep=keep,
         )
         return await bulk.run()
 
     def _reporting(self, pool: Pool, model: str, items: object, progress: OnProgress) -> dict[str, Any]:
-        return arguments.reporting(progress, pool, items, model, self._prices, self._clock)
+        return options.reporting(progress, pool, items, model, self._prices, self._clock)
 
     def _look_around(self) -> None:
         self._engine.look_around()
@@ -434,5 +434,5 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
         return state_of(self._engine, self._fleet.sources(), self._config.max_queued)
 
     def _terms(self, timeout: float | None, priority: int | str, hedge: bool, tenant: str | None) -> RequestOptions:
-        seconds = self._config.timeout if timeout is DEFAULT else arguments.seconds("timeout", timeout)
-        return arguments.terms(seconds, priority, hedge, tenant)
+        seconds = self._config.timeout if timeout is DEFAULT else options.seconds("timeout", timeout)
+        return options.terms(seconds, priority, hedge, tenant)

@@ -17,7 +17,7 @@ from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import RequestOptions
 from qreward.settings.policies import Endpoint, priority_level
 from qreward.spelling import TYPO, closest
-from qreward.transport import connection_settings as address
+from qreward.transport import connection_settings
 
 if TYPE_CHECKING:
     from qreward.telemetry import Telemetry
@@ -73,7 +73,7 @@ def preparer(
     for name, value in merged.items():
         jsonio.check(value, name)
     if headers is not None:
-        address.check_call_headers(headers, model)
+        connection_settings.check_call_headers(headers, model)
     validate = codec.validate
     return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers)
 

@@ -10,7 +10,7 @@ import threading
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from qreward.engine import background as forks
+from qreward.engine import background
 
 KEPT = 1024
 """Number of latest wait times, and of latest run times, from which percentiles are computed."""
@@ -90,7 +90,7 @@ class BatchCounters:
 
     def __init__(self) -> None:
         self._begin()
-        forks.watch(self, BatchCounters._begin)
+        background.watch(self, BatchCounters._begin)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from qreward.cli import diagnose as findings
+from qreward.cli import diagnose
 from qreward.cli.diagnose import Examined, call, examine
 from qreward.errors import ConfigError
 from qreward.settings.client import ClientConfig, read_config
@@ -75,7 +75,7 @@ async def check_all(config: ClientConfig, seconds: float, *, calls: bool = False
 async def check(endpoint: Endpoint, config: ClientConfig, seconds: float, *, calls: bool = False) -> Checked:
     """Check one endpoint."""
     found = await examine(endpoint, seconds)
-    model = findings.model_to_ask(endpoint, config, found.load.models)
+    model = diagnose.model_to_ask(endpoint, config, found.load.models)
     if not (calls and found.reachable and model is not None):
         checked = _summed_up(endpoint, config, found)
         if calls and found.reachable:
@@ -97,17 +97,17 @@ def _summed_up(endpoint: Endpoint, config: ClientConfig, found: Examined, called
         ready=load.ready,
         latency=None if found.seconds is None else round(found.seconds, 4),
         models=list(load.models),
-        patterns=findings.patterns_of(endpoint, config),
+        patterns=diagnose.patterns_of(endpoint, config),
         limits=limits,
         running=load.running,
         waiting=load.waiting,
         tls=None if found.tls is None else found.tls.version,
         certificate_days=None if days is None else round(days, 1),
         verify=endpoint.verify,
-        auth=findings.auth_of(endpoint, found),
+        auth=diagnose.auth_of(endpoint, found),
         called=called,
-        problems=list(findings.problems(endpoint, config, found, failed, answered=called == "answered")),
-        notes=list(findings.notes(endpoint, config, found)),
+        problems=list(diagnose.problems(endpoint, config, found, failed, answered=called == "answered")),
+        notes=list(diagnose.notes(endpoint, config, found)),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from qreward.codecs import finish_reason as endings
+from qreward.codecs import finish_reason
 from qreward.results import Answered
 
 
@@ -75,7 +75,7 @@ class Unfinished(Exception):
     """
 
     def __init__(self, ending: str) -> None:
-        super().__init__(endings.described(ending))
+        super().__init__(finish_reason.described(ending))
         self.ending = ending
 
 

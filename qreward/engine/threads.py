@@ -20,7 +20,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
-from qreward.engine import background as forks
+from qreward.engine import background
 
 Job = Callable[[], Callable[[], object] | None]
 """A job that a worker runs. It must not raise; it reports its result itself. The function it returns, if any, is called when the worker
@@ -56,7 +56,7 @@ class Workers:
         self.most = most
         self._idle_seconds = idle_seconds
         self._crew = _Crew()
-        forks.watch(self, Workers._begin_again)
+        background.watch(self, Workers._begin_again)
 
     @property
     def idle(self) -> int:

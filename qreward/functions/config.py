@@ -25,11 +25,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, PrivateAttr, field_validator, model_validator
 
-from qreward.engine import background as forks
+from qreward.engine import background
 from qreward.errors import ConfigError
 from qreward.functions.overload import overload_of
 from qreward.scheduler.functions.call import Adapting, Breaking, CallFailure, CallOptions, Hedging, Pause, Rate
-from qreward.settings import files as reading
+from qreward.settings import files
 from qreward.settings.base import Count, Many, Number, Policy, Seconds, SomeSeconds, with_faults
 from qreward.settings.policies import Level, Priority
 
@@ -133,7 +133,7 @@ class Changes:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._callbacks: dict[object, OnChange] = {}
-        forks.watch(self, Changes._begin_again)
+        background.watch(self, Changes._begin_again)
 
     def _begin_again(self) -> object:
         """Replace the lock in a forked child, where the thread that held it may not exist."""
@@ -180,9 +180,9 @@ def read_settings(source: str | Path) -> dict[str, Any]:
     return read_with_place(source)[0]
 
 
-def read_with_place(source: str | Path) -> tuple[dict[str, Any], reading.SettingsLocation]:
+def read_with_place(source: str | Path) -> tuple[dict[str, Any], files.SettingsLocation]:
     """Return the settings in a file, and their place. Raises ``ConfigError``, also for an empty file, which may be about to be written."""
-    return reading.read_settings(source, empty="write {} if nothing is to be set")
+    return files.read_settings(source, empty="write {} if nothing is to be set")
 
 
 __all__ = ["FIXED", "UNSET", "ScheduleConfig"]

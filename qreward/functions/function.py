@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakSet, WeakValueDictionary
 
-from qreward.engine import background as forks
+from qreward.engine import background
 from qreward.engine.driver import Engine
 from qreward.engine.function_calls import AsyncCall, BlockingCall, ThreadDriver
 from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
@@ -227,7 +227,7 @@ class FunctionPool:
     def __init__(self) -> None:
         self.members: WeakSet[ScheduledFunction] = WeakSet()
         self._begin()
-        forks.watch(self, FunctionPool._begin_again)
+        background.watch(self, FunctionPool._begin_again)
 
     def _begin(self) -> None:
         rng = Random()  # noqa: S311 - jitter, not secrets

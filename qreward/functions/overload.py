@@ -25,9 +25,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from qreward.codecs import rate_limit_headers as hints
+from qreward.codecs import rate_limit_headers
 from qreward.errors import RateLimited
-from qreward.transport import error_mapping as meanings
+from qreward.transport import error_mapping
 from qreward.transport.error_mapping import ErrorBody, error_body_of, parse_error_body
 
 LINKS = 8
@@ -158,15 +158,15 @@ def _said_by_us(error: RateLimited) -> Overload:
 
 def _said_by_http(error: Exception, response: Any, status: int | None) -> Overload | None:
     names = _codes(error, response, status)
-    if status == _USED_UP or ((status is None or status < 500) and not meanings.QUOTA.isdisjoint(names)):
+    if status == _USED_UP or ((status is None or status < 500) and not error_mapping.QUOTA.isdisjoint(names)):
         raise _NoCure
     if names and (status is None or status in _ELSEWHERE):
-        status = meanings.status_of(ErrorBody("", names))
+        status = error_mapping.status_of(ErrorBody("", names))
     if status not in _OVERLOADED:
         return None
     headers = _headers(error, response)
-    seconds = hints.retry_after(headers, time.time())
-    return Overload(_own_wait(error) if seconds is None else seconds, hints.should_retry(headers))
+    seconds = rate_limit_headers.retry_after(headers, time.time())
+    return Overload(_own_wait(error) if seconds is None else seconds, rate_limit_headers.should_retry(headers))
 
 
 def _status_of(error: Exception, response: Any) -> int | None:
@@ -197,7 +197,7 @@ def _headers(error: Exception, response: Any) -> dict[str, str]:
 
 def _own_wait(error: Exception) -> float | None:
     seconds = getattr(error, "retry_after", None)
-    return hints.number(str(seconds)) if isinstance(seconds, int | float) else None
+    return rate_limit_headers.number(str(seconds)) if isinstance(seconds, int | float) else None
 
 
 def _is_of_urllib3(error: Exception) -> bool:
@@ -216,7 +216,7 @@ def _said_by_aws(response: dict[str, Any]) -> Overload | None:
     if code not in _AWS and status not in _OVERLOADED:
         return None
     headers = about.get("HTTPHeaders") if isinstance(about, dict) else None  # botocore's names are in lower case
-    return Overload(hints.retry_after(headers, time.time()) if isinstance(headers, Mapping) else None)
+    return Overload(rate_limit_headers.retry_after(headers, time.time()) if isinstance(headers, Mapping) else None)
 
 
 def _is_grpc(error: Exception) -> bool:
@@ -229,7 +229,7 @@ def _said_by_grpc(error: Any) -> Overload | None:
     trailing = getattr(error, "trailing_metadata", None)
     entries: dict[str, Any] = dict(trailing() or ()) if callable(trailing) else {}
     if (pushback := entries.get("grpc-retry-pushback-ms", entries.get("retry-pushback-ms"))) is not None:
-        milliseconds = hints.number(pushback)
+        milliseconds = rate_limit_headers.number(pushback)
         return Overload(None, False) if milliseconds is None else Overload(milliseconds / 1000)  # gRFC A6: no number means "no retry"
     try:
         return Overload(next(_delays(entries), None))

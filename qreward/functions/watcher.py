@@ -21,8 +21,8 @@ from threading import Event
 from types import NoneType, TracebackType, UnionType
 from typing import Annotated, Any, Protocol, Union, get_args, get_origin
 
-from qreward import options as arguments
-from qreward.engine import background as forks
+from qreward import options
+from qreward.engine import background
 from qreward.errors import ConfigError, QRewardError
 from qreward.functions.config import FIXED, ScheduleConfig, read_settings
 from qreward.settings.client import ClientConfig, load_config
@@ -284,18 +284,18 @@ class ConfigWatcher:
     ) -> None:
         self._target = _target_of(target)
         self._source = _source_of(self._target, file, env, callback)
-        interval = arguments.seconds("poll_interval", poll_interval)
+        interval = options.seconds("poll_interval", poll_interval)
         if interval is None:
             raise ConfigError(
                 "poll_interval must be a positive number of seconds; to check only on demand, call poll_once() and never start()"
             )
         self._interval = interval
-        self._on_error = arguments.callback("on_error", on_error)
+        self._on_error = options.callback("on_error", on_error)
         self._wait = wait
         self._stopping = Event()
         self._thread: threading.Thread | None = None
         self._begin()
-        forks.watch(self, ConfigWatcher._begin_again)
+        background.watch(self, ConfigWatcher._begin_again)
 
     def _begin(self) -> None:
         self._changing = threading.Lock()  # guards ``_thread``
@@ -459,7 +459,7 @@ def _source_of(target: _Target, file: object, env: object, callback: Any) -> Set
         if isinstance(target, _ClientTarget):
             raise ConfigError("env= works for functions only; for a client use file= or callback=")
         return EnvironmentSource(PREFIX if env is True else env)
-    checked = arguments.callback("callback", callback)
+    checked = options.callback("callback", callback)
     if checked is None:
         raise ConfigError(f"{given[0]} must be {'a path' if file is not None else 'True or a prefix'}")
     return CallbackSource(checked, target.read_mapping)

@@ -25,7 +25,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import NamedTuple
 
-from qreward.engine import background as forks
+from qreward.engine import background
 from qreward.judge.reply import ModelReply
 
 MOST = 1_000_000
@@ -93,7 +93,7 @@ class Cache:
     def __init__(self, path: str | Path, most: int = MOST) -> None:
         self._path, self._most = str(path), most
         self._begin()
-        forks.watch(self, Cache._begin)
+        background.watch(self, Cache._begin)
 
     def _begin(self) -> object:
         """Create the state that belongs to one process. After a fork, the parent writes the pending answers, not the child."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from qreward import options as arguments
+from qreward import options
 from qreward.client import QRewardClient
-from qreward.engine import background as forks
+from qreward.engine import background
 from qreward.engine.driver import LoopDriver
 from qreward.errors import ConfigError
 from qreward.judge import config as given
@@ -113,7 +113,7 @@ class Judge:
         if not isinstance(client, QRewardClient):
             raise ConfigError(f"client must be a QRewardClient, not a {type(client).__name__}; for SyncQRewardClient use SyncJudge")
         given.check_params(params)
-        self._client, self._hedge = client, arguments.terms(None, Priority.NORMAL, params.get("hedge", True), None).hedge
+        self._client, self._hedge = client, options.terms(None, Priority.NORMAL, params.get("hedge", True), None).hedge
         form = VerdictParser(verdict, scale=scale, range=range, score=score)
         self._config = JudgeConfig(
             model=given.models(model),
@@ -134,7 +134,7 @@ class Judge:
             assert self._pairs  # created now, so that an invalid pair_prompt raises here
         self._cache = None if cache is None else Cache(cache)
         self._reset_process_state()
-        forks.watch(self, Judge._reset_process_state)
+        background.watch(self, Judge._reset_process_state)
 
     @cached_property
     def _pairs(self) -> RequestBuilder:
@@ -343,7 +343,7 @@ class Judge:
         progress: bool | Callable[[Progress], object] | None,
         keep_results: bool,
     ) -> BatchResult[Any]:
-        listed, terms, pools = arguments.items("items", items), self._terms(timeout, priority, tenant), self._pools(questions)
+        listed, terms, pools = options.items("items", items), self._terms(timeout, priority, tenant), self._pools(questions)
         shell, client = self._client._engine.shell(), self._client
 
         def make(item: object) -> Sequence[JudgeRequest]:
@@ -362,8 +362,8 @@ class Judge:
             terms=terms,
             per_item=questions.per_item,
             size=len(listed) if isinstance(listed, Sized) else None,
-            deadline=arguments.seconds("deadline", deadline),
-            on_result=arguments.callback("on_result", on_result),
+            deadline=options.seconds("deadline", deadline),
+            on_result=options.callback("on_result", on_result),
             keep=keep_results,
             **client._reporting(next(iter(pools.values())), ", ".join(self._config.model), listed, progress),
         )

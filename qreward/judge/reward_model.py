@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from qreward import options as arguments
+from qreward import options
 from qreward.client import QRewardClient
 from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import Score
@@ -60,7 +60,7 @@ class RewardModelScorer:
     ) -> None:
         if not isinstance(model, str) or not model:
             raise ConfigError(f"model must be the name of a reward model, not {model!r}")
-        arguments.check_params({name: value for name, value in params.items() if name not in _OPTIONS})
+        options.check_params({name: value for name, value in params.items() if name not in _OPTIONS})
         self._client, self._model, self._owns_client, self._params = client, model, owns_client, params
         self._range = None if range is None else bounds("range", range)
 
@@ -109,7 +109,7 @@ class RewardModelScorer:
 
         Arguments are those of :meth:`Judge.batch_score`, errors those of :meth:`QRewardClient.batch_score`.
         """
-        tell = arguments.callback("on_result", on_result)
+        tell = options.callback("on_result", on_result)
         extras: dict[int, Mapping[str, Any]] = {}
 
         def told(result: Result[Score]) -> Result[Verdict]:
@@ -117,7 +117,7 @@ class RewardModelScorer:
 
         batch = await self._client._merged_many(
             self._asking(extras if keep_results or tell is not None else None),
-            arguments.items("items", items),
+            options.items("items", items),
             self._model,
             self._client._terms(timeout, priority, self._params.get("hedge", True), tenant),
             deadline,

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from qreward import options as arguments
+from qreward import options
 from qreward.codecs.finish_reason import described
 from qreward.errors import ConfigError
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
@@ -66,7 +66,7 @@ class VerdictParser:
             raise ConfigError(f"scale must be (lowest, highest), such as (0, 10), not ({self.scale[0]:g}, {self.scale[1]:g})")
         _check_choices(shape, self.scale)
         self._range = None if range is None else bounds("range", range)
-        self._given = arguments.callback("score", score)
+        self._given = options.callback("score", score)
         self._own = _worth_of(shape, self._mapped, self.scale) if score is None else None
 
     @cached_property

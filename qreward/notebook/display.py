@@ -15,7 +15,7 @@ from html import escape
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
-from qreward import options as arguments
+from qreward import options
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.notebook.render import LINE, clip, facts, frame, number, seconds
@@ -308,7 +308,7 @@ def show_batch(
     inner = stream._stream if isinstance(stream, SyncBatchStream) else stream
     if not isinstance(inner, BatchStream):
         raise ConfigError(f"show_batch takes what batch_stream_chat_completion returns, not {inner!r}; show takes a single stream")
-    board, lines = Board(clock(), arguments.count("cards", cards)), Lines()
+    board, lines = Board(clock(), options.count("cards", cards)), Lines()
     if in_notebook():
         drawing = Drawing(board, Cell(board_html, board_plain), clock)
     else:

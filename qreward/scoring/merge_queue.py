@@ -18,7 +18,7 @@ from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outages import deadline
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import BatchFeed, TaskState
-from qreward.scoring import sizing as spread
+from qreward.scoring import sizing
 from qreward.scoring.endpoint_limits import EndpointLimits, KnownLists
 from qreward.scoring.formats import MergeFormat
 from qreward.scoring.items import MergedItem, MergedRequest, PriorityLane
@@ -89,7 +89,7 @@ class MergeQueue:
     def __init__(self, pool: Pool, listing: MergeFormat, lists: KnownLists) -> None:
         self._pool, self._listing, self._lists = pool, listing, lists
         self._backlog: Any = Backlog()  # of MergedItem, which has the attributes of backlog.Item
-        self._services: dict[Source, spread.ServiceTimeModel] = {}
+        self._services: dict[Source, sizing.ServiceTimeModel] = {}
         self._limits: dict[Source, EndpointLimits] = {}  # for the item shape of this queue
         self.lanes: dict[tuple[int, bool], PriorityLane] = {}
         self.loaded: dict[MergedRequest, None] = {}
@@ -114,11 +114,11 @@ class MergeQueue:
         """
         self.unread = unread
         wanted = any(lane.waiting and lane.carrier is None for lane in self.lanes.values())
-        return wanted, self.sent_at + spread.pause(self._pool) - now if wanted and not self._fills() else 0.0
+        return wanted, self.sent_at + sizing.pause(self._pool) - now if wanted and not self._fills() else 0.0
 
     def _fills(self) -> bool:
         """Whether the waiting items fill a request at one of the endpoints whose limits are known."""
-        return self.waiting >= min((known.limits.items or spread.MOST for known in self._limits.values()), default=spread.MOST)
+        return self.waiting >= min((known.limits.items or sizing.MOST for known in self._limits.values()), default=sizing.MOST)
 
     def singles(self) -> tuple[int, int]:
         """Number of waiting single items, and of unfilled merged requests for them."""
@@ -196,7 +196,7 @@ class MergeQueue:
         items = len(carrier.members)
         service = self._services.get(source)
         if service is None:
-            service = self._services[source] = spread.ServiceTimeModel()
+            service = self._services[source] = sizing.ServiceTimeModel()
         service.add(items, seconds)
         known = self._limits.get(source)
         if known is not None:
@@ -270,8 +270,8 @@ class MergeQueue:
         most = ALL if limits.items is None else limits.items
         if not self._listing.divides:
             return max(most, before)
-        service = self._services.get(source) or spread.ServiceTimeModel()
-        wanted = spread.length(now, self._pool, self._backlog.waiting + before + self.unread, service)
+        service = self._services.get(source) or sizing.ServiceTimeModel()
+        wanted = sizing.length(now, self._pool, self._backlog.waiting + before + self.unread, service)
         return max(before, min(most, wanted))
 
     def _cut(self, members: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
@@ -295,7 +295,7 @@ class MergeQueue:
             return MergeLimits()
         endpoint: Any = source.handle
         usual = self._listing.limits(endpoint, some[0].payload)
-        known = self._limits[source] = self._lists.at(source, usual, spread.MOST if self._listing.divides else None)
+        known = self._limits[source] = self._lists.at(source, usual, sizing.MOST if self._listing.divides else None)
         return known.limits
 
     def _fits_anywhere(self, members: list[MergedItem], limits: MergeLimits) -> bool:

@@ -24,13 +24,13 @@ from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import Attempt, BatchFeed, Task, TaskState
-from qreward.scoring import sizing as spread
+from qreward.scoring import sizing
 from qreward.scoring.endpoint_limits import KnownLists
 from qreward.scoring.formats import MergeFormat
 from qreward.scoring.items import MergedItem, MergedRequest, Split
 from qreward.scoring.merge_queue import MergeQueue
 
-AHEAD = 4 * spread.MOST
+AHEAD = 4 * sizing.MOST
 """Maximum number of items that batches read ahead. Reading continues when fewer than half of them wait."""
 
 
@@ -175,7 +175,7 @@ class RequestMerger:
             feed.buffer.append(carrier)
         unread = self._stock.unread
         feed.ended = not unread
-        feed.left = None if unread == inf else len(feed.buffer) + ceil((self._stock.waiting + unread) / spread.MOST)
+        feed.left = None if unread == inf else len(feed.buffer) + ceil((self._stock.waiting + unread) / sizing.MOST)
         scheduler.refill(now, feed)
 
     # called by the loop driver

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from qreward import options as arguments
+from qreward import options
 from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
@@ -133,7 +133,7 @@ class RewardCalls:
             ...     return batch.scores(default=None)
         """
         asked = asking(SCORE, model, params, extra_headers, extra_body)
-        items, terms = arguments.items("pairs", pairs), self._terms(timeout, priority, hedge, tenant)
+        items, terms = options.items("pairs", pairs), self._terms(timeout, priority, hedge, tenant)
         return await self._merged_many(asked, items, model, terms, deadline, on_result, progress, keep_results)
 
     async def classify(
@@ -174,7 +174,7 @@ class RewardCalls:
     ) -> BatchResult[dict[str, float]]:
         """Classify many items. Each result is the probability of each label. Arguments and errors are those of :meth:`batch_score`."""
         asked = asking(CLASSIFY, model, params, extra_headers, extra_body)
-        given, terms = arguments.items("items", items), self._terms(timeout, priority, hedge, tenant)
+        given, terms = options.items("items", items), self._terms(timeout, priority, hedge, tenant)
         return await self._merged_many(asked, given, model, terms, deadline, on_result, progress, keep_results)
 
     async def rerank(
@@ -249,7 +249,7 @@ class RewardCalls:
         Each result is the response to one item of ``batch_input``. Arguments and errors are those of :meth:`batch_chat_completion`.
         """
         asked = asking_embeddings(model, params, extra_headers, extra_body)
-        items, terms = arguments.items("batch_input", batch_input), self._terms(timeout, priority, hedge, tenant)
+        items, terms = options.items("batch_input", batch_input), self._terms(timeout, priority, hedge, tenant)
         return await self._merged_many(asked, items, model, terms, deadline, on_result, progress, keep_results)
 
     # merging
@@ -288,8 +288,8 @@ class RewardCalls:
             asking=asked,
             find=lambda key: self._collector(shell, pool, asked, terms.tenant, key),
             terms=terms,
-            deadline=arguments.seconds("deadline", deadline),
-            on_result=arguments.callback("on_result", on_result),
+            deadline=options.seconds("deadline", deadline),
+            on_result=options.callback("on_result", on_result),
             **self._reporting(pool, model, items, progress),
             keep=keep,
         )
@@ -376,7 +376,7 @@ class TextCalls:
         Arguments and errors are those of :meth:`batch_chat_completion`.
         """
         asked = asking(COMPLETE, model, params, extra_headers, extra_body)
-        given, terms = arguments.items("prompts", prompts), self._terms(timeout, priority, hedge, tenant)
+        given, terms = options.items("prompts", prompts), self._terms(timeout, priority, hedge, tenant)
         return cast(
             "BatchResult[list[CompletionChoice]]",
             await self._merged_many(asked, given, model, terms, deadline, on_result, progress, keep_results),
@@ -424,7 +424,7 @@ class TextCalls:
         Arguments and errors are those of :meth:`batch_chat_completion`.
         """
         asked = asking(MODERATE, model, params, extra_headers, extra_body)
-        given, terms = arguments.items("inputs", inputs), self._terms(timeout, priority, hedge, tenant)
+        given, terms = options.items("inputs", inputs), self._terms(timeout, priority, hedge, tenant)
         return cast(
             "BatchResult[Moderation]", await self._merged_many(asked, given, model, terms, deadline, on_result, progress, keep_results)
         )

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from qreward import options as arguments
+from qreward import options
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.engine.driver import Engine
@@ -121,15 +121,15 @@ class StreamMethods:
             ...         print(index, token)
         """
         prepare = preparer(CHAT, model, params, extra_headers, extra_body)
-        items = arguments.items("batch_messages", batch_messages)
+        items = options.items("batch_messages", batch_messages)
         restarts = _restarts(on_interrupt)
         settings = {
             "terms": self._terms(timeout, priority, hedge, tenant)._replace(restarts=restarts, streamed=True),
-            "deadline": arguments.seconds("deadline", deadline),
+            "deadline": options.seconds("deadline", deadline),
             "keep": keep_results,
-            "most": arguments.count("max_concurrent_streams", max_concurrent_streams),
+            "most": options.count("max_concurrent_streams", max_concurrent_streams),
         }
-        failed = arguments.callback("on_stream_error", on_stream_error)
+        failed = options.callback("on_stream_error", on_stream_error)
         self._fleet.pool(model)
         begin = partial(_begin_batch, self, items, prepare, model, progress, settings)
         return BatchStream(begin, failed, restarts=restarts)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from aiohttp import web
 
-from qreward.testing import responders as answers
+from qreward.testing import responders
 from qreward.testing.admission import Slot
 from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.lower_bound import Job, ListRequest, Problem, refuses
@@ -117,7 +117,7 @@ class Handler:
             state.counters.ended_in(problem, job.tokens)
 
         if isinstance(asked, ChatRequest):
-            content, used = self._write(request, asked, job.digest), answers.usage(job.prompt, job.completion)
+            content, used = self._write(request, asked, job.digest), responders.usage(job.prompt, job.completion)
         streams = isinstance(asked, ChatRequest) and asked.stream
         ready, error = state.timeline.plan(pace.begin, state.spec.latency.base if streams else job.service)
         await sleep_until(ready)
@@ -127,11 +127,11 @@ class Handler:
         if isinstance(asked, ListRequest):
             body = asked.made()
         elif isinstance(asked, EmbeddingsRequest):
-            body = answers.embeddings(asked, job.prompt)
+            body = responders.embeddings(asked, job.prompt)
         elif streams:
             return await stream(request, headers, Chunks(asked, job.digest, content, used), pace, mishap, finish)
         else:
-            body = answers.chat_completion(asked, job.digest, content, used)
+            body = responders.chat_completion(asked, job.digest, content, used)
         finish(mishap.problem)
         return await deliver(request, body, headers, mishap)
 

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
-from qreward.testing import responders as answers
+from qreward.testing import responders
 from qreward.testing.responders import ChatRequest, EmbeddingsRequest
 from qreward.testing.spec import FakeEndpoint, Latency, Phase
 from qreward.testing.text import canonical, count_tokens, digest_of
@@ -431,7 +431,7 @@ class Problem(Exception):
 
 def chat_job(body: bytes, latency: Latency) -> Job:
     """Parse a chat request. Raises :class:`Problem` (400)."""
-    asked = _read(answers.read_chat, body)
+    asked = _read(responders.read_chat, body)
     encoded = canonical(asked.messages)
     digest = sha256(encoded).digest()
     length = latency.draw(digest)
@@ -440,7 +440,7 @@ def chat_job(body: bytes, latency: Latency) -> Job:
 
 def embeddings_job(body: bytes, latency: Latency) -> Job:
     """Parse an embeddings request. Raises :class:`Problem` (400)."""
-    asked = _read(answers.read_embeddings, body)
+    asked = _read(responders.read_embeddings, body)
     prompt = sum(count_tokens(canonical(each)) for each in asked.items())
     return Job(asked, sha256(canonical(asked.input)).digest(), prompt, 0, 0, latency.base)
 
@@ -449,4 +449,4 @@ def _read(read: Callable[[bytes], T], body: bytes) -> T:
     try:
         return read(body)
     except ValueError as error:
-        raise Problem(400, answers.error(str(error), "invalid_request_error"), "bad_request") from None
+        raise Problem(400, responders.error(str(error), "invalid_request_error"), "bad_request") from None

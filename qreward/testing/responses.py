@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from aiohttp import web
 
-from qreward.testing import responders as answers
+from qreward.testing import responders
 from qreward.testing.lower_bound import Timeline
 from qreward.testing.responders import Chunks
 from qreward.testing.spec import Latency
@@ -73,7 +73,7 @@ async def deliver(request: Incoming, body: bytes, headers: dict[str, str], misha
 
 BLANKS = b" \r\n\t\n" * 200
 MALFORMED = "<html><body><h1>Service page</h1></body></html>"
-UPSTREAM_FAILED = answers.error("Provider returned error", "upstream_error", 502)
+UPSTREAM_FAILED = responders.error("Provider returned error", "upstream_error", 502)
 
 
 async def _in_pieces(

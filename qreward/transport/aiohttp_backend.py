@@ -21,8 +21,7 @@ from yarl import URL
 
 from qreward.codecs.base import Reply, TransportError
 from qreward.settings.policies import Endpoint
-from qreward.transport import connection_settings as address
-from qreward.transport import transport_errors as troubles
+from qreward.transport import connection_settings, transport_errors
 from qreward.transport.transport_errors import read_whole
 
 CONNECTS_AT_ONCE = 64
@@ -42,9 +41,9 @@ class AiohttpTransport:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._headers = CIMultiDict({istr(name): value for name, value in address.request_headers(endpoint).items()})
-        self._proxy = address.proxy_of(endpoint)
-        self._tls = address.tls_of(endpoint)
+        self._headers = CIMultiDict({istr(name): value for name, value in connection_settings.request_headers(endpoint).items()})
+        self._proxy = connection_settings.proxy_of(endpoint)
+        self._tls = connection_settings.tls_of(endpoint)
         self._cap = endpoint.max_response_bytes
         self._urls: dict[str, URL] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -108,7 +107,7 @@ class AiohttpTransport:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
-            raise troubles.closed()
+            raise transport_errors.closed()
         endpoint = self._endpoint
         connector = GatedConnector(
             connect=endpoint.timeouts.connect,
@@ -149,7 +148,7 @@ class AiohttpTransport:
 
     def _check_size(self, size: int) -> None:
         if size > self._cap:
-            raise troubles.too_long(self._cap)
+            raise transport_errors.too_long(self._cap)
 
 
 class AiohttpStream:
@@ -232,28 +231,28 @@ class GatedConnector(aiohttp.TCPConnector):
 
 def translate(error: BaseException) -> TransportError:
     """Return the ``TransportError`` for an exception of aiohttp."""
-    if troubles.is_local(error):
-        return troubles.no_room(_reason(error))
+    if transport_errors.is_local(error):
+        return transport_errors.no_room(_reason(error))
     if isinstance(error, _NOT_SENT):
         return _not_sent(error)
     if isinstance(error, aiohttp.SocketTimeoutError):
-        return troubles.silence()
+        return transport_errors.silence()
     if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):  # its status 400 is aiohttp's, not the server's
-        return troubles.not_http(type(error).__name__)
-    return troubles.broken(_reason(error))
+        return transport_errors.not_http(type(error).__name__)
+    return transport_errors.broken(_reason(error))
 
 
 def _not_sent(error: BaseException) -> TransportError:
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return troubles.no_connection_in_time()
+        return transport_errors.no_connection_in_time()
     if isinstance(error, aiohttp.ClientHttpProxyError):
-        return troubles.no_connection(f"the proxy answered {error.status}", "check proxy")
+        return transport_errors.no_connection(f"the proxy answered {error.status}", "check proxy")
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         reason = getattr(error.certificate_error, "verify_message", "") or "refused"
-        return troubles.no_connection(f"TLS certificate: {reason}", "set verify to the server's CA bundle")
-    if isinstance(error, aiohttp.ClientConnectorSSLError) and getattr(error.os_error, "reason", "") in troubles.NOT_TLS:
-        return troubles.not_tls()
-    return troubles.no_connection(_reason(error))
+        return transport_errors.no_connection(f"TLS certificate: {reason}", "set verify to the server's CA bundle")
+    if isinstance(error, aiohttp.ClientConnectorSSLError) and getattr(error.os_error, "reason", "") in transport_errors.NOT_TLS:
+        return transport_errors.not_tls()
+    return transport_errors.no_connection(_reason(error))
 
 
 def _reason(error: BaseException) -> str:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from functools import partial
 
-from qreward.codecs import rate_limit_headers as ratelimits
+from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.base import Listing
@@ -20,8 +20,7 @@ from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
 from qreward.observers import with_carried
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, ProbeResult
 from qreward.settings.policies import Endpoint
-from qreward.transport import connection_settings as address
-from qreward.transport import probes
+from qreward.transport import connection_settings, probes
 from qreward.transport.aiohttp_backend import AiohttpTransport
 from qreward.transport.base import HttpTransport
 from qreward.transport.error_mapping import (
@@ -112,7 +111,7 @@ class HttpBackend:
             transport = line.beside() if beside else line.transport
             body = codec.encode(call, line.renamed.get(model, model))
             if call.headers is not None:
-                address.check_call_headers(call.headers, model)
+                connection_settings.check_call_headers(call.headers, model)
             reply = await transport.post(path, body, with_carried(call.headers))
             if reply.status != 200:
                 return _read_other(line, call, reply)
@@ -243,7 +242,7 @@ def _read(line: EndpointConnection, call: WireRequest, reply: Reply) -> Answer |
         return failure_from_embedded(error.body, reply, line.name, call.model, _secrets(line, call))
     except Unfinished as error:
         return failure_from_unfinished(error, reply, line.name, call.model, _secrets(line, call))
-    usage, limits = value.usage, ratelimits.read(reply.headers)
+    usage, limits = value.usage, rate_limit_headers.read(reply.headers)
     if usage is None:
         return Answer(value, limits=limits)
     return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits)

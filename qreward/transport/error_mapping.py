@@ -20,8 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs import rate_limit_headers as hints
-from qreward.codecs import rate_limit_headers as ratelimits
+from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import Malformed, Reply, TransportError, Unfinished
 from qreward.codecs.finish_reason import GIVEN_UP
 from qreward.errors import (
@@ -267,7 +266,9 @@ def failure_from_malformed(error: Malformed, reply: Reply, endpoint: str, model:
     beginning = shorten(secrets, reply.body[:_LOOKED_AT].decode("utf-8", "replace"), _SHOWN_BODY)
     words = f"{error}" + (f"; it begins: {beginning}" if beginning else "")
     message = f"endpoint {endpoint!r} answered {reply.status} for model {model!r}: {words}"
-    return Failure(_TRANSIENT, _error(InvalidResponse, message, reply, endpoint, model, secrets), limits=ratelimits.read(reply.headers))
+    return Failure(
+        _TRANSIENT, _error(InvalidResponse, message, reply, endpoint, model, secrets), limits=rate_limit_headers.read(reply.headers)
+    )
 
 
 def failure_from_unfinished(error: Unfinished, reply: Reply, endpoint: str, model: str, secrets: Secrets) -> Failure:
@@ -275,7 +276,7 @@ def failure_from_unfinished(error: Unfinished, reply: Reply, endpoint: str, mode
     kind = _TRANSIENT if error.ending in GIVEN_UP else _REFUSED
     words = shorten(secrets, str(error), _SHOWN)
     message = f"endpoint {endpoint!r} answered {reply.status} for model {model!r} with an answer that is not whole: {words}"
-    return Failure(kind, _error(InvalidResponse, message, reply, endpoint, model, secrets), limits=ratelimits.read(reply.headers))
+    return Failure(kind, _error(InvalidResponse, message, reply, endpoint, model, secrets), limits=rate_limit_headers.read(reply.headers))
 
 
 def failure_from_transport(error: TransportError, endpoint: str, model: str, secrets: Secrets) -> Failure:
@@ -319,10 +320,10 @@ def _failure(verdict: FailureMeaning, reply: Reply, words: str, endpoint: str, m
     return Failure(
         verdict.kind,
         _error(verdict.error, message, reply, endpoint, model, secrets),
-        retry_after=hints.retry_after(reply.headers, time.time() if now is None else now),
-        should_retry=hints.should_retry(reply.headers),
+        retry_after=rate_limit_headers.retry_after(reply.headers, time.time() if now is None else now),
+        should_retry=rate_limit_headers.should_retry(reply.headers),
         misconfigured=verdict.misconfigured,
-        limits=ratelimits.read(reply.headers, now),
+        limits=rate_limit_headers.read(reply.headers, now),
     )
 
 

@@ -18,8 +18,7 @@ from typing import Any
 from qreward.codecs.base import Reply, TransportError
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint
-from qreward.transport import connection_settings as address
-from qreward.transport import transport_errors as troubles
+from qreward.transport import connection_settings, transport_errors
 from qreward.transport.transport_errors import read_whole
 
 _PACKAGES = ("httpx", "httpx2")
@@ -33,7 +32,7 @@ class HttpxTransport:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._package, self._client = _client_of(endpoint)
-        self._headers = address.request_headers(endpoint)
+        self._headers = connection_settings.request_headers(endpoint)
         self._base_url = endpoint.base_url
         self._cap = endpoint.max_response_bytes
         self._timeout = self._package.Timeout(None, connect=endpoint.timeouts.connect, read=endpoint.timeouts.read)
@@ -53,7 +52,7 @@ class HttpxTransport:
 
     async def _begin(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> HttpxStream:
         if self._closed:
-            raise troubles.closed()
+            raise transport_errors.closed()
         package = self._package
         try:
             return HttpxStream(package, await self._send(method, path, body, headers))
@@ -125,7 +124,7 @@ def translate(package: Any, error: Exception) -> TransportError:
     closed client, is shown.
     """
     if _is_local(error):
-        return troubles.no_room(type(error).__name__)
+        return transport_errors.no_room(type(error).__name__)
     if isinstance(error, RuntimeError) and not isinstance(error, package.StreamError):
         return TransportError(f"http_client cannot be used: {error}", sent="closed" not in str(error) or "loop" in str(error))
     return _of_line(package, error)
@@ -134,14 +133,14 @@ def translate(package: Any, error: Exception) -> TransportError:
 def _of_line(package: Any, error: Exception) -> TransportError:
     what = type(error).__name__
     if isinstance(error, package.ConnectTimeout | package.PoolTimeout):
-        return troubles.no_connection_in_time()
+        return transport_errors.no_connection_in_time()
     if isinstance(error, package.ConnectError | package.ProxyError | package.UnsupportedProtocol | package.InvalidURL):
-        return troubles.no_connection(what, "check base_url, and TLS and proxy of http_client")
+        return transport_errors.no_connection(what, "check base_url, and TLS and proxy of http_client")
     if isinstance(error, package.TimeoutException):
-        return troubles.silence()
+        return transport_errors.silence()
     if isinstance(error, package.DecodingError) or _is_broken_http(package, error):
-        return troubles.not_http(what)
-    return troubles.broken(what)
+        return transport_errors.not_http(what)
+    return transport_errors.broken(what)
 
 
 def _expected(package: Any) -> tuple[type[Exception], ...]:
@@ -170,7 +169,7 @@ def _client_of(endpoint: Endpoint) -> tuple[ModuleType, Any]:
 def _is_local(error: BaseException | None) -> bool:
     """Return True if the error or one of its causes means that this machine could not open a connection."""
     while error is not None:
-        if troubles.is_local(error):
+        if transport_errors.is_local(error):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import quote, unquote, urlsplit
 
 from qreward.settings.policies import Endpoint
-from qreward.transport import connection_settings as address
+from qreward.transport import connection_settings
 
 _LOOKS_SECRET = re.compile(r"(?i:\bbearer\s+)[\w.~+/=:-]{6,}|\bsk-[\w*-]{4,}|(?<=//)[^/\s@]+(?=@)")
 _SHORT = 8  # a shorter secret is hidden only as a whole word: a key "a" must not hide every letter a
@@ -52,7 +52,7 @@ class Secrets:
 
 def secrets_of(endpoint: Endpoint) -> Secrets:
     """Return the secrets in an endpoint's settings."""
-    return Secrets([*_parts(_plain_values(endpoint)), *_credentials(address.configured_proxy(endpoint))])
+    return Secrets([*_parts(_plain_values(endpoint)), *_credentials(connection_settings.configured_proxy(endpoint))])
 
 
 def _credentials(proxy: str) -> list[str]:

@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from qreward.codecs import rate_limit_headers as ratelimits
+from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
 from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
 from qreward.codecs.sse import Event, EventTooLong, Parser
 from qreward.observers import with_carried
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled, Failure
-from qreward.transport import connection_settings as address
-from qreward.transport import transport_errors as troubles
+from qreward.transport import connection_settings, transport_errors
 from qreward.transport.base import ByteStream
 from qreward.transport.error_mapping import failure_from_embedded, failure_from_malformed, failure_from_reply, failure_from_unfinished
 from qreward.transport.redaction import Secrets
@@ -65,7 +64,7 @@ class ChatStream:
 
     def __init__(self, body: ByteStream, line: EndpointConnection, call: WireRequest, conclude: Conclude) -> None:
         self.headers: Mapping[str, str] = body.headers
-        self.limits = ratelimits.read(body.headers)
+        self.limits = rate_limit_headers.read(body.headers)
         self.outcome: Answer | Failure | Cancelled | None = None
         self.on_close: Callable[[], object] | None = None
         self._body = body
@@ -129,7 +128,7 @@ class ChatStream:
         self._whole += data
         cap = self._line.endpoint.max_response_bytes
         if len(self._whole) > cap:
-            raise troubles.too_long(cap)
+            raise transport_errors.too_long(cap)
         return []
 
     def _look_at(self, beginning: bytes) -> bool:
@@ -156,7 +155,7 @@ class ChatStream:
                 if chunk is not None:
                     assembly.add(chunk)
                     if assembly.size > cap:
-                        self._settle(self._conclude(troubles.too_long(cap)))
+                        self._settle(self._conclude(transport_errors.too_long(cap)))
                         break
                     chunks.append(chunk)
         except EmbeddedError as error:
@@ -215,7 +214,7 @@ async def open_stream(line: EndpointConnection, call: WireRequest, conclude: Con
     is sent once more without them. If that succeeds, later requests to this server omit them.
     """
     if call.headers is not None:
-        address.check_call_headers(call.headers, call.model)
+        connection_settings.check_call_headers(call.headers, call.model)
     ours = _OPTIONS not in call.params and line.takes_stream_options
     body = await _ask(line, call, {_OPTIONS: {"include_usage": True}} if ours else {})
     refused = body.status in _REFUSALS
@@ -248,7 +247,7 @@ async def _read_whole(body: ByteStream, line: EndpointConnection) -> Reply:
         while piece := await body.read():
             content += piece
             if len(content) > cap:
-                raise troubles.too_long(cap)
+                raise transport_errors.too_long(cap)
     finally:
         await body.aclose()
     return Reply(body.status, body.headers, bytes(content))

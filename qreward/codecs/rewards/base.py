@@ -14,7 +14,7 @@ import msgspec
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, is_missing, joined
-from qreward.codecs.rewards import parsing as reading
+from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.answers import ListAnswer
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RequestError, RequestTimeout, ServerError
 from qreward.results import Usage
@@ -383,7 +383,7 @@ class ListCodec(Listing):
 
     def decode(self, body: bytes, call: WireRequest) -> ListAnswer:
         """Return a value or an ``InvalidResponse`` for each item. Raises ``EmbeddedError``, or ``Malformed`` if no item has a value."""
-        document = reading.read(body)
+        document = parsing.read(body)
         rows = self.rows(document, call)
         values = [self._value(row, call) for row in rows]
         if all(isinstance(value, InvalidResponse) for value in values):
@@ -393,7 +393,7 @@ class ListCodec(Listing):
 
     def rows(self, document: Any, call: WireRequest) -> list[Any]:
         """Return the row of each item, in the order of the items. Raises ``Malformed``."""
-        return reading.in_order(reading.member(document, "data"), len(call.inputs))
+        return parsing.in_order(parsing.member(document, "data"), len(call.inputs))
 
     def value(self, row: Any) -> Any:
         """Return the value of a row. Raises ``InvalidRow``."""
@@ -428,7 +428,7 @@ class ListCodec(Listing):
     def _value(self, row: Any, call: WireRequest) -> Any:
         try:
             return self.value(row)
-        except reading.InvalidRow as error:
+        except parsing.InvalidRow as error:
             return InvalidResponse(f"the answer has no usable result for the item: {error}", model=call.model)
 
 

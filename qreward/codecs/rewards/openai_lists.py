@@ -6,7 +6,7 @@ from typing import Any
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import WireRequest
-from qreward.codecs.rewards import parsing as reading
+from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.base import ListCodec, MergeLimits, Parts
 from qreward.codecs.rewards.parsing import InvalidRow
 
@@ -20,7 +20,7 @@ class EmbeddingList(ListCodec):
     path = "/embeddings"
 
     def value(self, row: Any) -> list[float]:
-        return reading.numbers(reading.row_of(row).get("embedding"), "embedding")
+        return parsing.numbers(parsing.row_of(row).get("embedding"), "embedding")
 
 
 class OpenAIEmbeddingList(EmbeddingList):
@@ -40,15 +40,15 @@ class CompletionList(ListCodec):
 
     def rows(self, document: Any, call: WireRequest) -> list[Any]:
         each, count = call.params.get("n") or 1, len(call.inputs)
-        found = reading.in_order(reading.member(document, "choices"), count * each)
+        found = parsing.in_order(parsing.member(document, "choices"), count * each)
         return [found[start : start + each] for start in range(0, count * each, each)]
 
     def value(self, row: Any) -> list[Any]:
-        choices = [reading.row_of(choice) for choice in row]
+        choices = [parsing.row_of(choice) for choice in row]
         if not all(isinstance(choice.get("text"), str) for choice in choices):
             raise InvalidRow("one of its choices has no text")
         for choice in choices:
-            reading.check_ending(choice.get("finish_reason"))
+            parsing.check_ending(choice.get("finish_reason"))
         return [{**choice, "index": index} for index, choice in enumerate(choices)]
 
     def outputs(self, values: list[Any]) -> list[float] | None:
@@ -66,10 +66,10 @@ class ModerationList(ListCodec):
         return super().write(items, model, params)
 
     def rows(self, document: Any, call: WireRequest) -> list[Any]:
-        return reading.as_many(reading.member(document, "results"), len(call.inputs), "results")
+        return parsing.as_many(parsing.member(document, "results"), len(call.inputs), "results")
 
     def value(self, row: Any) -> dict[str, Any]:
-        found = reading.row_of(row)
+        found = parsing.row_of(row)
         if not isinstance(found.get("flagged"), bool):
             raise InvalidRow("its result has no 'flagged'")
         return found

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs import rate_limit_headers as hints
+from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import Malformed
 
 PROBES: dict[str, tuple[str, ...]] = {
@@ -102,7 +102,7 @@ def read_load(path: str, status: int, body: bytes) -> Load:
 
 def of_headers(headers: Mapping[str, str]) -> Load:
     """Read the headers that TEI adds to each response: ``x-queue-time`` in milliseconds, and ``x-compute-tokens``."""
-    queued, tokens = hints.number(headers.get("x-queue-time")), hints.number(headers.get("x-compute-tokens"))
+    queued, tokens = rate_limit_headers.number(headers.get("x-queue-time")), rate_limit_headers.number(headers.get("x-compute-tokens"))
     return Load(queue_seconds=None if queued is None else queued / 1000, compute_tokens=None if tokens is None else int(tokens))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.finish_reason import GIVEN_UP, described, ending_of
-from qreward.codecs.rewards import parsing as reading
+from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.base import TextCodec
 from qreward.codecs.rewards.parsing import InvalidRow
@@ -30,15 +30,15 @@ class SglangClassify(TextCodec):
             document = [document]
         if not isinstance(document, list):
             raise Malformed("the answer is not an array of embeddings")
-        return reading.in_order(document, len(call.inputs))
+        return parsing.in_order(document, len(call.inputs))
 
     def value(self, row: Any) -> Score:
-        row = reading.row_of(row)
+        row = parsing.row_of(row)
         ending = ending_of(_meta(row).get("finish_reason"))
         if ending in GIVEN_UP:
             raise InvalidRow(described(ending))
-        vector = reading.numbers(row.get("embedding"), "embedding")
-        return Score(reading.chosen(vector, self.settings.label, self.settings.labels, last=False, what="embedding"))
+        vector = parsing.numbers(row.get("embedding"), "embedding")
+        return Score(parsing.chosen(vector, self.settings.label, self.settings.labels, last=False, what="embedding"))
 
     def usage(self, document: Any) -> Usage | None:
         each = self.usages(document if isinstance(document, list) else [document])

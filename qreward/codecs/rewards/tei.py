@@ -9,7 +9,7 @@ from typing import Any
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
-from qreward.codecs.rewards import parsing as reading
+from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.base import Conversation, ListCodec, MergeLimits, Pair
 from qreward.codecs.rewards.openai_lists import EmbeddingList
@@ -48,15 +48,15 @@ class TeiPredict(ListCodec):
             raise Malformed("the answer is not an array of predictions")
         if count == 1 and document and isinstance(document[0], dict):  # the form for an input that is not a list
             document = [document]
-        return reading.as_many(document, count, "results")
+        return parsing.as_many(document, count, "results")
 
     def value(self, row: Any) -> Any:
         scores = self.scores(row)
-        return Score(reading.picked(scores, self._label(), ""), scores if len(scores) > 1 else None)
+        return Score(parsing.picked(scores, self._label(), ""), scores if len(scores) > 1 else None)
 
     def scores(self, row: Any) -> dict[str, float]:
         """Return label -> score. They are sorted by score, so only the name identifies a label."""
-        return reading.labelled(row)
+        return parsing.labelled(row)
 
     def _label(self) -> str | None:
         """Return the name of the label. A position refers to the classes of the model: those in the settings, or ``LABEL_0``, ..."""

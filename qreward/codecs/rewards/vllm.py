@@ -10,7 +10,7 @@ from typing import Any
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
-from qreward.codecs.rewards import parsing as reading
+from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.base import ListCodec, Pair, TextCodec
 from qreward.codecs.rewards.parsing import InvalidRow
@@ -28,8 +28,8 @@ class VllmClassify(TextCodec):
         return {self.settings.activation_field: self.settings.activation}
 
     def value(self, row: Any) -> Score:
-        probs = reading.numbers(reading.row_of(row).get("probs"), "probs")
-        return Score(reading.chosen(probs, self.settings.label, self.settings.labels, last=True, what="probs"))
+        probs = parsing.numbers(parsing.row_of(row).get("probs"), "probs")
+        return Score(parsing.chosen(probs, self.settings.label, self.settings.labels, last=True, what="probs"))
 
 
 class VllmLabels(VllmClassify):
@@ -44,9 +44,9 @@ class VllmLabels(VllmClassify):
 
     def value(self, row: Any) -> Any:
         if isinstance(row, list):
-            return reading.labelled(row)
-        row = reading.row_of(row)
-        probs = reading.numbers(row.get("probs"), "probs")
+            return parsing.labelled(row)
+        row = parsing.row_of(row)
+        probs = parsing.numbers(row.get("probs"), "probs")
         names = list(self.settings.labels) or [f"LABEL_{position}" for position in range(len(probs))]
         if len(names) != len(probs):
             raise InvalidRow(f"it has {len(probs)} classes, and labels names {len(names)}")
@@ -69,11 +69,11 @@ class VllmPooling(TextCodec):
         return {self.settings.activation_field: self.settings.activation, "encoding_format": "float"}
 
     def value(self, row: Any) -> Score:
-        data = reading.row_of(row).get("data")
+        data = parsing.row_of(row).get("data")
         if isinstance(data, list) and data and isinstance(data[-1], list):
             data = data[-1]
-        values = reading.numbers(data, "data")
-        return Score(reading.chosen(values, self.settings.label, self.settings.labels, last=True, what="data"))
+        values = parsing.numbers(data, "data")
+        return Score(parsing.chosen(values, self.settings.label, self.settings.labels, last=True, what="data"))
 
 
 class VllmScore(ListCodec):
@@ -98,7 +98,7 @@ class VllmScore(ListCodec):
         return jsonio.write(model, "text_1", [pair.prompt for pair in items], params, all_text=True)
 
     def value(self, row: Any) -> Score:
-        return Score(reading.number(reading.row_of(row).get("score")))
+        return Score(parsing.number(parsing.row_of(row).get("score")))
 
 
 class VectorScore(TextCodec):
@@ -110,8 +110,8 @@ class VectorScore(TextCodec):
     path = "/embeddings"
 
     def value(self, row: Any) -> Score:
-        vector = reading.numbers(reading.row_of(row).get("embedding"), "embedding")
-        return Score(reading.chosen(vector, self.settings.label, self.settings.labels, last=False, what="embedding"))
+        vector = parsing.numbers(parsing.row_of(row).get("embedding"), "embedding")
+        return Score(parsing.chosen(vector, self.settings.label, self.settings.labels, last=False, what="embedding"))
 
 
 class VllmVectorScore(VectorScore):
@@ -131,13 +131,13 @@ class Rerank(ListCodec):
         rows = self.results(document)
         if any(not isinstance(row, dict) or row.get("index") is None for row in rows):
             raise Malformed("the ranking has no indexes, so its scores cannot be matched to documents")
-        return reading.in_order(rows, len(call.inputs))
+        return parsing.in_order(rows, len(call.inputs))
 
     def results(self, document: Any) -> list[Any]:
-        return reading.member(document, "results")
+        return parsing.member(document, "results")
 
     def value(self, row: Any) -> float:
-        return reading.number(reading.row_of(row).get(self.score_member))
+        return parsing.number(parsing.row_of(row).get(self.score_member))
 
 
 class VllmRerank(Rerank):

@@ -20,7 +20,7 @@ from qreward.codecs.base import EmbeddedError, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT
 from qreward.engine.single import Single
 from qreward.errors import QRewardError
-from qreward.integrations.openai import responses as replies
+from qreward.integrations.openai import responses
 from qreward.integrations.openai.request import MEMBERS, OpenAIRequest, read, route_of
 from qreward.integrations.openai.responses import Events, OpenAIReply, event, silence
 from qreward.options import DEFAULT, preparer
@@ -136,23 +136,23 @@ class RequestHandler:
                 return self._models(path.partition("/models")[2].removeprefix("/"))
             route = route_of(path)
             if method != "POST" or route is None:
-                return replies.not_offered(method, path)
+                return responses.not_offered(method, path)
             return await self._asked(read(route, headers, body), seconds)
         except QRewardError as error:
-            return replies.refused(error)
+            return responses.refused(error)
 
     def _models(self, name: str) -> OpenAIReply:
         if not name:
-            return replies.models(route.pattern for route in self.client.list_routes())
+            return responses.models(route.pattern for route in self.client.list_routes())
         self.client._fleet.pool(name)
-        return replies.model(name)
+        return responses.model(name)
 
     async def _asked(self, asked: OpenAIRequest, seconds: float | None) -> OpenAIReply:
         if asked.params.get("stream"):
             return await self._stream(asked, seconds)
         ask = self._embeddings if asked.route == "/embeddings" else self._one
         result = await ask(asked, self._within(seconds))
-        return replies.answered(_body(result), result.endpoint)
+        return responses.answered(_body(result), result.endpoint)
 
     def _within(self, seconds: float | None) -> RequestOptions:
         terms = self._terms()
@@ -172,7 +172,7 @@ class RequestHandler:
     async def _stream(self, asked: OpenAIRequest, seconds: float | None) -> OpenAIReply:
         """Return the reply when the first token has arrived. A failure before that is an HTTP error, once all attempts have failed."""
         if asked.route != "/chat/completions":
-            return replies.not_offered("streamed", asked.route)
+            return responses.not_offered("streamed", asked.route)
         params = {name: value for name, value in asked.params.items() if name != "stream"}
         call = preparer(VERBATIM_CHAT, asked.model, params, asked.headers, None)(asked.inputs)
         stream = self.client._stream(call, self._terms())
@@ -184,7 +184,7 @@ class RequestHandler:
         except TimeoutError:
             await stream.aclose()
             raise silence(seconds, "before the first token") from None
-        return replies.streamed(Events(stream, seconds, told_usage="stream_options" in params, as_event=_as_event))
+        return responses.streamed(Events(stream, seconds, told_usage="stream_options" in params, as_event=_as_event))
 
 
 def _body(result: Result[Any]) -> bytes:
@@ -194,4 +194,4 @@ def _body(result: Result[Any]) -> bytes:
 
 
 def _as_event(error: QRewardError) -> bytes:
-    return event(msgspec.json.encode({"error": replies.described(error)}))
+    return event(msgspec.json.encode({"error": responses.described(error)}))

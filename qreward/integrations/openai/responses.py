@@ -38,7 +38,7 @@ from qreward.errors import (
 from qreward.integrations.openai.request import ROUTES
 from qreward.streaming.closing import Broken
 from qreward.streaming.handles import Stream, StreamReader
-from qreward.transport import error_mapping as meanings
+from qreward.transport import error_mapping
 from qreward.transport.error_mapping import ErrorBody
 
 DONE = b"data: [DONE]\n\n"
@@ -246,7 +246,7 @@ def _code(error: QRewardError) -> str:
     """Return the API's error code if programs check for one, else the name of the error class in snake case."""
     if isinstance(error, NoEndpoint):
         return "model_not_found"
-    if isinstance(error, BadRequest) and meanings.is_too_long(ErrorBody(str(error))):
+    if isinstance(error, BadRequest) and error_mapping.is_too_long(ErrorBody(str(error))):
         return "context_length_exceeded"
     if isinstance(error, RateLimited) and error.attempts and error.attempts[-1].outcome == "quota":
         return "insufficient_quota"

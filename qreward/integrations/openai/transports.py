@@ -13,7 +13,7 @@ import httpx
 from qreward.client import QRewardClient
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError, QRewardError
-from qreward.integrations.openai import responses as replies
+from qreward.integrations.openai import responses
 from qreward.integrations.openai.handler import RequestHandler
 from qreward.integrations.openai.responses import Events, OpenAIReply
 from qreward.settings.policies import Priority
@@ -99,7 +99,7 @@ class Transport(_Transports):
         try:
             reply = portal().call(self._exchange.answer, *_asked(request), body, _read_timeout(request))
         except QRewardError as error:  # raised by the portal when the process ends
-            reply = replies.refused(error)
+            reply = responses.refused(error)
         return _response(request, reply, _SyncEvents)
 
     async def aclose(self) -> None:

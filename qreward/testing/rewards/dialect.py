@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from qreward.testing import responders as answers
+from qreward.testing import responders
 from qreward.testing.lower_bound import Job, ListRequest, Problem, chat_job, embeddings_job
 from qreward.testing.rewards.scoring import NAN, REFUSED, score_of
 from qreward.testing.spec import FakeEndpoint
@@ -94,11 +94,11 @@ class Dialect:
 
     def error(self, told: Told) -> bytes:
         """The body of an error in the format of this server."""
-        return answers.error(told.message, told.kind, told.code)
+        return responders.error(told.message, told.kind, told.code)
 
     def look_up(self, path: str, look: Look) -> tuple[str, str] | None:
         """Content type and text of a status route (GET); None if there is no such route."""
-        return (JSON, answers.models(look.spec.models).decode()) if path == "/v1/models" else None
+        return (JSON, responders.models(look.spec.models).decode()) if path == "/v1/models" else None
 
     def headers(self, job: Job) -> dict[str, str]:  # noqa: ARG002 - for subclasses
         """Additional headers of a successful response."""
@@ -150,7 +150,7 @@ class Dialect:
         def made(prompt: int) -> Any:
             texts = [echo_text(sha256(canonical(item)).digest()) for item in prompts for _ in range(each)]
             choices = [{"index": index, "text": text, "logprobs": None, "finish_reason": "stop"} for index, text in enumerate(texts)]
-            used = answers.usage(prompt, len(choices))
+            used = responders.usage(prompt, len(choices))
             return {"id": "cmpl-1", "object": "text_completion", "model": asked.get("model"), "choices": choices, "usage": used}
 
         return self.job(path, spec, asked.get("model"), prompts, made)

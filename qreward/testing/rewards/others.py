@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from qreward.testing import responders as answers
+from qreward.testing import responders
 from qreward.testing.lower_bound import Job, Problem
 from qreward.testing.rewards.dialect import Dialect, Look, ReadJob, Told
 from qreward.testing.rewards.scoring import NAN, logits_of, score_of
@@ -59,7 +59,7 @@ class Nim(Dialect):
     def _chat(self, body: bytes, spec: FakeEndpoint) -> Job:
         path = "/v1/chat/completions"
         try:
-            asked = answers.read_chat(body)
+            asked = responders.read_chat(body)
         except ValueError as error:
             raise self.refusal(path, 400, str(error)) from None
         messages, names = asked.messages, self.labels(spec)
@@ -68,6 +68,6 @@ class Nim(Dialect):
         content = ",".join(f"{name}:{value:.3f}" for name, value in zip(names, values, strict=True))
 
         def made(prompt: int) -> Any:
-            return json.loads(answers.chat_completion(asked, sha256(canonical(messages)).digest(), content, answers.usage(prompt, 1)))
+            return json.loads(responders.chat_completion(asked, sha256(canonical(messages)).digest(), content, responders.usage(prompt, 1)))
 
         return self.job(path, spec, asked.model, [messages], made)

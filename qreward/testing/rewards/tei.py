@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from qreward.testing import responders as answers
+from qreward.testing import responders
 from qreward.testing.lower_bound import Job, Problem
 from qreward.testing.rewards.dialect import JSON, PLAIN, Dialect, Look, ReadJob, Told, gauges
 from qreward.testing.rewards.scoring import logits_of, probabilities_of
@@ -96,13 +96,13 @@ class Tei(Dialect):
 
     def _vectors(self, path: str, spec: FakeEndpoint, given: dict[str, Any], shown: Callable[[Any], Any]) -> Job:
         try:
-            asked = answers.read_embeddings(encode({"model": "fake", **given}))
+            asked = responders.read_embeddings(encode({"model": "fake", **given}))
         except ValueError as error:
             raise self.refusal(path, 400, str(error)) from None
         items = asked.items()
         self.check(path, spec, items)
         prompt = sum(count_tokens(canonical(item)) for item in items)
-        made = shown(json.loads(answers.embeddings(asked, prompt)))
+        made = shown(json.loads(responders.embeddings(asked, prompt)))
         return self.job(path, spec, None, items, lambda _: made)
 
 

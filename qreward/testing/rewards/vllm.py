@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qreward.testing import responders as answers
+from qreward.testing import responders
 from qreward.testing.lower_bound import Job
 from qreward.testing.rewards.dialect import JSON, PLAIN, Dialect, Look, ReadJob, Told, finite, gauges, listed
 from qreward.testing.rewards.scoring import logits_of, probabilities_of
@@ -24,7 +24,7 @@ class Vllm(Dialect):
         return {**super().routes(), "/v1/embeddings": self._embeddings, **own}
 
     def error(self, told: Told) -> bytes:
-        return answers.error(told.message, _TYPES.get(told.status, told.kind), told.status)
+        return responders.error(told.message, _TYPES.get(told.status, told.kind), told.status)
 
     def look_up(self, path: str, look: Look) -> tuple[str, str] | None:
         if path == "/load":

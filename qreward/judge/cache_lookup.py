@@ -7,9 +7,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from qreward.judge.cache import Cache
-from qreward.judge.item_state import JudgeRequest
 from qreward.judge.reply import ModelReply
 from qreward.judge.requests import Extra
+from qreward.judge.sampling import JudgeRequest
 from qreward.judge.types import Vote
 
 CHUNK = 64
@@ -22,12 +22,12 @@ class CachedItem(NamedTuple):
     """An item whose requests have been built and looked up in the cache.
 
     Attributes:
-        asks: the requests, or the exception that building them raised.
-        votes: the cached votes, in the order of ``asks``; None where there is none. Empty if nothing was looked up.
+        requests: the requests, or the exception that building them raised.
+        votes: the cached votes, in the order of ``requests``; None where there is none. Empty if nothing was looked up.
         extra: the item's fields that are not judged; None if there are none.
     """
 
-    asks: Sequence[JudgeRequest] | Exception
+    requests: Sequence[JudgeRequest] | Exception
     votes: Sequence[Vote | None]
     extra: Mapping[str, Any] | None
 
@@ -42,12 +42,14 @@ def _vote(ask: JudgeRequest, heard: ModelReply | None) -> Vote | None:
     if heard is None:
         return None
     try:
-        return ask.sample_request().vote(heard)
+        return ask.vote(heard)
     except Exception:  # the answer was parsed before, so the parser or the user's score function has changed
         return None
 
 
-async def recalled(cache: Cache, items: Iterable[Any] | AsyncIterable[Any], make: Make, extra: Extra) -> AsyncIterator[CachedItem]:
+async def recalled(
+    cache: Cache, items: Iterable[Any] | AsyncIterable[Any], read: Callable[[object], CachedItem]
+) -> AsyncIterator[CachedItem]:
     """The items of a batch with their cached votes.
 
     A synchronous input is looked up ``CHUNK`` items at a time, an asynchronous one item by item. An exception of the input is raised after
@@ -57,7 +59,7 @@ async def recalled(cache: Cache, items: Iterable[Any] | AsyncIterable[Any], make
         iterator = aiter(items)
         try:
             async for item in iterator:
-                for known in await _looked_up(cache, [made(item, make, extra)]):
+                for known in await _looked_up(cache, [read(item)]):
                     yield known
         finally:
             if (aclose := getattr(iterator, "aclose", None)) is not None:
@@ -66,7 +68,7 @@ async def recalled(cache: Cache, items: Iterable[Any] | AsyncIterable[Any], make
     rest = iter(items)
     try:
         failed: list[Exception] = []
-        while not failed and (chunk := [made(item, make, extra) for item in _until_failure(islice(rest, CHUNK), failed)]):
+        while not failed and (chunk := [read(item) for item in _until_failure(islice(rest, CHUNK), failed)]):
             for known in await _looked_up(cache, chunk):
                 yield known
         if failed:
@@ -94,6 +96,8 @@ def made(item: object, make: Make, extra: Extra) -> CachedItem:
 
 
 async def _looked_up(cache: Cache, items: Sequence[CachedItem]) -> list[CachedItem]:
-    asks = [ask for each in items if not isinstance(each.asks, Exception) for ask in each.asks]
+    asks = [ask for each in items if not isinstance(each.requests, Exception) for ask in each.requests]
     votes = iter(await recall(cache, asks))
-    return [each if isinstance(each.asks, Exception) else each._replace(votes=list(islice(votes, len(each.asks)))) for each in items]
+    return [
+        each if isinstance(each.requests, Exception) else each._replace(votes=list(islice(votes, len(each.requests)))) for each in items
+    ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping, Sequence, Sized
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,15 +22,14 @@ from qreward.engine.driver import LoopDriver
 from qreward.errors import ConfigError
 from qreward.judge import config as given
 from qreward.judge.cache import Cache
-from qreward.judge.cache_lookup import recall, recalled
+from qreward.judge.cache_lookup import CachedItem, made, recall, recalled
 from qreward.judge.config import JudgeConfig, ResponseFormat, Settle
-from qreward.judge.item_state import JudgeItem, JudgeRequest, Outcome
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict
 from qreward.judge.prompts import Builder
 from qreward.judge.requests import Extra, RequestBuilder, extra_of, fields_of, pair_extra_of, pair_fields_of
-from qreward.judge.runner import BatchRunner, SingleRunner
+from qreward.judge.runner import BatchRunner, MakeResult, SingleCall
 from qreward.judge.sampling import JudgeModel
-from qreward.judge.singleflight import InflightRequest, Keep
+from qreward.judge.singleflight import JudgeItem, SingleFlight
 from qreward.judge.types import Comparison, Item, Pair, Verdict
 from qreward.judge.verdict_parser import VerdictParser, verdict_named
 from qreward.options import DEFAULT
@@ -142,8 +141,8 @@ class Judge:
 
     def _reset_process_state(self) -> object:
         """Create the state that belongs to one process. Returns the parent's after a fork."""
-        inherited = self.__dict__.get("_tables")
-        self._tables: weakref.WeakKeyDictionary[LoopDriver, dict[Hashable, InflightRequest]] = weakref.WeakKeyDictionary()
+        inherited = self.__dict__.get("_flights")
+        self._flights: weakref.WeakKeyDictionary[LoopDriver, SingleFlight] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         return inherited
 
@@ -315,17 +314,16 @@ class Judge:
         self,
         questions: RequestBuilder,
         fields: Mapping[str, Any],
-        outcome: Outcome,
+        make_result: MakeResult,
         timeout: float | None,
         priority: int | str,
         tenant: str | None,
     ) -> Any:
         born, terms, pools = self._client._clock(), self._terms(timeout, priority, tenant), self._pools(questions)
-        asks = questions.asks(fields)
-        known = () if self._cache is None else await recall(self._cache, asks)
-        shell = self._client._engine.shell()
-        desk = SingleRunner(shell, self._table(shell), terms, pools, self._keep, born)
-        return outcome(*await desk.outcome(asks, questions.decide, known))
+        requests = questions.asks(fields)
+        known = () if self._cache is None else await recall(self._cache, requests)
+        call = SingleCall(*self._here(), terms, pools, questions.decide, born)
+        return make_result(*await call.run(requests, known))
 
     async def _many(
         self,
@@ -333,7 +331,7 @@ class Judge:
         items: Iterable[Any] | AsyncIterable[Any],
         read: Callable[[Any], Mapping[str, Any]],
         extra: Extra,
-        outcome: Outcome,
+        make_result: MakeResult,
         *,
         timeout: float | None,
         deadline: float | None,
@@ -344,34 +342,26 @@ class Judge:
         keep_results: bool,
     ) -> BatchResult[Any]:
         listed, terms, pools = options.items("items", items), self._terms(timeout, priority, tenant), self._pools(questions)
-        shell, client = self._client._engine.shell(), self._client
 
-        def make(item: object) -> Sequence[JudgeRequest]:
-            return questions.asks(read(item), extra=True)
+        def read_item(item: object) -> CachedItem:
+            return made(item, lambda item: questions.asks(read(item), extra=True), extra)
 
-        bulk = BatchRunner(
-            shell,
-            listed if self._cache is None else recalled(self._cache, listed, make, extra),
-            asks=make,
-            extra=extra,
+        batch = BatchRunner(
+            *self._here(),
+            listed if self._cache is None else recalled(self._cache, listed, read_item),
+            read=read_item,
             decide=questions.decide,
-            outcome=outcome,
-            table=self._table(shell),
+            make_result=make_result,
             pools=pools,
-            keep_answer=self._keep,
             terms=terms,
             per_item=questions.per_item,
             size=len(listed) if isinstance(listed, Sized) else None,
             deadline=options.seconds("deadline", deadline),
             on_result=options.callback("on_result", on_result),
             keep=keep_results,
-            **client._reporting(next(iter(pools.values())), ", ".join(self._config.model), listed, progress),
+            **self._client._reporting(next(iter(pools.values())), ", ".join(self._config.model), listed, progress),
         )
-        return await bulk.run()
-
-    @property
-    def _keep(self) -> Keep | None:
-        return None if self._cache is None else self._cache.keep
+        return await batch.run()
 
     def _pools(self, questions: RequestBuilder) -> dict[JudgeModel, Pool]:
         return {judge_model: self._client._fleet.pool(judge_model.model) for judge_model in questions.judge_models}
@@ -379,12 +369,14 @@ class Judge:
     def _terms(self, timeout: float | None, priority: int | str, tenant: str | None) -> RequestOptions:
         return self._client._terms(timeout, priority, self._hedge, tenant)
 
-    def _table(self, shell: LoopDriver) -> dict[Hashable, InflightRequest]:
-        table = self._tables.get(shell)
-        if table is None:
+    def _here(self) -> tuple[LoopDriver, SingleFlight]:
+        """The driver of the running event loop, and the requests in flight there."""
+        shell = self._client._engine.shell()
+        flights = self._flights.get(shell)
+        if flights is None:
             with self._lock:
-                table = self._tables.setdefault(shell, {})
-        return table
+                flights = self._flights.setdefault(shell, SingleFlight(None if self._cache is None else self._cache.keep))
+        return shell, flights
 
 
 def _again(client: QRewardClient, config: JudgeConfig, others: Mapping[str, Any]) -> Judge:
@@ -392,9 +384,9 @@ def _again(client: QRewardClient, config: JudgeConfig, others: Mapping[str, Any]
     return Judge(client, **{**settings, **others}, **config.params)
 
 
-def _verdict(poll: JudgeItem, decided: tuple[float, Any]) -> Verdict:
-    return Verdict(decided[0], decided[1], None, poll.usage, not poll.sent)
+def _verdict(item: JudgeItem, decided: tuple[float, Any]) -> Verdict:
+    return Verdict(decided[0], decided[1], None, item.usage, not item.sent)
 
 
-def _comparison(poll: JudgeItem, decided: Comparison) -> Comparison:
-    return Comparison(decided.preference, decided.score, decided.votes, poll.usage, not poll.sent)
+def _comparison(item: JudgeItem, decided: Comparison) -> Comparison:
+    return Comparison(decided.preference, decided.score, decided.votes, item.usage, not item.sent)

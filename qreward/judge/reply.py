@@ -68,7 +68,7 @@ def fingerprint_of(model: object, system_fingerprint: object, metadata: object) 
     return repr(tuple([said if type(said) is str else None for said in (model, system_fingerprint, version)]))
 
 
-def hear(answer: ChatAnswer) -> ModelReply:
+def parse_reply(answer: ChatAnswer) -> ModelReply:
     """Parse an answer's body into a ``ModelReply``. Fields with unexpected types are read as far as possible."""
     text = answer.text()
     try:

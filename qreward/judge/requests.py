@@ -14,9 +14,8 @@ from qreward.errors import ConfigError
 from qreward.judge import prompts
 from qreward.judge.aggregation import ComparisonAggregator, Decide, ScoreAggregator
 from qreward.judge.config import JudgeConfig
-from qreward.judge.item_state import JudgeRequest
 from qreward.judge.prompts import Messages, Prompt
-from qreward.judge.sampling import JudgeModel, noted
+from qreward.judge.sampling import JudgeModel, JudgeRequest, noted
 from qreward.judge.verdict_parser import VerdictParser
 
 ANSWER_FORM = "answer_form"

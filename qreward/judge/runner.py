@@ -1,4 +1,4 @@
-"""Run the requests of one item (``SingleRunner``) or of a batch (``BatchRunner``) for one caller.
+"""Judge one item (``SingleCall``) or a batch of items (``BatchRunner``) for one caller.
 
 Unlike in a plain ``BatchWaiter``, an item of ``BatchRunner`` may need several requests, to several models, and some of them more than once.
 """
@@ -6,7 +6,7 @@ Unlike in a plain ``BatchWaiter``, an item of ``BatchRunner`` may need several r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from math import inf
 from typing import Any
@@ -14,23 +14,74 @@ from typing import Any
 from qreward.engine.batch import READ_AHEAD, BatchWaiter
 from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import Tallies, result_of
-from qreward.errors import BadRequest, ClientClosed, QRewardError
+from qreward.errors import BadRequest, QRewardError
 from qreward.judge.aggregation import Decide
-from qreward.judge.cache_lookup import CachedItem, made
-from qreward.judge.item_state import JudgeItem, JudgeRequest, Outcome, error_of
-from qreward.judge.requests import Extra
-from qreward.judge.sampling import JudgeModel
-from qreward.judge.singleflight import Dispatcher, InflightRequest, Keep, SampleTask, late
+from qreward.judge.cache_lookup import CachedItem
+from qreward.judge.sampling import JudgeModel, JudgeRequest
+from qreward.judge.singleflight import Caller, JudgeItem, SampleTask, SharedRequest, SingleFlight
 from qreward.judge.types import Vote
-from qreward.results import Result, Usage, with_trail
+from qreward.results import Result, Usage
 from qreward.scheduler.endpoint_state import Source
-from qreward.scheduler.outcome import Answer
-from qreward.scheduler.outcome import Outcome as Sent
+from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task, TaskState
+from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task
 
 MOST_AHEAD = 4096
 """The most requests in the longest queue of several models. Reading ahead for a slow model keeps the faster ones busy."""
+
+MakeResult = Callable[[JudgeItem, Any], Any]
+"""Makes the user's result from an item and its aggregated votes."""
+
+
+class SingleCall(Caller):
+    """Judges one item."""
+
+    def __init__(
+        self,
+        shell: LoopDriver,
+        flights: SingleFlight,
+        options: RequestOptions,
+        pools: Mapping[JudgeModel, Pool],
+        decide: Decide,
+        born: float,
+    ) -> None:
+        self.shell, self.flights, self.options, self.pools, self.decide = shell, flights, options, pools, decide
+        self.context = copy_context()
+        self._born = born
+
+    async def run(self, requests: Sequence[JudgeRequest], known: Sequence[Vote | None]) -> tuple[JudgeItem, Any]:
+        """Send the requests of an item and wait for the outcome.
+
+        If the caller is cancelled, the requests that no other item waits for are cancelled too.
+
+        Args:
+            known: votes from the cache, by place.
+
+        Returns:
+            The item and its aggregated votes.
+
+        Raises:
+            QRewardError: the item failed.
+        """
+        until = inf if self.options.timeout is None else self._born + self.options.timeout
+        item = JudgeItem(self, requests, born=self._born, until=until)
+        self._decided = self.shell.loop.create_future()
+        try:
+            item.begin(known)
+            decided = await self._decided
+        except GeneratorExit:  # discarded, perhaps by the garbage collector while this thread holds the engine's lock
+            self.shell.later(item.leave)
+            raise
+        except BaseException:
+            item.leave()
+            raise
+        if isinstance(decided, QRewardError):
+            raise decided
+        return item, decided
+
+    def on_decided(self, item: JudgeItem, outcome: Any) -> None:  # noqa: ARG002 - there is one item
+        if not self._decided.done():
+            self._decided.set_result(outcome)
 
 
 class JudgeAnswer:
@@ -63,50 +114,48 @@ class _Tallies(Tallies):
         super().add(result)
         self.ok, self.failed = ok, failed
 
-    def add_cancelled(self, attempts: Iterable[Attempt]) -> None:
+    def add_cancelled(self, attempts: Iterable[Attempt | None]) -> None:
         for attempt in attempts:
-            self._of(attempt.source.name).cancelled += 1
+            if attempt is not None:
+                self._of(attempt.source.name).cancelled += 1
 
 
-class BatchRunner(Dispatcher, BatchWaiter):
-    """Judges a batch of items. See :class:`BatchWaiter`.
+class BatchRunner(Caller, BatchWaiter):
+    """Judges a batch of items. See :class:`BatchWaiter` for the other arguments.
 
     Args:
-        asks: builds the requests of an item.
-        extra: returns the fields of an item that its result carries.
-        decide: aggregates the votes of an item.
-        outcome: makes the user's result from the aggregated votes.
-        table, pools, keep_answer: as for :class:`Dispatcher`.
+        shell, flights, pools, decide: see :class:`Caller`.
+        read: makes the requests of an item.
+        make_result: makes the user's result from the aggregated votes.
         per_item: requests per item.
         size: number of items, if known.
     """
 
+    has_feed = True
+
     def __init__(
         self,
         shell: LoopDriver,
+        flights: SingleFlight,
         items: Iterable[Any] | AsyncIterable[Any],
         *,
-        asks: Callable[[Any], Sequence[JudgeRequest]],
-        extra: Extra,
+        read: Callable[[object], CachedItem],
         decide: Decide,
-        outcome: Outcome,
-        table: dict[Hashable, InflightRequest],
-        pools: dict[JudgeModel, Pool],
-        keep_answer: Keep | None,
+        make_result: MakeResult,
+        pools: Mapping[JudgeModel, Pool],
         terms: RequestOptions,
         per_item: int,
         size: int | None,
         **kwargs: Any,
     ) -> None:
-        BatchWaiter.__init__(self, shell, next(iter(pools.values())), items, asks, terms=terms, **kwargs)
-        self._sit(shell, table, terms, pools, keep_answer)
+        BatchWaiter.__init__(self, shell, next(iter(pools.values())), items, read, terms=terms, **kwargs)
+        self.flights, self.options, self.pools, self.decide = flights, terms, pools, decide
         self.carry = self._carry if per_item > 1 else None
-        self._decide, self._outcome, self._extra = decide, outcome, extra
+        self._make_result = make_result
         self._tallies: _Tallies = _Tallies()
         self._size, self._per_item = size, per_item
-        self._polls: dict[JudgeItem, None] = {}
+        self._open: dict[JudgeItem, None] = {}
         self._others: dict[Pool, BatchFeed] = {}  # of the models whose pool is not that of the first model
-        self._adding = False
 
     # reading
 
@@ -129,15 +178,15 @@ class BatchRunner(Dispatcher, BatchWaiter):
             return self._feed
         feed = self._others.get(pool)
         if feed is None:
-            terms = self._terms
-            feed = self._others[pool] = BatchFeed(pool, terms.level, self, self.shell.engine.clock(), terms.tenant, terms.timeout)
+            options = self.options
+            feed = self._others[pool] = BatchFeed(pool, options.level, self, self.shell.engine.clock(), options.tenant, options.timeout)
             feed.left = self._requests_left(pool)
             self.shell._locked(self.shell.engine.scheduler.attend, feed)
         return feed
 
     def _requests_left(self, pool: Pool) -> int | None:
         """An upper bound: items may share requests."""
-        return None if self._size is None else self._size * self._per_item * list(self._pools.values()).count(pool) // len(self._pools)
+        return None if self._size is None else self._size * self._per_item * list(self.pools.values()).count(pool) // len(self.pools)
 
     def _refill(self, but: BatchFeed | None = None) -> None:
         for feed in self._feeds():
@@ -148,85 +197,72 @@ class BatchRunner(Dispatcher, BatchWaiter):
         if not self._read:
             self._feed.left = self._requests_left(self._pool)
         index = self._next_index()
-        known = item if type(item) is CachedItem else made(item, self._prepare, self._extra)
-        if isinstance(known.asks, Exception):
-            self._settle(Result(index, None, _as_ours(known.asks, index), None, 0.0, 0.0, extra=known.extra))
+        known = item if type(item) is CachedItem else self._prepare(item)
+        if isinstance(known.requests, Exception):
+            self._settle(Result(index, None, _as_ours(known.requests, index), None, 0.0, 0.0, extra=known.extra))
             return
-        poll = JudgeItem(known.asks, self._decide, self, index, self.shell.engine.clock(), inf, known.extra)
-        self._polls[poll] = None
-        self._adding = True
-        self.begin(poll, known.votes)
-        self._adding = False
+        judged = JudgeItem(self, known.requests, index=index, born=self.shell.engine.clock(), extra=known.extra)
+        self._open[judged] = None
+        judged.begin(known.votes)
         if isinstance(self._items, AsyncIterator):
             self._refill(but=feed)
 
-    def send(self, inflight_request: InflightRequest, *, again: bool) -> None:
-        feed = self._feed_of(self._pools[inflight_request.ask.judge_model])
+    # requests
+
+    def enqueue(self, request: SharedRequest, *, again: bool) -> None:
+        """Append a request to its model's feed, or put it first if it was sent before."""
+        feed, timeout = self._feed_of(request.pool), self.options.timeout
         if feed.failing is not None and feed.buffer:
-            self.finish(self.request(inflight_request, self._terms.timeout), feed.failing(), None, 0.0)
+            self.finish(request.new_task(self, timeout), feed.failing(), None, 0.0)
             return
-        if self._adding:
-            feed.buffer.append(self.request(inflight_request, self._terms.timeout))
+        if not again:
+            feed.buffer.append(request.new_task(self, timeout))
             return
-        timeout = self._terms.timeout
-        if again and inflight_request.until < inf:
-            timeout = inflight_request.until - self.shell.engine.clock()
-            if inflight_request.timer is None:
-                inflight_request.timer = self.shell.loop.call_later(timeout, self._flight_overdue, inflight_request)
+        if (until := request.latest()) < inf:
+            timeout = until - self.shell.engine.clock()
+        for item, _ in request.waiters:  # the request may still be in the queue when their time is over
+            item.start_timer()
         if feed.left is not None:
             feed.left += 1
-        feed.buffer.appendleft(self.request(inflight_request, timeout))
+        feed.buffer.appendleft(request.new_task(self, timeout))
         self.shell.refill(feed)
 
-    def _flight_overdue(self, inflight_request: InflightRequest) -> None:
-        """The time of a request that was sent again is over. It may still be in the queue."""
-        inflight_request.timer = None
-        self.release(inflight_request)
-        self.timed_out(
-            inflight_request,
-            with_trail(late(self._terms.timeout, inflight_request.ask.judge_model.model), inflight_request.sample_request.trail),
-        )
+    def withdrawn(self, task: Task) -> None:
+        self._tallies.add_cancelled((task.attempt, task.copy))
+
+    async def _carry(self, attempt: Attempt) -> Outcome:
+        """Send an attempt. The timeout of an item with several requests starts with the first of them."""
+        task = attempt.task
+        if isinstance(task, SampleTask) and self.options.timeout is not None:
+            for item in self._own_items(task):
+                item.until = min(item.until, task.deadline)
+                item.start_timer()
+        return await self.shell.wire.send(attempt.source.handle, task.payload)
+
+    def _own_items(self, task: SampleTask) -> list[JudgeItem]:
+        return [item for item, _ in task.request.waiters if item.caller is self]
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        assert isinstance(task, SampleTask)
+        if task is not task.request.task:
+            return
+        self._tallies.add_request(result_of(task, outcome, source, seconds))
+        for item in self._own_items(task):
+            item.until = min(item.until, task.deadline)
+            if item.begun is None:
+                item.born, item.begun = task.born, task.sent_at
+        task.request.finish(task, outcome, source, seconds)
 
     # results
 
-    async def _carry(self, attempt: Attempt) -> Sent:
-        """Send an attempt. The timeout of an item with several requests starts with the first of them."""
-        task = attempt.task
-        if isinstance(task, SampleTask) and self._terms.timeout is not None:
-            for poll, _ in task.inflight_request.seats:
-                if poll.owner is self and poll.timer is None:
-                    poll.until = task.deadline
-                    self.watch_over(poll)
-        return await self.shell.wire.send(attempt.source.handle, task.payload)
-
-    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        if task not in self.requests:
-            return
-        self._tallies.add_request(result_of(task, outcome, source, seconds))
-        assert isinstance(task, SampleTask)
-        for poll, _ in task.inflight_request.seats:
-            if poll.begun is None:
-                poll.born, poll.begun = task.born, task.sent_at
-        super().finish(task, outcome, source, seconds)
-
-    def release(self, inflight_request: InflightRequest) -> None:
-        task = inflight_request.task
-        if task is not None:
-            self._tallies.add_cancelled(attempt for attempt in (task.attempt, task.copy) if attempt is not None)
-        super().release(inflight_request)
-
-    def decided(self, poll: JudgeItem, decided: Any) -> None:
-        self._polls.pop(poll, None)
-        begun = poll.begun
-        queued = 0.0 if begun is None else begun - poll.born
-        error = error_of(decided)
+    def on_decided(self, item: JudgeItem, outcome: Any) -> None:
+        self._open.pop(item, None)
+        queued, seconds, answer = 0.0 if item.begun is None else item.begun - item.born, 0.0, None
+        error = outcome if isinstance(outcome, QRewardError) else None
         if error is None:
-            answer = JudgeAnswer(self._outcome(poll, decided), poll.usage)
-            seconds = 0.0 if begun is None else self.shell.engine.clock() - begun
-            result: Result[Any] = Result(poll.index, answer, None, poll.endpoint, seconds, queued, poll.trail, poll.extra)
-        else:
-            result = Result(poll.index, None, error, poll.endpoint, 0.0, queued, poll.trail, poll.extra)
-        self._settle(result)
+            answer = JudgeAnswer(self._make_result(item, outcome), item.usage)
+            seconds = 0.0 if item.begun is None else self.shell.engine.clock() - item.begun
+        self._settle(Result(item.index, answer, error, item.endpoint, seconds, queued, item.trail, item.extra))
         self._end_if_done()
 
     # ending
@@ -238,35 +274,41 @@ class BatchRunner(Dispatcher, BatchWaiter):
             if not feed.ended:
                 feed.ended = True
                 self._end_trying(feed)
-        if not self._polls and not self._done.done():
+        if not self._open and not self._done.done():
             self._done.set_result(None)
 
     def _leave(self, expiry: asyncio.TimerHandle | None) -> None:
-        polls, self._polls = list(self._polls), {}
-        for poll in polls:
-            poll.leave()
+        items, self._open = list(self._open), {}
+        for item in items:
+            item.leave()
         super()._leave(expiry)
+
+    def close(self) -> None:
+        for request in self._own_requests():
+            request.close()
+        super().close()
 
     def abandon(self) -> list[Task]:
         for feed in self._feeds():
             self.shell.close_feed(feed)
-        begun = [task for task in self.requests if task.state is not TaskState.NEW]
-        self.requests.clear()
-        return begun
+        return [task for request in self._own_requests() for task in request.abandon()]
+
+    def _own_requests(self) -> list[SharedRequest]:
+        requests = dict.fromkeys(request for item in self._open for request in item.inflight.values())
+        return [request for request in requests if request.batch is self]
 
     def _drop_unstarted(self) -> None:
         self._feed.ended = True
-        for poll in list(self._polls):
-            tasks = [inflight_request.task for inflight_request in poll.inflight.values()]
-            if poll.begun is None and all(task is None or task.state is TaskState.NEW for task in tasks):
-                del self._polls[poll]
-                poll.leave()
+        for item in list(self._open):
+            if item.begun is None and not any(request.is_begun() for request in item.inflight.values()):
+                del self._open[item]
+                item.leave()
 
     def _stop(self, why: Callable[[], QRewardError]) -> None:
         for feed in self._feeds():
             self.shell.close_feed(feed)
-        for poll in list(self._polls):
-            poll.end(why())
+        for item in list(self._open):
+            item.end(why())
         super()._stop(why)
 
 
@@ -277,94 +319,3 @@ def _as_ours(error: Exception, index: int) -> QRewardError:
     wrapped = BadRequest(f"item {index} cannot be judged ({type(error).__name__}: {error}); see __cause__")
     wrapped.__cause__ = error
     return wrapped
-
-
-class SingleRunner(Dispatcher):
-    """Judges one item."""
-
-    def __init__(
-        self,
-        shell: LoopDriver,
-        table: dict[Hashable, InflightRequest],
-        terms: RequestOptions,
-        pools: dict[JudgeModel, Pool],
-        keep: Keep | None,
-        born: float,
-    ) -> None:
-        self._sit(shell, table, terms, pools, keep)
-        self.context = copy_context()
-        self._born = born
-        self._poll: JudgeItem | None = None
-
-    async def outcome(self, asks: Sequence[JudgeRequest], decide: Decide, known: Sequence[Vote | None]) -> tuple[JudgeItem, Any]:
-        """Send the requests of an item and wait for the outcome.
-
-        If the caller is cancelled, the requests that no other item waits for are cancelled too.
-
-        Args:
-            known: votes from the cache, by place.
-
-        Returns:
-            The item and its aggregated votes.
-
-        Raises:
-            QRewardError: the item failed.
-        """
-        shell = self.shell
-        until = inf if self._terms.timeout is None else self._born + self._terms.timeout
-        poll = self._poll = JudgeItem(asks, decide, self, 0, self._born, until)
-        self._waiter = shell.loop.create_future()
-        shell.sinks[self] = None
-        try:
-            self.begin(poll, known)
-            decided = await self._waiter
-        except GeneratorExit:  # discarded, perhaps by the garbage collector while this thread holds the engine's lock
-            shell.later(self._leave)
-            raise
-        except BaseException:
-            self._leave()
-            raise
-        self._leave()
-        error = error_of(decided)
-        if error is not None:
-            raise error
-        return poll, decided
-
-    def _leave(self) -> None:
-        poll, self._poll = self._poll, None
-        if poll is not None:
-            poll.leave()
-        self.shell.sinks.pop(self, None)
-
-    def decided(self, poll: JudgeItem, decided: Any) -> None:  # noqa: ARG002 - there is one item
-        if not self._waiter.done():
-            self._waiter.set_result(decided)
-
-    def send(self, inflight_request: InflightRequest, *, again: bool) -> None:  # noqa: ARG002 - the request of a single call is sent at once
-        poll = self._poll
-        timeout = self._terms.timeout
-        if poll is not None and timeout is not None:
-            timeout = poll.until - self.shell.engine.clock()
-            if timeout <= 0:
-                inflight_request.end(late(self._terms.timeout, inflight_request.ask.judge_model.model))
-                return
-        self.shell.submit(self.request(inflight_request, timeout))
-
-    # called by the driver
-
-    def start(self, attempt: Attempt) -> None:
-        self.shell.spawn(attempt, self.context.copy())
-
-    def read(self, feed: BatchFeed) -> bool:
-        raise AssertionError(f"a single call has no feed: {feed}")
-
-    def close(self) -> None:
-        error = ClientClosed("the client was closed before the verdict was there")
-        tasks, self.requests = list(self.requests), {}
-        self.shell.withdraw(tasks, error)
-        if self._poll is not None:
-            self._poll.end(error)
-
-    def abandon(self) -> list[Task]:
-        tasks, self.requests = list(self.requests), {}
-        return tasks

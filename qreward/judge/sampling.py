@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import ChatAnswer
@@ -16,7 +16,7 @@ from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardErro
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import Unreadable
 from qreward.judge.prompts import Messages
-from qreward.judge.reply import ModelReply, hear
+from qreward.judge.reply import ModelReply, parse_reply
 from qreward.judge.response_format import JUDGE, Formats
 from qreward.judge.types import Vote
 from qreward.judge.verdict_parser import ScoreFunctionError, VerdictParser
@@ -75,36 +75,52 @@ class JudgeModel:
         return found
 
 
-class SampleRequest:
-    """One sample of one model for one item, until there is a vote or a final error. It may take several requests.
+class JudgeRequest(NamedTuple):
+    """One request about an item to one judge model.
 
-    Args:
-        juror: the judge model.
+    Attributes:
+        judge_model: the judge model.
         messages: the messages to send.
         sample: number of the sample, from 0.
         swapped: the responses of a pair are shown in reverse order, so the model's score is that of the second.
+        key: digest of the request without its headers, and of the verdict's form. Requests with equal keys can share an answer.
+    """
+
+    judge_model: JudgeModel
+    messages: Messages
+    sample: int
+    swapped: bool
+    key: bytes
+
+    def vote(self, reply: ModelReply) -> Vote:
+        """The answer as a vote. Raises ``Unreadable``, and whatever the user's own code raises."""
+        score, verdict = self.judge_model.form.read(reply)
+        return Vote(1 - score if self.swapped else score, verdict, reply.text, self.judge_model.model, self.swapped)
+
+
+class SampleRequest:
+    """A request until there is a vote or a final error. It may be sent several times.
 
     Attributes:
         usage: tokens of all answers; None if no server reported usage.
         trail: the failed attempts, oldest first.
         endpoint: name of the endpoint that answered or failed last.
-        heard: the last answer; None before the first.
+        reply: the last answer; None before the first.
         error: the last error.
     """
 
     __slots__ = (
-        "_answers", "_cut", "_form", "_judge_model", "_messages", "_reasks", "_sample", "_swapped", "endpoint", "error", "heard", "trail",
+        "_answers", "_cut", "_form", "_judge_model", "_messages", "_reasks", "_request", "endpoint", "error", "reply", "trail",
         "usage",
     )  # fmt: skip
 
-    def __init__(self, judge_model: JudgeModel, messages: Messages, sample: int = 0, *, swapped: bool = False) -> None:
-        self._judge_model, self._messages, self._sample, self._swapped = judge_model, messages, sample, swapped
-        self.heard: ModelReply | None = None
-        self.error: QRewardError | None = None
-        self._reasks = judge_model.reasks
-        self._form = judge_model.formats.current
+    def __init__(self, request: JudgeRequest) -> None:
+        self._request, self._judge_model, self._messages = request, request.judge_model, request.messages
+        self._reasks, self._form = request.judge_model.reasks, request.judge_model.formats.current
         self._answers = 0
         self._cut = False
+        self.reply: ModelReply | None = None
+        self.error: QRewardError | None = None
         self.usage: Usage | None = None
         self.trail: tuple[AttemptRecord, ...] = ()
         self.endpoint: str | None = None
@@ -112,13 +128,13 @@ class SampleRequest:
     def call(self) -> WireRequest:
         """The next request, in the response format that is used now."""
         self._form = self._judge_model.formats.current
-        return self._judge_model.prepare(self._form, self._sample)(self._messages)
+        return self._judge_model.prepare(self._form, self._request.sample)(self._messages)
 
     def is_stale(self) -> bool:
         """True if the response format for this model has changed since the request was created."""
         return self._form != self._judge_model.formats.current
 
-    def hear(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Vote | QRewardError | None:
+    def evaluate(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Vote | QRewardError | None:
         """Evaluate the outcome of a request.
 
         Args:
@@ -140,11 +156,11 @@ class SampleRequest:
         answer: ChatAnswer = outcome.value
         self._answers += 1
         self.usage = added(self.usage, answer.usage)
-        heard = self.heard = hear(answer)
+        reply = self.reply = parse_reply(answer)
         try:
-            return self.vote(heard)
+            return self._request.vote(reply)
         except Unreadable as error:
-            return self._unread(heard, error.why, answer.usage, seconds)
+            return self._unread(reply, error.why, answer.usage, seconds)
         except ScoreFunctionError as error:
             return self._users(str(error), error.__cause__)
         except (KeyboardInterrupt, SystemExit):  # they must end the event loop
@@ -152,21 +168,16 @@ class SampleRequest:
         except BaseException as error:  # the user's own model
             return self._users(f"reading as {self._judge_model.form.model.__name__} raised {type(error).__name__}: {error}", error)
 
-    def vote(self, heard: ModelReply) -> Vote:
-        """The answer as a vote. Raises ``Unreadable``, and whatever the user's own code raises."""
-        score, verdict = self._judge_model.form.read(heard)
-        return Vote(1 - score if self._swapped else score, verdict, heard.text, self._judge_model.model, self._swapped)
-
-    def _unread(self, heard: ModelReply, why: str, usage: Usage | None, seconds: float) -> QRewardError | None:
+    def _unread(self, reply: ModelReply, why: str, usage: Usage | None, seconds: float) -> QRewardError | None:
         tokens = "" if usage is None or usage.total_tokens is None else f" ({usage.total_tokens} tokens)"
         self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, why + tokens),)
-        hopeless = heard.ending == CUT and self._cut
-        self._cut = self._cut or heard.ending == CUT
-        self.error = self._failed(why, heard)
+        hopeless = reply.ending == CUT and self._cut
+        self._cut = self._cut or reply.ending == CUT
+        self.error = self._failed(why, reply)
         if self._reasks <= 0 or hopeless:
             return self.error
         self._reasks -= 1
-        self._messages = asked_again(self._messages, heard, why, self._judge_model.form.instruction)
+        self._messages = asked_again(self._messages, reply, why, self._judge_model.form.instruction)
         return None
 
     def _users(self, why: str, cause: BaseException | None) -> InvalidResponse:
@@ -181,32 +192,32 @@ class SampleRequest:
         error.__cause__ = cause
         return error
 
-    def _failed(self, why: str, heard: ModelReply) -> InvalidResponse:
+    def _failed(self, why: str, reply: ModelReply) -> InvalidResponse:
         model, times = self._judge_model.model, "" if self._answers == 1 else f" in {self._answers} answers"
         error = InvalidResponse(
-            f"no verdict could be read from model {model!r}{times}: {why}{_beginning(heard)}", endpoint=self.endpoint, model=model
+            f"no verdict could be read from model {model!r}{times}: {why}{_beginning(reply)}", endpoint=self.endpoint, model=model
         )
         error.attempts = self.trail
         return error
 
 
-def _beginning(heard: ModelReply) -> str:
-    text = one_line(heard.refusal or heard.text)
+def _beginning(reply: ModelReply) -> str:
+    text = one_line(reply.refusal or reply.text)
     if not text:
         return "; the answer is empty"
     return f"; the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}"
 
 
-def asked_again(messages: Messages, heard: ModelReply, why: str, instruction: str) -> Messages:
+def asked_again(messages: Messages, reply: ModelReply, why: str, instruction: str) -> Messages:
     """The messages of a repeated request, after an answer that could not be parsed.
 
     The conversation continues with the answer and the reason why it was rejected. The model can then correct the form of its own answer.
     This succeeds more often than a new sample, also at temperature 0, and the server can reuse its prefix cache. An answer that is empty,
     refused or incomplete leaves nothing to correct: the original messages are sent again, with a note at the end of the last one.
     """
-    if heard.whole and not heard.refusal and heard.text.strip():
+    if reply.whole and not reply.refusal and reply.text.strip():
         word = f"This answer cannot be read: {why}. Give your verdict again. {instruction}"
-        return [*messages, {"role": "assistant", "content": heard.text[-SENT_BACK:]}, {"role": "user", "content": word}]
+        return [*messages, {"role": "assistant", "content": reply.text[-SENT_BACK:]}, {"role": "user", "content": word}]
     return noted(messages, f"(An earlier answer could not be used: {why}. Be brief. {instruction})")
 
 

@@ -1,292 +1,379 @@
 """Share identical requests: each is in flight once, for all items that wait for it.
 
-All of this happens in one event loop. A ``Dispatcher`` sends the requests of one call or batch. The dispatcher that started an
-``InflightRequest`` leads it. If it no longer needs the request while items of other dispatchers wait, one of those takes it over.
+Everything here happens in one event loop. ``SingleFlight`` maps keys to the requests in flight. An item joins a ``SharedRequest`` for each
+request that it needs, and leaves it; the request is cancelled when the last item leaves. A batch sends its requests through its feed. Other
+requests, and those that a batch gives up while other items wait, are submitted by themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextvars import Context
 from copy import copy
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qreward.engine.driver import LoopDriver
-from qreward.errors import QRewardError, RequestTimeout
-from qreward.judge.aggregation import Heard
+from qreward.errors import ClientClosed, QRewardError, RequestTimeout
+from qreward.judge.aggregation import Decide, Heard
 from qreward.judge.cache import CacheEntry
-from qreward.judge.item_state import JudgeItem, JudgeRequest
-from qreward.judge.sampling import JudgeModel
+from qreward.judge.sampling import JudgeModel, JudgeRequest, SampleRequest, added
 from qreward.judge.types import Vote
+from qreward.results import AttemptRecord, Usage, with_trail
 from qreward.scheduler.endpoint_state import Source
-from qreward.scheduler.outcome import Answer, Outcome
+from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, RequestOptions, Task, TaskState
+from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task, TaskState
 
-Keep = Callable[[CacheEntry], object]
-"""Receives each answer of a model, whether it could be parsed or not."""
-
-
-class SampleTask(Task):
-    """The current task of an in-flight request. Its payload is fixed only when it is sent, as the response format may change until then."""
-
-    __slots__ = ("inflight_request",)
-
-    def __init__(
-        self, inflight_request: InflightRequest, pool: Pool, terms: RequestOptions, timeout: float | None, sink: Dispatcher
-    ) -> None:
-        super().__init__(inflight_request.sample_request.call(), pool, terms.level, timeout, sink, 0, terms.tenant)
-        self.hedge = terms.hedge
-        self.inflight_request = inflight_request
-
-    def load(self, now: float, source: Source) -> bool:  # noqa: ARG002
-        """See ``Task.load``. Returns False if no item waits for the request any more."""
-        inflight_request = self.inflight_request
-        if inflight_request.task is not self:
-            return False
-        if inflight_request.sample_request.is_stale():
-            self.payload = inflight_request.sample_request.call()
-        return True
+if TYPE_CHECKING:
+    import asyncio
 
 
-class InflightRequest:
-    """A sample request in flight, with the items that wait for it.
-
-    Attributes:
-        task: the task that is queued or being sent; None between two of them.
-        leader: the dispatcher that sends for it.
-        seats: the waiting items, each with the place of the request in the item. The request is charged to the first of them.
-        borrowed: True if the task was started by another dispatcher, with that one's timeout.
-        until: when its time is over, on the engine's clock; inf until the first task has ended.
-        timer: ends a request that was sent again and may still be in the queue when its time is over.
-    """
-
-    __slots__ = ("ask", "borrowed", "key", "leader", "sample_request", "seats", "table", "task", "timer", "until")
-
-    def __init__(self, key: Hashable, ask: JudgeRequest, leader: Dispatcher) -> None:
-        self.key, self.ask, self.leader = key, ask, leader
-        self.table = leader.table
-        self.sample_request = ask.sample_request()
-        self.seats: list[tuple[JudgeItem, int]] = []
-        self.task: SampleTask | None = None
-        self.borrowed = False
-        self.until = inf
-        self.timer: Any = None
-
-    def end(self, heard: Heard) -> None:
-        """End with a vote or an error, and pass it to all waiting items."""
-        self._close()
-        seats, self.seats = self.seats, []
-        for number, (poll, place) in enumerate(seats):
-            if not number:
-                poll.charge(self.sample_request)
-            poll.tell(place, _apart(heard) if number else heard)
-
-    def leave(self, poll: JudgeItem) -> None:
-        """Remove an item that no longer waits. Without items the request is cancelled; without items of its leader it is taken over."""
-        paid = bool(self.seats) and self.seats[0][0] is poll
-        self.seats = [seat for seat in self.seats if seat[0] is not poll]
-        if paid:
-            poll.charge(self.sample_request)
-            self.sample_request.usage = None
-        if not self.seats:
-            self._close()
-            self.leader.release(self)
-        elif all(other.owner is not self.leader for other, _ in self.seats):
-            self.seats[0][0].owner.take_over(self)
-
-    def _close(self) -> None:
-        if self.table.get(self.key) is self:
-            del self.table[self.key]
-        self.unset_timer()
-
-    def unset_timer(self) -> None:
-        """Cancel the leader's timer."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
-
-class Dispatcher:
-    """Sends requests for items and receives their outcomes. The common base of ``SingleRunner`` and ``BatchRunner``.
+class SingleFlight:
+    """The requests that one judge has in flight in one event loop.
 
     Args:
-        shell: driver of the running event loop.
-        table: the requests that one judge has in flight in this event loop, by key.
-        terms: options of each request; ``timeout`` is that of an item, in seconds.
-        pools: the pool of endpoints of each judge model.
-        keep: see ``Keep``.
+        keep: receives each answer of a model, whether it could be parsed or not; None if there is no cache.
     """
 
-    carry: Callable[[Attempt], Awaitable[Outcome]] | None = None
+    def __init__(self, keep: Callable[[CacheEntry], object] | None) -> None:
+        self.keep = keep
+        self.requests: dict[Hashable, SharedRequest] = {}
 
-    def _sit(
+
+class Caller:
+    """One call or batch whose items are judged: the base of ``SingleCall`` and ``BatchRunner``.
+
+    Attributes:
+        has_feed: requests are sent through :meth:`enqueue`, and not by themselves.
+        shell: driver of the event loop.
+        flights: the requests in flight in this event loop.
+        options: options of each request; ``timeout`` is that of an item, in seconds.
+        pools: the pool of endpoints of each judge model.
+        decide: aggregates the outcomes of an item's requests that are known so far.
+        context: context variables of the caller.
+    """
+
+    has_feed = False
+    shell: LoopDriver
+    flights: SingleFlight
+    options: RequestOptions
+    pools: Mapping[JudgeModel, Pool]
+    decide: Decide
+    context: Context
+
+    def on_decided(self, item: JudgeItem, outcome: Any) -> None:
+        """Receive the outcome or error of an item."""
+        raise NotImplementedError
+
+    def enqueue(self, request: SharedRequest, *, again: bool) -> None:
+        """Send a request through the feed of the batch. ``again`` is True if it was sent before."""
+        raise NotImplementedError
+
+    def withdrawn(self, task: Task) -> None:
+        """A task of the batch is cancelled, as no item waits for it."""
+        raise NotImplementedError
+
+
+class JudgeItem:
+    """An item and the outcomes of its requests.
+
+    Args:
+        caller: the call or batch that it belongs to.
+        requests: its requests, at least one.
+        index: number of the item in its batch.
+        born: when the item arrived, on the engine's clock.
+        until: when its time is over, on the engine's clock; inf if that is not known yet.
+        extra: fields of the item that its result carries.
+
+    Attributes:
+        outcomes: outcome of each request; None while it is pending.
+        inflight: the requests in flight, by their place in ``requests``.
+        done: the item has its outcome, or no caller waits for one.
+        usage, trail, endpoint: of the requests charged to this item. A shared request is charged to one item only.
+        sent: True if a request was charged to this item.
+        begun: when its first request was sent, on the engine's clock.
+    """
+
+    __slots__ = (
+        "_timer", "begun", "born", "caller", "done", "endpoint", "extra", "index", "inflight", "outcomes", "requests", "sent", "trail",
+        "until", "usage",
+    )  # fmt: skip
+
+    def __init__(
         self,
-        shell: LoopDriver,
-        table: dict[Hashable, InflightRequest],
-        terms: RequestOptions,
-        pools: dict[JudgeModel, Pool],
-        keep: Keep | None,
+        caller: Caller,
+        requests: Sequence[JudgeRequest],
+        *,
+        index: int = 0,
+        born: float,
+        until: float = inf,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
-        self.shell, self.table = shell, table
-        self._terms, self._pools, self._keep_answer = terms, pools, keep
-        self.requests: dict[Task, None] = {}
+        self.caller, self.requests, self.index, self.born, self.until, self.extra = caller, requests, index, born, until, extra
+        self.outcomes: list[Heard] = [None] * len(requests)
+        self.inflight: dict[int, SharedRequest] = {}
+        self.done = self.sent = False
+        self.usage: Usage | None = None
+        self.trail: tuple[AttemptRecord, ...] = ()
+        self.endpoint: str | None = None
+        self.begun: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
-    # implemented by subclasses
-
-    def send(self, inflight_request: InflightRequest, *, again: bool) -> None:
-        """Send an in-flight request. ``again`` is True if it was sent before."""
-        raise NotImplementedError
-
-    def decided(self, poll: JudgeItem, decided: Any) -> None:
-        """An item has its outcome."""
-        raise NotImplementedError
-
-    # items
-
-    def begin(self, poll: JudgeItem, known: Sequence[Vote | None] = ()) -> None:
-        """Send the requests of an item that have no vote yet. A request that is already in flight is shared.
+    def begin(self, known: Sequence[Vote | None] = ()) -> None:
+        """Join or send the requests that have no vote yet.
 
         Args:
             known: votes from the cache, by place.
         """
         for place, vote in enumerate(known):
             if vote is not None:
-                poll.tell(place, vote)
-        if poll.done:
+                self.record(place, vote)
+        if self.done:
             return
-        terms = self._terms
+        caller = self.caller
+        table, options = caller.flights.requests, caller.options
         fresh = []
-        for place, ask in enumerate(poll.asks):
-            if poll.known[place] is not None:
+        for place, request in enumerate(self.requests):
+            if self.outcomes[place] is not None:
                 continue
-            key = (ask.key, ask.swapped, terms.level, terms.tenant, terms.hedge)
-            inflight_request = self.table.get(key)
-            if inflight_request is None:
-                inflight_request = self.table[key] = InflightRequest(key, ask, self)
-                fresh.append(inflight_request)
-            elif inflight_request.leader is not self:
-                self.watch_over(poll)
-            inflight_request.seats.append((poll, place))
-            poll.inflight[place] = inflight_request
-        for inflight_request in fresh:
-            if inflight_request.seats:  # sending an earlier one may have ended the item
-                self.send(inflight_request, again=False)
+            key = (request.key, request.swapped, options.level, options.tenant, options.hedge)
+            shared = table.get(key)
+            if shared is None:
+                shared = table[key] = SharedRequest(key, request, caller)
+                fresh.append(shared)
+            elif shared.batch is not caller:
+                self.start_timer()
+            shared.waiters.append((self, place))
+            self.inflight[place] = shared
+        for shared in fresh:
+            if shared.waiters:  # sending an earlier one may have ended the item
+                shared.send()
 
-    def watch_over(self, poll: JudgeItem) -> None:
-        """Start the item's own timer, for an item whose requests may end later than its timeout."""
-        if poll.timer is not None or self._terms.timeout is None:
+    def start_timer(self) -> None:
+        """Let the item end on time by itself, as its requests may end later."""
+        timeout, shell = self.caller.options.timeout, self.caller.shell
+        if self._timer is None and timeout is not None:
+            now = shell.engine.clock()
+            if self.until == inf:
+                self.until = now + timeout
+            self._timer = shell.loop.call_later(max(0.0, self.until - now), self._overdue)
+
+    def _overdue(self) -> None:
+        self._timer = None
+        self.end(self.late())
+
+    def late(self) -> RequestTimeout:
+        """The error of an item whose time is over."""
+        model = self.requests[0].judge_model.model
+        return RequestTimeout(f"no verdict within {self.caller.options.timeout:g} s; model {model!r}", model=model)
+
+    def record(self, place: int, outcome: Heard) -> None:
+        """Record the outcome of the request at ``place``. It may decide the item."""
+        self.inflight.pop(place, None)
+        if self.done:
+            return
+        self.outcomes[place] = outcome
+        decided = outcome if isinstance(outcome, ClientClosed) else self.caller.decide(self.outcomes)
+        if decided is not None:
+            self.end(decided)
+
+    def end(self, decided: Any) -> None:
+        """End the item with its outcome or error, and leave the requests still in flight."""
+        if self.done:
+            return
+        self.leave()
+        if isinstance(decided, QRewardError):
+            decided.usage = self.usage
+            if isinstance(decided, RequestTimeout):
+                decided = with_trail(decided, self.trail)
+        self.caller.on_decided(self, decided)
+
+    def leave(self) -> None:
+        """Stop waiting: no caller needs the outcome any more."""
+        self.done = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        inflight, self.inflight = dict.fromkeys(self.inflight.values()), {}
+        for shared in inflight:
+            shared.leave(self)
+
+    def charge(self, sample: SampleRequest) -> None:
+        """Charge a request to this item: its failed attempts, and the usage that was not charged before."""
+        self.sent = True
+        self.usage = added(self.usage, sample.usage)
+        sample.usage = None
+        self.trail += sample.trail
+        self.endpoint = sample.endpoint or self.endpoint
+
+
+class SampleTask(Task):
+    """The current task of a shared request. Its payload is fixed only when it is sent, as the response format may change until then."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, request: SharedRequest, sink: Any, timeout: float | None) -> None:
+        options = request.options
+        super().__init__(request.sample.call(), request.pool, options.level, timeout, sink, 0, options.tenant)
+        self.hedge = options.hedge
+        self.request = request
+
+    def load(self, now: float, source: Source) -> bool:  # noqa: ARG002
+        """See ``Task.load``. Returns False if no item waits for the request any more."""
+        if self.request.task is not self:
+            return False
+        if self.request.sample.is_stale():
+            self.payload = self.request.sample.call()
+        return True
+
+
+class SharedRequest:
+    """One request and the items that wait for it. It is the engine's ``Waiter`` of its own task, unless a batch sends it.
+
+    Attributes:
+        request: what is sent.
+        sample: its state, over all times that it is sent.
+        waiters: the waiting items, each with the place of the request in the item. The request is charged to the first of them.
+        batch: the batch that sends it, or None.
+        task: the task that is queued or being sent; None between two of them.
+    """
+
+    carry = None
+    __slots__ = ("_key", "_until", "batch", "context", "flights", "options", "pool", "request", "sample", "shell", "task", "waiters")
+
+    def __init__(self, key: Hashable, request: JudgeRequest, caller: Caller) -> None:
+        self._key, self.request, self.sample = key, request, SampleRequest(request)
+        self.flights, self.shell = caller.flights, caller.shell
+        self.options, self.pool, self.context = caller.options, caller.pools[request.judge_model], caller.context
+        self.waiters: list[tuple[JudgeItem, int]] = []
+        self.batch: Caller | None = caller if caller.has_feed else None
+        self.task: SampleTask | None = None
+        self._until = inf  # when the time of the task's items is over, if no batch sends it
+
+    # sending
+
+    def send(self, *, again: bool = False) -> None:
+        """Send the request. ``again`` is True if it was sent before."""
+        if self.batch is not None:
+            self.batch.enqueue(self, again=again)
             return
         now = self.shell.engine.clock()
-        if poll.until == inf:
-            poll.until = now + self._terms.timeout
-        poll.timer = self.shell.loop.call_later(max(0.0, poll.until - now), self._overdue, poll)
+        self._until = self.latest()
+        if self._until <= now:
+            self.end(self.waiters[0][0].late())
+            return
+        self.shell.sinks[self] = None
+        self.shell.submit(self.new_task(self, None if self._until == inf else self._until - now))
 
-    def _overdue(self, poll: JudgeItem) -> None:
-        poll.timer = None
-        poll.end(late(self._terms.timeout, poll.asks[0].judge_model.model))
+    def latest(self) -> float:
+        """When the time of the last waiting item is over."""
+        return max([item.until for item, _ in self.waiters])
 
-    # requests in flight
+    def new_task(self, sink: Any, timeout: float | None) -> SampleTask:
+        """Create the task that sends the request now."""
+        self.task = SampleTask(self, sink, timeout)
+        return self.task
 
-    def request(self, inflight_request: InflightRequest, timeout: float | None) -> SampleTask:
-        """Create a new task for an in-flight request. It replaces any earlier one."""
-        task = inflight_request.task = SampleTask(
-            inflight_request, self._pools[inflight_request.ask.judge_model], self._terms, timeout, self
-        )
-        self.requests[task] = None
-        return task
+    # waiting items
 
-    def release(self, inflight_request: InflightRequest) -> None:
-        """Cancel an in-flight request of this dispatcher for which no item waits."""
-        task, inflight_request.task = inflight_request.task, None
-        if task is not None and task in self.requests:
-            del self.requests[task]
-            if self._is_begun(task):  # else Asked.load() returns False when its turn comes
-                self.shell.withdraw([task])
+    def leave(self, item: JudgeItem) -> None:
+        """Remove an item that no longer waits. Without items the request is cancelled; without items of its batch it goes on by itself."""
+        paid = bool(self.waiters) and self.waiters[0][0] is item
+        self.waiters = [waiter for waiter in self.waiters if waiter[0] is not item]
+        if paid:
+            item.charge(self.sample)
+        if not self.waiters:
+            self._close()
+            self._cancel()
+        elif self.batch is not None and all(other.caller is not self.batch for other, _ in self.waiters):
+            self._leave_batch()
 
-    def take_over(self, inflight_request: InflightRequest) -> None:
-        """Lead a request that another dispatcher gave up. A task that was started continues, another one is replaced."""
-        before, task = inflight_request.leader, inflight_request.task
-        inflight_request.leader = self
-        inflight_request.unset_timer()
-        for poll in {seat[0]: None for seat in inflight_request.seats if seat[0].owner is self}:
-            self.watch_over(poll)
-        inflight_request.task = None  # so that the task is not started meanwhile
-        if task is not None:
-            before.requests.pop(task, None)
-            if self._is_begun(task):
-                inflight_request.task, task.sink = task, self
-                inflight_request.borrowed, inflight_request.until = True, inf
-                self.requests[task] = None
-                return
-        self.send(inflight_request, again=False)
+    def _leave_batch(self) -> None:
+        """Let go of the batch. A task that was started continues; one that was only read ahead is replaced."""
+        self.batch, self.context = None, self.waiters[0][0].caller.context
+        task = self.task
+        if task is not None and self.is_begun():
+            self._until, task.sink = task.deadline, self
+            self.shell.sinks[self] = None
+        else:
+            self.send()
 
-    def _is_begun(self, task: Task) -> bool:
+    def end(self, outcome: Heard) -> None:
+        """End with a vote or an error, and pass it to all waiting items."""
+        self._close()
+        waiters, self.waiters = self.waiters, []
+        self._pass_on(outcome, waiters)
+
+    def _pass_on(self, outcome: Heard, waiters: Sequence[tuple[JudgeItem, int]]) -> None:
+        for number, (item, place) in enumerate(waiters):
+            if number == 0:
+                item.charge(self.sample)
+            elif isinstance(outcome, QRewardError):  # a copy, so that each receiver adds its own traceback
+                cause = outcome.__cause__
+                outcome = copy(outcome)
+                outcome.__cause__ = cause
+            item.record(place, outcome)
+
+    def _close(self) -> None:
+        if self.flights.requests.get(self._key) is self:
+            del self.flights.requests[self._key]
+        self.shell.sinks.pop(self, None)
+
+    def is_begun(self) -> bool:
         """Whether the scheduler has started the task. Else it was only read ahead."""
         with self.shell.engine.lock:
-            return task.state is not TaskState.NEW
+            return self.task is not None and self.task.state is not TaskState.NEW
+
+    def _cancel(self, error: QRewardError | None = None) -> None:
+        task, begun = self.task, self.is_begun()
+        self.task = None
+        if task is not None and self.batch is not None:
+            self.batch.withdrawn(task)
+        if task is not None and begun:  # else ``SampleTask.load`` returns False when its turn comes
+            self.shell.withdraw([task], error)
+
+    # called by the driver, or by the batch
+
+    def start(self, attempt: Attempt) -> None:
+        self.shell.spawn(attempt, self.context.copy())
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        """See ``Waiter``."""
-        if task not in self.requests:
+        if task is not self.task:
             return
-        del self.requests[task]
-        assert isinstance(task, SampleTask)
-        inflight_request = task.inflight_request
-        inflight_request.task = None
-        if not inflight_request.borrowed:
-            inflight_request.until = min(inflight_request.until, task.deadline)
-        heard = inflight_request.sample_request.hear(task, outcome, source, seconds)
-        if self._keep_answer is not None and isinstance(outcome, Answer):
-            assert inflight_request.sample_request.heard is not None
+        self.task = None
+        heard = self.sample.evaluate(task, outcome, source, seconds)
+        if self.flights.keep is not None and isinstance(outcome, Answer):
+            assert self.sample.reply is not None
             assert source is not None
-            key = inflight_request.ask.key if isinstance(heard, Vote) else None
-            self._keep_answer(
-                CacheEntry(inflight_request.ask.judge_model.cached_as, source.name, inflight_request.sample_request.heard, key)
-            )
-        if heard is None:
-            self._again(inflight_request)
+            key = self.request.key if isinstance(heard, Vote) else None
+            self.flights.keep(CacheEntry(self.request.judge_model.cached_as, source.name, self.sample.reply, key))
+        if heard is None and self.shell.engine.clock() < self.latest():
+            self.send(again=True)
         elif isinstance(heard, RequestTimeout):
-            self.timed_out(inflight_request, heard)
+            self._time_out(heard)
         else:
-            inflight_request.end(heard)
+            self.end(heard or self.sample.error)
 
-    def _again(self, inflight_request: InflightRequest) -> None:
-        if self.shell.engine.clock() < inflight_request.until:
-            self.send(inflight_request, again=True)
-        else:
-            assert inflight_request.sample_request.error is not None
-            inflight_request.end(inflight_request.sample_request.error)
-
-    def timed_out(self, inflight_request: InflightRequest, error: QRewardError) -> None:
-        """End this dispatcher's own items with the error. A request that items of others wait for continues with their timeouts."""
-        if inflight_request.borrowed:  # the timeout was that of another dispatcher
-            inflight_request.borrowed = False
-            self.send(inflight_request, again=False)
+    def _time_out(self, error: RequestTimeout) -> None:
+        """End the items whose time the task had. The request is sent again for those that have more."""
+        batch, until = self.batch, self._until
+        over = [waiter for waiter in self.waiters if (waiter[0].caller is batch if batch else waiter[0].until <= until)]
+        if len(over) == len(self.waiters):
+            self.end(error)
             return
-        others = [seat for seat in inflight_request.seats if seat[0].owner is not self]
-        if not others:
-            inflight_request.end(error)
-            return
-        mine = [seat for seat in inflight_request.seats if seat[0].owner is self]
-        inflight_request.seats, inflight_request.until = others, inf
-        for number, (poll, place) in enumerate(mine):
-            if not number:
-                poll.charge(inflight_request.sample_request)
-            poll.tell(place, _apart(error) if number else error)
-        if inflight_request.seats:  # ending our items may have ended the others too
-            others[0][0].owner.take_over(inflight_request)
+        self.waiters = [waiter for waiter in self.waiters if waiter not in over]
+        self._pass_on(error, over)
+        if self.waiters and self.task is None:  # else an item that ended has ended the others too
+            self._leave_batch()
 
+    def read(self, feed: BatchFeed) -> bool:
+        raise AssertionError(f"a request has no feed: {feed}")
 
-def _apart(heard: Heard) -> Heard:
-    """A copy of an error, so that each receiver adds its own traceback. A vote is returned unchanged."""
-    if not isinstance(heard, QRewardError):
-        return heard
-    other = copy(heard)
-    other.__cause__ = heard.__cause__
-    return other
+    def close(self) -> None:
+        error = ClientClosed("the client was closed before the verdict was there")
+        self._cancel(error)
+        self.end(error)
 
-
-def late(timeout: float | None, model: str) -> RequestTimeout:
-    """The error of an item whose time is over."""
-    return RequestTimeout(f"no verdict within {timeout:g} s; model {model!r}", model=model)
+    def abandon(self) -> list[Task]:
+        return [self.task] if self.task is not None and self.is_begun() else []

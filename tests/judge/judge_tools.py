@@ -163,7 +163,7 @@ def leftovers(judge: Judge, client: QRewardClient) -> dict[str, int]:
         "commands": len(scheduler.out),
         "sinks": sum(len(shell.sinks) for shell in shells),
         "attempts": sum(len(shell._attempts) for shell in shells),
-        "flights": sum(len(table) for table in judge._tables.values()),
+        "flights": sum(len(flights.requests) for flights in judge._flights.values()),
     }
     return {what: count for what, count in counts.items() if count}
 

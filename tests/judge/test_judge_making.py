@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from qreward import QRewardClient, SyncQRewardClient
 from qreward.errors import ClientClosed, ConfigError
 from qreward.judge import Judge, JudgeConfig, RewardModelScorer, ScoreVerdict, SyncJudge, Verdict, YesNoVerdict, make_scorer
+from qreward.judge.sampling import SampleRequest
 from qreward.judge.verdict_parser import verdict_named
 from qreward.testing import FakeEndpoint, FakeFleet
 
@@ -57,7 +58,7 @@ def test_settings_make_a_judge_with_all_that_they_say() -> None:
         ("b", 0, 4),
         ("b", 1, 4),
     ]
-    assert asks[1].sample_request().call().params == {"temperature": 0.5, "seed": 4}
+    assert SampleRequest(asks[1]).call().params == {"temperature": 0.5, "seed": 4}
     assert asks[0].messages == [{"role": "system", "content": "Be strict."}, {"role": "user", "content": "p: r / f"}]
     assert asks[0].judge_model.form.model is YesNoVerdict
 

@@ -43,9 +43,8 @@ from functools import lru_cache
 from typing import Any
 
 from qreward.judge.parsing.json import NotAnObject, object_at
-from qreward.judge.parsing.quotations import Unreadable, without_reasoning
 from qreward.judge.parsing.schema import M, PreferenceVerdict, ScoreVerdict, VerdictSchema, YesNoVerdict, instruction, schema_of
-from qreward.judge.parsing.text import TextReader, sentences
+from qreward.judge.parsing.text import TextReader, Unreadable, sentences, without_reasoning
 
 __all__ = ["PreferenceVerdict", "ScoreVerdict", "Unreadable", "YesNoVerdict", "instruction", "read", "schema_of"]
 

@@ -7,26 +7,25 @@ Source: https://platform.openai.com/docs/guides/structured-outputs#supported-sch
 
 from __future__ import annotations
 
-import enum
 import re
-import types
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from math import isfinite
-from typing import Annotated, Any, Generic, Literal, NewType, TypeVar, Union, get_args, get_origin
+from enum import Enum
+from functools import cached_property
+from math import inf, isfinite
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from pydantic import AliasChoices, BaseModel, Field, ValidationError, field_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
 
 from qreward.errors import ConfigError
-from qreward.judge.parsing.quotations import Unreadable
-from qreward.judge.parsing.text import Scale, number_of, shown
+from qreward.judge.parsing.text import Scale, Unreadable, number_of, shown
 
 M = TypeVar("M", bound=BaseModel)
-_NUMBERS = (int, float, Decimal)
-_UNIONS = (Union, types.UnionType)
 _REVISED = re.compile(r"^(?:final|revised|corrected|updated|adjusted|new|actual)_")
 _NUMERAL = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,17})?")
 _SAID = {
@@ -46,6 +45,9 @@ _UNSAID = frozenset({"title", "default", "examples", "discriminator", "uniqueIte
 _KEPT = frozenset({"type", "enum", "description", "$ref", "$defs", "anyOf", "items", "properties"})
 
 
+# Descriptions are sent to servers and part of the keys of cached answers, so they stand apart from the docstrings.
+
+
 class ScoreVerdict(BaseModel):
     """A number, and why.
 
@@ -55,6 +57,8 @@ class ScoreVerdict(BaseModel):
         >>> ScoreVerdict(reason="Right, but long.", score=7).score
         7.0
     """
+
+    model_config = ConfigDict(json_schema_extra={"description": "A number, and why."})
 
     reason: str = Field("", description="why, in a few sentences")
     score: float
@@ -69,6 +73,8 @@ class YesNoVerdict(BaseModel):
         >>> YesNoVerdict(verdict="Yes").score
         1.0
     """
+
+    model_config = ConfigDict(json_schema_extra={"description": "Yes or no, and why."})
 
     reason: str = Field("", description="why, in a few sentences")
     verdict: Literal["yes", "no"]
@@ -93,6 +99,8 @@ class PreferenceVerdict(BaseModel):
         >>> PreferenceVerdict(preferred="tie").score
         0.5
     """
+
+    model_config = ConfigDict(json_schema_extra={"description": "Which of two responses is better, and why."})
 
     reason: str = Field("", description="why, in a few sentences")
     preferred: Literal["A", "B", "tie"]
@@ -125,46 +133,58 @@ class VerdictSchema(Generic[M]):
 
     @classmethod
     def of(cls, model: type[M], scale: Scale | None) -> VerdictSchema[M]:
-        """The shape of ``model``. The deciding field is ``score``, else the only required field that is a number, a bool or a choice."""
-        able = [name for name, info in model.model_fields.items() if info.is_required() and any(_kind(info.annotation))]
-        name = "score" if "score" in model.model_fields else able[0] if len(able) == 1 else ""
-        if not name:
+        """The schema of ``model``. The deciding field is ``score``, else the only required field that is a number, a bool or a choice."""
+        raw = _raw_schema(model, by_alias=False, schema_generator=_PlainNumbers)
+        defs = raw.get("$defs", {})
+        nodes = _resolved(raw, defs).get("properties", {})
+        kinds = {name: _kind(nodes.get(name, {}), defs) for name in model.model_fields}
+        able = [name for name, info in model.model_fields.items() if info.is_required() and (kinds[name].number or kinds[name].options)]
+        name = "score" if "score" in kinds else able[0] if len(able) == 1 else None
+        if name is None:
             return cls(model, None)
-        info = model.model_fields[name]
-        number, options = _kind(info.annotation)
-        numerals = _numerals(info.annotation) or ()
-        numbers = [numeral for numeral, _ in numerals]
-        own = scale or _bounds(info) or ((min(numbers), max(numbers)) if numbers else None)
-        return cls(model, name, number, tuple(options.items()), own if number else None, numerals if number else ())
+        kind = kinds[name]
+        return cls(model, name, kind.number, tuple(kind.options.items()), (scale or kind.limits) if kind.number else None, kind.numerals)
 
     @property
     def key(self) -> str:
         """The name of the deciding field in JSON."""
-        return _keys(self.name, self.model.model_fields[self.name])[0] if self.name else ""
+        return self._keys(self.name)[0] if self.name else ""
 
-    def names(self, keys: set[str]) -> bool:
-        """Whether any of these member names is that of the deciding field, or of a required field if there is no deciding one."""
+    def _keys(self, name: str) -> list[str]:
+        return _aliases(name, self.model.model_fields[name])
+
+    @cached_property
+    def _known(self) -> Mapping[str, str]:
+        """The JSON keys of all fields, by their spelling without case and separators."""
+        return {_folded(key): key for name in self.model.model_fields for key in reversed(self._keys(name))}
+
+    @cached_property
+    def _deciding(self) -> frozenset[str]:
+        """The keys of the deciding field, or of the required fields if there is no deciding one."""
         fields = self.model.model_fields
-        needed = [self.name] if self.name else [name for name, info in fields.items() if info.is_required()] or list(fields)
-        return not {_folded(key) for key in keys}.isdisjoint(_folded(key) for name in needed for key in _keys(name, fields[name]))
+        names = [self.name] if self.name else [name for name, info in fields.items() if info.is_required()] or list(fields)
+        return frozenset(_folded(key) for name in names for key in self._keys(name))
+
+    def _decides(self, members: Mapping[str, Any]) -> bool:
+        return not self._deciding.isdisjoint(map(_folded, members))
 
     def of_members(self, members: Mapping[str, Any]) -> M:
         """The verdict from the members of a JSON object. Raises :class:`Unreadable`."""
-        mine = {_folded(key): key for name, info in self.model.model_fields.items() for key in reversed(_keys(name, info))}
-        given: dict[str, Any] = {}
+        known, given = self._known, dict[str, Any]()
         for key, value in members.items():
-            known = mine.get(_folded(key), key)
-            if known in given and given[known] != value:
+            own = known.get(_folded(key), key)
+            if own in given and given[own] != value:
                 raise Unreadable("The JSON object gives a member twice.")
-            given[known] = value
-        strange = [(_REVISED.sub("", _folded(key)), value) for key, value in given.items() if _folded(key) not in mine]
-        if any(mine.get(key) in given and given[mine[key]] != value for key, value in strange):
-            raise Unreadable("The JSON object gives a verdict and a revised one.")
-        if self.name and not self.names(set(given)):
+            given[own] = value
+        for key, value in given.items():
+            other = known.get(_REVISED.sub("", _folded(key)))
+            if _folded(key) not in known and other in given and given[other] != value:
+                raise Unreadable("The JSON object gives a verdict and a revised one.")
+        if self.name and not self._decides(given):
             raise Unreadable(f'The JSON object has no "{self.key}".')
         if self.name and self.number:
-            key = next(key for key in _keys(self.name, self.model.model_fields[self.name]) if key in given)
-            given[key] = self._same(number_of(given[key], self.scale), given[key])
+            key = next(key for key in self._keys(self.name) if key in given)
+            given[key] = self._as_field(number_of(given[key], self.scale), given[key])
         try:
             verdict = self.model.model_validate(given)
         except ValidationError as error:
@@ -176,32 +196,31 @@ class VerdictSchema(Generic[M]):
 
     def value_of(self, members: dict[str, Any]) -> object:
         """The value by which verdicts are compared; None if the members lack the deciding field. Raises as ``of_members`` does."""
-        if not self.names(set(members)):
+        if not self._decides(members):
             return None
         verdict = self.of_members(members)
         if not self.name:
             fields = self.model.model_fields
             return {name: value for name, value in verdict if name in fields and fields[name].annotation is not str}
         if self.number:
-            return number_of(next(value for key, value in members.items() if self.names({key})), self.scale)
+            return number_of(next(value for key, value in members.items() if _folded(key) in self._deciding), self.scale)
         return _plain_value(getattr(verdict, self.name))
 
-    def _same(self, number: float, written: Any) -> Any:
+    def _as_field(self, number: float, written: Any) -> Any:
         """The number as the model accepts it: one of its choices if it has any. An integer keeps digits that a float would lose."""
         if self.numerals:
-            choices = [value for own, value in self.numerals if own == number]
-            if not choices:
-                raise Unreadable(f"The score must be one of {', '.join(shown(own) for own, _ in self.numerals)}.")
-            return choices[0]
+            for own, value in self.numerals:
+                if own == number:
+                    return value
+            raise Unreadable(f"The score must be one of {', '.join(shown(own) for own, _ in self.numerals)}.")
         return written if isinstance(written, int) else int(number) if number.is_integer() else number
 
     def _complaint(self, error: ValidationError) -> str:
         """Pydantic's error type, and the member if it is the model's. Its message and input are left out, as they may quote the answer."""
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = str(next(iter(first["loc"]), ""))
-        known = {key for name, info in self.model.model_fields.items() for key in _keys(name, info)}
-        kind = first["type"].replace("_", " ")
-        return f'The JSON object does not fit at "{place}": {kind}.' if place in known else f"The JSON object does not fit: {kind}."
+        place, kind = str(next(iter(first["loc"]), "")), first["type"].replace("_", " ")
+        at = f' at "{place}"' if place in self._known.values() else ""
+        return f"The JSON object does not fit{at}: {kind}."
 
 
 def _folded(key: str) -> str:
@@ -209,85 +228,69 @@ def _folded(key: str) -> str:
 
 
 def _plain_value(value: Any) -> Any:
-    return value.value if isinstance(value, enum.Enum) else value
+    return value.value if isinstance(value, Enum) else value
 
 
-def _keys(name: str, info: FieldInfo) -> list[str]:
+def _aliases(name: str, info: FieldInfo) -> list[str]:
     alias = info.validation_alias or info.alias
     if isinstance(alias, AliasChoices):
         return [choice for choice in alias.choices if isinstance(choice, str)] or [name]
     return [alias] if isinstance(alias, str) else [name]
 
 
-def _kind(annotation: Any) -> tuple[bool, dict[str, Any]]:
-    """``(whether a type is a number, the spellings of its choices with their values)``."""
-    annotation = _plain(annotation)
-    if annotation is bool:
-        return False, {"yes": True, "no": False, "true": True, "false": False}
-    if _numerals(annotation) is not None:
-        return True, {}
-    choices = _choices(annotation)
+class _Kind(NamedTuple):
+    """What a field allows: numbers, a choice of texts, or neither. See :class:`VerdictSchema`."""
+
+    number: bool = False
+    options: Mapping[str, Any] = {}
+    numerals: tuple[tuple[float, Any], ...] = ()
+    limits: Scale | None = None
+
+
+def _kind(node: dict[str, Any], defs: dict[str, Any]) -> _Kind:
+    """The kind of a field, from its JSON schema."""
+    node = _resolved(node, defs)
+    if node.get("type") == "boolean" and "enum" not in node:
+        return _Kind(options={"yes": True, "no": False, "true": True, "false": False})
+    parts = [part for one in node.get("anyOf", [node]) if (part := _resolved(one, defs)).get("type") != "null"]
+    values = [value for part in parts for value in part.get("enum", [float if part.get("type") in ("number", "integer") else None])]
+    numerals = [(number, value) for value in values if (number := _numeral(value)) is not None]
+    if values and len(numerals) == len(values):
+        return _Kind(True, numerals=tuple(numerals), limits=(min(number for number, _ in numerals), max(number for number, _ in numerals)))
+    if values and all(value is float or _numeral(value) is not None for value in values):
+        low, high = ([part[name] for part in parts if name in part] for name in ("minimum", "maximum"))
+        return _Kind(True, limits=(float(max(low)), float(min(high))) if low and high else None)
+    choices = node.get("enum", [])
     texts = bool(choices) and all(isinstance(value, str) and value.strip() for value in choices)
-    return False, {value: value for value in choices} if texts else {}
-
-
-def _numerals(annotation: Any) -> tuple[tuple[float, Any], ...] | None:
-    """The numbers that a type allows, each with its own value. Empty if it allows any number, None if it is not a number."""
-    if (annotation := _plain(annotation)) in _NUMBERS:
-        return ()
-    if get_origin(annotation) in _UNIONS:
-        parts = [_numerals(part) for part in get_args(annotation) if part is not type(None)]
-        found = [part for part in parts if part is not None]
-        if not found or len(found) < len(parts):
-            return None
-        return () if () in found else tuple(choice for part in found for choice in part)
-    choices = _choices(annotation)
-    told = tuple((number, value) for value in choices if (number := _numeral(value)) is not None)
-    return told if told and len(told) == len(choices) else None
-
-
-def _plain(annotation: Any) -> Any:
-    """A type without ``Annotated``, ``NewType`` and type aliases."""
-    while True:
-        if get_origin(annotation) is Annotated:
-            annotation = get_args(annotation)[0]
-        elif isinstance(annotation, NewType):
-            annotation = annotation.__supertype__
-        elif type(annotation).__name__ == "TypeAliasType":  # Python 3.12 or later, or typing_extensions
-            annotation = annotation.__value__
-        else:
-            return annotation
-
-
-def _choices(annotation: Any) -> tuple[Any, ...]:
-    """The values of a literal or an enum; empty for other types."""
-    if get_origin(annotation) is Literal:
-        return tuple(_plain_value(value) for value in get_args(annotation))
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return tuple(member.value for member in annotation)
-    return ()
+    return _Kind(options={value: value for value in choices} if texts else {})
 
 
 def _numeral(value: Any) -> float | None:
     """The number of a choice that is a number or the text of one; None for others."""
-    if isinstance(value, bool) or (isinstance(value, str) and not _NUMERAL.fullmatch(value)):
+    if not isinstance(value, int | float | str) or isinstance(value, bool) or (isinstance(value, str) and not _NUMERAL.fullmatch(value)):
         return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
+    number = float(value) if isinstance(value, str) or abs(value) <= sys.float_info.max else inf
     return number if isfinite(number) else None
 
 
-def _bounds(info: FieldInfo) -> Scale | None:
-    """The scale from a field's ``ge`` and ``le``; None unless it has both. In an optional type they may be limits of the inner type."""
-    limits = list(info.metadata)
-    parts = [part for part in get_args(info.annotation) if part is not type(None)] if get_origin(info.annotation) in _UNIONS else []
-    if len(parts) == 1 and get_origin(parts[0]) is Annotated:
-        limits += [one for item in get_args(parts[0])[1:] for one in (item.metadata if isinstance(item, FieldInfo) else [item])]
-    low = [limit.ge for limit in limits if getattr(limit, "ge", None) is not None]
-    high = [limit.le for limit in limits if getattr(limit, "le", None) is not None]
-    return (float(max(low)), float(min(high))) if low and high else None
+class _PlainNumbers(GenerateJsonSchema):
+    """A ``Decimal`` is a number, not a number or a text."""
+
+    def decimal_schema(self, schema: Any) -> dict[str, Any]:
+        return self.float_schema(schema)
+
+
+def _raw_schema(model: type[BaseModel], **how: Any) -> dict[str, Any]:
+    try:
+        return model.model_json_schema(**how)
+    except PydanticInvalidForJsonSchema as error:
+        raise ConfigError(f"{model.__name__} has no JSON schema: {error.message}") from None
+
+
+def _resolved(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
+    """The node, or what it refers to."""
+    node = _rewritten(node)
+    return _rewritten(defs[node["$ref"].rpartition("/")[2]]) if "$ref" in node else node
 
 
 def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, Any]:
@@ -302,11 +305,7 @@ def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, A
         {'type': 'number', 'description': 'from 0 to 10'}
     """
     shape = VerdictSchema.of(model, scale)
-    try:
-        raw = model.model_json_schema(mode="validation")
-    except PydanticInvalidForJsonSchema as error:
-        raise ConfigError(f"{model.__name__} has no JSON schema: {error.message}") from None
-    strict = _strict(raw, model.__name__)
+    strict = _strict(_raw_schema(model), model.__name__)
     if "$ref" in strict:  # a recursive model; the root must be an object, not a reference
         strict = {**strict["$defs"][strict["$ref"].rpartition("/")[2]], "$defs": strict["$defs"]}
     if shape.number and scale and not shape.numerals:  # choices state the allowed values themselves

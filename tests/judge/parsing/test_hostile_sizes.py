@@ -10,7 +10,8 @@ from types import FrameType
 
 import pytest
 
-from qreward.judge.parsing import LONGEST, PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, quotations, read
+from qreward.judge.parsing import LONGEST, PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
+from qreward.judge.parsing import text as text_module
 from qreward.judge.parsing.json import object_at
 
 PIECES = (
@@ -89,18 +90,17 @@ def test_twice_the_answer_is_at_most_twice_the_steps() -> None:
 def test_no_character_is_looked_at_by_two_attempts_at_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
     spans: list[tuple[int, int]] = []
 
-    def watched(text: str, start: int) -> tuple[dict[str, object], int]:
-        spans.append((start, len(text)))  # a failure may have looked at all of the text, and must be the last attempt
-        found, end = object_at(text, start)
+    def watched(answer: str, start: int) -> tuple[dict[str, object], int]:
+        spans.append((start, len(answer)))  # a failure may have looked at all of the text, and must be the last attempt
+        found, end = object_at(answer, start)
         spans[-1] = (start, end)
         return found, end
 
-    monkeypatch.setattr(quotations, "object_at", watched)
-    objects = quotations.Objects([], lambda members: members)
+    monkeypatch.setattr(text_module, "object_at", watched)
     for piece in (piece for piece in PIECES if "{" in piece):
         spans.clear()
         with contextlib.suppress(Unreadable):
-            quotations.own_words(piece * 2_000, objects)
+            text_module.own_words(piece * 2_000, lambda members: members)
         assert all(end <= start for (_, end), (start, _) in pairwise(spans)), piece
 
 

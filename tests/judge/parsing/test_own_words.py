@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qreward.judge.parsing import Unreadable
-from qreward.judge.parsing.quotations import GAP, OBJECT, Objects, own_words, without_reasoning
-from qreward.judge.parsing.text import sentences
+from qreward.judge.parsing.text import GAP, OBJECT, own_words, sentences, without_reasoning
 
 WORDS = (
     ('He said "no" and left.', f"He said {GAP} and left."),
@@ -62,7 +61,7 @@ UNPAIRED = (
 
 
 def own(text: str) -> str:
-    return own_words(text, Objects([], lambda members: members.get("score")))
+    return own_words(text, lambda members: members.get("score"))[0]
 
 
 def test_what_is_quoted_leaves_a_gap() -> None:

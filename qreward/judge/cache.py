@@ -1,8 +1,8 @@
 """A persistent cache of models' answers in a SQLite file. Any number of processes may share one file.
 
-The cache stores the text of an answer under a digest of its request. It knows no verdicts: a cached answer is parsed again.
+The cache stores the text of an answer under a digest of its request, and no verdict: a cached answer is parsed again.
 
-Each answer has a fingerprint of the weights that wrote it, as far as servers report them (see ``reply.fingerprint_of``). The file also
+Each answer has a fingerprint of the weights that wrote it, as far as servers report them (see ``codec.fingerprint_of``). The file also
 stores the fingerprint that each endpoint sent last. When an endpoint sends its first fingerprint, or one that differs from its last, the
 model may have changed: answers with other fingerprints are no longer found, until an endpoint sends their fingerprint again. So a fleet
 whose endpoints differ keeps all its answers, and a fleet whose weights were replaced finds none of the old ones.
@@ -19,14 +19,18 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from itertools import islice
 from pathlib import Path
 from time import monotonic, sleep
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qreward.engine import background
-from qreward.judge.reply import ModelReply
+from qreward.judge.codec import ModelReply
+from qreward.judge.sampling import JudgeRequest
+from qreward.judge.types import Vote
 
 MOST = 1_000_000
 """The most answers in a file; the oldest are deleted first. At a kilobyte each they take a gigabyte."""
@@ -53,13 +57,13 @@ class CacheEntry(NamedTuple):
     Attributes:
         model: name of the model in the cache, including the namespace.
         endpoint: name of the endpoint.
-        heard: the answer.
+        reply: the answer.
         key: digest of the request. None for an answer that could not be parsed: only its fingerprint is stored.
     """
 
     model: str
     endpoint: str
-    heard: ModelReply
+    reply: ModelReply
     key: bytes | None = None
 
 
@@ -67,12 +71,12 @@ Sent = dict[str, tuple[str, bool]]
 """Endpoint -> the fingerprint it sent last, and whether answers with that fingerprint are found."""
 
 
-def note(sent: Sent, endpoint: str, fingerprint: str) -> None:
+def record_fingerprint(sent: Sent, endpoint: str, fingerprint: str) -> None:
     """Record the fingerprint that an endpoint sent. A new one invalidates those of all other endpoints until they send theirs again.
 
     Example:
         >>> sent = {"a": ("v1", True), "b": ("v1", True)}
-        >>> note(sent, "a", "v2")
+        >>> record_fingerprint(sent, "a", "v2")
         >>> sent
         {'a': ('v2', True), 'b': ('v1', False)}
     """
@@ -80,6 +84,24 @@ def note(sent: Sent, endpoint: str, fingerprint: str) -> None:
         for other, (its, _) in sent.items():
             sent[other] = its, False
     sent[endpoint] = fingerprint, True
+
+
+CHUNK = 64
+"""Items per lookup."""
+
+
+class CachedItem(NamedTuple):
+    """An item whose requests have been built and looked up in the cache.
+
+    Attributes:
+        requests: the requests, or the exception that building them raised.
+        votes: the cached votes, in the order of ``requests``; None where there is none. Empty if nothing was looked up.
+        extra: the item's fields that are not judged; None if there are none.
+    """
+
+    requests: Sequence[JudgeRequest] | Exception
+    votes: Sequence[Vote | None]
+    extra: Mapping[str, Any] | None
 
 
 class Cache:
@@ -112,10 +134,30 @@ class Cache:
         found = await asyncio.get_running_loop().run_in_executor(self._thread(), self._store.read, asked)  # runs after pending writes
         return [found.get(key) for key, _ in asked]
 
-    def keep(self, sighting: CacheEntry) -> None:
+    async def votes(self, requests: Sequence[JudgeRequest]) -> list[Vote | None]:
+        """The cached votes for these requests, in their order; None where there is none."""
+        found = await self.look([(request.key, request.judge_model.cached_as) for request in requests])
+        return [_vote(request, reply) for request, reply in zip(requests, found, strict=True)]
+
+    async def with_votes(
+        self, items: Iterable[Any] | AsyncIterable[Any], read: Callable[[object], CachedItem]
+    ) -> AsyncIterator[CachedItem]:
+        """The items of a batch, read and with their cached votes: ``CHUNK`` items at a time, those of an asynchronous input one by one.
+
+        An exception of the input is raised after the items that precede it.
+        """
+        async with aclosing(_chunks(items)) as chunks:
+            async for chunk in chunks:
+                read_items = [read(item) for item in chunk]
+                requests = [request for item in read_items if not isinstance(item.requests, Exception) for request in item.requests]
+                votes = iter(await self.votes(requests))
+                for item in read_items:
+                    yield item if isinstance(item.requests, Exception) else item._replace(votes=list(islice(votes, len(item.requests))))
+
+    def keep(self, entry: CacheEntry) -> None:
         """Store an answer. It is written in the background, together with others."""
         with self._lock:
-            self._fresh.append(sighting)
+            self._fresh.append(entry)
             if self._flushing:
                 return
             self._flushing = True
@@ -139,6 +181,39 @@ class Cache:
         with self._lock:
             fresh, self._fresh, self._flushing = self._fresh, [], False
         self._store.write(fresh)
+
+
+def _vote(request: JudgeRequest, reply: ModelReply | None) -> Vote | None:
+    try:
+        return None if reply is None else request.vote(reply)
+    except Exception:  # the answer was parsed before, so the parser or the user's score function has changed
+        return None
+
+
+async def _chunks(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[list[Any], None]:
+    iterator: Any = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
+    try:
+        if isinstance(items, AsyncIterable):
+            async for item in iterator:
+                yield [item]
+            return
+        error: Exception | None = None
+        while error is None:
+            chunk: list[Any] = []
+            try:
+                chunk.extend(islice(iterator, CHUNK))
+            except Exception as raised:  # the items before it are in the chunk
+                error = raised
+            if not chunk:
+                break
+            yield chunk
+        if error is not None:
+            raise error
+    finally:
+        if (aclose := getattr(iterator, "aclose", None)) is not None:
+            await aclose()
+        elif (close := getattr(iterator, "close", None)) is not None:
+            close()
 
 
 _STORES: weakref.WeakSet[_Store] = weakref.WeakSet()
@@ -196,14 +271,14 @@ class _Store:
                 self._trouble(error)
         return found
 
-    def write(self, sightings: Sequence[CacheEntry]) -> None:
+    def write(self, entries: Sequence[CacheEntry]) -> None:
         """Record the fingerprints of endpoints and add answers. Existing answers are not replaced."""
-        texts = [(each.key, each.heard.fingerprint, each.heard.text.encode("utf-8", "surrogatepass")) for each in sightings if each.key]
+        texts = [(each.key, each.reply.fingerprint, each.reply.text.encode("utf-8", "surrogatepass")) for each in entries if each.key]
         with self.busy:
             try:
                 with self._open() as file:
                     file.execute("BEGIN IMMEDIATE")  # locks before reading, as another process may write
-                    _note(file, sightings)
+                    _record_fingerprints(file, entries)
                     file.executemany("INSERT OR IGNORE INTO answers (key, fingerprint, text) VALUES (?, ?, ?)", texts)
                     file.execute("DELETE FROM answers WHERE number <= (SELECT max(number) FROM answers) - ?", (self._most,))
             except (sqlite3.Error, OSError) as error:
@@ -266,14 +341,14 @@ def _sent(file: sqlite3.Connection, model: str) -> Sent:
     return {endpoint: (fingerprint, bool(current)) for endpoint, fingerprint, current in rows}
 
 
-def _note(file: sqlite3.Connection, sightings: Sequence[CacheEntry]) -> None:
+def _record_fingerprints(file: sqlite3.Connection, entries: Sequence[CacheEntry]) -> None:
     """Store the fingerprints of endpoints that have changed."""
-    for model in {each.model for each in sightings}:
+    for model in {each.model for each in entries}:
         before = _sent(file, model)
         after = dict(before)
-        for each in sightings:
+        for each in entries:
             if each.model == model:
-                note(after, each.endpoint, each.heard.fingerprint)
+                record_fingerprint(after, each.endpoint, each.reply.fingerprint)
         changed = [(model, endpoint, *sent) for endpoint, sent in after.items() if before.get(endpoint) != sent]
         file.executemany("INSERT OR REPLACE INTO endpoints (model, endpoint, fingerprint, current) VALUES (?, ?, ?, ?)", changed)
 

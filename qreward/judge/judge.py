@@ -21,12 +21,11 @@ from qreward.engine import background
 from qreward.engine.driver import LoopDriver
 from qreward.errors import ConfigError
 from qreward.judge import config as given
-from qreward.judge.cache import Cache
-from qreward.judge.cache_lookup import CachedItem, made, recall, recalled
+from qreward.judge.cache import Cache, CachedItem
 from qreward.judge.config import JudgeConfig, ResponseFormat, Settle
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict
 from qreward.judge.prompts import Builder
-from qreward.judge.requests import Extra, RequestBuilder, extra_of, fields_of, pair_extra_of, pair_fields_of
+from qreward.judge.requests import RequestBuilder, extra_of, fields_of
 from qreward.judge.runner import BatchRunner, MakeResult, SingleCall
 from qreward.judge.sampling import JudgeModel
 from qreward.judge.singleflight import JudgeItem, SingleFlight
@@ -247,8 +246,6 @@ class Judge:
         return await self._many(
             self._points,
             items,
-            fields_of,
-            extra_of,
             _verdict,
             timeout=timeout,
             deadline=deadline,
@@ -279,8 +276,6 @@ class Judge:
         return await self._many(
             self._pairs,
             pairs,
-            pair_fields_of,
-            pair_extra_of,
             _comparison,
             timeout=timeout,
             deadline=deadline,
@@ -320,8 +315,8 @@ class Judge:
         tenant: str | None,
     ) -> Any:
         born, terms, pools = self._client._clock(), self._terms(timeout, priority, tenant), self._pools(questions)
-        requests = questions.asks(fields)
-        known = () if self._cache is None else await recall(self._cache, requests)
+        requests = questions.requests(fields)
+        known = () if self._cache is None else await self._cache.votes(requests)
         call = SingleCall(*self._here(), terms, pools, questions.decide, born)
         return make_result(*await call.run(requests, known))
 
@@ -329,8 +324,6 @@ class Judge:
         self,
         questions: RequestBuilder,
         items: Iterable[Any] | AsyncIterable[Any],
-        read: Callable[[Any], Mapping[str, Any]],
-        extra: Extra,
         make_result: MakeResult,
         *,
         timeout: float | None,
@@ -343,13 +336,18 @@ class Judge:
     ) -> BatchResult[Any]:
         listed, terms, pools = options.items("items", items), self._terms(timeout, priority, tenant), self._pools(questions)
 
-        def read_item(item: object) -> CachedItem:
-            return made(item, lambda item: questions.asks(read(item), extra=True), extra)
+        def read(item: object) -> CachedItem:
+            fields = None
+            try:
+                fields = extra_of(item, questions.names)
+                return CachedItem(questions.requests(fields_of(item, questions.names), extra=True), (), fields)
+            except Exception as error:  # may come from the item's own code; it becomes the item's result
+                return CachedItem(error, (), fields)
 
         batch = BatchRunner(
             *self._here(),
-            listed if self._cache is None else recalled(self._cache, listed, read_item),
-            read=read_item,
+            listed if self._cache is None else self._cache.with_votes(listed, read),
+            read=read,
             decide=questions.decide,
             make_result=make_result,
             pools=pools,

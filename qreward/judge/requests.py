@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -23,8 +23,8 @@ ANSWER_FORM = "answer_form"
 
 _ENCODER = msgspec.json.Encoder(enc_hook=repr)
 
-_POINT_NAMES = ("prompt", "response", "reference")
-_PAIR_NAMES = ("prompt", "first", "second", "reference")
+POINT_NAMES = ("prompt", "response", "reference")
+PAIR_NAMES = ("prompt", "first", "second", "reference")
 _NOT_HERE = {
     "n": "use samples",
     "stream": "leave it out",
@@ -36,50 +36,24 @@ _NOT_HERE = {
 }
 
 
-def fields_of(item: object) -> Mapping[str, Any]:
-    """The fields of an item: a mapping, ``(prompt, response)`` or ``(prompt, response, reference)``. Raises ``ConfigError``."""
-    return _fields(item, _POINT_NAMES)
-
-
-def pair_fields_of(item: object) -> Mapping[str, Any]:
-    """The fields of a pair: a mapping, ``(prompt, first, second)``, or these and the reference. Raises ``ConfigError``."""
-    return _fields(item, _PAIR_NAMES)
-
-
-Extra = Callable[[object], Mapping[str, Any] | None]
-"""Returns the fields of an item that are not judged, such as an ``id``; None if there are none."""
-
-
-def extra_of(item: object) -> Mapping[str, Any] | None:
-    """The :data:`Extra` function for items."""
-    return _extra(item, _POINT_NAMES)
-
-
-def pair_extra_of(item: object) -> Mapping[str, Any] | None:
-    """The :data:`Extra` function for pairs."""
-    return _extra(item, _PAIR_NAMES)
-
-
-def _extra(item: object, names: tuple[str, ...]) -> Mapping[str, Any] | None:
-    if not isinstance(item, Mapping):
-        return None
-    return {name: value for name, value in item.items() if name not in names} or None
-
-
-def _fields(item: object, names: tuple[str, ...]) -> Mapping[str, Any]:
+def fields_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, Any]:
+    """The fields of an item: a mapping, or a tuple of the values of ``names``, perhaps without the last. Raises ``ConfigError``."""
     if isinstance(item, Mapping):
         for name in names[:-1]:
             if name not in item:
                 raise ConfigError(f"the item has no {name!r}: it has {', '.join(map(repr, item)) or 'nothing'}")
         return item
-    if not isinstance(item, tuple | list) or not len(names) - 1 <= len(item) <= len(names):
-        form = f"({', '.join(names[:-1])}), perhaps with {names[-1]}, or a mapping of these"
-        raise ConfigError(f"an item is {form}, not {_described(item)}")
-    return dict(zip(names, item, strict=False))
+    if isinstance(item, tuple | list) and len(names) - 1 <= len(item) <= len(names):
+        return dict(zip(names, item, strict=False))
+    given = f"{len(item)} values" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
+    raise ConfigError(f"an item is ({', '.join(names[:-1])}), perhaps with {names[-1]}, or a mapping of these, not {given}")
 
 
-def _described(item: object) -> str:
-    return f"{len(item)} values" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
+def extra_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, Any] | None:
+    """The fields of an item that are not judged, such as an ``id``; None if there are none."""
+    if not isinstance(item, Mapping):
+        return None
+    return {name: value for name, value in item.items() if name not in names} or None
 
 
 class RequestBuilder:
@@ -87,32 +61,35 @@ class RequestBuilder:
 
     Args:
         prompt: the user's prompt; None is the built-in one.
-        form: parser of the answers.
+        parser: parser of the answers.
         config: models, samples, aggregation and request parameters.
         pairs: compare two responses, each pair in both orders.
 
     Attributes:
-        jurors: the judge models.
+        names: the fields of an item, the reference last.
+        judge_models: the judge models.
         per_item: requests per item.
         decide: aggregates the votes of an item.
     """
 
-    def __init__(self, prompt: object, form: VerdictParser, config: JudgeConfig, *, pairs: bool = False) -> None:
-        self._pairs, self._form, self._samples = pairs, form, config.samples
-        names = _PAIR_NAMES if pairs else _POINT_NAMES
-        own = prompts.pair if pairs else prompts.point
-        known = None if callable(prompt) else names
-        needed = names[:-1] if prompt is None else names[1:-1]  # the built-in prompts show the task
-        what = "pair_prompt" if pairs else "prompt"
-        self._prompt = Prompt(own if prompt is None else prompt, config.system, needed=needed, known=known, what=what)
+    def __init__(self, prompt: object, parser: VerdictParser, config: JudgeConfig, *, pairs: bool = False) -> None:
+        self._pairs, self._parser, self._samples = pairs, parser, config.samples
+        self.names = names = PAIR_NAMES if pairs else POINT_NAMES
+        self._prompt = Prompt(
+            (prompts.pair if pairs else prompts.point) if prompt is None else prompt,
+            config.system,
+            needed=names[:-1] if prompt is None else names[1:-1],  # the built-in prompts show the task
+            known=None if callable(prompt) else names,
+            what="pair_prompt" if pairs else "prompt",
+        )
         self._names_form = ANSWER_FORM in self._prompt.names
         self._tells_form = not self._names_form and (prompt is None or config.response_format != "none")
-        self.judge_models = judge_models(config, form)
+        self.judge_models = judge_models(config, parser)
         self.per_item = len(self.judge_models) * config.samples * (2 if pairs else 1)
         self.decide: Decide = ComparisonAggregator(config.settle) if pairs else ScoreAggregator(config.settle)
-        self._identities = {judge_model: _identity(judge_model, form, config) for judge_model in self.judge_models}
+        self._identities = {judge_model: _identity(judge_model, config) for judge_model in self.judge_models}
 
-    def asks(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeRequest]:
+    def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeRequest]:
         """The requests for an item.
 
         Args:
@@ -126,35 +103,36 @@ class RequestBuilder:
         orders = [(self._messages(fields, extra), False)]
         if self._pairs:
             orders.append((self._messages({**fields, "first": fields["second"], "second": fields["first"]}, extra), True))
-        keyed = [(messages, swapped, _digest(messages)) for messages, swapped in orders]
+        digests = [(messages, swapped, blake2b(_encoded(messages), digest_size=16).digest()) for messages, swapped in orders]
         return [
             JudgeRequest(judge_model, messages, sample, swapped, _key(self._identities[judge_model], sample, digest))
             for judge_model in self.judge_models
             for sample in range(self._samples)
-            for messages, swapped, digest in keyed
+            for messages, swapped, digest in digests
         ]
 
     def _messages(self, fields: Mapping[str, Any], extra: bool) -> Messages:
-        form = self._form.instruction
+        form = self._parser.instruction
         messages = self._prompt.messages({**fields, ANSWER_FORM: form} if self._names_form else fields, extra=extra)
         validated: Messages = CHAT.validate(messages)
         return noted(validated, form) if self._tells_form else validated
 
 
-def judge_models(config: JudgeConfig, form: VerdictParser) -> tuple[JudgeModel, ...]:
+def judge_models(config: JudgeConfig, parser: VerdictParser) -> tuple[JudgeModel, ...]:
     """The models of a judge. Raises ``ConfigError`` for a repeated model, or a parameter that a judge does not allow."""
     for name, instead in _NOT_HERE.items():
         if name in config.params:
             raise ConfigError(f"{name} cannot be set as a parameter of a judge's requests: {instead}")
     if len(set(config.model)) < len(config.model):
         raise ConfigError("model lists a model twice; to ask a model several times, set samples")
-    return tuple(JudgeModel(model, form, config) for model in config.model)
+    return tuple(JudgeModel(model, parser, config) for model in config.model)
 
 
-def _identity(judge_model: JudgeModel, form: VerdictParser, config: JudgeConfig) -> bytes:
+def _identity(judge_model: JudgeModel, config: JudgeConfig) -> bytes:
     """The part of the key that all requests to a model share. Headers are left out, as they may contain an API key."""
+    parser = judge_model.parser
     shared = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
-    return _encoded([judge_model.cached_as, config.response_format, shared, form.schema, form.scale])
+    return _encoded([judge_model.cached_as, config.response_format, shared, parser.schema, parser.scale])
 
 
 def _encoded(value: object) -> bytes:
@@ -167,7 +145,3 @@ def _encoded(value: object) -> bytes:
 
 def _key(identity: bytes, sample: int, digest: bytes) -> bytes:
     return blake2b(identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
-
-
-def _digest(messages: Messages) -> bytes:
-    return blake2b(_encoded(messages), digest_size=16).digest()

@@ -16,7 +16,7 @@ from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import Tallies, result_of
 from qreward.errors import BadRequest, QRewardError
 from qreward.judge.aggregation import Decide
-from qreward.judge.cache_lookup import CachedItem
+from qreward.judge.cache import CachedItem
 from qreward.judge.sampling import JudgeModel, JudgeRequest
 from qreward.judge.singleflight import Caller, JudgeItem, SampleTask, SharedRequest, SingleFlight
 from qreward.judge.types import Vote

@@ -1,7 +1,4 @@
-"""One request of a judge until its vote or error: what is sent, how an answer is evaluated, when the request is sent again.
-
-Pure: it decides from the outcome of a request what comes next. ``singleflight`` and ``runner`` do the sending.
-"""
+"""One request of a judge until its vote or error: what is sent, how an answer is evaluated, when the request is sent again. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +10,10 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import ChatAnswer
 from qreward.codecs.finish_reason import CUT
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
+from qreward.judge.codec import JUDGE, Formats, ModelReply, parse_reply
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import Unreadable
 from qreward.judge.prompts import Messages
-from qreward.judge.reply import ModelReply, parse_reply
-from qreward.judge.response_format import JUDGE, Formats
 from qreward.judge.types import Vote
 from qreward.judge.verdict_parser import ScoreFunctionError, VerdictParser
 from qreward.options import preparer
@@ -34,13 +30,7 @@ SENT_BACK = 4000
 
 
 class JudgeModel:
-    """One model of a judge.
-
-    Args:
-        model: name of the model.
-        form: parser of its answers.
-        config: response format, repeated requests and parameters of each request. A ``seed`` is increased by one for each sample, so
-            that samples differ.
+    """One model of a judge, with the parser of its answers and the response format that its servers accept.
 
     Attributes:
         cached_as: name of the model in the cache, including the namespace.
@@ -49,10 +39,10 @@ class JudgeModel:
         ConfigError: the parameters cannot be sent.
     """
 
-    def __init__(self, model: str, form: VerdictParser, config: JudgeConfig) -> None:
-        self.model, self.form, self.reasks = model, form, config.reasks
+    def __init__(self, model: str, parser: VerdictParser, config: JudgeConfig) -> None:
+        self.model, self.parser, self.reasks = model, parser, config.reasks
         self.cached_as = json.dumps([config.cache_namespace, model])
-        self.formats = Formats(config.response_format, form.schema, form.model.__name__)
+        self.formats = Formats(config.response_format, parser.schema, parser.model.__name__)
         self._headers, self._body = config.params.get("extra_headers"), config.params.get("extra_body")
         self._params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "extra_body", "hedge")}
         seed = self._params.get("seed")
@@ -64,15 +54,16 @@ class JudgeModel:
             raise ConfigError(str(error)) from None
 
     def prepare(self, form: ResponseFormat, sample: int) -> Callable[[Any], WireRequest]:
-        """The function that makes a request from messages. Raises ``ConfigError`` or ``BadRequest`` for invalid parameters."""
+        """The function that makes a request from messages. Raises ``ConfigError`` or ``BadRequest`` for invalid parameters.
+
+        A ``seed`` is increased by one for each sample, so that samples differ.
+        """
         key = form, sample if self._seed is not None else 0
-        found = self._prepare.get(key)
-        if found is None:
+        if key not in self._prepare:
             seed = {} if self._seed is None else {"seed": self._seed + sample}
             params = {**self.formats.params(form), **self._params, **seed}
-            found = preparer(JUDGE, self.model, params, self._headers, self._body)
-            self._prepare[key] = found
-        return found
+            self._prepare[key] = preparer(JUDGE, self.model, params, self._headers, self._body)
+        return self._prepare[key]
 
 
 class JudgeRequest(NamedTuple):
@@ -94,7 +85,7 @@ class JudgeRequest(NamedTuple):
 
     def vote(self, reply: ModelReply) -> Vote:
         """The answer as a vote. Raises ``Unreadable``, and whatever the user's own code raises."""
-        score, verdict = self.judge_model.form.read(reply)
+        score, verdict = self.judge_model.parser.read(reply)
         return Vote(1 - score if self.swapped else score, verdict, reply.text, self.judge_model.model, self.swapped)
 
 
@@ -135,16 +126,7 @@ class SampleRequest:
         return self._form != self._judge_model.formats.current
 
     def evaluate(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Vote | QRewardError | None:
-        """Evaluate the outcome of a request.
-
-        Args:
-            outcome: the answer, or the error of the last attempt.
-            source: the endpoint that answered.
-            seconds: latency of the answer; recorded in ``trail`` if it cannot be parsed.
-
-        Returns:
-            A vote, a final error, or None if the request is to be sent again.
-        """
+        """The vote or final error that an answer or error comes to; None if the request is to be sent again."""
         if task.trail:
             self.trail += tuple(task.trail)
             self.endpoint = self.trail[-1].endpoint
@@ -166,9 +148,10 @@ class SampleRequest:
         except (KeyboardInterrupt, SystemExit):  # they must end the event loop
             raise
         except BaseException as error:  # the user's own model
-            return self._users(f"reading as {self._judge_model.form.model.__name__} raised {type(error).__name__}: {error}", error)
+            return self._users(f"reading as {self._judge_model.parser.model.__name__} raised {type(error).__name__}: {error}", error)
 
     def _unread(self, reply: ModelReply, why: str, usage: Usage | None, seconds: float) -> QRewardError | None:
+        """The error of an answer that cannot be parsed; None if the request is to be sent again."""
         tokens = "" if usage is None or usage.total_tokens is None else f" ({usage.total_tokens} tokens)"
         self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, why + tokens),)
         hopeless = reply.ending == CUT and self._cut
@@ -177,26 +160,22 @@ class SampleRequest:
         if self._reasks <= 0 or hopeless:
             return self.error
         self._reasks -= 1
-        self._messages = asked_again(self._messages, reply, why, self._judge_model.form.instruction)
+        self._messages = asked_again(self._messages, reply, why, self._judge_model.parser.instruction)
         return None
 
     def _users(self, why: str, cause: BaseException | None) -> InvalidResponse:
         """The error for the user's own code that failed on an answer. Another request would not help."""
         model = self._judge_model.model
-        error = InvalidResponse(
-            f"{why}; the answer of model {model!r} could be read, the fault is in your code (see __cause__)",
-            endpoint=self.endpoint,
-            model=model,
-        )
-        error.attempts = self.trail
+        error = self._invalid(f"{why}; the answer of model {model!r} could be read, the fault is in your code (see __cause__)")
         error.__cause__ = cause
         return error
 
     def _failed(self, why: str, reply: ModelReply) -> InvalidResponse:
-        model, times = self._judge_model.model, "" if self._answers == 1 else f" in {self._answers} answers"
-        error = InvalidResponse(
-            f"no verdict could be read from model {model!r}{times}: {why}{_beginning(reply)}", endpoint=self.endpoint, model=model
-        )
+        times = "" if self._answers == 1 else f" in {self._answers} answers"
+        return self._invalid(f"no verdict could be read from model {self._judge_model.model!r}{times}: {why}{_beginning(reply)}")
+
+    def _invalid(self, message: str) -> InvalidResponse:
+        error = InvalidResponse(message, endpoint=self.endpoint, model=self._judge_model.model)
         error.attempts = self.trail
         return error
 
@@ -234,10 +213,6 @@ def noted(messages: Messages, note: str) -> Messages:
 def added(one: Usage | None, other: Usage | None) -> Usage | None:
     """The sum of two usages."""
     if one is None or other is None:
-        return other if one is None else one
-    pairs = zip(
-        (one.prompt_tokens, one.completion_tokens, one.total_tokens),
-        (other.prompt_tokens, other.completion_tokens, other.total_tokens),
-        strict=True,
-    )
+        return one or other
+    pairs = [(getattr(one, name), getattr(other, name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
     return Usage(*(a if b is None else b if a is None else a + b for a, b in pairs))

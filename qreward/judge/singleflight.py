@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qreward.engine.driver import LoopDriver
 from qreward.errors import ClientClosed, QRewardError, RequestTimeout
-from qreward.judge.aggregation import Decide, Heard
+from qreward.judge.aggregation import Decide, SampleOutcome
 from qreward.judge.cache import CacheEntry
 from qreward.judge.sampling import JudgeModel, JudgeRequest, SampleRequest, added
 from qreward.judge.types import Vote
@@ -111,7 +111,7 @@ class JudgeItem:
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.caller, self.requests, self.index, self.born, self.until, self.extra = caller, requests, index, born, until, extra
-        self.outcomes: list[Heard] = [None] * len(requests)
+        self.outcomes: list[SampleOutcome] = [None] * len(requests)
         self.inflight: dict[int, SharedRequest] = {}
         self.done = self.sent = False
         self.usage: Usage | None = None
@@ -168,7 +168,7 @@ class JudgeItem:
         model = self.requests[0].judge_model.model
         return RequestTimeout(f"no verdict within {self.caller.options.timeout:g} s; model {model!r}", model=model)
 
-    def record(self, place: int, outcome: Heard) -> None:
+    def record(self, place: int, outcome: SampleOutcome) -> None:
         """Record the outcome of the request at ``place``. It may decide the item."""
         self.inflight.pop(place, None)
         if self.done:
@@ -299,13 +299,13 @@ class SharedRequest:
         else:
             self.send()
 
-    def end(self, outcome: Heard) -> None:
+    def end(self, outcome: SampleOutcome) -> None:
         """End with a vote or an error, and pass it to all waiting items."""
         self._close()
         waiters, self.waiters = self.waiters, []
         self._pass_on(outcome, waiters)
 
-    def _pass_on(self, outcome: Heard, waiters: Sequence[tuple[JudgeItem, int]]) -> None:
+    def _pass_on(self, outcome: SampleOutcome, waiters: Sequence[tuple[JudgeItem, int]]) -> None:
         for number, (item, place) in enumerate(waiters):
             if number == 0:
                 item.charge(self.sample)

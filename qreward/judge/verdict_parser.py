@@ -17,9 +17,9 @@ from pydantic import BaseModel
 from qreward import options
 from qreward.codecs.finish_reason import described
 from qreward.errors import ConfigError
+from qreward.judge.codec import ModelReply
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
 from qreward.judge.parsing.schema import VerdictSchema
-from qreward.judge.reply import ModelReply
 from qreward.server.import_string import load_object
 from qreward.spelling import did_you_mean
 
@@ -27,11 +27,13 @@ _LONG = 100
 """Characters of an invalid value in an error message."""
 MOST = sys.float_info.max / 4
 """The largest absolute end of a scale or range. Within it, every number of the mapping from scale to range is finite."""
-
-DEFAULT_COLUMNS = (0.0, 10.0)
-"""The default scale of a score."""
-
+DEFAULT_SCALE = (0.0, 10.0)
 NAMED: Mapping[str, type[BaseModel]] = {"score": ScoreVerdict, "yes_no": YesNoVerdict}
+"""The verdict models that settings can name without a module."""
+
+
+class ScoreFunctionError(Exception):
+    """The user's own code, which turns a verdict into a number, failed. Another request to the model would not help."""
 
 
 class VerdictParser:
@@ -39,11 +41,8 @@ class VerdictParser:
 
     Args:
         model: the pydantic model of an answer.
-        scale: lowest and highest score that a judge may give. None takes the limits of the model's own field (``ge`` and ``le``, or the
-            numbers of its literal or enum), else ``DEFAULT_COLUMNS``.
-        range: lowest and highest reward, to which the ends of the scale are mapped linearly. None returns scores unchanged.
-        score: a function from a verdict to its reward, which is used as it is. It returns None for an answer that is not a verdict. Without
-            a function the reward is the model's score, mapped by scale and range.
+        scale, range, score: see :class:`~qreward.judge.judge.Judge`. Without a score function the reward is the model's score: a number is
+            mapped from ``scale`` to ``range``; a bool, and the ``score`` property of a model, from 0 and 1.
 
     Raises:
         ConfigError: the model has no score, or the scale or range is invalid.
@@ -60,14 +59,17 @@ class VerdictParser:
         if not isinstance(model, type) or not issubclass(model, BaseModel):
             raise ConfigError(f"verdict must be a pydantic model, not {model!r}")
         shape = VerdictSchema.of(model, None if scale is None else bounds("scale", scale))
-        self.model = model
-        self.scale = shape.scale or DEFAULT_COLUMNS
-        if self.scale[0] >= self.scale[1]:
-            raise ConfigError(f"scale must be (lowest, highest), such as (0, 10), not ({self.scale[0]:g}, {self.scale[1]:g})")
-        _check_choices(shape, self.scale)
+        self.model, self.scale = model, shape.scale or DEFAULT_SCALE
+        low, high = self.scale
+        if low >= high:
+            raise ConfigError(f"scale must be (lowest, highest), such as (0, 10), not ({low:g}, {high:g})")
+        for number, _ in shape.numerals:
+            if not low <= number <= high:
+                raise ConfigError(f"scale ({low:g}, {high:g}) does not include {number:g}, a choice of {model.__name__}; widen scale")
         self._range = None if range is None else bounds("range", range)
-        self._given = options.callback("score", score)
-        self._own = _worth_of(shape, self._mapped, self.scale) if score is None else None
+        self._score = options.callback("score", score)
+        self._attribute = "" if score else _score_attribute(shape)
+        self._is_number = shape.number
 
     @cached_property
     def instruction(self) -> str:
@@ -79,48 +81,66 @@ class VerdictParser:
         """JSON schema of an answer."""
         return schema_of(self.model, self.scale)
 
-    def read(self, heard: ModelReply) -> tuple[float, BaseModel]:
+    def read(self, reply: ModelReply) -> tuple[float, BaseModel]:
         """The reward and the verdict of an answer.
 
         Raises:
             Unreadable: the answer has no verdict, or one outside the scale, or it was refused or is incomplete.
             ScoreFunctionError: the user's ``score`` function or verdict model failed.
         """
-        if heard.refusal:
+        if reply.refusal:
             raise Unreadable("The model declined to answer.")
-        if not heard.whole:
-            raise Unreadable(f"The answer is not whole: {described(heard.ending)}.")
-        verdict = read(heard.text, self.model, scale=self.scale, reasoning=heard.reasoning)
-        worth = self._given_worth(verdict) if self._own is None else self._own(verdict)
-        if worth is None:
-            raise Unreadable("The score function finds no score in the verdict." if self._given else "The verdict gives no score.")
-        return worth, verdict
+        if not reply.whole:
+            raise Unreadable(f"The answer is not whole: {described(reply.ending)}.")
+        verdict = read(reply.text, self.model, scale=self.scale, reasoning=reply.reasoning)
+        reward = self._own_score(verdict) if self._score is None else self._users_score(self._score, verdict)
+        if reward is None:
+            raise Unreadable("The score function finds no score in the verdict." if self._score else "The verdict gives no score.")
+        return reward, verdict
 
-    def _given_worth(self, verdict: BaseModel) -> float | None:
-        assert self._given is not None
-        called = f"the score function {getattr(self._given, '__qualname__', type(self._given).__name__)!r}"
+    def _users_score(self, score: Callable[..., Any], verdict: BaseModel) -> float | None:
+        called = f"the score function {getattr(score, '__qualname__', type(score).__name__)!r}"
         try:
-            worth = self._given(verdict)
+            reward = score(verdict)
         except (Unreadable, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # whatever it raises, the item must end
             raise ScoreFunctionError(f"{called} raised {type(error).__name__}: {error}") from error
-        return None if worth is None else _number(worth, called)
+        return None if reward is None else _number(reward, called)
 
-    def _mapped(self, said: float, low: float, high: float) -> float:
-        """Map a number from ``low`` to ``high`` linearly to the range of rewards."""
+    def _own_score(self, verdict: BaseModel) -> float | None:
+        """The verdict's score, mapped linearly from the scale, or from 0 and 1 if it is not a number, to the range of rewards."""
+        name = f"{self._attribute!r} of {self.model.__name__}"
+        try:
+            value = getattr(verdict, self._attribute)
+        except Exception as error:
+            raise ScoreFunctionError(f"{name} raised {type(error).__name__}: {error}") from error
+        value = value.value if isinstance(value, Enum) else value
+        if value is None:
+            return None
+        number = _number(float(value) if self._is_number and isinstance(value, str) else value, name)
         if self._range is None:
-            return said
-        if not low <= said <= high:
+            return number
+        low, high = self.scale if self._is_number else (0.0, 1.0)
+        if not low <= number <= high:
             raise ScoreFunctionError(
-                f"{self.model.__name__} gives the score {said:g}, which is outside {low:g} to {high:g}; correct it, or pass score="
+                f"{self.model.__name__} gives the score {number:g}, which is outside {low:g} to {high:g}; correct it, or pass score="
             )
         first, last = self._range
-        return first + (last - first) * ((said - low) / (high - low))
+        return first + (last - first) * ((number - low) / (high - low))
 
 
-class ScoreFunctionError(Exception):
-    """The user's own code, which turns a verdict into a number, failed. Another request to the model would not help."""
+def _score_attribute(shape: VerdictSchema[Any]) -> str:
+    """The attribute of a verdict that is its score: a ``score`` property, or the deciding field if it is a number or a bool."""
+    model = shape.model
+    if "score" not in model.model_fields and isinstance(getattr(model, "score", None), property):
+        return "score"
+    if shape.name is not None:
+        annotation = model.model_fields[shape.name].annotation
+        if shape.number or annotation is bool or {*get_args(annotation)} == {bool, type(None)}:
+            return shape.name
+    what = "a 'score' that is not a number" if "score" in model.model_fields else "no field for the score"
+    raise ConfigError(f"{model.__name__} has {what}; name a number 'score', or pass score=, a function from a verdict to a number")
 
 
 def _number(value: Any, of: str) -> float:
@@ -135,50 +155,7 @@ def _number(value: Any, of: str) -> float:
 
 
 def _shown(value: object) -> str:
-    return f"a {type(value).__name__}" if len(told := repr(value)) > _LONG else told
-
-
-def _check_choices(shape: VerdictSchema[Any], scale: tuple[float, float]) -> None:
-    outside = [number for number, _ in shape.numerals if not scale[0] <= number <= scale[1]]
-    if outside:
-        raise ConfigError(
-            f"scale ({scale[0]:g}, {scale[1]:g}) does not include {outside[0]:g}, a choice of {shape.model.__name__}; widen scale"
-        )
-
-
-def _worth_of(
-    shape: VerdictSchema[Any], mapped: Callable[[float, float, float], float], scale: tuple[float, float]
-) -> Callable[[Any], float | None]:
-    """The function from a verdict to its reward.
-
-    A model whose deciding field is a number is mapped from ``scale``. Other models, with a bool or a ``score`` property, are mapped from
-    0 to 1.
-    """
-    model = shape.model
-    low, high = scale if shape.number else (0.0, 1.0)
-    if "score" not in model.model_fields and isinstance(getattr(model, "score", None), property):
-        name = "score"
-    elif shape.name is not None and (shape.number or _is_bool(model.model_fields[shape.name].annotation)):
-        name = shape.name
-    else:
-        what = "a 'score' that is not a number" if "score" in model.model_fields else "no field for the score"
-        raise ConfigError(f"{model.__name__} has {what}; name a number 'score', or pass score=, a function from a verdict to a number")
-
-    def worth(verdict: Any) -> float | None:
-        try:
-            said = getattr(verdict, name)
-        except Exception as error:
-            raise ScoreFunctionError(f"{name!r} of {model.__name__} raised {type(error).__name__}: {error}") from error
-        said = said.value if isinstance(said, Enum) else said
-        if said is None:
-            return None
-        return mapped(_number(float(said) if shape.number and isinstance(said, str) else said, f"{name!r} of {model.__name__}"), low, high)
-
-    return worth
-
-
-def _is_bool(annotation: Any) -> bool:
-    return annotation is bool or {*get_args(annotation)} == {bool, type(None)}
+    return f"a {type(value).__name__}" if len(shown := repr(value)) > _LONG else shown
 
 
 def bounds(name: str, value: object) -> tuple[float, float]:
@@ -191,9 +168,7 @@ def bounds(name: str, value: object) -> tuple[float, float]:
 
 
 def verdict_named(name: str) -> type[BaseModel]:
-    """The verdict model that a setting names: ``score``, ``yes_no``, or ``module:Class``.
-
-    Modules in the working directory are found.
+    """The verdict model that a setting names: ``score``, ``yes_no``, or ``module:Class``. Modules in the working directory are found.
 
     Raises:
         ConfigError: there is no such model.

@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from qreward.judge.cache import Cache, CacheEntry
-from qreward.judge.reply import ModelReply
+from qreward.judge.codec import ModelReply
 
 
 async def main(path: str, name: str, count: int) -> None:

@@ -16,7 +16,7 @@ from qreward import QRewardClient
 from qreward.errors import BatchInterrupted, InvalidResponse
 from qreward.judge import Judge
 from qreward.judge.cache import Cache, CacheEntry
-from qreward.judge.reply import ModelReply
+from qreward.judge.codec import ModelReply
 
 ASKED = ("What is 6 x 7?", "42")
 Use = Callable[[Judge], Coroutine[Any, Any, Any]]

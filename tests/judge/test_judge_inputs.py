@@ -55,7 +55,7 @@ def test_pairs_with_a_lone_surrogate_are_compared() -> None:
 
 
 def test_two_different_lone_surrogates_are_two_questions() -> None:
-    asks = [made()._points.asks({"prompt": "q", "response": text}) for text in ("\ud83d", "\ud83e", "\\ud83d", "\ud83d")]
+    asks = [made()._points.requests({"prompt": "q", "response": text}) for text in ("\ud83d", "\ud83e", "\\ud83d", "\ud83d")]
     keys = [ask[0].key for ask in asks]
     assert keys[0] == keys[3]
     assert len(set(keys)) == 3

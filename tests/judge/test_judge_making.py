@@ -51,7 +51,7 @@ def test_settings_make_a_judge_with_all_that_they_say() -> None:
         params={"temperature": 0.5, "seed": 3},
     )
     judge = Judge.from_config(some_client(), config)
-    asks = judge._points.asks({"prompt": "p", "response": "r", "reference": "f"})
+    asks = judge._points.requests({"prompt": "p", "response": "r", "reference": "f"})
     assert [(ask.judge_model.model, ask.sample, ask.judge_model.reasks) for ask in asks] == [
         ("a", 0, 4),
         ("a", 1, 4),
@@ -60,7 +60,7 @@ def test_settings_make_a_judge_with_all_that_they_say() -> None:
     ]
     assert SampleRequest(asks[1]).call().params == {"temperature": 0.5, "seed": 4}
     assert asks[0].messages == [{"role": "system", "content": "Be strict."}, {"role": "user", "content": "p: r / f"}]
-    assert asks[0].judge_model.form.model is YesNoVerdict
+    assert asks[0].judge_model.parser.model is YesNoVerdict
 
 
 def test_a_mapping_does_as_well_and_names_the_nearest_right_setting() -> None:
@@ -71,19 +71,19 @@ def test_a_mapping_does_as_well_and_names_the_nearest_right_setting() -> None:
 
 def test_a_verdict_is_named_by_its_place() -> None:
     judge = Judge.from_config(some_client(), {"model": "m", "verdict": f"{__name__}:Graded"})
-    assert judge._points.judge_models[0].form.model is Graded
+    assert judge._points.judge_models[0].parser.model is Graded
     for wrong in ("nowhere.at_all:Graded", f"{__name__}:Missing", "json:loads", "graded", f"{__name__}:Endless"):
         with pytest.raises(ConfigError):
             Judge.from_config(some_client(), {"model": "m", "verdict": wrong})
 
 
 def test_the_scale_of_a_verdicts_own_field_counts_where_no_other_is_set() -> None:
-    form = Judge.from_config(some_client(), {"model": "m", "verdict": "test_judge_scores:Graded"})._points.judge_models[0].form
+    form = Judge.from_config(some_client(), {"model": "m", "verdict": "test_judge_scores:Graded"})._points.judge_models[0].parser
     assert form.scale == (1.0, 5.0)
     form = (
         Judge.from_config(some_client(), {"model": "m", "verdict": "test_judge_scores:Graded", "scale": (0, 2)})
         ._points.judge_models[0]
-        .form
+        .parser
     )
     assert form.scale == (0.0, 2.0)
 

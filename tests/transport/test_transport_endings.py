@@ -15,7 +15,7 @@ from qreward.codecs.chat import CHAT, VERBATIM_CHAT, ChatCodec
 from qreward.codecs.finish_reason import ending_of, is_whole
 from qreward.codecs.rewards.registry import COMPLETE, SCORE, bound
 from qreward.errors import InvalidResponse
-from qreward.judge.response_format import JUDGE
+from qreward.judge.codec import JUDGE
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
 from qreward.transport.backend import HttpBackend

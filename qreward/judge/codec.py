@@ -1,0 +1,177 @@
+"""The codec of a judge's requests: their response format, their encoding, and what is read from an answer.
+
+``Formats`` remembers which ``response_format`` the servers of a model accept. ``JudgeCodec`` encodes chat completions without checking
+again the parameters that all requests of a judge share. This module knows no prompt and no verdict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import Malformed, WireRequest
+from qreward.codecs.chat import ChatAnswer, ChatCodec, joined
+from qreward.codecs.finish_reason import GIVEN_UP, is_whole
+from qreward.errors import BadRequest, QRewardError
+from qreward.judge.config import ResponseFormat
+
+LADDER: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
+"""Response formats, from the strictest to the one that every server accepts."""
+
+_ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
+
+
+class Formats:
+    """The response format that is sent to one model.
+
+    ``auto`` starts with the first format of ``LADDER`` and moves to the next one when a server rejects it. If the endpoints of a route
+    differ, all are sent the first format that every one of them accepts. ``current`` is the format of new requests.
+    """
+
+    __slots__ = ("_auto", "_sent", "current")
+
+    def __init__(self, wanted: ResponseFormat, schema: Mapping[str, Any], name: str) -> None:
+        self._auto = wanted == "auto"
+        self.current: ResponseFormat = LADDER[0] if wanted == "auto" else wanted
+        self._sent: dict[ResponseFormat, dict[str, Any]] = {
+            "json_schema": {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": True}},
+            "json_object": {"type": "json_object"},
+        }
+
+    def params(self, form: ResponseFormat) -> dict[str, Any]:
+        """The parameters that a format adds to the body of a request."""
+        return {"response_format": self._sent[form]} if form in self._sent else {}
+
+    def fall_back(self, form: ResponseFormat, error: QRewardError, model: str) -> bool:
+        """Whether a request that failed in this format should be sent again in the next one. If so, new requests use the next format."""
+        if not self._auto or form == LADDER[-1] or not complains(error, model):
+            return False
+        if self.current == form:
+            self.current = LADDER[LADDER.index(form) + 1]
+        return True
+
+
+def complains(error: QRewardError, model: str) -> bool:
+    """Whether an endpoint rejects a request because of its response format."""
+    if not isinstance(error, BadRequest) or error.status_code not in (400, 422):
+        return False
+    _, _, reason = str(error).partition(
+        f" for model {model!r}: "
+    )  # the text before contains names, such as the endpoint's, that could match
+    return _ABOUT_FORM.search(reason or str(error)) is not None
+
+
+class JudgeCodec(ChatCodec):
+    """``ChatCodec`` for requests whose parameters, including the JSON schema, were checked when the judge was created."""
+
+    def encode(self, call: WireRequest, model: str) -> bytes:
+        """The JSON body. Raises ``BadRequest`` for values that JSON cannot represent."""
+        if all(_is_text(message) for message in call.inputs):
+            try:
+                return _ENCODER.encode({"model": model, "messages": call.inputs, **call.params})
+            except (TypeError, ValueError):
+                pass  # lone surrogates in a text, or objects in the parameters: the slower encoder handles them
+        return super().encode(call, model)
+
+    def takes(self, ending: str) -> bool:
+        """Only an answer that the server gave up is rejected, so that the engine retries it unchanged. The judge handles other incomplete
+        answers itself: it does not parse them, and sends the request again.
+        """
+        return ending not in GIVEN_UP
+
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def _is_text(message: Any) -> bool:
+    return all(type(value) is str for value in message.values())
+
+
+JUDGE = JudgeCodec()
+
+
+class ModelReply(NamedTuple):
+    """One answer.
+
+    Attributes:
+        text: its content.
+        reasoning: the reasoning that the server returned separately, else ``""``.
+        refusal: the refusal message if the model declined, else ``""``.
+        ending: its ``finish_reason``; None if the server sent none.
+        fingerprint: identifies the weights that wrote it; see :func:`fingerprint_of`.
+    """
+
+    text: str
+    reasoning: str = ""
+    refusal: str = ""
+    ending: str | None = None
+    fingerprint: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """True if the model ended the answer itself and nothing is missing. Other answers are not parsed."""
+        return is_whole(self.ending)
+
+
+class _Message(msgspec.Struct, gc=False):
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    message: _Message | None = None
+
+
+class _Rest(msgspec.Struct, gc=False):
+    choices: list[_Choice]
+    model: Any = None
+    system_fingerprint: Any = None
+    metadata: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Rest)
+
+
+def fingerprint_of(model: object, system_fingerprint: object, metadata: object) -> str:
+    """The fields by which servers identify the weights that wrote an answer, as one text. Equal texts mean equal weights, as far as known.
+
+    Every API returns the ``model`` that answered. ``system_fingerprint`` is OpenAI's, ``metadata.weight_version`` SGLang's.
+
+    Example:
+        >>> fingerprint_of("judge-7b", None, {"weight_version": "step-200"})
+        "('judge-7b', None, 'step-200')"
+    """
+    version = metadata.get("weight_version") if isinstance(metadata, dict) else None
+    return repr(tuple([value if type(value) is str else None for value in (model, system_fingerprint, version)]))
+
+
+def parse_reply(answer: ChatAnswer) -> ModelReply:
+    """Parse an answer's body into a ``ModelReply``. Fields with unexpected types are read as far as possible."""
+    text = answer.text()
+    try:
+        rest = _DECODER.decode(answer.body)
+        choice = rest.choices[0]
+    except (*jsonio.REFUSED, IndexError):
+        return _parse_leniently(text, answer)
+    message = choice.message or _Message()
+    thought, refusal = message.reasoning_content or message.reasoning or "", message.refusal or ""
+    return ModelReply(text, thought, refusal, answer.finish_reason, fingerprint_of(rest.model, rest.system_fingerprint, rest.metadata))
+
+
+def _parse_leniently(text: str, answer: ChatAnswer) -> ModelReply:
+    document: dict[str, Any] = {}
+    message: Any = None
+    try:
+        document = jsonio.read_object(answer.body)
+        message = document["choices"][0]["message"]
+    except (Malformed, LookupError, TypeError):
+        pass
+    message = message if isinstance(message, dict) else {}
+    fingerprint = fingerprint_of(*(document.get(name) for name in ("model", "system_fingerprint", "metadata")))
+    refusal, reasoning = message.get("refusal"), message.get("reasoning_content") or message.get("reasoning")
+    return ModelReply(text, joined(reasoning), joined(refusal), answer.finish_reason, fingerprint)

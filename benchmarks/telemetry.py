@@ -120,7 +120,7 @@ async def drive(client: QRewardClient, calls: int) -> None:
 
     async def work() -> None:
         for number in left:
-            await client._one(_call(number), MODEL, client._terms(60.0, 5, True, None))
+            await client._runtime.one(_call(number), client._runtime.request_options({"timeout": 60.0}))
 
     await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
 

@@ -17,11 +17,9 @@ _HOMES = {
     "qreward.functions.metrics": ("ScheduleMetrics", "ScheduleStats"),
     "qreward.functions.watcher": ("ConfigWatcher",),
     "qreward.judge.config": ("JudgeConfig",),
-    "qreward.judge.judge": ("Judge",),
-    "qreward.judge.factory": ("make_scorer",),
+    "qreward.judge.judge": ("Judge", "SyncJudge"),
     "qreward.judge.parsing": ("PreferenceVerdict", "ScoreVerdict", "YesNoVerdict"),
-    "qreward.judge.reward_model": ("RewardModelScorer",),
-    "qreward.judge.sync": ("SyncJudge",),
+    "qreward.judge.reward_model": ("RewardModelScorer", "make_scorer"),
     "qreward.judge.types": ("Comparison", "Scorer", "Verdict", "Vote"),
     "qreward.observers": ("MetricsCallback", "Observer"),
     "qreward.settings.policies": (
@@ -101,13 +99,13 @@ if TYPE_CHECKING:
     from qreward.functions.metrics import ScheduleStats as ScheduleStats
     from qreward.functions.watcher import ConfigWatcher as ConfigWatcher
     from qreward.judge.config import JudgeConfig as JudgeConfig
-    from qreward.judge.factory import make_scorer as make_scorer
     from qreward.judge.judge import Judge as Judge
+    from qreward.judge.judge import SyncJudge as SyncJudge
     from qreward.judge.parsing import PreferenceVerdict as PreferenceVerdict
     from qreward.judge.parsing import ScoreVerdict as ScoreVerdict
     from qreward.judge.parsing import YesNoVerdict as YesNoVerdict
     from qreward.judge.reward_model import RewardModelScorer as RewardModelScorer
-    from qreward.judge.sync import SyncJudge as SyncJudge
+    from qreward.judge.reward_model import make_scorer as make_scorer
     from qreward.judge.types import Comparison as Comparison
     from qreward.judge.types import Scorer as Scorer
     from qreward.judge.types import Verdict as Verdict

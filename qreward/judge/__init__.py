@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 from qreward.judge.config import JudgeConfig
-from qreward.judge.factory import make_scorer
-from qreward.judge.judge import Judge
+from qreward.judge.judge import Judge, SyncJudge
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, YesNoVerdict
-from qreward.judge.reward_model import RewardModelScorer
-from qreward.judge.sync import SyncJudge
+from qreward.judge.reward_model import RewardModelScorer, make_scorer
 from qreward.judge.types import Comparison, Item, Pair, Scorer, Verdict, Vote
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""``Judge``, the public class. It builds the requests for an item, runs them, and returns verdicts.
+"""``Judge`` and ``SyncJudge``, the public classes. They build the requests for an item, run them, and return verdicts.
 
 The sending itself is done by ``runner``, the reading of answers by ``verdict_parser``.
 """
@@ -6,21 +6,22 @@ The sending itself is done by ``runner``, the reading of answers by ``verdict_pa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pydantic import BaseModel
 
-from qreward import options
 from qreward.client import QRewardClient
 from qreward.engine import background
 from qreward.engine.driver import LoopDriver
-from qreward.errors import ConfigError
-from qreward.judge import config as given
+from qreward.engine.portal import blocking, portal
+from qreward.errors import ClientClosed, ConfigError
+from qreward.judge import config as settings_of
 from qreward.judge.cache import Cache, CachedItem
 from qreward.judge.config import JudgeConfig, ResponseFormat, Settle
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict
@@ -29,16 +30,15 @@ from qreward.judge.requests import RequestBuilder, extra_of, fields_of
 from qreward.judge.runner import BatchRunner, MakeResult, SingleCall
 from qreward.judge.sampling import JudgeModel
 from qreward.judge.singleflight import JudgeItem, SingleFlight
-from qreward.judge.types import Comparison, Item, Pair, Verdict
+from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
 from qreward.judge.verdict_parser import VerdictParser, verdict_named
-from qreward.options import DEFAULT
-from qreward.results import BatchResult, Result
+from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options
+from qreward.results import BatchResult
+from qreward.runtime import runtime_of
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import RequestOptions
 from qreward.settings.policies import Priority
-
-if TYPE_CHECKING:
-    from qreward.progress import Progress
+from qreward.sync_client import SyncQRewardClient
 
 PromptTemplate = str | Sequence[Mapping[str, Any]] | Builder
 
@@ -53,26 +53,13 @@ class Judge:
     Args:
         client: the client that sends the requests. It stays open after :meth:`aclose` unless ``owns_client`` is set.
         model: name of the judge model. With several names, every model judges every item.
-        prompt: template of the user message, with ``{prompt}``, ``{response}``, ``{reference}`` and any other field of an item; or a
-            list of messages whose contents are templates; or a function from an item's fields to messages. None uses the built-in
-            prompt. The instruction how to answer replaces ``{answer_form}``, or is appended if the template has no such placeholder.
-        system: template of a system message that precedes the prompt. None sends none.
-        pair_prompt: the same as ``prompt``, for :meth:`compare`, with ``{first}`` and ``{second}``. The template must call them A and B.
+        prompt, pair_prompt: as in :class:`~qreward.judge.config.JudgeConfig`; or a list of messages whose contents are templates; or a
+            function from an item's fields to messages.
         verdict: the pydantic model that an answer is parsed into. Its ``score`` is the score.
-        scale: lowest and highest score that a judge may give. An answer outside the scale is rejected. None takes the limits of the
-            verdict's own field (``ge`` and ``le``, or the numbers of its literal or enum), else 0 to 10.
-        range: lowest and highest reward, to which the ends of ``scale`` are mapped linearly. None returns scores unchanged.
-        samples: requests per model and item, at most 100.
-        settle: how several answers are aggregated into one score: ``majority``, ``mean`` or ``median``. See
-            :class:`~qreward.judge.aggregation.ScoreAggregator`.
-        reasks: how often a request is sent again after an answer that cannot be parsed, within the item's timeout.
-        response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds out what the
-            servers of each model accept. With ``none`` and a custom prompt no instruction is appended: the prompt must say how to answer.
+        system, scale, range, samples, settle, reasks, cache, cache_namespace: as in :class:`~qreward.judge.config.JudgeConfig`.
+        response_format: as there. With ``none`` and a custom prompt no instruction is appended: the prompt must say how to answer.
         score: a function from a verdict to its reward, which is used as it is: ``scale`` and ``range`` do not apply to it. It returns None
             for an answer that is not a verdict.
-        cache: path of a file that keeps answers across runs. None disables the cache. See :class:`~qreward.judge.cache.Cache`.
-        cache_namespace: answers are found only under the namespace under which they were stored. Change it when something changes that
-            requests do not show, such as the weights behind a model name.
         owns_client: close the client when this judge is closed.
         params: parameters of each request, such as ``temperature`` and ``max_tokens``. ``extra_headers``, ``extra_body`` and ``hedge``
             work as in :meth:`QRewardClient.chat_completion`. A ``seed`` is increased by one for each sample.
@@ -110,24 +97,24 @@ class Judge:
     ) -> None:
         if not isinstance(client, QRewardClient):
             raise ConfigError(f"client must be a QRewardClient, not a {type(client).__name__}; for SyncQRewardClient use SyncJudge")
-        given.check_params(params)
-        self._client, self._hedge = client, options.terms(None, Priority.NORMAL, params.get("hedge", True), None).hedge
-        form = VerdictParser(verdict, scale=scale, range=range, score=score)
+        settings_of.check_params(params)
+        self._client, self._hedge = client, request_options({"hedge": params.get("hedge", True)}, None).hedge
+        parser = VerdictParser(verdict, scale=scale, range=range, score=score)
         self._config = JudgeConfig(
-            model=given.models(model),
+            model=settings_of.models(model),
             system=system,
-            scale=form.scale,
+            scale=parser.scale,
             range=range,
             samples=samples,
             settle=settle,
             reasks=reasks,
             response_format=response_format,
-            cache=given.cache_path(cache),
+            cache=settings_of.cache_path(cache),
             cache_namespace=cache_namespace,
             params=params,
         )
         self._given = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
-        self._points = RequestBuilder(prompt, form, self._config)
+        self._points = RequestBuilder(prompt, parser, self._config)
         if pair_prompt is not None:
             assert self._pairs  # created now, so that an invalid pair_prompt raises here
         self._cache = None if cache is None else Cache(cache)
@@ -152,7 +139,7 @@ class Judge:
         Raises:
             ConfigError: a setting is invalid, or ``verdict`` names a model that does not exist.
         """
-        wanted = given.config_of(config)
+        wanted = settings_of.config_of(config)
         settings = {name: getattr(wanted, name) for name in wanted.model_fields_set - {"params", "verdict"}}
         return cls(client, verdict=verdict_named(wanted.verdict), owns_client=owns_client, **settings, **wanted.params)
 
@@ -187,7 +174,7 @@ class Judge:
             ConfigError: the response is None, a field that the template names is missing, or a field is unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "response": response, "reference": reference}
-        verdict: Verdict = await self._one(self._points, item, _verdict, timeout, priority, tenant)
+        verdict: Verdict = await self._one(self._points, item, _verdict, {"timeout": timeout, "priority": priority, "tenant": tenant})
         return verdict
 
     async def compare(
@@ -208,21 +195,11 @@ class Judge:
         are those of :meth:`score`.
         """
         pair = {**fields, "prompt": prompt, "first": first, "second": second, "reference": reference}
-        comparison: Comparison = await self._one(self._pairs, pair, _comparison, timeout, priority, tenant)
+        options = {"timeout": timeout, "priority": priority, "tenant": tenant}
+        comparison: Comparison = await self._one(self._pairs, pair, _comparison, options)
         return comparison
 
-    async def batch_score(
-        self,
-        items: Iterable[Item] | AsyncIterable[Item],
-        *,
-        timeout: float | None = DEFAULT,
-        deadline: float | None = None,
-        priority: Priority | int | str = Priority.NORMAL,
-        tenant: str | None = None,
-        on_result: Callable[[Result[Verdict]], object] | None = None,
-        progress: bool | Callable[[Progress], object] | None = None,
-        keep_results: bool = True,
-    ) -> BatchResult[Verdict]:
+    async def batch_score(self, items: Iterable[Item] | AsyncIterable[Item], **options: Unpack[JudgeBatchOptions]) -> BatchResult[Verdict]:
         """Judge many responses, as fast as the endpoints allow.
 
         Args:
@@ -243,48 +220,17 @@ class Judge:
             NoEndpoint, ConfigError: before anything is sent.
             BatchInterrupted: the input or ``on_result`` raised. The error holds the results that are done.
         """
-        return await self._many(
-            self._points,
-            items,
-            _verdict,
-            timeout=timeout,
-            deadline=deadline,
-            priority=priority,
-            tenant=tenant,
-            on_result=on_result,
-            progress=progress,
-            keep_results=keep_results,
-        )
+        return await self._many(self._points, items, _verdict, options)
 
     async def batch_compare(
-        self,
-        pairs: Iterable[Pair] | AsyncIterable[Pair],
-        *,
-        timeout: float | None = DEFAULT,
-        deadline: float | None = None,
-        priority: Priority | int | str = Priority.NORMAL,
-        tenant: str | None = None,
-        on_result: Callable[[Result[Comparison]], object] | None = None,
-        progress: bool | Callable[[Progress], object] | None = None,
-        keep_results: bool = True,
+        self, pairs: Iterable[Pair] | AsyncIterable[Pair], **options: Unpack[JudgeBatchOptions]
     ) -> BatchResult[Comparison]:
-        """Compare many pairs. Arguments, result and errors are those of :meth:`batch_score`.
+        """Compare many pairs. Options, result and errors are those of :meth:`batch_score`.
 
         Args:
             pairs: ``(prompt, first, second)``, ``(prompt, first, second, reference)`` or mappings of fields.
         """
-        return await self._many(
-            self._pairs,
-            pairs,
-            _comparison,
-            timeout=timeout,
-            deadline=deadline,
-            priority=priority,
-            tenant=tenant,
-            on_result=on_result,
-            progress=progress,
-            keep_results=keep_results,
-        )
+        return await self._many(self._pairs, pairs, _comparison, options)
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it. Otherwise the judge can be used again."""
@@ -300,84 +246,67 @@ class Judge:
         await self.aclose()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._client, self._config, self._given)
+        return _restored, (self._client, self._config, self._given)
 
     def __repr__(self) -> str:
         return f"<Judge {', '.join(self._config.model)}>"
 
-    async def _one(
-        self,
-        questions: RequestBuilder,
-        fields: Mapping[str, Any],
-        make_result: MakeResult,
-        timeout: float | None,
-        priority: int | str,
-        tenant: str | None,
-    ) -> Any:
-        born, terms, pools = self._client._clock(), self._terms(timeout, priority, tenant), self._pools(questions)
-        requests = questions.requests(fields)
+    async def _one(self, builder: RequestBuilder, fields: Mapping[str, Any], make_result: MakeResult, options: Mapping[str, Any]) -> Any:
+        born, terms, pools = runtime_of(self._client).clock(), self._request_options(options), self._pools(builder)
+        requests = builder.requests(fields)
         known = () if self._cache is None else await self._cache.votes(requests)
-        call = SingleCall(*self._here(), terms, pools, questions.decide, born)
+        call = SingleCall(*self._here(), terms, pools, builder.decide, born)
         return make_result(*await call.run(requests, known))
 
     async def _many(
         self,
-        questions: RequestBuilder,
+        builder: RequestBuilder,
         items: Iterable[Any] | AsyncIterable[Any],
         make_result: MakeResult,
-        *,
-        timeout: float | None,
-        deadline: float | None,
-        priority: int | str,
-        tenant: str | None,
-        on_result: Callable[[Result[Any]], object] | None,
-        progress: bool | Callable[[Progress], object] | None,
-        keep_results: bool,
+        options: Mapping[str, Any],
     ) -> BatchResult[Any]:
-        listed, terms, pools = options.items("items", items), self._terms(timeout, priority, tenant), self._pools(questions)
+        check_batch_options(options)
+        items, terms, pools = batch_items("items", items), self._request_options(options), self._pools(builder)
 
         def read(item: object) -> CachedItem:
             fields = None
             try:
-                fields = extra_of(item, questions.names)
-                return CachedItem(questions.requests(fields_of(item, questions.names), extra=True), (), fields)
+                fields = extra_of(item, builder.names)
+                return CachedItem(builder.requests(fields_of(item, builder.names), extra=True), (), fields)
             except Exception as error:  # may come from the item's own code; it becomes the item's result
                 return CachedItem(error, (), fields)
 
         batch = BatchRunner(
             *self._here(),
-            listed if self._cache is None else self._cache.with_votes(listed, read),
+            items if self._cache is None else self._cache.with_votes(items, read),
             read=read,
-            decide=questions.decide,
+            decide=builder.decide,
             make_result=make_result,
             pools=pools,
             terms=terms,
-            per_item=questions.per_item,
-            size=len(listed) if isinstance(listed, Sized) else None,
-            deadline=options.seconds("deadline", deadline),
-            on_result=options.callback("on_result", on_result),
-            keep=keep_results,
-            **self._client._reporting(next(iter(pools.values())), ", ".join(self._config.model), listed, progress),
+            per_item=builder.per_item,
+            size=len(items) if isinstance(items, Sized) else None,
+            **runtime_of(self._client).collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model)),
         )
         return await batch.run()
 
-    def _pools(self, questions: RequestBuilder) -> dict[JudgeModel, Pool]:
-        return {judge_model: self._client._fleet.pool(judge_model.model) for judge_model in questions.judge_models}
+    def _pools(self, builder: RequestBuilder) -> dict[JudgeModel, Pool]:
+        return {judge_model: runtime_of(self._client).pool(judge_model.model) for judge_model in builder.judge_models}
 
-    def _terms(self, timeout: float | None, priority: int | str, tenant: str | None) -> RequestOptions:
-        return self._client._terms(timeout, priority, self._hedge, tenant)
+    def _request_options(self, options: Mapping[str, Any]) -> RequestOptions:
+        return runtime_of(self._client).request_options({**options, "hedge": self._hedge})
 
     def _here(self) -> tuple[LoopDriver, SingleFlight]:
         """The driver of the running event loop, and the requests in flight there."""
-        shell = self._client._engine.shell()
-        flights = self._flights.get(shell)
+        driver = runtime_of(self._client).driver()
+        flights = self._flights.get(driver)
         if flights is None:
             with self._lock:
-                flights = self._flights.setdefault(shell, SingleFlight(None if self._cache is None else self._cache.keep))
-        return shell, flights
+                flights = self._flights.setdefault(driver, SingleFlight(None if self._cache is None else self._cache.keep))
+        return driver, flights
 
 
-def _again(client: QRewardClient, config: JudgeConfig, others: Mapping[str, Any]) -> Judge:
+def _restored(client: QRewardClient, config: JudgeConfig, others: Mapping[str, Any]) -> Judge:
     settings = {name: getattr(config, name) for name in config.model_fields_set - {"params"}}
     return Judge(client, **{**settings, **others}, **config.params)
 
@@ -388,3 +317,70 @@ def _verdict(item: JudgeItem, decided: tuple[float, Any]) -> Verdict:
 
 def _comparison(item: JudgeItem, decided: Comparison) -> Comparison:
     return Comparison(decided.preference, decided.score, decided.votes, item.usage, not item.sent)
+
+
+class SyncJudge:
+    """A judge whose methods block.
+
+    Settings, results and errors are those of :class:`Judge`. See :class:`SyncQRewardClient` for the background thread that does the work,
+    reads the input of a batch and calls ``on_result``, and for the effect of Ctrl-C.
+
+    Args:
+        client: the client that sends the requests.
+        settings: the arguments of :class:`Judge`.
+
+    Example:
+        >>> from qreward import SyncQRewardClient
+        >>> with SyncQRewardClient(["http://gpu-0:8000/v1"]) as client:
+        ...     SyncJudge(client, model="judge-7b")
+        <SyncJudge judge-7b>
+    """
+
+    def __init__(self, client: SyncQRewardClient | QRewardClient, **settings: Any) -> None:
+        self._async = Judge(_async_client(client), **settings)
+
+    @classmethod
+    def from_config(
+        cls, client: SyncQRewardClient | QRewardClient, config: JudgeConfig | Mapping[str, Any], *, owns_client: bool = False
+    ) -> SyncJudge:
+        """Create a judge from its settings. See :meth:`Judge.from_config`."""
+        return cls._over(Judge.from_config(_async_client(client), config, owns_client=owns_client))
+
+    @classmethod
+    def _over(cls, judge: Judge) -> SyncJudge:
+        self = cls.__new__(cls)
+        self._async = judge
+        return self
+
+    score = blocking(Judge.score)
+    compare = blocking(Judge.compare)
+    batch_score = blocking(Judge.batch_score)
+    batch_compare = blocking(Judge.batch_compare)
+
+    def close(self) -> None:
+        """Close the judge's cache file, and the client if the judge owns it."""
+        with contextlib.suppress(ClientClosed):  # at exit the portal has closed them already
+            portal().call(self._async.aclose)
+
+    def __enter__(self) -> SyncJudge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    if not TYPE_CHECKING:  # hidden from type checkers, so that they reject `async with`
+
+        def __aenter__(self) -> None:
+            raise TypeError("SyncJudge blocks: use `with`, or Judge with `async with`")
+
+        __aexit__ = __aenter__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SyncJudge._over, (self._async,)
+
+    def __repr__(self) -> str:
+        return repr(self._async).replace("<", "<Sync", 1)
+
+
+def _async_client(client: SyncQRewardClient | QRewardClient) -> QRewardClient:
+    return client._async if isinstance(client, SyncQRewardClient) else client

@@ -1,28 +1,27 @@
-"""``RewardModelScorer``: a reward model behind the ``Scorer`` interface. Its numbers are returned as verdicts."""
+"""``RewardModelScorer``: a reward model behind the ``Scorer`` interface; and ``make_scorer``, which makes one or a judge from settings."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Unpack
 
-from qreward import options
 from qreward.client import QRewardClient
 from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.registry import SCORE
 from qreward.errors import ConfigError
+from qreward.judge.config import JudgeConfig
+from qreward.judge.judge import Judge
 from qreward.judge.prompts import check_extra
-from qreward.judge.requests import extra_of, fields_of
-from qreward.judge.types import Item, Verdict, Vote
+from qreward.judge.requests import POINT_NAMES, extra_of, fields_of
+from qreward.judge.types import Item, Scorer, Verdict, Vote, check_batch_options
 from qreward.judge.verdict_parser import bounds
-from qreward.options import DEFAULT
+from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_params
 from qreward.results import BatchResult, Result, Usage
+from qreward.runtime import runtime_of
 from qreward.scoring.formats import MergeSpec, asking
 from qreward.settings.policies import Priority
-
-if TYPE_CHECKING:
-    from qreward.progress import Progress
 
 _OPTIONS = ("extra_headers", "extra_body", "hedge")
 
@@ -60,7 +59,7 @@ class RewardModelScorer:
     ) -> None:
         if not isinstance(model, str) or not model:
             raise ConfigError(f"model must be the name of a reward model, not {model!r}")
-        options.check_params({name: value for name, value in params.items() if name not in _OPTIONS})
+        check_params({name: value for name, value in params.items() if name not in _OPTIONS})
         self._client, self._model, self._owns_client, self._params = client, model, owns_client, params
         self._range = None if range is None else bounds("range", range)
 
@@ -85,65 +84,54 @@ class RewardModelScorer:
             priority, tenant: as in :meth:`QRewardClient.score`.
             fields: a reward model takes no other fields. One that is not None raises ``ConfigError``.
         """
-        given = [name for name, value in fields.items() if value is not None]
-        if given:
-            raise ConfigError(f"a reward model takes prompt, response and reference, not {min(given)!r}; leave it out")
-        item = {"prompt": prompt, "response": response, "reference": reference}
-        asked, terms = self._asking(None), self._client._terms(timeout, priority, self._params.get("hedge", True), tenant)
-        (result,) = await self._client._merged(asked, [asked.call(item)], self._model, terms)
+        others = [name for name, value in fields.items() if value is not None]
+        if others:
+            raise ConfigError(f"a reward model takes prompt, response and reference, not {min(others)!r}; leave it out")
+        runtime, spec = runtime_of(self._client), self._spec(None)
+        call = spec.call({"prompt": prompt, "response": response, "reference": reference})
+        options = self._with_hedge({"timeout": timeout, "priority": priority, "tenant": tenant})
+        (result,) = await runtime.merged(spec, [call], runtime.request_options(options))
         return self._verdict(result.value, result.usage)
 
-    async def batch_score(
-        self,
-        items: Iterable[Item] | AsyncIterable[Item],
-        *,
-        timeout: float | None = DEFAULT,
-        deadline: float | None = None,
-        priority: Priority | int | str = Priority.NORMAL,
-        tenant: str | None = None,
-        on_result: Callable[[Result[Verdict]], object] | None = None,
-        progress: bool | Callable[[Progress], object] | None = None,
-        keep_results: bool = True,
-    ) -> BatchResult[Verdict]:
+    async def batch_score(self, items: Iterable[Item] | AsyncIterable[Item], **options: Unpack[JudgeBatchOptions]) -> BatchResult[Verdict]:
         """Score many responses. Several items are merged into one HTTP request where the server allows it.
 
-        Arguments are those of :meth:`Judge.batch_score`, errors those of :meth:`QRewardClient.batch_score`.
+        Options are those of :meth:`Judge.batch_score`, errors those of :meth:`QRewardClient.batch_score`.
         """
-        tell = options.callback("on_result", on_result)
+        check_batch_options(options)
+        on_result, keep = callback("on_result", options.get("on_result")), options.get("keep_results", True)
         extras: dict[int, Mapping[str, Any]] = {}
 
-        def told(result: Result[Score]) -> Result[Verdict]:
-            return self._told(result, extras.get(result.index) if keep_results else extras.pop(result.index, None))
+        def as_verdict(result: Result[Score]) -> Result[Verdict]:
+            return self._result(result, extras.get(result.index) if keep else extras.pop(result.index, None))
 
-        batch = await self._client._merged_many(
-            self._asking(extras if keep_results or tell is not None else None),
-            options.items("items", items),
-            self._model,
-            self._client._terms(timeout, priority, self._params.get("hedge", True), tenant),
-            deadline,
-            None if tell is None else lambda result: tell(told(result)),
-            progress,
-            keep_results,
-        )
-        return BatchResult([told(result) for result in batch], batch.stats)
+        given: dict[str, Any] = self._with_hedge(options)
+        if on_result is not None:
+            given["on_result"] = lambda result: on_result(as_verdict(result))
+        spec = self._spec(extras if keep or on_result is not None else None)
+        batch = await runtime_of(self._client).merged_many(spec, batch_items("items", items), given)
+        return BatchResult([as_verdict(result) for result in batch], batch.stats)
 
-    def _asking(self, extras: dict[int, Mapping[str, Any]] | None) -> MergeSpec:
+    def _with_hedge(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {**options, "hedge": self._params.get("hedge", True)}
+
+    def _spec(self, extras: dict[int, Mapping[str, Any]] | None) -> MergeSpec:
         """The client's ``MergeSpec``, reading a scorer's items: an invalid item fails alone.
 
         Args:
             extras: filled with the extra fields of the items, by index. None discards them.
         """
-        params = {name: value for name, value in self._params.items() if name not in ("extra_headers", "extra_body", "hedge")}
-        asked = asking(SCORE, self._model, params, self._params.get("extra_headers"), self._params.get("extra_body"))
+        params = {name: value for name, value in self._params.items() if name not in _OPTIONS}
+        spec = asking(SCORE, self._model, params, self._params.get("extra_headers"), self._params.get("extra_body"))
         indexes = count()
 
         def call(item: object) -> WireRequest:
             index, extra = next(indexes), extra_of(item)  # items are read once and in order, so the count is their index
             if extra is not None and extras is not None:
                 extras[index] = extra
-            return asked.call(_item(item))
+            return spec.call(_item(item))
 
-        return MergeSpec(asked.listing, asked.blank, call, asked._key)
+        return MergeSpec(spec.listing, spec.blank, call, spec._key)
 
     async def aclose(self) -> None:
         """Close the client if the scorer owns it."""
@@ -157,7 +145,7 @@ class RewardModelScorer:
         await self.aclose()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._client, self._model, {"range": self._range, "owns_client": self._owns_client, **self._params})
+        return _restored, (self._client, self._model, {"range": self._range, "owns_client": self._owns_client, **self._params})
 
     def __repr__(self) -> str:
         return f"<RewardModelScorer {self._model}>"
@@ -168,19 +156,18 @@ class RewardModelScorer:
             number = min(max(number, self._range[0]), self._range[1])
         return Verdict(number, (Vote(number, model=self._model),), score.attributes or None, usage)
 
-    def _told(self, result: Result[Score], extra: Mapping[str, Any] | None) -> Result[Verdict]:
-        answer = _Told(self._verdict(result.value, result.usage), result.usage, result.usage_is_estimated) if result.ok else None
+    def _result(self, result: Result[Score], extra: Mapping[str, Any] | None) -> Result[Verdict]:
+        answer = _Answer(self._verdict(result.value, result.usage), result.usage, result.usage_is_estimated) if result.ok else None
         trail = result.attempts[:-1] if result.ok and result.endpoint is not None else result.attempts
         return Result(result.index, answer, result.error, result.endpoint, result.latency, result.queued, trail, extra)
 
 
-class _Told:
+class _Answer(NamedTuple):
     """A verdict in the form in which ``Result`` takes an answer."""
 
-    __slots__ = ("estimated", "usage", "verdict")
-
-    def __init__(self, verdict: Verdict, usage: Usage | None, estimated: bool) -> None:
-        self.verdict, self.usage, self.estimated = verdict, usage, estimated
+    verdict: Verdict
+    usage: Usage | None
+    estimated: bool
 
     def build(self) -> Verdict:
         return self.verdict
@@ -189,18 +176,36 @@ class _Told:
         return ""
 
 
-def _again(client: QRewardClient, model: str, settings: Mapping[str, Any]) -> RewardModelScorer:
+def _restored(client: QRewardClient, model: str, settings: Mapping[str, Any]) -> RewardModelScorer:
     return RewardModelScorer(client, model, **settings)
-
-
-_NAMES = frozenset({"prompt", "response", "reference"})
 
 
 def _item(item: object) -> dict[str, Any]:
     """The item in the form that the client accepts. Raises ``ConfigError``."""
     fields = fields_of(item)
-    given = {name for name, value in fields.items() if value is not None}
-    check_extra(given - _NAMES, _NAMES - given)
+    given, names = {name for name, value in fields.items() if value is not None}, {*POINT_NAMES}
+    check_extra(given - names, names - given)
     named = {"prompt": fields["prompt"], "response": fields["response"]}
-    reference = fields.get("reference")
-    return named if reference is None else {**named, "label": reference}
+    return {**named, "label": fields["reference"]} if "reference" in given else named
+
+
+def make_scorer(client: QRewardClient, scorer: JudgeConfig | str | None, *, owns_client: bool = True) -> Scorer:
+    """Create a judge from its settings, or a reward model scorer from a model name.
+
+    Args:
+        client: the client that sends the requests.
+        scorer: the settings of a judge, or the name of a reward model.
+        owns_client: closing the scorer also closes the client.
+
+    Raises:
+        ConfigError: a setting is invalid, or ``scorer`` is None.
+
+    Example:
+        >>> make_scorer(QRewardClient(["http://gpu-0:8000/v1"]), "rm-7b")
+        <RewardModelScorer rm-7b>
+    """
+    if isinstance(scorer, JudgeConfig):
+        return Judge.from_config(client, scorer, owns_client=owns_client)
+    if isinstance(scorer, str) and scorer:
+        return RewardModelScorer(client, scorer, owns_client=owns_client)
+    raise ConfigError(f"a scorer is made from JudgeConfig or the name of a reward model, not {scorer!r}")

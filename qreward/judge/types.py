@@ -5,18 +5,18 @@ This module knows no prompt, no model and no trainer.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Unpack
 
-from qreward.options import DEFAULT
-from qreward.results import BatchResult, Result, Usage
+from qreward.errors import ConfigError
+from qreward.options import DEFAULT, JudgeBatchOptions
+from qreward.results import BatchResult, Usage
 from qreward.settings.policies import Priority
+from qreward.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
-
-    from qreward.progress import Progress
 
 Item = tuple[Any, Any] | tuple[Any, Any, Any] | Mapping[str, Any]
 """An item to score: ``(prompt, response)``, ``(prompt, response, reference)``, or a mapping with ``prompt``, ``response``, optionally
@@ -162,19 +162,16 @@ class Scorer(Protocol):
             QRewardError: there is no score. An implementation must never return a substitute number.
         """
 
-    async def batch_score(
-        self,
-        items: Iterable[Item] | AsyncIterable[Item],
-        *,
-        timeout: float | None = DEFAULT,
-        deadline: float | None = None,
-        priority: Priority | int | str = Priority.NORMAL,
-        tenant: str | None = None,
-        on_result: Callable[[Result[Verdict]], object] | None = None,
-        progress: bool | Callable[[Progress], object] | None = None,
-        keep_results: bool = True,
-    ) -> BatchResult[Verdict]:
+    async def batch_score(self, items: Iterable[Item] | AsyncIterable[Item], **options: Unpack[JudgeBatchOptions]) -> BatchResult[Verdict]:
         """Score many responses. An item that fails is a ``Result`` with an error."""
 
     async def aclose(self) -> None:
         """Release the scorer's resources."""
+
+
+def check_batch_options(options: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` for an option that a batch of a scorer does not have."""
+    known = JudgeBatchOptions.__optional_keys__
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{name!r} is not an option of this call; {did_you_mean(name, sorted(known))}")

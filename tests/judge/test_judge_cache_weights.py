@@ -16,8 +16,7 @@ from qreward import QRewardClient
 from qreward.codecs.base import WireRequest
 from qreward.judge import Judge, JudgeConfig
 from qreward.judge.cache import Cache, CacheEntry
-from qreward.judge.codec import ModelReply, fingerprint_of
-from qreward.judge.codec import JUDGE
+from qreward.judge.codec import JUDGE, ModelReply, fingerprint_of
 from qreward.scheduler.outcome import Answer
 
 

@@ -145,6 +145,7 @@ class Judge:
 
     async def score(
         self,
+        /,
         prompt: Any,
         response: Any,
         *,
@@ -179,6 +180,7 @@ class Judge:
 
     async def compare(
         self,
+        /,
         prompt: Any,
         first: Any,
         second: Any,

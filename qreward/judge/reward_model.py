@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from qreward.client import QRewardClient
 from qreward.codecs.base import WireRequest
@@ -162,7 +163,8 @@ class RewardModelScorer:
         return Result(result.index, answer, result.error, result.endpoint, result.latency, result.queued, trail, extra)
 
 
-class _Answer(NamedTuple):
+@dataclass(slots=True)
+class _Answer:
     """A verdict in the form in which ``Result`` takes an answer."""
 
     verdict: Verdict

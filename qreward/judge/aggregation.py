@@ -48,60 +48,40 @@ def quorum_error(outcomes: Sequence[SampleOutcome]) -> QRewardError | None:
     return error
 
 
-class ScoreAggregator:
-    """Aggregates scores.
+def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle) -> tuple[float, tuple[Vote, ...]] | QRewardError | None:
+    """The aggregated score and the votes, those closest to it first; the error; or None while it is undecided.
 
     ``majority`` is the most frequent score. Among equally frequent scores it is their median, and of two middle ones the lower, so that the
     result is always a score from a vote. It is decided when no pending vote can change it. ``mean`` and ``median`` wait until every
     request has a vote or an error. All three need votes from more than half of the requests.
     """
-
-    def __init__(self, how: Settle) -> None:
-        self._how = how
-
-    def __call__(self, outcomes: Sequence[SampleOutcome]) -> tuple[float, tuple[Vote, ...]] | QRewardError | None:
-        """The score and the votes, those closest to the score first; the error; or None while it is undecided."""
-        if len(outcomes) == 1:
-            only = outcomes[0]
-            return (only.score, (only,)) if isinstance(only, Vote) else only
-        score = aggregate(outcomes, self._how, median_low)
-        if score is None or isinstance(score, QRewardError):
-            return score
-        votes = [outcome for outcome in outcomes if isinstance(outcome, Vote)]
-        return score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score)))
+    if len(outcomes) == 1:
+        only = outcomes[0]
+        return (only.score, (only,)) if isinstance(only, Vote) else only
+    score = _aggregate(outcomes, how, median_low)
+    if score is None or isinstance(score, QRewardError):
+        return score
+    votes = [outcome for outcome in outcomes if isinstance(outcome, Vote)]
+    return score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score)))
 
 
-class ComparisonAggregator:
-    """Aggregates comparisons. Each pair was shown in both orders: the requests 2k and 2k + 1 belong together.
+def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Comparison | QRewardError | None:
+    """The aggregated comparison, the error, or None while it is undecided.
 
-    If the two orders disagree, they count as a tie. If one of them is a tie, the other cannot change that. Several judges or samples are
-    aggregated like scores, except that equally frequent preferences make a tie.
+    Each pair was shown in both orders: the requests 2k and 2k + 1 belong together. If the two orders disagree, they count as a tie. If one
+    of them is a tie, the other cannot change that. Several judges or samples are aggregated like scores, except that equally frequent
+    preferences make a tie.
     """
-
-    def __init__(self, how: Settle) -> None:
-        self._how = how
-
-    def __call__(self, outcomes: Sequence[SampleOutcome]) -> Comparison | QRewardError | None:
-        """The comparison, the error, or None while it is undecided."""
-        pairs = [_agreed(outcomes[place], outcomes[place + 1]) for place in range(0, len(outcomes), 2)]
-        score = aggregate(pairs, self._how, lambda _: 0.5)
-        if score is None or isinstance(score, QRewardError):
-            return score
-        preference: Preference = "first" if score > 0.5 else "second" if score < 0.5 else "tie"
-        return Comparison(preference, score, tuple(outcome for outcome in outcomes if isinstance(outcome, Vote)))
+    pairs = [_agreed(outcomes[place], outcomes[place + 1]) for place in range(0, len(outcomes), 2)]
+    score = _aggregate(pairs, how, lambda _: 0.5)
+    if score is None or isinstance(score, QRewardError):
+        return score
+    preference: Preference = "first" if score > 0.5 else "second" if score < 0.5 else "tie"
+    return Comparison(preference, score, tuple(outcome for outcome in outcomes if isinstance(outcome, Vote)))
 
 
-def aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[[Sequence[float]], float]) -> float | QRewardError | None:
-    """The aggregated score; the error; None while pending votes can change it.
-
-    Args:
-        how: the method of aggregation.
-        choose: chooses one of several equally frequent scores.
-
-    Example:
-        >>> aggregate([Vote(1), Vote(1), None], "majority", min), aggregate([Vote(1), Vote(0), None], "majority", min)
-        (1.0, None)
-    """
+def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[[Sequence[float]], float]) -> float | QRewardError | None:
+    """The aggregated score; ``choose`` takes one of several equally frequent ones."""
     if (error := quorum_error(outcomes)) is not None:
         return error
     scores = [outcome.score for outcome in outcomes if isinstance(outcome, Vote)]

@@ -117,26 +117,6 @@ class ModelReply(NamedTuple):
         return is_whole(self.ending)
 
 
-class _Message(msgspec.Struct, gc=False):
-    refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-
-
-class _Choice(msgspec.Struct, gc=False):
-    message: _Message | None = None
-
-
-class _Rest(msgspec.Struct, gc=False):
-    choices: list[_Choice]
-    model: Any = None
-    system_fingerprint: Any = None
-    metadata: Any = None
-
-
-_DECODER = msgspec.json.Decoder(_Rest)
-
-
 def fingerprint_of(model: object, system_fingerprint: object, metadata: object) -> str:
     """The fields by which servers identify the weights that wrote an answer, as one text. Equal texts mean equal weights, as far as known.
 
@@ -152,18 +132,6 @@ def fingerprint_of(model: object, system_fingerprint: object, metadata: object) 
 
 def parse_reply(answer: ChatAnswer) -> ModelReply:
     """Parse an answer's body into a ``ModelReply``. Fields with unexpected types are read as far as possible."""
-    text = answer.text()
-    try:
-        rest = _DECODER.decode(answer.body)
-        choice = rest.choices[0]
-    except (*jsonio.REFUSED, IndexError):
-        return _parse_leniently(text, answer)
-    message = choice.message or _Message()
-    thought, refusal = message.reasoning_content or message.reasoning or "", message.refusal or ""
-    return ModelReply(text, thought, refusal, answer.finish_reason, fingerprint_of(rest.model, rest.system_fingerprint, rest.metadata))
-
-
-def _parse_leniently(text: str, answer: ChatAnswer) -> ModelReply:
     document: dict[str, Any] = {}
     message: Any = None
     try:
@@ -174,4 +142,4 @@ def _parse_leniently(text: str, answer: ChatAnswer) -> ModelReply:
     message = message if isinstance(message, dict) else {}
     fingerprint = fingerprint_of(*(document.get(name) for name in ("model", "system_fingerprint", "metadata")))
     refusal, reasoning = message.get("refusal"), message.get("reasoning_content") or message.get("reasoning")
-    return ModelReply(text, joined(reasoning), joined(refusal), answer.finish_reason, fingerprint)
+    return ModelReply(answer.text(), joined(reasoning), joined(refusal), answer.finish_reason, fingerprint)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -72,27 +72,17 @@ class JudgeConfig(Policy):
     def _several(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
+    @field_validator("cache", mode="before")
+    @classmethod
+    def _path(cls, value: object) -> object:
+        path = str(value) if isinstance(value, Path) else value
+        if isinstance(path, str) and not path.strip():
+            raise ValueError("must be the path of a file, or None for none")
+        return path
+
 
 _OTHERS = ("client", "score", "owns_client", "hedge", "extra_headers", "extra_body")
 _NAMES = (*JudgeConfig.model_fields, *_OTHERS)
-
-
-def models(model: object) -> tuple[str, ...]:
-    """The names of the models. Raises ``ConfigError``."""
-    if isinstance(model, str):
-        return (model,)
-    if isinstance(model, bytes | Mapping) or not isinstance(model, Iterable):
-        raise ConfigError(f"model must be the name of a model, or several, not {model!r}")
-    return tuple(model)
-
-
-def cache_path(cache: object) -> str | None:
-    """The path of the cache file, None for no cache. Raises ``ConfigError``."""
-    if cache is None:
-        return None
-    if not isinstance(cache, str | Path) or not str(cache).strip():
-        raise ConfigError(f"cache must be the path of a file, or None for none, not {cache!r}")
-    return str(cache)
 
 
 def check_params(params: Mapping[str, Any]) -> None:

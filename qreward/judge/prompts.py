@@ -55,16 +55,20 @@ class Template:
         if not isinstance(text, str):
             raise ConfigError(f"{what} must be a text, not a {type(text).__name__}")
         self._pieces: list[tuple[str, str | None]] = []  # each text with the placeholder that follows it
-        begin = 0
-        before = ""
+        begin, before = 0, ""
         for match in _PIECE.finditer(text):
             before += text[begin : match.start()]
             begin = match.end()
             if match[0] in ("{{", "}}"):
                 before += match[0][0]
-            else:
-                self._pieces.append((before, _name(match, text, what)))
+            elif match[1] is not None and match[1].isidentifier():
+                self._pieces.append((before, match[1]))
                 before = ""
+            else:
+                line = text.count("\n", 0, match.start()) + 1
+                shown = match[0] if len(match[0]) <= 40 else match[0][:37] + "..."
+                fault = f"{shown!r} is not a placeholder; write a plain name, such as {{response}}, or {{{{ and }}}} for braces"
+                raise ConfigError(f"{what}, line {line}: {fault}")
         self._pieces.append((before + text[begin:], None))
         self.names = frozenset(name for _, name in self._pieces if name is not None)
 
@@ -73,27 +77,12 @@ class Template:
         return "".join([part for text, name in self._pieces for part in (text, "" if name is None else values[name])])
 
 
-def _name(match: re.Match[str], text: str, what: str) -> str:
-    name = match[1]
-    if name is not None and name.isidentifier():
-        return name
-    line = text.count("\n", 0, match.start()) + 1
-    shown = match[0] if len(match[0]) <= 40 else match[0][:37] + "..."
-    raise ConfigError(
-        f"{what}, line {line}: {shown!r} is not a placeholder; write a plain name, such as {{response}}, or {{{{ and }}}} for braces"
-    )
-
-
 def in_words(value: object, name: str) -> str:
-    """A field's value as text. A list of messages becomes a readable conversation, any other value JSON.
-
-    Raises:
-        ConfigError: the value cannot be written as JSON.
-    """
+    """A field's value as text: a list of messages as a readable conversation, other values as JSON. Raises ``ConfigError``."""
     if isinstance(value, str):
         return value
     if _is_conversation(value):
-        return "\n\n".join(map(_spoken, value))
+        return "\n\n".join(map(_message_text, value))
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -104,13 +93,12 @@ def _is_conversation(value: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) and "role" in each for each in value)
 
 
-def _spoken(message: Mapping[str, Any]) -> str:
+def _message_text(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     words = joined(content)
     if isinstance(content, list):
         words += "".join(f"[{part.get('type', 'part')}]" for part in content if isinstance(part, Mapping) and "text" not in part)
-    calls = message.get("tool_calls")
-    if calls:
+    if calls := message.get("tool_calls"):
         words += f"[calls {json.dumps(calls, ensure_ascii=False, default=str)}]"
     return f"{str(message['role']).capitalize()}: {words}"
 
@@ -136,9 +124,8 @@ class Prompt:
         self, prompt: object, system: str | None, *, needed: Iterable[str], known: Iterable[str] | None, what: str = "prompt"
     ) -> None:
         self._needed, self._what = frozenset(needed), what
-        self._judged = self._needed - {"prompt"}
-        self._system = None if system is None else Template(system, "system")
         self._known = None if known is None else frozenset(known)
+        self._system = None if system is None else Template(system, "system")
         self._build: Builder | None = prompt if callable(prompt) else None
         self._turns = [] if callable(prompt) else _turns(prompt, what)
         templates = [template for _, template in self._turns] + ([self._system] if self._system else [])
@@ -158,36 +145,29 @@ class Prompt:
             ConfigError: a field is missing or unknown.
         """
         given = {name: value for name, value in fields.items() if value is not None}
-        for name in self._judged & given.keys():
+        for name in (self._needed - {"prompt"}) & given.keys():
             if _is_conversation(given[name]) and is_missing(given[name][-1]):
                 raise ConfigError(f"the last message of {name!r} has no content, so there is nothing to judge")
         self._check(given.keys(), extra)
         words = {name: in_words(given[name], name) for name in self.names}
-        if self._build is not None:
-            turns = self._built(given)
-        else:
+        if self._build is None:
             turns = [{**message, "content": template.render(words)} for message, template in self._turns]
+        else:
+            built = self._build(given)
+            if isinstance(built, str | bytes | Mapping) or not isinstance(built, Iterable):
+                raise ConfigError(f"the {self._what} function must return a list of messages, not {type(built).__name__}")
+            turns = list(built)  # their contents are validated later, by the codec
         return turns if self._system is None else [{"role": "system", "content": self._system.render(words)}, *turns]
 
-    def _built(self, given: Mapping[str, Any]) -> Messages:
-        """The messages of the user's function. Their contents are validated later, by the codec."""
-        assert self._build is not None
-        built = self._build(given)
-        if isinstance(built, str | bytes | Mapping) or not isinstance(built, Iterable):
-            raise ConfigError(f"the {self._what} function must return a list of messages, not {type(built).__name__}")
-        return list(built)
-
     def _check(self, given: Set[str], extra: bool) -> None:
-        missing = self.names - given
-        if missing:
+        if missing := self.names - given:
             name = min(missing)
             raise ConfigError(f"the {self._what} contains {{{name}}}, but the item has no field {name!r}; its fields are {_listed(given)}")
         if not self._needed <= given:
             name = min(self._needed - given)
             raise ConfigError(f"the item has no {name!r} to judge (it is missing or None); its fields are {_listed(given)}")
-        if self._known is None or given <= self._known or given <= self._known | self.names:
+        if self._known is None or given <= self._known or given <= (used := self._known | self.names):
             return
-        used = self._known | self.names
         if extra:
             check_extra(given - used, used - given)
             return
@@ -207,18 +187,14 @@ def check_extra(extra: Set[str], missing: Set[str]) -> None:
         Traceback (most recent call last):
         qreward.errors.ConfigError: the item has a field 'refrence'; did you mean 'reference'?
     """
-    slip = _slip(frozenset(extra), frozenset(missing)) if extra and missing else None
-    if slip is not None:
-        raise ConfigError(f"the item has a field {slip[0]!r}; did you mean {slip[1]!r}?")
+    for name in sorted(extra) if missing else ():
+        if near := _near(name, frozenset(missing)):
+            raise ConfigError(f"the item has a field {name!r}; did you mean {near!r}?")
 
 
 @lru_cache(maxsize=256)
-def _slip(extra: frozenset[str], missing: frozenset[str]) -> tuple[str, str] | None:
-    for name in sorted(extra):
-        near = closest(name, sorted(missing), cutoff=TYPO)
-        if near:
-            return name, near[0]
-    return None
+def _near(name: str, names: frozenset[str]) -> str | None:
+    return next(iter(closest(name, sorted(names), cutoff=TYPO)), None)
 
 
 def _turns(prompt: object, what: str) -> list[tuple[Mapping[str, Any], Template]]:

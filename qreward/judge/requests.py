@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -12,7 +13,7 @@ import msgspec
 from qreward.codecs.chat import CHAT
 from qreward.errors import ConfigError
 from qreward.judge import prompts
-from qreward.judge.aggregation import ComparisonAggregator, Decide, ScoreAggregator
+from qreward.judge.aggregation import Decide, aggregate_comparisons, aggregate_scores
 from qreward.judge.config import JudgeConfig
 from qreward.judge.prompts import Messages, Prompt
 from qreward.judge.sampling import JudgeModel, JudgeRequest, noted
@@ -86,7 +87,7 @@ class RequestBuilder:
         self._tells_form = not self._names_form and (prompt is None or config.response_format != "none")
         self.judge_models = judge_models(config, parser)
         self.per_item = len(self.judge_models) * config.samples * (2 if pairs else 1)
-        self.decide: Decide = ComparisonAggregator(config.settle) if pairs else ScoreAggregator(config.settle)
+        self.decide: Decide = partial(aggregate_comparisons if pairs else aggregate_scores, how=config.settle)
         self._identities = {judge_model: _identity(judge_model, config) for judge_model in self.judge_models}
 
     def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeRequest]:

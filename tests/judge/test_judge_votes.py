@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -14,7 +15,7 @@ from judge_tools import JudgeWire, Sent, always, broken, endpoint, judging, now,
 
 from qreward.errors import InvalidResponse, QRewardError, RequestError, RequestTimeout, ServerError
 from qreward.judge import Judge, Verdict, Vote
-from qreward.judge.aggregation import ComparisonAggregator, ScoreAggregator, quorum
+from qreward.judge.aggregation import aggregate_comparisons, aggregate_scores, quorum
 
 ASKED = ("What is 6 x 7?", "42")
 
@@ -170,7 +171,7 @@ VOTES = st.lists(st.one_of(st.sampled_from([0.0, 0.25, 0.5, 1.0]).map(Vote), st.
 
 @given(VOTES, st.permutations(range(7)), st.sampled_from(["majority", "mean", "median"]))
 def test_what_is_settled_early_is_what_all_votes_would_have_settled(votes: list[Any], order: list[int], how: Any) -> None:
-    decide = ScoreAggregator(how)
+    decide = partial(aggregate_scores, how=how)
     final = decide(votes)
     assert final is not None
     known: list[Any] = [None] * len(votes)
@@ -190,11 +191,11 @@ def test_what_is_settled_early_is_what_all_votes_would_have_settled(votes: list[
 @given(VOTES)
 def test_an_item_is_judged_exactly_if_more_than_half_of_its_votes_are_there(votes: list[Any]) -> None:
     there = sum(isinstance(vote, Vote) for vote in votes)
-    assert isinstance(ScoreAggregator("majority")(votes), QRewardError) == (there < quorum(len(votes)))
+    assert isinstance(aggregate_scores(votes, "majority"), QRewardError) == (there < quorum(len(votes)))
 
 
 def test_two_orders_that_disagree_are_a_tie_and_one_that_says_so_decides_alone() -> None:
-    decide = ComparisonAggregator("majority")
+    decide = partial(aggregate_comparisons, how="majority")
     for one, other in product((0.0, 0.5, 1.0), repeat=2):
         settled = decide([Vote(one), Vote(other)])
         assert settled is not None
@@ -205,8 +206,8 @@ def test_two_orders_that_disagree_are_a_tie_and_one_that_says_so_decides_alone()
 
 def test_pairs_that_are_even_are_a_tie_and_a_majority_of_them_counts() -> None:
     first, second = [Vote(1.0)] * 2, [Vote(0.0)] * 2
-    assert ComparisonAggregator("majority")([*first, *second]).preference == "tie"  # type: ignore[union-attr]
-    assert ComparisonAggregator("majority")([*first, *second, *first]).preference == "first"  # type: ignore[union-attr]
-    assert ComparisonAggregator("majority")([*first, *first, None, None]).preference == "first"  # type: ignore[union-attr]
-    mean = ComparisonAggregator("mean")([*first, *second, *first])
+    assert aggregate_comparisons([*first, *second], "majority").preference == "tie"  # type: ignore[union-attr]
+    assert aggregate_comparisons([*first, *second, *first], "majority").preference == "first"  # type: ignore[union-attr]
+    assert aggregate_comparisons([*first, *first, None, None], "majority").preference == "first"  # type: ignore[union-attr]
+    mean = aggregate_comparisons([*first, *second, *first], "mean")
     assert mean.score == pytest.approx(2 / 3)  # type: ignore[union-attr]

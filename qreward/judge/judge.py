@@ -101,7 +101,7 @@ class Judge:
         self._client, self._hedge = client, request_options({"hedge": params.get("hedge", True)}, None).hedge
         parser = VerdictParser(verdict, scale=scale, range=range, score=score)
         self._config = JudgeConfig(
-            model=model,
+            model=model,  # type: ignore[arg-type]  # validated and converted there
             system=system,
             scale=parser.scale,
             range=range,
@@ -109,7 +109,7 @@ class Judge:
             settle=settle,
             reasks=reasks,
             response_format=response_format,
-            cache=cache,
+            cache=cache,  # type: ignore[arg-type]
             cache_namespace=cache_namespace,
             params=params,
         )

@@ -91,16 +91,7 @@ class RequestBuilder:
         self._identities = {judge_model: _identity(judge_model, config) for judge_model in self.judge_models}
 
     def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeRequest]:
-        """The requests for an item.
-
-        Args:
-            fields: the fields of the item.
-            extra: allow fields that are not used.
-
-        Raises:
-            ConfigError: a field is missing or unknown.
-            BadRequest: the messages cannot be sent.
-        """
+        """The requests for an item. Raises ``ConfigError`` for a missing or, without ``extra``, an unused field; and ``BadRequest``."""
         orders = [(self._messages(fields, extra), False)]
         if self._pairs:
             orders.append((self._messages({**fields, "first": fields["second"], "second": fields["first"]}, extra), True))

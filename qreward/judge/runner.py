@@ -50,18 +50,9 @@ class SingleCall(Caller):
         self._born = born
 
     async def run(self, requests: Sequence[JudgeRequest], known: Sequence[Vote | None]) -> tuple[JudgeItem, Any]:
-        """Send the requests of an item and wait for the outcome.
+        """Send the requests of an item that have no vote in the cache. Returns the item and its aggregated votes, or raises its error.
 
         If the caller is cancelled, the requests that no other item waits for are cancelled too.
-
-        Args:
-            known: votes from the cache, by place.
-
-        Returns:
-            The item and its aggregated votes.
-
-        Raises:
-            QRewardError: the item failed.
         """
         until = inf if self.options.timeout is None else self._born + self.options.timeout
         item = JudgeItem(self, requests, born=self._born, until=until)

@@ -190,9 +190,9 @@ def _beginning(reply: ModelReply) -> str:
 def asked_again(messages: Messages, reply: ModelReply, why: str, instruction: str) -> Messages:
     """The messages of a repeated request, after an answer that could not be parsed.
 
-    The conversation continues with the answer and the reason why it was rejected. The model can then correct the form of its own answer.
+    The conversation continues with the answer and the reason why it was rejected, so that the model corrects the form of its own answer.
     This succeeds more often than a new sample, also at temperature 0, and the server can reuse its prefix cache. An answer that is empty,
-    refused or incomplete leaves nothing to correct: the original messages are sent again, with a note at the end of the last one.
+    refused or incomplete leaves nothing to correct: the original messages are sent again, with a note.
     """
     if reply.whole and not reply.refusal and reply.text.strip():
         word = f"This answer cannot be read: {why}. Give your verdict again. {instruction}"

@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
 
 class SingleFlight:
-    """The requests that one judge has in flight in one event loop.
-
-    Args:
-        keep: receives each answer of a model, whether it could be parsed or not; None if there is no cache.
-    """
+    """The requests that one judge has in flight in one event loop. ``keep`` receives each answer of a model, parsed or not."""
 
     def __init__(self, keep: Callable[[CacheEntry], object] | None) -> None:
         self.keep = keep
@@ -64,35 +60,27 @@ class Caller:
 
     def on_decided(self, item: JudgeItem, outcome: Any) -> None:
         """Receive the outcome or error of an item."""
-        raise NotImplementedError
 
     def enqueue(self, request: SharedRequest, *, again: bool) -> None:
         """Send a request through the feed of the batch. ``again`` is True if it was sent before."""
-        raise NotImplementedError
 
     def withdrawn(self, task: Task) -> None:
         """A task of the batch is cancelled, as no item waits for it."""
-        raise NotImplementedError
 
 
 class JudgeItem:
     """An item and the outcomes of its requests.
 
-    Args:
-        caller: the call or batch that it belongs to.
-        requests: its requests, at least one.
-        index: number of the item in its batch.
-        born: when the item arrived, on the engine's clock.
-        until: when its time is over, on the engine's clock; inf if that is not known yet.
-        extra: fields of the item that its result carries.
-
     Attributes:
+        born: when the item arrived, on the engine's clock.
+        begun: when its first request was sent; None before.
+        until: when its time is over; inf if that is not known yet.
+        extra: fields of the item that its result carries.
         outcomes: outcome of each request; None while it is pending.
         inflight: the requests in flight, by their place in ``requests``.
         done: the item has its outcome, or no caller waits for one.
         usage, trail, endpoint: of the requests charged to this item. A shared request is charged to one item only.
         sent: True if a request was charged to this item.
-        begun: when its first request was sent, on the engine's clock.
     """
 
     __slots__ = (
@@ -121,11 +109,7 @@ class JudgeItem:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, known: Sequence[Vote | None] = ()) -> None:
-        """Join or send the requests that have no vote yet.
-
-        Args:
-            known: votes from the cache, by place.
-        """
+        """Join or send the requests that have no vote yet. ``known`` are votes from the cache, by place."""
         for place, vote in enumerate(known):
             if vote is not None:
                 self.record(place, vote)
@@ -254,7 +238,7 @@ class SharedRequest:
     # sending
 
     def send(self, *, again: bool = False) -> None:
-        """Send the request. ``again`` is True if it was sent before."""
+        """Send the request, for the first time or again."""
         if self.batch is not None:
             self.batch.enqueue(self, again=again)
             return

@@ -17,7 +17,7 @@ from functools import cached_property
 from math import inf, isfinite
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AliasChoices, BaseModel, Field, ValidationError, field_validator
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
@@ -28,7 +28,7 @@ from qreward.judge.parsing.text import Scale, Unreadable, number_of, shown
 M = TypeVar("M", bound=BaseModel)
 _REVISED = re.compile(r"^(?:final|revised|corrected|updated|adjusted|new|actual)_")
 _NUMERAL = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,17})?")
-_SAID = {
+_IN_WORDS = {
     "minimum": "at least {}",
     "maximum": "at most {}",
     "exclusiveMinimum": "more than {}",
@@ -41,40 +41,29 @@ _SAID = {
     "pattern": "matching {}",
     "format": "as {}",
 }
-_UNSAID = frozenset({"title", "default", "examples", "discriminator", "uniqueItems", "deprecated", "readOnly", "writeOnly"})
+_DROPPED = frozenset({"title", "default", "examples", "discriminator", "uniqueItems", "deprecated", "readOnly", "writeOnly"})
 _KEPT = frozenset({"type", "enum", "description", "$ref", "$defs", "anyOf", "items", "properties"})
 
 
-# Descriptions are sent to servers and part of the keys of cached answers, so they stand apart from the docstrings.
-
-
 class ScoreVerdict(BaseModel):
-    """A number, and why.
-
-    The reason comes first, so that a judge writes it before the number.
+    """A number, and why. The reason comes first, so that a judge writes it before the number.
 
     Example:
         >>> ScoreVerdict(reason="Right, but long.", score=7).score
         7.0
     """
 
-    model_config = ConfigDict(json_schema_extra={"description": "A number, and why."})
-
     reason: str = Field("", description="why, in a few sentences")
     score: float
 
 
 class YesNoVerdict(BaseModel):
-    """Yes or no, and why.
-
-    The values true and false are accepted for yes and no.
+    """Yes or no, and why. The values true and false are accepted for yes and no.
 
     Example:
         >>> YesNoVerdict(verdict="Yes").score
         1.0
     """
-
-    model_config = ConfigDict(json_schema_extra={"description": "Yes or no, and why."})
 
     reason: str = Field("", description="why, in a few sentences")
     verdict: Literal["yes", "no"]
@@ -100,8 +89,6 @@ class PreferenceVerdict(BaseModel):
         0.5
     """
 
-    model_config = ConfigDict(json_schema_extra={"description": "Which of two responses is better, and why."})
-
     reason: str = Field("", description="why, in a few sentences")
     preferred: Literal["A", "B", "tie"]
 
@@ -109,6 +96,14 @@ class PreferenceVerdict(BaseModel):
     def score(self) -> float:
         """1 for A, 0 for B, 0.5 for a tie."""
         return {"A": 1.0, "B": 0.0, "tie": 0.5}[self.preferred]
+
+
+_DESCRIPTIONS: Mapping[type, str] = {
+    ScoreVerdict: "A number, and why.",
+    YesNoVerdict: "Yes or no, and why.",
+    PreferenceVerdict: "Which of two responses is better, and why.",
+}
+"""What servers are told of these models. Part of the keys of cached answers, and therefore not taken from the docstrings."""
 
 
 @dataclass(frozen=True)
@@ -294,10 +289,7 @@ def _resolved(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, Any]:
-    """The strict JSON schema of a verdict, for ``response_format``.
-
-    Raises:
-        ConfigError: the model has a member that a strict schema cannot express, such as ``Any`` or a mapping.
+    """The strict JSON schema of a verdict, for ``response_format``. Raises ``ConfigError`` for a member that it cannot express.
 
     Example:
         >>> from qreward.judge.parsing import ScoreVerdict
@@ -308,6 +300,8 @@ def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, A
     strict = _strict(_raw_schema(model), model.__name__)
     if "$ref" in strict:  # a recursive model; the root must be an object, not a reference
         strict = {**strict["$defs"][strict["$ref"].rpartition("/")[2]], "$defs": strict["$defs"]}
+    if model in _DESCRIPTIONS:
+        strict["description"] = _DESCRIPTIONS[model]
     if shape.number and scale and not shape.numerals:  # choices state the allowed values themselves
         span = f"from {shown(scale[0])} to {shown(scale[1])}"
         strict["properties"][shape.key] = _described(strict["properties"][shape.key], span)
@@ -331,7 +325,7 @@ def instruction(model: type[BaseModel], scale: Scale | None = None) -> str:
 
 def _strict(node: dict[str, Any], where: str) -> dict[str, Any]:
     node = _rewritten(node)
-    strange = node.keys() - _KEPT - _SAID.keys() - _UNSAID - {"required", "additionalProperties"}
+    strange = node.keys() - _KEPT - _IN_WORDS.keys() - _DROPPED - {"required", "additionalProperties"}
     if strange or node.get("additionalProperties") not in (None, False, True) or not node.keys() & {"type", "enum", "$ref", "anyOf"}:
         raise ConfigError(f"{where} cannot be asked for by a strict JSON schema: give it a plain type.")
     if "$ref" in node and "properties" not in node:
@@ -347,7 +341,7 @@ def _strict(node: dict[str, Any], where: str) -> dict[str, Any]:
         kept["anyOf"] = [_strict(one, where) for one in node["anyOf"]]
     if "$defs" in node:
         kept["$defs"] = _each(node["$defs"], "")
-    limits = ", ".join(said.format(node[key]) for key, said in _SAID.items() if key in node)
+    limits = ", ".join(said.format(node[key]) for key, said in _IN_WORDS.items() if key in node)
     told = node.get("description", "").partition("\n\n")[0].strip()  # only the first paragraph of a docstring
     return _described(kept | ({"description": told} if told else {}), limits)
 

@@ -43,23 +43,11 @@ _THOUGHT = re.compile(r"<(/?)(think|thinking|reasoning|thought)>", re.IGNORECASE
 
 
 def without_reasoning(text: str) -> tuple[str, str]:
-    """Remove the reasoning blocks of an answer.
+    """Remove the reasoning blocks of an answer. Returns ``(text before a lone closing tag or "", answer)``.
 
     A chat template may put the opening tag into the prompt, so that the answer contains only the closing one. A closing tag after a block,
-    or a second lone one, may come from a judged text. Then it is unclear which side of it is the judge's.
-
-    Returns:
-        ``(text before a lone closing tag or "", answer)``.
-
-    Raises:
-        Unreadable: a block is not closed (the answer was cut off during reasoning), the tags do not pair, or the answer ends with
-            reasoning.
-
-    Example:
-        >>> without_thought("<think>7 or 8?</think>Score: 8")
-        ('', 'Score: 8')
-        >>> without_thought("7 or 8?\\n</think>\\nScore: 8")
-        ('7 or 8?\\n', '\\nScore: 8')
+    or a second lone one, may come from a judged text. Then it is unclear which side of it is the judge's, and the answer is refused. So is
+    one whose block is not closed, or that ends with reasoning.
     """
     kept: list[str] = []
     start, opened, blocks, before = 0, "", 0, ""
@@ -124,9 +112,6 @@ def own_words(text: str, value_of: ValueOf) -> tuple[str, Found]:
     Quotations are: text in quotation marks, inline code, fenced blocks (except a ``json`` block with one object), lines after ``>``, HTML
     comments, and tags other than layout tags and tags around a value. Inside a quotation only its closing mark has a meaning.
 
-    Raises:
-        Unreadable: the marks do not pair, or an object is incomplete or invalid.
-
     Example:
         >>> own_words('It says "Score: 10". Score: 2', lambda members: None)
         ('It says \ufffc. Score: 2', [])
@@ -156,12 +141,12 @@ def own_words(text: str, value_of: ValueOf) -> tuple[str, Found]:
             words, closer = _opened(mark, runs_on=bool(_RUNS_ON.match(text, at)))
         out.append(words)
     if closer:
-        raise _UNPAIRED
+        raise Unreadable(_UNPAIRED)
     return "".join([*out, text[at:]]), found
 
 
-_BAD_JSON = Unreadable("The answer's JSON is not complete or not correct.")
-_UNPAIRED = Unreadable("It is not clear what the answer quotes: its quotation marks, fences or tags do not pair.")
+_BAD_JSON = "The answer's JSON is not complete or not correct."
+_UNPAIRED = "It is not clear what the answer quotes: its quotation marks, fences or tags do not pair."
 
 
 def _opened(mark: re.Match[str], *, runs_on: bool) -> tuple[str, str]:
@@ -175,7 +160,7 @@ def _opened(mark: re.Match[str], *, runs_on: bool) -> tuple[str, str]:
     if mark[0].endswith("/>"):
         return " ", ""
     if mark["closing"] or (mark["quote"] and mark[0] not in _CLOSERS):
-        raise _UNPAIRED
+        raise Unreadable(_UNPAIRED)
     if mark["tag"]:
         return "", f"</{mark['tag'].lower()}"
     return "\n" if mark["fence"] else "", mark["fence"] or mark["ticks"] or (_CLOSERS.get(mark[0]) or "-->")
@@ -198,7 +183,7 @@ def _object(text: str, start: int, value_of: ValueOf, found: Found) -> tuple[str
     try:
         members, end = object_at(text, start)
     except NotAnObject:
-        raise _BAD_JSON from None
+        raise Unreadable(_BAD_JSON) from None
     value = value_of(members)
     words = "{}" if value is None else OBJECT
     if value is not None:
@@ -207,7 +192,7 @@ def _object(text: str, start: int, value_of: ValueOf, found: Found) -> tuple[str
         return words, end
     closing = _BLOCK_END.match(text, end)
     if not closing:
-        raise _BAD_JSON
+        raise Unreadable(_BAD_JSON)
     return f"\n{words}\n", closing.end()
 
 
@@ -222,15 +207,7 @@ _ANY_NUMBER = re.compile(r"(?<![\w.,])[+\-\u2212]?\d+(?:[.,]\d+)?|(?<=[-\u2013])
 
 
 def number_of(value: object, scale: Scale | None) -> float:
-    """A member of a JSON object as a number. It may be a number, or a text that contains one; true and false are not numbers.
-
-    Raises:
-        Unreadable: it is not a finite number on the scale, or it is a fraction whose denominator is not the top of the scale.
-
-    Example:
-        >>> number_of("7/10", (0, 10))
-        7.0
-    """
+    """A member of a JSON object as a number on the scale. It may be a number, or a text that contains one, such as ``7/10``."""
     if isinstance(value, str) and (match := _SCORE_ALONE.fullmatch(value.strip())):
         return _score(match, scale)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -239,17 +216,20 @@ def number_of(value: object, scale: Scale | None) -> float:
 
 
 def _score(match: re.Match[str], scale: Scale | None) -> float:
-    digits = match["number"].replace("\u2212", "-")
-    if re.search(r",\d{3}$", digits):
+    if re.search(r",\d{3}$", match["number"]):
         raise Unreadable("The score is not one plain number.")
-    value = Decimal(digits.replace(",", "."))
+    value = Decimal(_ascii(match["number"]))
     if match["percent"]:
         if scale not in ((0, 1), (0, 100)):
             raise Unreadable("The score is a percentage, which this scale has none of.")
         value = value / 100 if scale == (0, 1) else value
-    if match["top"] and (scale is None or float(match["top"].replace(",", ".").replace("\u2212", "-")) != scale[1]):
+    if match["top"] and (scale is None or float(_ascii(match["top"])) != scale[1]):
         raise Unreadable("The score is a fraction of something other than the top of the scale.")
     return _on_scale(value, scale)
+
+
+def _ascii(number: str) -> str:
+    return number.replace(",", ".").replace("\u2212", "-")
 
 
 def _on_scale(value: float | Decimal, scale: Scale | None) -> float:
@@ -341,11 +321,7 @@ def _line(raw: str) -> str:
 
 
 def _report(part: str, *, titled: bool) -> str:
-    """How far the text after a sentence may report someone else's words.
-
-    Returns:
-        ``""`` for not at all, ``"next"`` for the next paragraph, ``"paragraph"`` or ``"answer"`` to its end.
-    """
+    """How far someone else's words may reach after a sentence: to the end of the ``paragraph``, the ``next`` one, or the ``answer``."""
     if part[-1] in f".!?;{GAP}" and not titled and ":" not in part and "\uff1a" not in part:
         return ""
     part = _ABOUT.sub(" ", part)
@@ -434,10 +410,7 @@ class TextReader:
         self._span = re.compile(rf"(?<![\w.])(?:0|1|{low}) ?(?:-|\u2013|to|and) ?{top}(?!\w|\.\d)", re.IGNORECASE)
 
     def _choices(self, options: Mapping[str, Any]) -> str:
-        """The pattern of a choice.
-
-        Also prepares the patterns of sentences that make a choice, as some choices, such as "A", occur in every text.
-        """
+        """The pattern of a choice. Also prepares those of sentences that make a choice, as some, such as "A", occur in every text."""
         pair = {"A", "B", "tie"} <= options.keys()
         if pair:
             a, b, tie = options["A"], options["B"], options["tie"]
@@ -458,18 +431,7 @@ class TextReader:
         return rf"{noun}(?P<option>{one})"
 
     def read(self, text: str, value_of: ValueOf) -> tuple[Any, dict[str, Any] | None]:
-        """Find the verdict.
-
-        Args:
-            text: the answer without its reasoning.
-            value_of: the value of a JSON object's members; None if the object is not a verdict.
-
-        Returns:
-            The value of the verdict, and the members of its JSON object; None if it is not an object.
-
-        Raises:
-            Unreadable: there is no verdict, or a different second one, or the text after it may revise it.
-        """
+        """Find the verdict in an answer without its reasoning: its value, and the members of its JSON object, if it is one."""
         own_text, objects = own_words(text, value_of)
         found = list(sentences(own_text))
         given = iter(objects)
@@ -527,7 +489,7 @@ class TextReader:
 
     def _has_other_number(self, words: str, value: float) -> bool:
         words = self._of_top.sub(" ", self._span.sub(" ", words))
-        return any(float(number.replace(",", ".").replace("\u2212", "-")) != value for number in _ANY_NUMBER.findall(words))
+        return any(float(_ascii(number)) != value for number in _ANY_NUMBER.findall(words))
 
     def _revises(self, words: str, value: Any) -> bool:
         return bool(_REVISES.search(words) or self._judging.search(words)) or (

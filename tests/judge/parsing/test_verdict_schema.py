@@ -150,3 +150,17 @@ def test_the_sentence_names_all_members_in_order_with_their_values() -> None:
 def test_the_sentence_repeated_is_no_verdict(model: type[BaseModel]) -> None:
     with pytest.raises(Unreadable):
         read(instruction(model, (0, 10)), model, scale=(0, 10))
+
+
+def test_the_docstring_of_a_built_in_verdict_is_not_part_of_its_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schema is part of the keys of cached answers. That of a user's model has its docstring, also if it extends a built-in one."""
+
+    class Mine(ScoreVerdict):
+        """Mine alone."""
+
+    for model in (ScoreVerdict, YesNoVerdict, PreferenceVerdict):
+        before = schema_of(model)
+        monkeypatch.setattr(model, "__doc__", "Other words.")
+        model.model_rebuild(force=True)
+        assert schema_of(model) == before
+    assert schema_of(Mine)["description"] == "Mine alone."

@@ -1,13 +1,11 @@
-"""The codec of a judge's requests: their response format, their encoding, and what is read from an answer.
+"""The codec of a judge's requests: their encoding, the refusal of a response format, and what is read from an answer.
 
-``Formats`` remembers which ``response_format`` the servers of a model accept. ``JudgeCodec`` encodes chat completions without checking
-again the parameters that all requests of a judge share. This module knows no prompt and no verdict.
+This module knows no prompt and no verdict.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,51 +15,15 @@ from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import ChatAnswer, ChatCodec, joined
 from qreward.codecs.finish_reason import GIVEN_UP, is_whole
 from qreward.errors import BadRequest, QRewardError
-from qreward.judge.config import ResponseFormat
-
-LADDER: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
-"""Response formats, from the strictest to the one that every server accepts."""
 
 _ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
 
 
-class Formats:
-    """The response format that is sent to one model.
-
-    ``auto`` starts with the first format of ``LADDER`` and moves to the next one when a server rejects it. If the endpoints of a route
-    differ, all are sent the first format that every one of them accepts. ``current`` is the format of new requests.
-    """
-
-    __slots__ = ("_auto", "_sent", "current")
-
-    def __init__(self, wanted: ResponseFormat, schema: Mapping[str, Any], name: str) -> None:
-        self._auto = wanted == "auto"
-        self.current: ResponseFormat = LADDER[0] if wanted == "auto" else wanted
-        self._sent: dict[ResponseFormat, dict[str, Any]] = {
-            "json_schema": {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": True}},
-            "json_object": {"type": "json_object"},
-        }
-
-    def params(self, form: ResponseFormat) -> dict[str, Any]:
-        """The parameters that a format adds to the body of a request."""
-        return {"response_format": self._sent[form]} if form in self._sent else {}
-
-    def fall_back(self, form: ResponseFormat, error: QRewardError, model: str) -> bool:
-        """Whether a request that failed in this format should be sent again in the next one. If so, new requests use the next format."""
-        if not self._auto or form == LADDER[-1] or not complains(error, model):
-            return False
-        if self.current == form:
-            self.current = LADDER[LADDER.index(form) + 1]
-        return True
-
-
-def complains(error: QRewardError, model: str) -> bool:
+def refuses_format(error: QRewardError, model: str) -> bool:
     """Whether an endpoint rejects a request because of its response format."""
     if not isinstance(error, BadRequest) or error.status_code not in (400, 422):
         return False
-    _, _, reason = str(error).partition(
-        f" for model {model!r}: "
-    )  # the text before contains names, such as the endpoint's, that could match
+    _, _, reason = str(error).partition(f" for model {model!r}: ")  # before it stand names, such as the endpoint's, that could match
     return _ABOUT_FORM.search(reason or str(error)) is not None
 
 

@@ -10,7 +10,7 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import ChatAnswer
 from qreward.codecs.finish_reason import CUT
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
-from qreward.judge.codec import JUDGE, Formats, ModelReply, parse_reply
+from qreward.judge.codec import JUDGE, ModelReply, parse_reply, refuses_format
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import Unreadable
 from qreward.judge.prompts import Messages
@@ -29,10 +29,18 @@ SENT_BACK = 4000
 """Characters of an unreadable answer that are sent back to the model: its end, where the verdict is."""
 
 
+LADDER: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
+"""Response formats, from the strictest to the one that every server accepts."""
+
+
 class JudgeModel:
     """One model of a judge, with the parser of its answers and the response format that its servers accept.
 
+    ``auto`` starts with the first format of ``LADDER`` and moves to the next one when a server rejects it. If the endpoints of a route
+    differ, all are sent the first format that every one of them accepts.
+
     Attributes:
+        format: the response format of new requests.
         cached_as: name of the model in the cache, including the namespace.
 
     Raises:
@@ -42,28 +50,39 @@ class JudgeModel:
     def __init__(self, model: str, parser: VerdictParser, config: JudgeConfig) -> None:
         self.model, self.parser, self.reasks = model, parser, config.reasks
         self.cached_as = json.dumps([config.cache_namespace, model])
-        self.formats = Formats(config.response_format, parser.schema, parser.model.__name__)
+        self._is_auto = config.response_format == "auto"
+        self.format: ResponseFormat = LADDER[0] if self._is_auto else config.response_format
+        schema = {"name": parser.model.__name__, "schema": parser.schema, "strict": True}
+        self._formats = {"json_schema": {"type": "json_schema", "json_schema": schema}, "json_object": {"type": "json_object"}}
         self._headers, self._body = config.params.get("extra_headers"), config.params.get("extra_body")
         self._params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "extra_body", "hedge")}
         seed = self._params.get("seed")
         self._seed = seed if isinstance(seed, int) else None
         self._prepare: dict[tuple[ResponseFormat, int], Callable[[Any], WireRequest]] = {}
         try:
-            self.prepare(self.formats.current, 0)
+            self.prepare(0)
         except BadRequest as error:
             raise ConfigError(str(error)) from None
 
-    def prepare(self, form: ResponseFormat, sample: int) -> Callable[[Any], WireRequest]:
+    def prepare(self, sample: int) -> Callable[[Any], WireRequest]:
         """The function that makes a request from messages. Raises ``ConfigError`` or ``BadRequest`` for invalid parameters.
 
         A ``seed`` is increased by one for each sample, so that samples differ.
         """
-        key = form, sample if self._seed is not None else 0
+        key = self.format, sample if self._seed is not None else 0
         if key not in self._prepare:
+            form = {"response_format": self._formats[self.format]} if self.format in self._formats else {}
             seed = {} if self._seed is None else {"seed": self._seed + sample}
-            params = {**self.formats.params(form), **self._params, **seed}
-            self._prepare[key] = preparer(JUDGE, self.model, params, self._headers, self._body)
+            self._prepare[key] = preparer(JUDGE, self.model, {**form, **self._params, **seed}, self._headers, self._body)
         return self._prepare[key]
+
+    def fall_back(self, form: ResponseFormat, error: QRewardError) -> bool:
+        """Whether a request that failed in this format should be sent again in the next one. If so, new requests use the next format."""
+        if not self._is_auto or form == LADDER[-1] or not refuses_format(error, self.model):
+            return False
+        if self.format == form:
+            self.format = LADDER[LADDER.index(form) + 1]
+        return True
 
 
 class JudgeRequest(NamedTuple):
@@ -100,14 +119,11 @@ class SampleRequest:
         error: the last error.
     """
 
-    __slots__ = (
-        "_answers", "_cut", "_form", "_judge_model", "_messages", "_reasks", "_request", "endpoint", "error", "reply", "trail",
-        "usage",
-    )  # fmt: skip
+    __slots__ = ("_answers", "_cut", "_form", "_messages", "_reasks", "_request", "endpoint", "error", "reply", "trail", "usage")
 
     def __init__(self, request: JudgeRequest) -> None:
-        self._request, self._judge_model, self._messages = request, request.judge_model, request.messages
-        self._reasks, self._form = request.judge_model.reasks, request.judge_model.formats.current
+        self._request, self._messages = request, request.messages
+        self._reasks, self._form = request.judge_model.reasks, request.judge_model.format
         self._answers = 0
         self._cut = False
         self.reply: ModelReply | None = None
@@ -118,12 +134,12 @@ class SampleRequest:
 
     def call(self) -> WireRequest:
         """The next request, in the response format that is used now."""
-        self._form = self._judge_model.formats.current
-        return self._judge_model.prepare(self._form, self._request.sample)(self._messages)
+        self._form = self._request.judge_model.format
+        return self._request.judge_model.prepare(self._request.sample)(self._messages)
 
     def is_stale(self) -> bool:
         """True if the response format for this model has changed since the request was created."""
-        return self._form != self._judge_model.formats.current
+        return self._form != self._request.judge_model.format
 
     def evaluate(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Vote | QRewardError | None:
         """The vote or final error that an answer or error comes to; None if the request is to be sent again."""
@@ -132,7 +148,7 @@ class SampleRequest:
             self.endpoint = self.trail[-1].endpoint
         if not isinstance(outcome, Answer):
             self.error = with_trail(outcome, self.trail)
-            return None if self._judge_model.formats.fall_back(self._form, outcome, self._judge_model.model) else self.error
+            return None if self._request.judge_model.fall_back(self._form, outcome) else self.error
         assert source is not None
         self.endpoint = source.name
         answer: ChatAnswer = outcome.value
@@ -144,11 +160,12 @@ class SampleRequest:
         except Unreadable as error:
             return self._unread(reply, error.why, answer.usage, seconds)
         except ScoreFunctionError as error:
-            return self._users(str(error), error.__cause__)
+            return self._faulty(str(error), error.__cause__)
         except (KeyboardInterrupt, SystemExit):  # they must end the event loop
             raise
         except BaseException as error:  # the user's own model
-            return self._users(f"reading as {self._judge_model.parser.model.__name__} raised {type(error).__name__}: {error}", error)
+            name = self._request.judge_model.parser.model.__name__
+            return self._faulty(f"reading as {name} raised {type(error).__name__}: {error}", error)
 
     def _unread(self, reply: ModelReply, why: str, usage: Usage | None, seconds: float) -> QRewardError | None:
         """The error of an answer that cannot be parsed; None if the request is to be sent again."""
@@ -156,26 +173,24 @@ class SampleRequest:
         self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, why + tokens),)
         hopeless = reply.ending == CUT and self._cut
         self._cut = self._cut or reply.ending == CUT
-        self.error = self._failed(why, reply)
+        judge_model = self._request.judge_model
+        times = "" if self._answers == 1 else f" in {self._answers} answers"
+        self.error = self._invalid(f"no verdict could be read from model {judge_model.model!r}{times}: {why}{_beginning(reply)}")
         if self._reasks <= 0 or hopeless:
             return self.error
         self._reasks -= 1
-        self._messages = asked_again(self._messages, reply, why, self._judge_model.parser.instruction)
+        self._messages = asked_again(self._messages, reply, why, judge_model.parser.instruction)
         return None
 
-    def _users(self, why: str, cause: BaseException | None) -> InvalidResponse:
+    def _faulty(self, why: str, cause: BaseException | None) -> InvalidResponse:
         """The error for the user's own code that failed on an answer. Another request would not help."""
-        model = self._judge_model.model
+        model = self._request.judge_model.model
         error = self._invalid(f"{why}; the answer of model {model!r} could be read, the fault is in your code (see __cause__)")
         error.__cause__ = cause
         return error
 
-    def _failed(self, why: str, reply: ModelReply) -> InvalidResponse:
-        times = "" if self._answers == 1 else f" in {self._answers} answers"
-        return self._invalid(f"no verdict could be read from model {self._judge_model.model!r}{times}: {why}{_beginning(reply)}")
-
     def _invalid(self, message: str) -> InvalidResponse:
-        error = InvalidResponse(message, endpoint=self.endpoint, model=self._judge_model.model)
+        error = InvalidResponse(message, endpoint=self.endpoint, model=self._request.judge_model.model)
         error.attempts = self.trail
         return error
 

@@ -123,7 +123,8 @@ class SampleRequest:
 
     def __init__(self, request: JudgeRequest) -> None:
         self._request, self._messages = request, request.messages
-        self._reasks, self._form = request.judge_model.reasks, request.judge_model.format
+        self._reasks = request.judge_model.reasks
+        self._form: ResponseFormat = request.judge_model.format
         self._answers = 0
         self._cut = False
         self.reply: ModelReply | None = None

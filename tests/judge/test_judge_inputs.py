@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from qreward import QRewardClient
 from qreward.errors import ConfigError
-from qreward.judge import Judge, SyncJudge
+from qreward.judge import Judge, RewardModelScorer, SyncJudge
 from qreward.testing import FakeEndpoint, FakeFleet
 
 LONE = "bad \ud83d"
@@ -220,3 +220,12 @@ def test_a_prompt_function_that_gives_no_messages_is_told(built: Any) -> None:
 
     judging(wire, use, prompt=lambda _: built)
     assert wire.sent == []
+
+
+def test_an_option_that_a_batch_does_not_have_is_refused() -> None:
+    async def use(judge: Judge) -> None:
+        for batch in (judge.batch_score, judge.batch_compare, RewardModelScorer(client(), "rm").batch_score):
+            with pytest.raises(ConfigError, match="did you mean 'timeout'"):
+                await batch([], time_out=5)  # type: ignore[call-arg]
+
+    judging(JudgeWire(always(score(7))), use)

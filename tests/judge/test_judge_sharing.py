@@ -262,6 +262,45 @@ def test_closing_the_client_ends_all_who_wait_with_client_closed() -> None:
     run_in_virtual_time(run())
 
 
+@pytest.mark.parametrize("slots", [4, 1])
+def test_a_batch_that_is_cancelled_leaves_to_another_batch_what_that_waits_for_sent_or_not(slots: int) -> None:
+    wire = JudgeWire(always(score(8), seconds=5))
+
+    async def use(judge: Judge) -> list[float]:
+        first = asyncio.create_task(judge.batch_score([("q", "a"), ("q", "b")]))
+        await asyncio.sleep(1)
+        second = asyncio.create_task(judge.batch_score([("q", "b"), ("q", "c")]))
+        await asyncio.sleep(1)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        return [verdict.score for verdict in (await second).values()]
+
+    assert judging(wire, use, endpoint(slots=slots)) == [0.8, 0.8]
+    assert len([sent for sent in wire.sent if sent not in wire.cancelled]) == 2
+
+
+@pytest.mark.parametrize("slots", [4, 1])
+def test_closing_the_client_ends_a_single_call_that_waits_for_a_request_of_a_batch(slots: int) -> None:
+    from qreward.errors import ClientClosed
+    from qreward.testing import run_in_virtual_time
+
+    async def run() -> None:
+        client = client_of(JudgeWire(always(score(1), seconds=100)), endpoint(slots=slots))
+        judge = Judge(client, model=MODEL)
+        batch = asyncio.create_task(judge.batch_score([("q", "a"), ASKED]))
+        await asyncio.sleep(1)
+        single = asking(judge, timeout=None)
+        await asyncio.sleep(1)
+        await client.aclose()
+        with pytest.raises(ClientClosed):
+            await single
+        assert [type(error) for error in (await batch).errors.values()] == [ClientClosed] * 2
+        assert leftovers(judge, client) == {}
+
+    run_in_virtual_time(run())
+
+
 def test_one_judge_serves_several_loops_and_threads_at_once() -> None:
     wire = JudgeWire(always(score(8), seconds=0.02))
     scores: list[float] = []

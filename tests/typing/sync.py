@@ -9,7 +9,7 @@ from typing import assert_type
 from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 
-from qreward import BatchResult, Endpoint, Priority, Progress, Result, SyncQRewardClient
+from qreward import BatchResult, Comparison, Endpoint, Priority, Progress, Result, SyncJudge, SyncQRewardClient, Verdict
 
 Message = dict[str, str]
 ASK: list[Message] = [{"role": "user", "content": "6 x 7?"}]
@@ -48,3 +48,13 @@ def wrong_calls(client: SyncQRewardClient) -> None:
     client.batch_score([("6 x 7?", "42")])  # type: ignore[call-arg]  # pyright: ignore
     client.add_endpoint(7)  # type: ignore[arg-type]  # pyright: ignore
     SyncQRewardClient([], time_out=3)  # type: ignore[call-arg]  # pyright: ignore
+
+
+def judge(client: SyncQRewardClient) -> None:
+    with SyncJudge(client, model="judge-7b", temperature=0) as blocking:
+        assert_type(blocking.score("6 x 7?", "42", reference="42", timeout=30), Verdict)
+        assert_type(blocking.compare("6 x 7?", "42", "41"), Comparison)
+        assert_type(blocking.batch_score([("6 x 7?", "42")], deadline=60, progress=True), BatchResult[Verdict])
+        assert_type(blocking.batch_compare([("6 x 7?", "42", "41")]), BatchResult[Comparison])
+        blocking.score("6 x 7?")  # type: ignore[call-arg]  # pyright: ignore
+        blocking.batch_score([("6 x 7?", "42")], time_out=3)  # type: ignore[call-arg]  # pyright: ignore

@@ -220,7 +220,7 @@ def test_settings_that_verifiers_cannot_use_are_refused_with_its_configuration(
     """And so before a rollout is paid for. Settings that are named only later are refused before anything is asked."""
     scorer = installed_scorer(monkeypatch)
     for name, changes, said in (
-        ("none.json", {"on_failure": "none"}, r"none\.json: on_failure: verifiers has no missing reward"),
+        ("none.json", {"on_failure": "none"}, r"none\.json: on_failure: none is not possible with verifiers"),
         ("both.json", {"reward_model": "rm-7b"}, r"both\.json: set exactly one of judge"),
     ):
         file = tmp_path / name

@@ -124,11 +124,11 @@ class FakeFleet:
 
     def kill(self, name: str) -> None:
         """Stop listening and abort all connections of an endpoint, until :meth:`revive`."""
-        self._running().call("kill", self._named(name).name)
+        self._running().call("kill", self._named(name).name, True)
 
     def revive(self, name: str) -> None:
         """Listen again on the same port, unless a ``dead`` phase is active."""
-        self._running().call("revive", self._named(name).name)
+        self._running().call("kill", self._named(name).name, False)
 
     def lower_bound(self, work: int | Sequence[Sequence[Any]]) -> float:
         """The shortest time in seconds in which the fleet can serve a batch; see ``qreward.testing.lower_bound``.

@@ -465,7 +465,8 @@ def _by_score(rows: list[Any]) -> list[Any]:
 
 
 def _tei_predict(call: Call) -> Job:
-    given, raw = call.data.get("inputs"), call.data.get("raw_scores") is True
+    given: Any = call.data.get("inputs")
+    raw = call.data.get("raw_scores") is True
     is_list = isinstance(given, list) and bool(given) and isinstance(given[0], list)
     # ["t"] is the text "t"; ["q", "a"] stays a pair
     items = [item[0] if isinstance(item, list) and len(item) == 1 else item for item in (given if is_list else [given])]

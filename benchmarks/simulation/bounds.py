@@ -1,8 +1,8 @@
 """The lower bound on the makespan of a batch on a fleet of model servers. No scheduler can finish in less time.
 
-The bound is the larger of two values: *fluid* (see ``qreward.testing.lower_bound``), the least T until which all servers together can do the
-work of the batch, with requests divisible at will; and the *longest request* on the server that can finish it first. Faults waste a share of
-the work. A request admitted by a rate limit must still be served, for at least the time of the shortest request.
+The bound is the larger of two values: *fluid* (see ``qreward.testing.lower_bound``), the least T until which all servers together can do
+the work of the batch, with requests divisible at will; and the *longest request* on the server that can finish it first. Faults waste a
+share of the work. A request admitted by a rate limit must still be served, for at least the time of the shortest request.
 """
 
 from __future__ import annotations
@@ -72,6 +72,12 @@ def alone(spec: Spec, tokens: float) -> float:
 
 
 def lower_bound(specs: Sequence[Spec], work: Work) -> float:
-    """The lower bound in seconds; infinite if the fleet can never do it."""
-    longest = min(alone(spec, work.longest) for spec in specs)
-    return max(fluid([resources_of(spec, work) for spec in specs], work.items), longest)
+    """The lower bound in seconds.
+
+    Raises:
+        ValueError: the fleet can never do it.
+    """
+    bound = fluid([resources_of(spec, work) for spec in specs], work.items)
+    if bound == inf:
+        raise ValueError("the fleet can never do it")
+    return max(bound, min(alone(spec, work.longest) for spec in specs))

@@ -18,7 +18,7 @@ from qreward.testing.faults import FAULTS, NO_FAULT
 from qreward.testing.lower_bound import refuses
 from qreward.testing.openai_api import Chunks
 from qreward.testing.responses import JSON, FaultPlan, Incoming, Pace, deliver, end, forever, hint, sleep_until, stream
-from qreward.testing.server_kinds import SERVER_KINDS, Call, ErrorResponse, Job, Route, ServerError, ServerKind, ServerState, Traffic
+from qreward.testing.server_kinds import SERVER_KINDS, ErrorDetails, ErrorResponse, Job, Route, RouteCall, ServerKind, ServerState, Traffic
 from qreward.testing.text import encode
 
 _FAILURES = {500: "The server had an error while processing the request.", 503: "The server is not ready."}
@@ -56,7 +56,7 @@ class Handler:
         self.under_way.add(request)
         try:
             state.arrived()
-            return await self._admitted(request, route(Call(self._kind, request.path, await request.read(), state.spec)))
+            return await self._admitted(request, route(RouteCall(self._kind, request.path, await request.read(), state.spec)))
         except ErrorResponse as error:
             counters.ended_in(error.kind)
             raise
@@ -182,7 +182,7 @@ class Handler:
         ready_at: float | None = None,
     ) -> ErrorResponse:
         """An error in the format of the server, counted under the name ``counted``."""
-        return ErrorResponse(status, self._kind.error(ServerError(request.path, status, message, type_, code)), counted, ready_at)
+        return ErrorResponse(status, self._kind.error(ErrorDetails(request.path, status, message, type_, code)), counted, ready_at)
 
     def _headers(self) -> dict[str, str]:
         self._answers += 1

@@ -1,6 +1,6 @@
 """The kinds of fake server as records: routes, error format, status routes, and what each does with a list that it refuses.
 
-A route is a function from a :class:`Call` to a :class:`Job`. Knows JSON, nothing of sockets, time or slots. Paths, bodies, limits and
+A route is a function from a :class:`RouteCall` to a :class:`Job`. Knows JSON, nothing of sockets, time or slots. Paths, bodies, limits and
 formats follow the source and documentation of the servers; the fakes have not been compared with running servers.
 """
 
@@ -45,7 +45,7 @@ class ErrorResponse(Exception):
         self.ready_at = ready_at
 
 
-class ServerError(NamedTuple):
+class ErrorDetails(NamedTuple):
     """An error before it is formatted for a server: path of the request, HTTP status, text, and OpenAI's ``type`` and ``code``."""
 
     path: str
@@ -114,7 +114,7 @@ class ServerState(NamedTuple):
         return self.spec.scoring.labels or ("LABEL_0",)
 
 
-Route = Callable[["Call"], Job]
+Route = Callable[["RouteCall"], Job]
 Status = Callable[[ServerState], str]
 
 
@@ -137,7 +137,7 @@ class ServerKind:
     """
 
     routes: Mapping[str, Route]
-    error: Callable[[ServerError], bytes]
+    error: Callable[[ErrorDetails], bytes]
     status: Mapping[str, tuple[str, Status]]
     health: frozenset[str] = frozenset({"/health"})
     label: str = "LABEL_0"
@@ -150,7 +150,7 @@ class ServerKind:
     headers: Callable[[Job], dict[str, str]] = lambda _job: {}
 
 
-class Call:
+class RouteCall:
     """One POST request, for the function of its route. All methods raise :class:`ErrorResponse`."""
 
     def __init__(self, kind: ServerKind, path: str, body: bytes, spec: FakeEndpoint) -> None:
@@ -182,7 +182,7 @@ class Call:
         return self.failure(status or self.kind.invalid, message, "bad_request")
 
     def failure(self, status: int, message: str, counted: str) -> ErrorResponse:
-        return ErrorResponse(status, self.kind.error(ServerError(self.path, status, message)), counted)
+        return ErrorResponse(status, self.kind.error(ErrorDetails(self.path, status, message)), counted)
 
     def job(self, items: list[Any], made: Callable[[int], Any], model: str | None = None) -> Job:
         """The job for a list of items. ``made`` builds the response from the number of prompt tokens."""
@@ -253,7 +253,7 @@ def _json(made: Callable[[ServerState], Any]) -> tuple[str, Status]:
 # OpenAI
 
 
-def _chat(call: Call) -> Job:
+def _chat(call: RouteCall) -> Job:
     asked, latency = call.read(ChatRequest), call.spec.latency
     encoded = canonical(asked.messages)
     digest = sha256(encoded).digest()
@@ -263,14 +263,14 @@ def _chat(call: Call) -> Job:
     )
 
 
-def _embeddings(call: Call) -> Job:
+def _embeddings(call: RouteCall) -> Job:
     asked = call.read(EmbeddingsRequest)
     items = asked.items()
     prompt, digest = sum(count_tokens(canonical(each)) for each in items), sha256(canonical(asked.input)).digest()
     return Job(asked.model, digest, prompt, call.spec.latency.base, len(items), body=lambda: encode(openai_api.embeddings(asked, prompt)))
 
 
-def _completions(call: Call) -> Job:
+def _completions(call: RouteCall) -> Job:
     data = call.data
     prompts, each = _listed(data.get("prompt")), data.get("n") or 1
 
@@ -283,7 +283,7 @@ def _completions(call: Call) -> Job:
     return call.job(prompts, made, data.get("model"))
 
 
-def _moderations(call: Call) -> Job:
+def _moderations(call: RouteCall) -> Job:
     data = call.data
     given = data.get("input")
     whole = isinstance(given, list) and all(isinstance(part, dict) for part in given)
@@ -311,12 +311,12 @@ _VLLM_TYPES = {
 _PAIRS = (("text_1", "queries"), ("text_2", "documents"))
 
 
-def _vllm_values(call: Call, item: Any) -> list[float]:
+def _vllm_values(call: RouteCall, item: Any) -> list[float]:
     logits = logits_of(item, call.labels)
     return logits if call.data.get(call.spec.scoring.activation_field) is False else probabilities_of(logits)
 
 
-def _vllm_list(call: Call, items: list[Any], rows: list[Any]) -> Job:
+def _vllm_list(call: RouteCall, items: list[Any], rows: list[Any]) -> Job:
     model = call.data.get("model")
 
     def made(prompt: int) -> Any:
@@ -326,10 +326,10 @@ def _vllm_list(call: Call, items: list[Any], rows: list[Any]) -> Job:
     return call.job(items, made, model)
 
 
-def _classes(values: Callable[[Call, Any], list[float]]) -> Route:
+def _classes(values: Callable[[RouteCall, Any], list[float]]) -> Route:
     """A route that returns the probabilities of the classes."""
 
-    def classify(call: Call) -> Job:
+    def classify(call: RouteCall) -> Job:
         items, rows = _inputs(call.data), []
         for index, item in enumerate(items):
             probs = values(call, item)
@@ -340,7 +340,7 @@ def _classes(values: Callable[[Call, Any], list[float]]) -> Route:
     return classify
 
 
-def _vllm_pooling(call: Call) -> Job:
+def _vllm_pooling(call: RouteCall) -> Job:
     items, by_token = _inputs(call.data), call.data.get("task") == "token_classify"
     values = [[_finite(value, item) for value in _vllm_values(call, item)] for item in items]
     rows = [
@@ -349,7 +349,7 @@ def _vllm_pooling(call: Call) -> Job:
     return _vllm_list(call, items, rows)
 
 
-def _vllm_score(call: Call) -> Job:
+def _vllm_score(call: RouteCall) -> Job:
     left, right = (_listed(call.data.get(new) if new in call.data else call.data.get(old)) for new, old in _PAIRS)
     if len(left) not in (1, len(right)) or len(call.labels) > 1:
         raise call.invalid("Input lengths must be either 1:1, 1:N or N:N, and num_labels 1")
@@ -358,7 +358,7 @@ def _vllm_score(call: Call) -> Job:
     return _vllm_list(call, items, [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)])
 
 
-def _vllm_rerank(call: Call) -> Job:
+def _vllm_rerank(call: RouteCall) -> Job:
     data = call.data
     items = [[data.get("query"), document] for document in _listed(data.get("documents"))]
     scores = [_vllm_values(call, item)[0] for item in items]
@@ -374,7 +374,7 @@ def _vllm_rerank(call: Call) -> Job:
     return call.job(items, made, data.get("model"))
 
 
-def _vllm_embeddings(call: Call) -> Job:
+def _vllm_embeddings(call: RouteCall) -> Job:
     if not call.spec.scoring.reward_vectors:
         return _embeddings(call)
     items = _inputs(call.data)
@@ -404,7 +404,7 @@ _VLLM = replace(
 # SGLang: errors have one format under /v1/, and another on the native routes
 
 
-def _sglang_classify(call: Call) -> Job:
+def _sglang_classify(call: RouteCall) -> Job:
     given = call.data["input_ids"] if "input_ids" in call.data else call.data.get("text")
     items = _listed(given)
 
@@ -416,14 +416,14 @@ def _sglang_classify(call: Call) -> Job:
     return call.job(items, lambda _: row(items[0]) if alone else [row(item) for item in items])
 
 
-def _sglang_rerank(call: Call) -> Job:
+def _sglang_rerank(call: RouteCall) -> Job:
     items = [[call.data.get("query"), document] for document in _listed(call.data.get("documents"))]
     rows = [{"score": _finite(score_of(item), item), "document": item[1], "index": index} for index, item in enumerate(items)]
     rows.sort(key=lambda row: row["score"] or 0.0, reverse=True)
     return call.job(items, lambda _: rows, call.data.get("model"))
 
 
-def _sglang_error(error: ServerError) -> bytes:
+def _sglang_error(error: ErrorDetails) -> bytes:
     if not error.path.startswith("/v1/"):
         return encode({"error": {"message": error.message}})
     return encode({"object": "error", "message": error.message, "type": error.type, "param": None, "code": error.status})
@@ -464,7 +464,7 @@ def _by_score(rows: list[Any]) -> list[Any]:
     return sorted(rows, key=lambda row: float(row["score"]), reverse=True)
 
 
-def _tei_predict(call: Call) -> Job:
+def _tei_predict(call: RouteCall) -> Job:
     given: Any = call.data.get("inputs")
     raw = call.data.get("raw_scores") is True
     is_list = isinstance(given, list) and bool(given) and isinstance(given[0], list)
@@ -479,7 +479,7 @@ def _tei_predict(call: Call) -> Job:
     return call.job(items, lambda _: [row(item) for item in items] if is_list else row(items[0]))
 
 
-def _tei_rerank(call: Call) -> Job:
+def _tei_rerank(call: RouteCall) -> Job:
     raw = call.data.get("raw_scores") is True
     items = [[call.data.get("query"), text] for text in call.data.get("texts") or []]
     logits = [logits_of(item, ("",)) for item in items]
@@ -487,7 +487,7 @@ def _tei_rerank(call: Call) -> Job:
     return call.job(items, lambda _: _by_score(rows))
 
 
-def _tei_vectors(call: Call) -> Job:
+def _tei_vectors(call: RouteCall) -> Job:
     own = call.path == "/embed"
     given = {"input": call.data.get("inputs")} if own else call.data
     asked = call.read(EmbeddingsRequest, encode({"model": "fake", **given}))
@@ -499,7 +499,7 @@ def _tei_vectors(call: Call) -> Job:
     return call.job(asked.items(), made)
 
 
-def _tei_error(error: ServerError) -> bytes:
+def _tei_error(error: ErrorDetails) -> bytes:
     name = _TEI_TYPES.get(error.status, "Backend")
     if error.path.startswith("/v1/") or error.path == "/embeddings":
         return encode({"message": error.message, "code": error.status, "type": name})
@@ -543,7 +543,7 @@ _TEI = ServerKind(
 # OpenRLHF has no status routes; NIM scores one chat and responds with a line of name:value pairs
 
 
-def _openrlhf_rewards(call: Call) -> Job:
+def _openrlhf_rewards(call: RouteCall) -> Job:
     queries = call.data.get("query")
     lengths = {len(each) for each in (queries, call.data.get("prompts"), call.data.get("labels")) if isinstance(each, list)}
     if not isinstance(queries, list) or len(lengths) != 1:
@@ -553,7 +553,7 @@ def _openrlhf_rewards(call: Call) -> Job:
     return call.job(queries, lambda _: made)
 
 
-def _nim_chat(call: Call) -> Job:
+def _nim_chat(call: RouteCall) -> Job:
     asked = call.read(ChatRequest)
     values = [math.nan if _is_nan(asked.messages) else value for value in logits_of(asked.messages, call.labels)]
     content = ",".join(f"{name}:{value:.3f}" for name, value in zip(call.labels, values, strict=True))

@@ -13,7 +13,7 @@ from fleet_tools import Answer, Client, run, serving
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 from qreward.testing.rewards import NAN, REFUSED, Scoring, logits_of, probabilities_of, score_of
-from qreward.testing.server_kinds import SERVER_KINDS, Call
+from qreward.testing.server_kinds import SERVER_KINDS, RouteCall
 
 
 async def post(client: Client, path: str, body: Any, name: str = "a") -> Answer:
@@ -250,5 +250,5 @@ def test_work_on_a_list_takes_longer_with_each_item() -> None:
     spec = FakeEndpoint("a", kind="vllm", latency=Latency(base=0.02), scoring=Scoring(per_item=0.0015))
     body = json.dumps({"model": "m", "input": ["a"] * 64}).encode()
     kind = SERVER_KINDS["vllm"]
-    job = kind.routes["/classify"](Call(kind, "/classify", body, spec))
+    job = kind.routes["/classify"](RouteCall(kind, "/classify", body, spec))
     assert (job.items, job.service) == (64, pytest.approx(0.116))

@@ -140,10 +140,9 @@ class Fallback:
 class Fallbacks:
     """Computes the fallbacks of one rewarder from the rewards so far.
 
-    Args:
-        config: settings with ``on_failure``. A number is the reward, and the sample trains; ``raise`` raises. Otherwise the sample is
-            removed from the loss, and its number is the mean of the other rewards of the same call, or of the last ``MEMORY`` rewards, or
-            the middle of the judge's range. After ``MOST_LOST`` failures in a row the next one is raised.
+    If ``on_failure`` is a number, that is the reward, and the sample trains; ``raise`` raises. Otherwise the sample is removed from the
+    loss, and its number is the mean of the other rewards of the same call, or of the last ``MEMORY`` rewards, or the middle of the judge's
+    range. After ``MOST_LOST`` failures in a row the next one is raised.
     """
 
     def __init__(self, config: RewardConfig) -> None:
@@ -158,11 +157,7 @@ class Fallbacks:
         return _BY_REWARDER.setdefault(made, (cls(made.config), cls(made.config)))[evaluating]
 
     def fallback_for(self, values: Sequence[float | None], scored: Sequence[Scored]) -> Fallback:
-        """Return the fallback for the failed samples of a call.
-
-        Raises:
-            QRewardError: a sample failed, and ``on_failure`` is ``raise`` or more than ``MOST_LOST`` failed in a row.
-        """
+        """Return the fallback for the failed samples of a call, or raise the last error."""
         failure = self._config.on_failure
         error = self._count(scored)
         if error is not None and (failure == "raise" or (isinstance(failure, str) and self._in_a_row > MOST_LOST)):

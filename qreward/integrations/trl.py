@@ -173,13 +173,10 @@ async def _scored(made: Rewarder, name: str, prompts: Sequence[Any], completions
 
 
 def refuse_silent_zeros(name: str, on_failure: Failure, log_metric: Any) -> None:
-    """Reject several reward functions without an explicit ``on_failure``.
+    """Raise ``ConfigError`` for several reward functions without an explicit ``on_failure``.
 
     TRL sums the rewards that are not ``None``, so a judge's failure counts as 0.0 if another function returned a reward. The user must
     choose that.
-
-    Raises:
-        ConfigError: there are several reward functions, and ``on_failure`` was not chosen.
     """
     trainer = getattr(log_metric, "__self__", None)  # the only way to reach the trainer and its other reward functions
     functions = getattr(trainer, "reward_funcs", ())
@@ -191,15 +188,11 @@ def refuse_silent_zeros(name: str, on_failure: Failure, log_metric: Any) -> None
 
 
 def refuse_old_trl(name: str) -> None:
-    """Reject TRL before 1.6, which counts a reward of None as 0.0 even if no function returned one, and trains on it.
-
-    Raises:
-        ConfigError: the installed TRL is older than 1.6. If TRL is not an installed package, its version is unknown and nothing is raised.
-    """
+    """Raise ``ConfigError`` for TRL before 1.6, which counts a reward of None as 0.0 even if no function returned one, and trains on it."""
     try:
         found = version("trl")
     except PackageNotFoundError:
-        return
+        return  # the version is unknown
     if tuple(map(int, re.findall(r"\d+", found)[:2])) < OLDEST:
         raise ConfigError(
             f"{name}: a reward that could not be had is None, which TRL {found} counts as 0.0; "
@@ -281,14 +274,7 @@ def _missing(value: float | None) -> bool:
 
 
 def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield one row for each completion: its columns, and ``prompt`` and ``response``.
-
-    Columns are lists with one value for each completion; TRL has already repeated them.
-
-    Example:
-        >>> list(rows_of(["2 + 2?"], ["4"], {"solution": ["four"]}))
-        [{'solution': 'four', 'prompt': '2 + 2?', 'response': '4'}]
-    """
+    """Yield one row for each completion: its columns (lists with one value for each completion), and ``prompt`` and ``response``."""
     lists = {
         name: values
         for name, values in columns.items()
@@ -304,10 +290,6 @@ def conversation(prompt: Any, completion: Any) -> tuple[Any, str | None]:
 
     The text is None, which means no reward, if nothing was generated: the completion is None, it has no assistant message, or its last
     assistant message has neither content nor tool calls. The text of a message with only tool calls is ``""``.
-
-    Example:
-        >>> conversation([{"role": "user", "content": "2 + 2?"}], [{"role": "assistant", "content": "4"}])
-        ([{'role': 'user', 'content': '2 + 2?'}], '4')
     """
     if completion is None or isinstance(completion, str):
         return prompt, completion

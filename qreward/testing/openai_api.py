@@ -83,10 +83,10 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def chat_completion(asked: ChatRequest, digest: bytes, content: str, used: dict[str, int]) -> dict[str, Any]:
+def chat_completion(request: ChatRequest, digest: bytes, content: str, used: dict[str, int]) -> dict[str, Any]:
     message = {"role": "assistant", "content": content, "refusal": None}
-    choices = [{"index": index, "message": message, "logprobs": None, "finish_reason": "stop"} for index in range(asked.n or 1)]
-    return _head(asked.model, digest, "chat.completion") | {"choices": choices, "usage": used}
+    choices = [{"index": index, "message": message, "logprobs": None, "finish_reason": "stop"} for index in range(request.n or 1)]
+    return _head(request.model, digest, "chat.completion") | {"choices": choices, "usage": used}
 
 
 class Chunks:
@@ -95,11 +95,11 @@ class Chunks:
     The text is split into ``tokens`` pieces. If it has fewer characters than that, some pieces are empty.
     """
 
-    def __init__(self, asked: ChatRequest, digest: bytes, content: str, used: dict[str, int]) -> None:
-        self._head = _head(asked.model, digest, "chat.completion.chunk")
-        self._indices = range(asked.n or 1)
+    def __init__(self, request: ChatRequest, digest: bytes, content: str, used: dict[str, int]) -> None:
+        self._head = _head(request.model, digest, "chat.completion.chunk")
+        self._indices = range(request.n or 1)
         self._content = content
-        self._used = used if asked.stream_options is not None and asked.stream_options.include_usage else None
+        self._used = used if request.stream_options is not None and request.stream_options.include_usage else None
 
     def first(self) -> bytes:
         return self._event({"role": "assistant", "content": ""})
@@ -124,16 +124,16 @@ def _sse(body: Any) -> bytes:
     return b"data: " + encode(body) + b"\n\n"
 
 
-def embeddings(asked: EmbeddingsRequest, prompt: int) -> dict[str, Any]:
+def embeddings(request: EmbeddingsRequest, prompt: int) -> dict[str, Any]:
     """The body of an embeddings response. The vectors are in the order of the inputs, and each depends on its own input alone."""
-    vectors = [vector(canonical(each), asked.dimensions or _DIMENSIONS) for each in asked.items()]
-    as_text = asked.encoding_format == "base64"
+    vectors = [vector(canonical(each), request.dimensions or _DIMENSIONS) for each in request.items()]
+    as_text = request.encoding_format == "base64"
     data = [
         {"object": "embedding", "index": index, "embedding": _base64(numbers) if as_text else numbers.tolist()}
         for index, numbers in enumerate(vectors)
     ]
     used = {"prompt_tokens": prompt, "total_tokens": prompt}
-    return {"object": "list", "model": asked.model, "data": data, "usage": used}
+    return {"object": "list", "model": request.model, "data": data, "usage": used}
 
 
 def vector(encoded: bytes, dimensions: int) -> array.array[float]:

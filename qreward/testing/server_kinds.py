@@ -254,20 +254,28 @@ def _json(made: Callable[[ServerState], Any]) -> tuple[str, Status]:
 
 
 def _chat(call: RouteCall) -> Job:
-    asked, latency = call.read(ChatRequest), call.spec.latency
-    encoded = canonical(asked.messages)
+    request, latency = call.read(ChatRequest), call.spec.latency
+    encoded = canonical(request.messages)
     digest = sha256(encoded).digest()
     length = latency.draw(digest)
     return Job(
-        asked.model, digest, count_tokens(encoded), latency.seconds(length), length=length, completion=length * (asked.n or 1), chat=asked
+        request.model,
+        digest,
+        count_tokens(encoded),
+        latency.seconds(length),
+        length=length,
+        completion=length * (request.n or 1),
+        chat=request,
     )
 
 
 def _embeddings(call: RouteCall) -> Job:
-    asked = call.read(EmbeddingsRequest)
-    items = asked.items()
-    prompt, digest = sum(count_tokens(canonical(each)) for each in items), sha256(canonical(asked.input)).digest()
-    return Job(asked.model, digest, prompt, call.spec.latency.base, len(items), body=lambda: encode(openai_api.embeddings(asked, prompt)))
+    request = call.read(EmbeddingsRequest)
+    items = request.items()
+    prompt, digest = sum(count_tokens(canonical(each)) for each in items), sha256(canonical(request.input)).digest()
+    return Job(
+        request.model, digest, prompt, call.spec.latency.base, len(items), body=lambda: encode(openai_api.embeddings(request, prompt))
+    )
 
 
 def _completions(call: RouteCall) -> Job:
@@ -490,13 +498,13 @@ def _tei_rerank(call: RouteCall) -> Job:
 def _tei_vectors(call: RouteCall) -> Job:
     own = call.path == "/embed"
     given = {"input": call.data.get("inputs")} if own else call.data
-    asked = call.read(EmbeddingsRequest, encode({"model": "fake", **given}))
+    request = call.read(EmbeddingsRequest, encode({"model": "fake", **given}))
 
     def made(prompt: int) -> Any:
-        found = openai_api.embeddings(asked, prompt)
+        found = openai_api.embeddings(request, prompt)
         return [row["embedding"] for row in found["data"]] if own else found
 
-    return call.job(asked.items(), made)
+    return call.job(request.items(), made)
 
 
 def _tei_error(error: ErrorDetails) -> bytes:
@@ -554,12 +562,12 @@ def _openrlhf_rewards(call: RouteCall) -> Job:
 
 
 def _nim_chat(call: RouteCall) -> Job:
-    asked = call.read(ChatRequest)
-    values = [math.nan if _is_nan(asked.messages) else value for value in logits_of(asked.messages, call.labels)]
+    request = call.read(ChatRequest)
+    values = [math.nan if _is_nan(request.messages) else value for value in logits_of(request.messages, call.labels)]
     content = ",".join(f"{name}:{value:.3f}" for name, value in zip(call.labels, values, strict=True))
-    digest = sha256(canonical(asked.messages)).digest()
+    digest = sha256(canonical(request.messages)).digest()
     return call.job(
-        [asked.messages], lambda prompt: openai_api.chat_completion(asked, digest, content, openai_api.usage(prompt, 1)), asked.model
+        [request.messages], lambda prompt: openai_api.chat_completion(request, digest, content, openai_api.usage(prompt, 1)), request.model
     )
 
 

@@ -55,12 +55,7 @@ class RewardUnavailable(QRewardError):
 def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
     """Return the settings of one reward worker. ROLL's keys override the file, and ``reward_manager_config`` overrides both.
 
-    Args:
-        worker: ROLL's ``RewardConfig`` of the domain, or any object with its attributes.
-        prompts: name -> template of ROLL's own prompts.
-
-    Raises:
-        ConfigError: a setting is wrong, or no judge and no reward model is configured.
+    ``worker`` is ROLL's ``RewardConfig`` of the domain; ``prompts`` are ROLL's own, name -> template. Raises ``ConfigError``.
     """
     file = (getattr(worker, "system_envs", None) or {}).get(VARIABLE) or os.environ.get(VARIABLE)
     layers: list[Mapping[str, Any]] = [read_settings(file, empty="it must hold at least judge or reward_model")[0]] if file else []
@@ -120,12 +115,7 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class JudgedRow:
-    """The rewards and metrics of a batch.
-
-    Attributes:
-        scores: one reward for each row, in order; finite, and within the range of float16.
-        metrics: name -> one number for each row.
-    """
+    """The rewards of a batch, in order, finite and within the range of float16; and its metrics: name -> one number for each row."""
 
     scores: list[float]
     metrics: dict[str, list[float]]
@@ -134,8 +124,7 @@ class JudgedRow:
 def failure_of(config: RewardConfig) -> float | None:
     """Return the number that replaces a missing reward, or None if an error is raised instead, which is the default.
 
-    Raises:
-        ConfigError: ``on_failure`` is ``none``, which ROLL does not support, or a number beyond float16.
+    Raises ``ConfigError`` if ``on_failure`` is ``none``, which ROLL does not support, or a number beyond float16.
     """
     chosen = ADAPTER.checked(config).on_failure
     return None if isinstance(chosen, str) else _fitting(chosen)
@@ -159,9 +148,8 @@ def _messages(value: Any) -> Any:
 async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]]) -> JudgedRow:
     """Score all rows concurrently.
 
-    Raises:
-        RewardUnavailable: a reward is missing, and ``on_failure`` names no number.
-        ConfigError: a column that the settings name does not exist, or a reward does not fit into float16.
+    Raises ``RewardUnavailable`` if a reward is missing and ``on_failure`` names no number, and ``ConfigError`` if one does not fit into
+    float16.
     """
     scored = await rewarder.score_many([ADAPTER.item(row, config) for row in rows])
     failure = failure_of(config)
@@ -188,12 +176,7 @@ def _fitting(score: float) -> float:
 
 
 class Drops:
-    """Counts consecutive drops, so that a fleet that is down ends the run instead of having it generate forever.
-
-    Args:
-        what: name of the dropped things, for the error message.
-        most: number of consecutive drops that ends the run.
-    """
+    """Counts consecutive drops of what is named, so that a fleet that is down ends the run instead of having it generate forever."""
 
     def __init__(self, what: str, most: int = MOST_DROPPED) -> None:
         self._what = what
@@ -201,11 +184,9 @@ class Drops:
         self._row = 0
 
     def kept(self) -> None:
-        """Record one that was judged."""
         self._row = 0
 
     def dropped(self) -> None:
-        """Record one that was dropped."""
         self._row += 1
 
     def check(self, reason: str) -> None:

@@ -138,10 +138,7 @@ class Rewarder:
         return Scored(verdict, error, monotonic() - begun)
 
     def _unfit(self, error: ValueError) -> BadRequest:
-        """Return the error of an item that the scorer rejected.
-
-        The cause may still be a bug, so the first error of each kind is logged with its traceback.
-        """
+        """Return the error of an item that the scorer rejected. It may be a bug, so the first of each kind is logged with its traceback."""
         kind = type(error).__name__
         first, self._unfits = kind not in self._unfits, self._unfits | {kind}
         failure = BadRequest(f"the scorer could not take the item: {kind}: {_writable(str(error))}")
@@ -167,20 +164,9 @@ class Rewarder:
 
 
 def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | None:
-    """Return the reward as a finite float, or the value that replaces a missing one.
+    """Return the reward as a finite float, or what ``on_failure`` chooses for a missing one; ``default`` is what that means if it does not.
 
-    Args:
-        scored: the result of scoring.
-        on_failure: the user's choice: a number, ``none`` (the function returns None), ``raise`` or ``default``.
-        default: what ``default`` means for this adapter.
-
-    Raises:
-        QRewardError: there is no reward and the choice is ``raise``. The exception is the scoring error.
-
-    Example:
-        >>> from qreward.errors import RequestTimeout
-        >>> reward_of(Scored(None, RequestTimeout("no reward within 5 s"), 5.0), -1.0, "raise")
-        -1.0
+    ``none`` is None, and ``raise`` raises the error of scoring.
     """
     if scored.verdict is not None:
         return float(scored.verdict.score)
@@ -210,15 +196,14 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
     Raises:
         ConfigError: the settings are missing or wrong.
     """
-    name = f"{id(source):x}" if isinstance(source, RewardConfig) else _key(source if isinstance(source, Mapping) else _file(source))
+    if isinstance(source, RewardConfig):
+        name = f"{id(source):x}"
+    else:
+        name = _key(source if isinstance(source, Mapping) else str(source or os.environ.get(VARIABLE)))
     known = _GIVEN.get((name, deadline))
     if known is None:
         known = _GIVEN[name, deadline] = source, _made(load_reward_config(source), deadline)
     return known[1]
-
-
-def _file(source: object) -> str:
-    return str(source or os.environ.get(VARIABLE))
 
 
 def _key(value: object) -> str:

@@ -124,7 +124,7 @@ class FleetJudge(_Judge):  # type: ignore[misc]
         wire = [{"role": "user", "content": messages}] if isinstance(messages, str) else [_to_wire(each) for each in messages]
         response = None
         try:
-            completion = await self._asked(wire, schema, sampling)
+            completion = await self._completion(wire, schema, sampling)
             choice = completion.choices[0]
             response = vf.JudgeResponse(text=choice.message.content or "", usage=_types.Usage.from_openai(completion.usage))
             ending = ending_of(choice.finish_reason)
@@ -139,7 +139,7 @@ class FleetJudge(_Judge):  # type: ignore[misc]
             if trace is not None and response is not None:
                 trace.record_judge_call(name=self.reward_name, request={"model": self.config.model, "messages": wire}, response=response)
 
-    async def _asked(self, wire: list[Any], schema: type[BaseModel] | None, sampling: dict[str, Any]) -> Any:
+    async def _completion(self, wire: list[Any], schema: type[BaseModel] | None, sampling: dict[str, Any]) -> Any:
         if "extra_query" in sampling:
             raise ConfigError("extra_query cannot be sent with one request; put it into the base_url of the fleet's endpoints")
         timeout, headers = sampling.pop("timeout", self.config.deadline), sampling.pop("extra_headers", None)

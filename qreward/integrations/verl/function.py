@@ -77,11 +77,7 @@ async def score_row(adapter: Adapter, row: Mapping[str, Any], config: RewardConf
 
 
 def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
-    """Return the result for verl.
-
-    Raises:
-        QRewardError: there is no reward and ``on_failure`` is not a number. In verl a reward can be neither absent nor NaN.
-    """
+    """Return the result for verl. Raises the error of scoring unless ``on_failure`` is a number: a reward can be neither absent nor NaN."""
     if scored.error is not None and NOTE not in getattr(scored.error, "__notes__", ()):  # identical samples may share one error
         scored.error.add_note(NOTE)
     return {
@@ -93,18 +89,11 @@ def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
 
 
 def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
-    """Return the settings in the keyword arguments of ``compute_score``. Each combination is read once.
+    """Return the settings in the keyword arguments of ``compute_score``. Each combination is read once. Raises ``ConfigError``.
 
     The file that ``config`` names is read first; settings beside it override those of the file. Without any setting, the file that
-    ``QREWARD_REWARD`` names is read. If the settings configure no client and verl serves a model itself, requests go to that model.
-
-    Args:
-        given: ``reward_kwargs`` and verl's additions. An unknown name is ignored with one warning, but a near miss of a setting is an
-            error.
-        kind: ``kind`` of the servers behind verl's router, as in the settings of an endpoint.
-
-    Raises:
-        ConfigError: a setting is unknown or wrong, or there are no settings.
+    ``QREWARD_REWARD`` names is read. If the settings configure no client and verl serves a model itself, requests go to that model, on
+    servers of this ``kind``. An unknown name is ignored with one warning, but a near miss of a setting is an error.
     """
     ours = {name: plain(value) for name, value in given.items() if name in _SETTINGS and value is not None}
     router = given.get(ROUTER)

@@ -19,7 +19,7 @@ The bound is the smallest T for which requests, divisible at will, fit into thes
 at which ``sum_i min_r supply_ir(T) / use_ir`` reaches their number. In general it is a linear program, solved by its dual so
 that the bound is never too high: for any prices ``y_ir >= 0``, a feasible T satisfies
 ``sum_ir y_ir * supply_ir(T) >= sum_j min_i sum_r y_ir * use_irj``. Prices start at the binding resource of each endpoint
-and are improved as in a market (tatonnement: Walras, Elements d'economie politique pure, 1874); the largest T is used.
+and are improved one by one (coordinate ascent); the largest T is used.
 
 The bound ignores faults, phases that begin with a request, the integrality of slots, and the time lost to rejections. Each of
 these can only make the true minimum larger.
@@ -158,10 +158,10 @@ def _window(phase: Phase, origin: float) -> TimeWindow:
 _NOTHING = 1e-9  # seconds, requests or tokens: a resource used less than this cannot limit anything
 _FOREVER = 1e12  # seconds
 _BISECTIONS = 60
-_ROUNDS = 15
-_SHARPNESS = (4, 8, 16, 32, 64, 128, 256)
-_FAINT = 0.3  # of the cost of an average request: initial price of a resource that is not binding on average
-_SAMPLE = 2048  # (endpoint, request) pairs on which prices are improved
+_ROUNDS = 2
+_STEPS = (3.0, 1.5, 1.2, 1.08, 1.03, 1.01)
+_FAINT = 0.01  # of the cost of an average request: initial price of a resource that is not binding on average
+_SAMPLE = 1024  # (endpoint, request) pairs on which prices are improved
 
 Prices = list[float]
 """By resource, in the order of the endpoints and of the resources of each."""
@@ -283,41 +283,18 @@ class _Market:
         return _first(lambda until: self._value(prices, until) >= demand)
 
     def _improved(self, prices: Prices) -> Prices:
-        """Improve prices as in a market: the price of a resource rises if demand exceeds supply, and falls otherwise.
-
-        Requests are spread over the endpoints by ``cost ** -sharpness``, so that demand follows prices smoothly. Sharpness grows
-        until each request goes to the cheapest endpoint alone, which is the linear program.
-        """
+        """Raise the bound by changing one price after the other, as long as that helps, in steps that become smaller."""
         sample = self.requests[:: max(1, len(self.requests) * len(self.endpoints) // _SAMPLE)]
-        best, best_bound = prices, 0.0
         prices = [price or _FAINT / each.mean() for price, each in zip(prices, self.resources, strict=True)]
-        for sharpness in _SHARPNESS:
-            until = self._bound_of(prices, sample)
-            if not 0 < until < math.inf:
-                break
-            for _ in range(_ROUNDS):
-                prices = self._adjusted(prices, until, sharpness, sample)
-            bound = self._bound_of(prices, sample)
-            if bound > best_bound:
-                best, best_bound = prices, bound
-        return best
-
-    def _adjusted(self, prices: Prices, until: float, sharpness: float, sample: range) -> Prices:
-        """One round of price updates: each price times (load / supply), to a power at which the rounds converge."""
-        loads = [0.0] * len(prices)
-        for request in sample:
-            costs = self._costs(prices, request)
-            least = max(min(costs), 1e-300)
-            shares = [(least / cost) ** sharpness if cost > least else 1.0 for cost in costs]
-            whole = sum(shares)
-            for place, (owner, resource) in enumerate(zip(self.owners, self.resources, strict=True)):
-                if shares[owner] > 1e-6 * whole:
-                    loads[place] += shares[owner] / whole * resource.uses[request]
-        supplies = [resource.supply(until) for resource in self.resources]
-        ratios = [load / supply if supply > 0 else 1.0 for load, supply in zip(loads, supplies, strict=True)]
-        scale = self._value(prices, until) / math.fsum([price * load for price, load in zip(prices, loads, strict=True)])
-        power = 1 / (1 + sharpness)
-        return [price * min(8.0, max(0.02, ratio * scale)) ** power for price, ratio in zip(prices, ratios, strict=True)]
+        best = self._bound_of(prices, sample)
+        for step in _STEPS:
+            for place in list(range(len(prices))) * _ROUNDS:
+                for factor in (step, 1 / step):
+                    trial = [*prices[:place], prices[place] * factor, *prices[place + 1 :]]
+                    bound = self._bound_of(trial, sample)
+                    if best < bound < math.inf:
+                        prices, best = trial, bound
+        return prices
 
 
 def _first(holds: Callable[[float], bool]) -> float:

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from qreward.integrations.trainers.adapter import Adapter
 from qreward.integrations.trainers.rewarder import Rewarder, Scored, rewarder
-from qreward.integrations.trainers.settings import DefaultColumns, RewardConfig, item_of, load_reward_config, prompt_fields
+from qreward.integrations.trainers.settings import RewardConfig, load_reward_config
 
-__all__ = ["Adapter", "DefaultColumns", "RewardConfig", "Rewarder", "Scored", "item_of", "load_reward_config", "prompt_fields", "rewarder"]
+__all__ = ["Adapter", "RewardConfig", "Rewarder", "Scored", "load_reward_config", "rewarder"]

@@ -1,7 +1,6 @@
 """The settings of a trainer's adapter: client, scorer, deadline and failure value, read from a file, a mapping or the environment.
 
-This module also checks settings before any request, and maps the columns of a trainer's row to the fields of a scored item. It knows no
-trainer; each adapter passes the default columns of its trainer.
+This module also checks settings before any request. It knows no trainer.
 """
 
 from __future__ import annotations
@@ -146,9 +145,6 @@ def load_reward_config(source: Source = None, *, place: str | None = None) -> Re
         raise called.named(error) from None
 
 
-DefaultColumns = Mapping[str, tuple[str, ...]]
-"""Field -> default columns. The first column that is present fills the field if the settings name none."""
-
 ITEM = frozenset({"prompt", "response", "reference"})
 """Fields that every item has."""
 
@@ -167,52 +163,6 @@ def prompt_fields(config: RewardConfig) -> frozenset[str]:
 @lru_cache(maxsize=64)
 def _names(prompt: str, system: str) -> frozenset[str]:
     return (Template(prompt, "prompt").names | Template(system, "system").names) - {"answer_form"}  # filled by the judge
-
-
-def item_of(row: Mapping[str, Any], columns: Mapping[str, str], usual: DefaultColumns, named: frozenset[str]) -> dict[str, Any]:
-    """Return the keyword arguments of ``Scorer.score`` for one row.
-
-    Args:
-        row: column -> value. ``a.b`` is column ``b`` of the mapping in column ``a``.
-        columns: field -> column, from the user's settings. Each column must exist.
-        usual: default columns, as in :data:`DefaultColumns`.
-        named: fields that the judge's templates name. Columns of the same name fill them.
-
-    Raises:
-        ConfigError: a configured column does not exist, or no column holds the prompt. The message lists the existing columns.
-
-    Example:
-        >>> item_of({"question": "2 + 2?", "text": "4"}, {"prompt": "question"}, {"response": ("text",)}, frozenset())
-        {'prompt': '2 + 2?', 'response': '4'}
-    """
-    item = {field: _column(row, column, field) for field, column in columns.items()}
-    for field, candidates in usual.items():
-        column = next((name for name in candidates if row.get(name) is not None), None)
-        if column is not None:
-            item.setdefault(field, row[column])
-    for field in named - item.keys() - TAKEN:
-        if field in row:
-            item[field] = row[field]
-    if "prompt" not in item:
-        if "prompt" in named:
-            raise ConfigError(
-                f"the data has no column with the prompt; name it in columns, such as {{prompt: question}}. {_there_are(row)}"
-            )
-        item["prompt"] = ""
-    return item
-
-
-def _column(row: Mapping[str, Any], path: str, field: str) -> Any:
-    value: Any = row
-    for name in (path,) if path in row else path.split("."):
-        if not isinstance(value, Mapping) or name not in value:
-            raise ConfigError(f"columns: {field} is mapped to {path!r}, which the data does not have. {_there_are(row)}")
-        value = value[name]
-    return value
-
-
-def _there_are(row: Mapping[str, Any]) -> str:
-    return f"There are {', '.join(map(repr, sorted(row)))}."
 
 
 _JUDGES_OWN = frozenset(JudgeConfig.model_fields) | {"client", "owns_client", "score"}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -85,7 +84,8 @@ async def _rewards(args: Any, samples: Sequence[Any]) -> list[Any]:
     keys = _keys(args, samples)
     values = [_value(each, keys) for each in scored]
     fallback = Fallbacks.of(made, evaluating=_is_evaluation(samples)).fallback_for(values, scored)
-    return [_rewarded(sample, each, value, fallback, keys) for sample, each, value in zip(samples, scored, values, strict=True)]
+    removes = isinstance(made.config.on_failure, str)
+    return [_rewarded(sample, each, value, fallback, keys, removes) for sample, each, value in zip(samples, scored, values, strict=True)]
 
 
 def _row(sample: Any) -> dict[str, Any]:
@@ -115,26 +115,18 @@ def _value(scored: Scored, keys: Sequence[str]) -> float | None:
     return next((attributes[key] for key in keys if key in attributes), scored.verdict.score)
 
 
-def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: Fallback, keys: Sequence[str]) -> Any:
-    """Return the reward of a sample in slime's form, and write into the sample how it was judged."""
-    removed = value is None and fallback.removes
+def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: float, keys: Sequence[str], removes: bool) -> Any:
+    """Return the reward of a sample in slime's form, and write into the sample how it was judged. A failed one may leave the loss."""
+    removed = value is None and removes
     if isinstance(sample.metadata, dict):
         sample.metadata[NOTE] = {"ok": scored.ok, "seconds": scored.seconds, "reason": scored.reason, "removed": removed}
     if removed:
         sample.remove_sample = True
-    number = fallback.score if value is None else value
+    number = fallback if value is None else value
     if not keys:
         return number
     attributes = (scored.verdict.attributes or {}) if scored.verdict is not None else {}
     return scored.metrics("judge_", "ok", "seconds") | dict.fromkeys(keys, number) | dict(attributes)
-
-
-@dataclass(frozen=True, slots=True)
-class Fallback:
-    """What replaces a missing reward: the reward of the sample, and whether the sample is removed from the loss."""
-
-    score: float
-    removes: bool
 
 
 class Fallbacks:
@@ -156,17 +148,15 @@ class Fallbacks:
         """Return the fallbacks of a rewarder. An evaluation has its own, because its samples differ from those of training."""
         return _BY_REWARDER.setdefault(made, (cls(made.config), cls(made.config)))[evaluating]
 
-    def fallback_for(self, values: Sequence[float | None], scored: Sequence[Scored]) -> Fallback:
-        """Return the fallback for the failed samples of a call, or raise the last error."""
+    def fallback_for(self, values: Sequence[float | None], scored: Sequence[Scored]) -> float:
+        """Return the reward for the failed samples of a call, or raise the last error."""
         failure = self._config.on_failure
         error = self._count(scored)
         if error is not None and (failure == "raise" or (isinstance(failure, str) and self._in_a_row > MOST_LOST)):
             raise error
         present = [value for value in values if value is not None]
         self._scores.extend(present)
-        if not isinstance(failure, str):
-            return Fallback(float(failure), removes=False)
-        return Fallback(fmean(present or self._scores or [middle(self._config)]), removes=True)
+        return fmean(present or self._scores or [middle(self._config)]) if isinstance(failure, str) else float(failure)
 
     def _count(self, scored: Sequence[Scored]) -> QRewardError | None:
         """Return the last error, if any. The first of every ``LOG_EVERY`` failures is logged."""

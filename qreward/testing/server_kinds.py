@@ -219,9 +219,9 @@ def _is_nan(item: Any) -> bool:
     return NAN in encode(item).decode()
 
 
-def _finite(value: float, item: Any) -> float | None:
-    """The value; None (JSON null) for an item that contains ``NAN``."""
-    return None if _is_nan(item) else value
+def _finite(values: list[float], item: Any) -> list[float | None]:
+    """The values; None (JSON null) for an item that contains ``NAN``."""
+    return [None] * len(values) if _is_nan(item) else list(values)
 
 
 def _listed(given: Any) -> list[Any]:
@@ -231,9 +231,9 @@ def _listed(given: Any) -> list[Any]:
     return given if isinstance(given, list) else []
 
 
-def _inputs(data: dict[str, Any]) -> list[Any]:
+def _inputs(call: RouteCall) -> list[Any]:
     """The items of ``input``, or the one conversation of ``messages``."""
-    return [data["messages"]] if "messages" in data else _listed(data.get("input"))
+    return [call.data["messages"]] if "messages" in call.data else _listed(call.data.get("input"))
 
 
 def _gauges(names: str, labels: str = "") -> Status:
@@ -324,46 +324,36 @@ def _vllm_values(call: RouteCall, item: Any) -> list[float]:
     return logits if call.data.get(call.spec.scoring.activation_field) is False else probabilities_of(logits)
 
 
-def _vllm_list(call: RouteCall, items: list[Any], rows: list[Any]) -> Job:
-    model = call.data.get("model")
+def _list_route(row: Callable[[RouteCall, Any], dict[str, Any]], items_of: Callable[[RouteCall], list[Any]] = _inputs) -> Route:
+    """A route of vLLM's form: one row for each item."""
 
-    def made(prompt: int) -> Any:
-        used = {"prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0, "prompt_tokens_details": None}
-        return {"id": f"{call.path}-1", "object": "list", "created": 1, "model": model, "data": rows, "usage": used}
+    def serve(call: RouteCall) -> Job:
+        items, model = items_of(call), call.data.get("model")
+        rows = [{"index": index, **row(call, item)} for index, item in enumerate(items)]
 
-    return call.job(items, made, model)
+        def made(prompt: int) -> Any:
+            used = {"prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0, "prompt_tokens_details": None}
+            return {"id": f"{call.path}-1", "object": "list", "created": 1, "model": model, "data": rows, "usage": used}
 
+        return call.job(items, made, model)
 
-def _classes(values: Callable[[RouteCall, Any], list[float]]) -> Route:
-    """A route that returns the probabilities of the classes."""
-
-    def classify(call: RouteCall) -> Job:
-        items, rows = _inputs(call.data), []
-        for index, item in enumerate(items):
-            probs = values(call, item)
-            best = call.labels[probs.index(max(probs))]
-            rows.append({"index": index, "label": best, "probs": [_finite(value, item) for value in probs], "num_classes": len(probs)})
-        return _vllm_list(call, items, rows)
-
-    return classify
+    return serve
 
 
-def _vllm_pooling(call: RouteCall) -> Job:
-    items, by_token = _inputs(call.data), call.data.get("task") == "token_classify"
-    values = [[_finite(value, item) for value in _vllm_values(call, item)] for item in items]
-    rows = [
-        {"index": index, "object": "pooling", "data": [[0.0] * len(each), each] if by_token else each} for index, each in enumerate(values)
-    ]
-    return _vllm_list(call, items, rows)
+def _class_row(call: RouteCall, item: Any, probs: list[float]) -> dict[str, Any]:
+    return {"label": call.labels[probs.index(max(probs))], "probs": _finite(probs, item), "num_classes": len(probs)}
 
 
-def _vllm_score(call: RouteCall) -> Job:
+def _pooling_row(call: RouteCall, item: Any) -> dict[str, Any]:
+    values = _finite(_vllm_values(call, item), item)
+    return {"object": "pooling", "data": [[0.0] * len(values), values] if call.data.get("task") == "token_classify" else values}
+
+
+def _pairs(call: RouteCall) -> list[Any]:
     left, right = (_listed(call.data.get(new) if new in call.data else call.data.get(old)) for new, old in _PAIRS)
     if len(left) not in (1, len(right)) or len(call.labels) > 1:
         raise call.invalid("Input lengths must be either 1:1, 1:N or N:N, and num_labels 1")
-    items = [list(pair) for pair in zip(left * len(right) if len(left) == 1 else left, right, strict=True)]
-    scores = [_finite(_vllm_values(call, item)[0], item) for item in items]
-    return _vllm_list(call, items, [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)])
+    return [list(pair) for pair in zip(left * len(right) if len(left) == 1 else left, right, strict=True)]
 
 
 def _vllm_rerank(call: RouteCall) -> Job:
@@ -371,9 +361,7 @@ def _vllm_rerank(call: RouteCall) -> Job:
     items = [[data.get("query"), document] for document in _listed(data.get("documents"))]
     scores = [_vllm_values(call, item)[0] for item in items]
     order = sorted(range(len(items)), key=scores.__getitem__, reverse=True)[: data.get("top_n") or len(items)]
-    ranked = [
-        {"index": index, "document": {"text": items[index][1]}, "relevance_score": _finite(scores[index], items[index])} for index in order
-    ]
+    ranked = [{"index": at, "document": {"text": items[at][1]}, "relevance_score": _finite([scores[at]], items[at])[0]} for at in order]
 
     def made(prompt: int) -> Any:
         used = {"prompt_tokens": prompt, "total_tokens": prompt}
@@ -382,19 +370,21 @@ def _vllm_rerank(call: RouteCall) -> Job:
     return call.job(items, made, data.get("model"))
 
 
+_reward_vectors = _list_route(lambda call, item: {"object": "embedding", "embedding": _finite(logits_of(item, call.labels), item)})
+
+
 def _vllm_embeddings(call: RouteCall) -> Job:
-    if not call.spec.scoring.reward_vectors:
-        return _embeddings(call)
-    items = _inputs(call.data)
-    vectors = [[_finite(value, item) for value in logits_of(item, call.labels)] for item in items]
-    return _vllm_list(call, items, [{"index": index, "object": "embedding", "embedding": vector} for index, vector in enumerate(vectors)])
+    return _reward_vectors(call) if call.spec.scoring.reward_vectors else _embeddings(call)
 
 
 _VLLM = replace(
     _OPENAI,
     routes={
-        **_OPENAI.routes, EMBEDDINGS: _vllm_embeddings, "/classify": _classes(_vllm_values), "/pooling": _vllm_pooling,
-        **dict.fromkeys(("/score", "/v1/score"), _vllm_score),
+        **_OPENAI.routes, EMBEDDINGS: _vllm_embeddings, "/pooling": _list_route(_pooling_row),
+        "/classify": _list_route(lambda call, item: _class_row(call, item, _vllm_values(call, item))),
+        **dict.fromkeys(("/score", "/v1/score"), _list_route(
+            lambda call, item: {"object": "score", "score": _finite(_vllm_values(call, item), item)[0]}, _pairs
+        )),
         **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _vllm_rerank),
     },
     error=lambda error: openai_api.error(error.message, _VLLM_TYPES.get(error.status, error.type), error.status),
@@ -418,7 +408,7 @@ def _sglang_classify(call: RouteCall) -> Job:
 
     def row(item: Any) -> Any:
         meta = {"id": "1", "finish_reason": {"type": "length", "length": 0}, "prompt_tokens": count_tokens(canonical(item))}
-        return {"embedding": [_finite(value, item) for value in logits_of(item, call.labels)], "meta_info": meta}
+        return {"embedding": _finite(logits_of(item, call.labels), item), "meta_info": meta}
 
     alone = isinstance(given, str) or items == [given]
     return call.job(items, lambda _: row(items[0]) if alone else [row(item) for item in items])
@@ -426,7 +416,7 @@ def _sglang_classify(call: RouteCall) -> Job:
 
 def _sglang_rerank(call: RouteCall) -> Job:
     items = [[call.data.get("query"), document] for document in _listed(call.data.get("documents"))]
-    rows = [{"score": _finite(score_of(item), item), "document": item[1], "index": index} for index, item in enumerate(items)]
+    rows = [{"score": _finite([score_of(item)], item)[0], "document": item[1], "index": index} for index, item in enumerate(items)]
     rows.sort(key=lambda row: row["score"] or 0.0, reverse=True)
     return call.job(items, lambda _: rows, call.data.get("model"))
 
@@ -446,7 +436,7 @@ def _sglang_loads(state: ServerState) -> Any:
 _SGLANG = ServerKind(
     routes={
         CHAT: _chat, COMPLETIONS: _completions, EMBEDDINGS: _vllm_embeddings, "/classify": _sglang_classify, "/v1/rerank": _sglang_rerank,
-        "/v1/classify": _classes(lambda call, item: softmax(logits_of(item, call.labels))),
+        "/v1/classify": _list_route(lambda call, item: _class_row(call, item, softmax(logits_of(item, call.labels)))),
     },
     error=_sglang_error,
     status={

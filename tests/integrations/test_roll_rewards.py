@@ -10,7 +10,7 @@ import pytest
 from saying_scorer import SayingScorer, made_of
 
 from qreward.errors import ConfigError
-from qreward.integrations.roll.rewards import Drops, JudgedRow, RewardUnavailable, failure_of, judge_rows, rows_of
+from qreward.integrations.roll.rewards import Drops, JudgedBatch, RewardUnavailable, failure_of, judge_rows, rows_of
 from qreward.integrations.trainers import Rewarder
 
 
@@ -18,7 +18,7 @@ def rows(*responses: str, **columns: list[Any]) -> list[dict[str, Any]]:
     return rows_of(columns, [f"user\nquestion {at}" for at in range(len(responses))], responses)
 
 
-def judged(made: Rewarder, given: list[dict[str, Any]]) -> JudgedRow:
+def judged(made: Rewarder, given: list[dict[str, Any]]) -> JudgedBatch:
     return asyncio.run(judge_rows(made, made.config, given))
 
 

@@ -114,7 +114,7 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedRow:
+class JudgedBatch:
     """The rewards of a batch, in order, finite and within the range of float16; and its metrics: name -> one number for each row."""
 
     scores: list[float]
@@ -145,7 +145,7 @@ def _messages(value: Any) -> Any:
     return value
 
 
-async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]]) -> JudgedRow:
+async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]]) -> JudgedBatch:
     """Score all rows concurrently.
 
     Raises ``RewardUnavailable`` if a reward is missing and ``on_failure`` names no number, and ``ConfigError`` if one does not fit into
@@ -160,7 +160,7 @@ async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Ma
             "user_defined_rollout_loop_cls: qreward.integrations.roll.SkippingRolloutLoop, or choose a number in on_failure"
         )
     scores = [each.score(failure) for each in scored]
-    return JudgedRow([_fitting(float(score)) for score in scores if score is not None], metrics_of(scored))
+    return JudgedBatch([_fitting(float(score)) for score in scores if score is not None], metrics_of(scored))
 
 
 def metrics_of(scored: Sequence[Scored]) -> dict[str, list[float]]:

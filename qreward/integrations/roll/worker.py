@@ -19,7 +19,7 @@ from roll.distributed.scheduler.protocol import DataProto
 from roll.models.model_providers import default_tokenizer_provider
 from roll.utils.prompt import prompt_maps
 
-from qreward.integrations.roll.rewards import ADAPTER, PROMPTS, RESPONSES, JudgedRow, failure_of, judge_rows, rows_of, settings_of
+from qreward.integrations.roll.rewards import ADAPTER, PROMPTS, RESPONSES, JudgedBatch, failure_of, judge_rows, rows_of, settings_of
 
 CARRIER = "_otel_ctx"
 """Key of ``DataProto.meta_info`` in which ROLL stores W3C ``traceparent`` and ``tracestate``."""
@@ -79,7 +79,7 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         return rows_of(data.non_tensor_batch, prompts, responses)
 
 
-def _output(judged: JudgedRow, responses: torch.Tensor) -> DataProto:
+def _output(judged: JudgedBatch, responses: torch.Tensor) -> DataProto:
     scores = torch.tensor(judged.scores, dtype=torch.float16)
     tensors = {
         "token_level_rewards": torch.zeros_like(responses, dtype=torch.float16),

@@ -82,7 +82,7 @@ def _row(query: str, prompt: str, label: Any) -> dict[str, Any]:
 
 
 def _result(scored: Scored, config: RewardConfig) -> dict[str, Any]:
-    reward = ADAPTER.reward(scored, config, _EFFECT if isinstance(config.on_failure, str) else "")
+    reward = ADAPTER.reward(scored, config, _EFFECT if config.on_failure in ("default", "none") else "")
     return {
         "rewards": reward,
         "scores": math.nan if reward is None else reward,

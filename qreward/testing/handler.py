@@ -104,8 +104,7 @@ class Handler:
                 slot.free()
             state.counters.ended_in(problem, job.tokens)
 
-        if chat is not None:
-            content, used = self._content(request, job), openai_api.usage(job.prompt, job.completion)
+        content, used = self._content(request, job), openai_api.usage(job.prompt, job.completion)
         streams = chat is not None and bool(chat.stream)
         ready, error = state.timeline.plan(pace.begin, state.spec.latency.base if streams else job.service)
         await sleep_until(ready)
@@ -122,9 +121,9 @@ class Handler:
         return await deliver(request, body, headers, plan)
 
     def _content(self, request: Incoming, job: Job) -> str:
-        assert job.chat is not None
+        """The text of the response to a chat."""
         try:
-            return self._state.write(job.chat.messages, job.digest)
+            return self._state.write(job.chat.messages, job.digest) if job.chat is not None else ""
         except Exception as error:
             raise self._error(request, 500, f"the responder raised {error!r}", "responder", "server_error") from error
 

@@ -387,7 +387,7 @@ _VLLM = replace(
         )),
         **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _vllm_rerank),
     },
-    error=lambda error: openai_api.error(error.message, _VLLM_TYPES.get(error.status, error.type), error.status),
+    error=lambda error: openai_api.error(error.message, _VLLM_TYPES.get(error.status) or error.type, error.status),
     status={
         **_OPENAI.status,
         "/load": _json(lambda state: {"server_load": state.requests}),

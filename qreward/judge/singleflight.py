@@ -326,18 +326,18 @@ class SharedRequest:
         if task is not self.task:
             return
         self.task = None
-        heard = self.sample.evaluate(task, outcome, source, seconds)
+        evaluated = self.sample.evaluate(task, outcome, source, seconds)
         if self.flights.keep is not None and isinstance(outcome, Answer):
             assert self.sample.reply is not None
             assert source is not None
-            key = self.request.key if isinstance(heard, Vote) else None
+            key = self.request.key if isinstance(evaluated, Vote) else None
             self.flights.keep(CacheEntry(self.request.judge_model.cached_as, source.name, self.sample.reply, key))
-        if heard is None and self.shell.engine.clock() < self.latest():
+        if evaluated is None and self.shell.engine.clock() < self.latest():
             self.send(again=True)
-        elif isinstance(heard, RequestTimeout):
-            self._time_out(heard)
+        elif isinstance(evaluated, RequestTimeout):
+            self._time_out(evaluated)
         else:
-            self.end(heard or self.sample.error)
+            self.end(evaluated or self.sample.error)
 
     def _time_out(self, error: RequestTimeout) -> None:
         """End the items whose time the task had. The request is sent again for those that have more."""

@@ -93,9 +93,9 @@ class MergeSpec:
 
     def fitting(self, limits: MergeLimits, calls: Sequence[WireRequest]) -> int:
         """Return how many of the requests, from the first, can be merged; at least 1."""
-        inputs = list(map(self.inputs, calls))
-        held = limits.fitting(chain.from_iterable(inputs))
-        return max(1, sum(end <= held for end in accumulate(map(len, inputs))))
+        if limits.tokens is None and limits.bytes is None:
+            return len(calls) if limits.items is None else min(len(calls), limits.items)
+        return limits.fitting(call.inputs[0] for call in calls)
 
     def merged(self, calls: Sequence[WireRequest]) -> WireRequest:
         """Merge requests. One alone is sent unchanged."""
@@ -138,6 +138,11 @@ class EmbeddingsSpec(MergeSpec):
         inputs = call.inputs
         many = [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else inputs
         return [list(each) if isinstance(each, tuple) else each for each in many]
+
+    def fitting(self, limits: MergeLimits, calls: Sequence[WireRequest]) -> int:
+        inputs = list(map(self.inputs, calls))
+        held = limits.fitting(chain.from_iterable(inputs))
+        return max(1, sum(end <= held for end in accumulate(map(len, inputs))))
 
     def shares(self, answer: Any, calls: Sequence[WireRequest]) -> Sequence[Answered | InvalidResponse]:
         if len(calls) == 1:
@@ -191,12 +196,10 @@ def parts_of(answer: EmbeddingsAnswer, counts: Sequence[int], sizes: Sequence[fl
 def _in_order(rows: list[_Document]) -> list[_Document]:
     """Sort rows by ``index`` if the indexes are 0..n-1 in some order; otherwise keep their order."""
     try:
-        indexes = [_INDEX.decode(row["index"]) for row in rows]
+        by_index = {_INDEX.decode(row["index"]): row for row in rows}
+        return [by_index[index] for index in range(len(rows))]
     except (*jsonio.REFUSED, KeyError):
         return rows
-    if sorted(indexes) != list(range(len(rows))):
-        return rows
-    return [row for _, row in sorted(zip(indexes, rows, strict=True), key=lambda pair: pair[0])]
 
 
 asking = MergeSpec

@@ -6,15 +6,13 @@ takes it. This module knows no event loop, no clock (``now`` is passed in) and n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
 from qreward.batching.backlog import ALL, OVER, Backlog, Deadlines, ItemState
 from qreward.codecs.rewards.base import MergeLimits
 from qreward.engine.instrumentation import TOLD
-from qreward.errors import QRewardError
-from qreward.results import AttemptRecord
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outages import deadline
 from qreward.scheduler.pool import Pool
@@ -50,10 +48,8 @@ class MergedItem(Task):
 
     Attributes:
         payload: the request that it would be alone.
-        until: its deadline on the engine's clock; inf while its time limit has not started, as for an item that a batch has read ahead.
+        until: its deadline; inf while its time limit has not started, as for an item that a batch has read ahead.
         place: ``WAITING`` in the backlog, ``TAKEN`` by a merged request, or ``OVER``. It is ``OVER`` before it is added, too.
-        lane: the lane that counts it while it waits.
-        request: the merged request that holds it, or None.
     """
 
     __slots__ = ("_since", "lane", "place", "request", "until")
@@ -93,16 +89,24 @@ class MergedItem(Task):
         if request.trail is not None and len(request.trail) > tried:
             self.trail = [*(self.trail or ()), *request.trail[tried:]]
 
-    def fail(self, record: AttemptRecord, error: QRewardError) -> None:
-        """Record that the merged request was answered without a valid answer for this item."""
-        self.detach()
-        self.trail = [*(self.trail or ()), record]
-        self.last_error = error
-
     def end(self) -> None:
         """Mark the item as over: it has an outcome, or its caller has given it up."""
         self.detach()
         self.place, self.state = OVER, TaskState.DONE
+
+
+class ItemGroup:
+    """Items with the same deadline, as one item of ``Deadlines``."""
+
+    __slots__ = ("items", "number")
+
+    def __init__(self, items: list[MergedItem]) -> None:
+        self.items = items
+        self.number = items[0].number
+
+    @property
+    def place(self) -> ItemState:
+        return next((item.place for item in self.items if item.place is not OVER), OVER)
 
 
 class Split:
@@ -134,28 +138,21 @@ class Split:
 class MergedRequest(Task):
     """One request with the items of several calls.
 
-    Args:
-        members: the items of a part of a failed request, to which no others are added.
-
     Attributes:
-        sink: the merger.
         lane: the lane for which it was made. It takes items from all lanes.
         members: its items, including those that are over.
-        closed: no items are added, because it is part of a failed request.
-        split: the split that made it such a part, or None.
+        split: the split of a failed request that made it, after which no items are added; or None.
         refused_by: the endpoint that refused it, or None.
     """
 
-    __slots__ = ("_live", "closed", "lane", "members", "refused_by", "split")
+    __slots__ = ("_live", "lane", "members", "refused_by", "split")
 
-    def __init__(self, pool: Pool, lane: PriorityLane, merger: Any, members: list[MergedItem] | None = None) -> None:
+    def __init__(self, pool: Pool, lane: PriorityLane, merger: Any, members: Sequence[MergedItem] = (), split: Split | None = None) -> None:
         super().__init__(merger.spec.blank, pool, lane.level, None, merger, 0, lane.tenant)
-        self.lane = lane
-        self.members: list[MergedItem] = members or []
-        self.closed = members is not None
-        self.split: Split | None = None
+        self.lane, self.split = lane, split
+        self.members = list(members)
         self.refused_by: Source | None = None
-        self._live = len(self.members)
+        self._live = len(members)
 
     def load(self, now: float, source: Source) -> bool:
         """Fill it just before it is sent. Returns False if there are no items."""
@@ -198,14 +195,8 @@ class MergeQueue:
     Everything here is used under the engine's lock, because a merged request may be filled in another event loop's thread. Only ``waiting``
     may be read without the lock; its value may then be out of date.
 
-    Args:
-        pool: the endpoints that may serve them.
-        spec: how they are merged into one request.
-        known: the known limits of merged requests, by endpoint.
-
     Attributes:
         lanes: the waiting items by (priority, whether they belong to batches), the most urgent first.
-        loaded: the merged requests that hold items.
         deadlines: the deadlines of items whose time limit has started.
         unread: items that batches have yet to put in; inf if unknown.
         sent_at: when a merged request was last filled to be sent.
@@ -218,7 +209,6 @@ class MergeQueue:
         self._services: dict[Source, sizing.ServiceTimeModel] = {}
         self._limits: dict[Source, EndpointLimits] = {}  # for the item shape of this queue
         self.lanes: dict[tuple[int, bool], PriorityLane] = {}
-        self.loaded: dict[MergedRequest, None] = {}
         self.deadlines = Deadlines()
         self.unread = 0.0
         self.sent_at = -inf
@@ -249,15 +239,14 @@ class MergeQueue:
         """The unfilled merged requests in the scheduler."""
         return [lane.request for lane in self.lanes.values() if lane.request is not None]
 
-    def ended(self, request: MergedRequest) -> None:
-        """Forget a merged request that has ended."""
+    def unqueue(self, request: MergedRequest) -> None:
+        """Record that a merged request is filled or has ended."""
         if request.lane.request is request:
             request.lane.request = None
-        self.loaded.pop(request, None)
 
     # adding and removing items, and recording outcomes
 
-    def put(self, now: float, items: Iterable[MergedItem], sink: Any, *, batch: bool) -> None:
+    def put(self, now: float, items: Sequence[MergedItem], sink: Any, *, batch: bool) -> None:
         """Add items at the end. The time limit of single items starts now, that of a batch's items when they are taken."""
         for item in items:
             item.born = now
@@ -265,33 +254,38 @@ class MergeQueue:
             item.lane = self.lanes.get((item.level, batch)) or self._new_lane(now, item, sink, batch)
             item.lane.waiting += 1
             self._backlog.put(item)
-            if not batch and item.timeout is not None:
-                self._set_deadline(item, now + item.timeout)
+        if not batch:
+            self._start_timeouts(items, lambda _, timeout: now + timeout)
 
     def _new_lane(self, now: float, item: MergedItem, sink: Any, batch: bool) -> PriorityLane:
         lane = PriorityLane(item.level, item.tenant, BatchFeed(self._pool, item.level, sink, now, item.tenant) if batch else None)
         self.lanes = dict(sorted([*self.lanes.items(), ((item.level, batch), lane)]))
         return lane
 
-    def _set_deadline(self, item: MergedItem, until: float) -> None:
-        item.until = until
-        self.deadlines.add(item, until)
+    def _start_timeouts(self, items: Sequence[MergedItem], deadline_of: Callable[[MergedItem, float], float]) -> None:
+        groups: dict[float, list[MergedItem]] = {}
+        for item in items:
+            if item.timeout is not None:
+                item.until = deadline_of(item, item.timeout)
+                groups.setdefault(item.until, []).append(item)
+        for until, group in groups.items():
+            self.deadlines.add(ItemGroup(group), until)
+
+    def due(self, now: float) -> list[MergedItem]:
+        """Return the items whose deadline has passed, each once, except those that are over."""
+        return [item for group in self.deadlines.due(now) for item in group.items if item.place is not OVER]
 
     def remove(self, item: MergedItem) -> None:
         """Remove a waiting item."""
         self._backlog.remove(item)
         item.lane.waiting -= 1
 
-    def all_waiting(self) -> list[MergedItem]:
-        """The waiting items in their order."""
-        return sorted(self._backlog.items(), key=lambda item: item.number)
-
     def record_answer(self, request: MergedRequest, source: Source, seconds: float) -> None:
         """Record that a merged request was answered after so many seconds."""
         self._services.setdefault(source, sizing.ServiceTimeModel()).add(len(request.members), seconds)
         if source in self._limits:
             self._limits[source].record_answer()
-        if not request.closed:
+        if request.split is None:
             self.failures = max(0, self.failures - 1)
         split = request.split
         refused_by = None if split is None else split.record_answer()
@@ -309,7 +303,7 @@ class MergeQueue:
         Returns:
             Whether an item may have caused it: the request is part of a split one, or too many requests have failed.
         """
-        if request.closed:
+        if request.split is not None:
             return True
         if not request.tries:
             self.failures = min(2 * BY_CHANCE, self.failures + FAILURE_WEIGHT)
@@ -323,20 +317,17 @@ class MergeQueue:
         A request whose earlier attempts were not charged (such as a 429) also takes items that came since. Items that exceed the
         endpoint's limits return to the head of the queue.
         """
-        if request.lane.request is request:
-            request.lane.request = None
+        self.unqueue(request)
         items = request.left()
         limits = self._limits_at(source, items)
         if len(items) > 1:
             items = self._cut(items, limits)
-        if not request.closed and not request.tries:
+        if request.split is None and not request.tries:
             items += self._take(now, request, source, items, limits)
         if not items:
-            self.loaded.pop(request, None)
             return False
         request.take_in(items, self._spec.merged([item.payload for item in items]))
         request.hedge = all(item.hedge for item in items) and self._fits_anywhere(items, limits)
-        self.loaded[request] = None
         self.sent_at = now
         return True
 
@@ -347,15 +338,16 @@ class MergeQueue:
         taken = [item for item in taken if item.until > now]  # the deadline timer ends the others at once
         if taken:
             taken = self._cut([*before, *taken], limits)[len(before) :]
+        read_ahead = []
         for item in taken:
             if item.sent_at is None:
                 item.sent_at = now
-                if item.lane.feed is not None:  # a batch read it ahead, so its time limit starts only now
+                if item.lane.feed is not None:
                     item.born = now
-                    if item.timeout is not None:
-                        self._set_deadline(item, deadline(now, source, self._pool, item.timeout, item.sink.opened_at))
+                    read_ahead.append(item)
             item.attach(request)
             item.state = TaskState.SENT
+        self._start_timeouts(read_ahead, lambda item, timeout: deadline(now, source, self._pool, timeout, item.sink.opened_at))
         return taken
 
     def _most(self, now: float, source: Source, before: int, limits: MergeLimits) -> int:

@@ -7,7 +7,7 @@ else runs in the event loop's thread. ``ItemWaiter`` receives the results of one
 from __future__ import annotations
 
 from asyncio import TimerHandle
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from math import ceil, inf
@@ -39,9 +39,6 @@ class RequestMerger:
     """The waiter of merged requests (see ``engine.protocols.Waiter``).
 
     Args:
-        pool: the endpoints that may serve the items.
-        spec: how items are merged into one request.
-        known: the known limits of merged requests, by endpoint.
         attempts: failed attempts after which a merged request fails or is split.
         most_waiting: maximum number of requests that wait for the pool, single items included; None is no limit.
         idle: called when the merger has neither items nor batches left.
@@ -67,7 +64,7 @@ class RequestMerger:
         self._pool, self._attempts, self._most_waiting, self._idle = pool, attempts, most_waiting, idle
         self._timer: TimerHandle | None = None
         self._timer_at = inf
-        self._live = 0  # items that are not over
+        self._live: dict[MergedItem, None] = {}  # items that are not over
         self._soon = False
 
     # adding items
@@ -90,13 +87,8 @@ class RequestMerger:
         with engine.lock:
             self.queue.put(engine.clock(), items, self, batch=batch)
         self.shell.sinks[self] = None
-        self._live += len(items)
+        self._live.update(dict.fromkeys(items))
         self._continue_soon()
-
-    @property
-    def waiting(self) -> int:
-        """Number of items that are in no merged request."""
-        return self.queue.waiting
 
     # submitting merged requests
 
@@ -135,8 +127,6 @@ class RequestMerger:
     def _hand_in(self, now: float, request: MergedRequest) -> None:
         """Submit a merged request to the scheduler. In a lane of batches, one that already has items goes ahead of unfilled ones."""
         scheduler, feed, queue = self.shell.engine.scheduler, request.lane.feed, self.queue
-        if request.members:
-            queue.loaded[request] = None
         if feed is None:
             request.state = TaskState.WAITING  # not NEW: the queue limit counts items, not merged requests
             scheduler.submit(now, request)
@@ -161,7 +151,7 @@ class RequestMerger:
     def _tick(self) -> None:
         self._timer = None
         with self.shell.engine.lock:
-            late = self.queue.deadlines.due(self.shell.engine.clock())
+            late = self.queue.due(self.shell.engine.clock())
         self.end(late, endings.timed_out)
         self._continue()
 
@@ -200,27 +190,27 @@ class RequestMerger:
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         request = cast("MergedRequest", task)
         with self.shell.engine.lock:
-            self.queue.ended(request)
+            self.queue.unqueue(request)
             if isinstance(outcome, Answer) and source is not None:
                 self.queue.record_answer(request, source, seconds)
-            waiting = [] if request.members else self.queue.all_waiting()
         if isinstance(outcome, Answer) and source is not None:
             self._share(request, outcome, source, seconds)
         elif isinstance(outcome, QRewardError):
             if len(request.members) > 1 and may_be_one_items_fault(outcome):
                 self._split(request)
             else:  # without items, no endpoint will fill it
-                items = request.left() if request.members else waiting
+                items = request.left() if request.members else [item for item in self._live if item.place is WAITING]
                 self.end(items, lambda _: outcome if len(items) == 1 else cast("QRewardError", own_error(outcome)))
         self._continue_soon()
         self._rest_if_idle()
 
     def close(self) -> None:
-        self.end(self._unfinished(), lambda _: ClientClosed("the client was closed before the request was done"))
+        self.end(self._live, lambda _: ClientClosed("the client was closed before the request was done"))
 
     def abandon(self) -> list[Task]:
         with self.shell.engine.lock:
-            left: list[Task] = [*self.queue.loaded, *self.queue.unfilled()]
+            loaded = {item.request: None for item in self._live if item.request is not None}
+            left: list[Task] = [*loaded, *self.queue.unfilled()]
         self._forget_lanes()
         self._idle()
         return left
@@ -234,11 +224,13 @@ class RequestMerger:
             if item.place is OVER:
                 continue
             if isinstance(share, InvalidResponse) and self._attempts > 1:
-                item.fail(AttemptRecord(source.name, "transient", seconds, share.status_code, str(share)), share)
+                item.detach()
+                item.trail = [*(item.trail or ()), AttemptRecord(source.name, "transient", seconds, share.status_code, str(share))]
+                item.last_error = share
                 again.append(item)
                 continue
             item.end()
-            self._live -= 1
+            del self._live[item]
             self._report(item, share if isinstance(share, InvalidResponse) else Answer(share), source, seconds)
         for item in again:  # alone, so that the item gets the answer of an ordinary request
             self._send_again([item], 1, Split(None, 1, True))
@@ -254,11 +246,11 @@ class RequestMerger:
         split = Split(request.refused_by if len(parts) > 1 else None, len(parts[0]), request.is_suspect())
         for part in parts:
             if part:
-                self._send_again(list(part), tries, split)
+                self._send_again(part, tries, split)
 
-    def _send_again(self, items: list[MergedItem], tries: int, split: Split) -> None:
-        request = MergedRequest(self._pool, items[0].lane, self, items)
-        request.tries, request.split = tries, split
+    def _send_again(self, items: Sequence[MergedItem], tries: int, split: Split) -> None:
+        request = MergedRequest(self._pool, items[0].lane, self, items, split)
+        request.tries = tries
         for item in items:
             item.attach(request)
         request.last_error, request.sent_at = items[0].last_error, items[0].sent_at
@@ -289,10 +281,10 @@ class RequestMerger:
                 if item.place is WAITING:
                     self.queue.remove(item)
                 item.end()
+                del self._live[item]
                 if request is not None and request.lost_one():
-                    self.queue.ended(request)
+                    self.queue.unqueue(request)
                     empty.append(request)
-        self._live -= len(items)
         errors = [] if error_of is None else list(map(error_of, items))
         if errors and isinstance(errors[0], RequestTimeout):
             for task in empty:
@@ -305,10 +297,6 @@ class RequestMerger:
         if not self.shell.loop.is_closed():
             self._continue_soon()
         self._rest_if_idle()
-
-    def _unfinished(self) -> list[MergedItem]:
-        with self.shell.engine.lock:
-            return [*(item for request in self.queue.loaded for item in request.left()), *self.queue.all_waiting()]
 
     def _withdraw(self, requests: list[Task], error: QRewardError | None = None) -> None:
         if requests and not self.shell.loop.is_closed():
@@ -392,13 +380,9 @@ class _ItemOptions(RequestOptions):
 
 
 class MergedBatchWaiter(BatchWaiter):
-    """A batch whose items share requests: it puts what it reads into one ``RequestMerger`` per merge key. See :class:`BatchWaiter`.
+    """A batch whose items share requests: it puts what it reads into one ``RequestMerger`` per merge key, which ``find`` returns.
 
     The scheduler watches the feed for outages but takes no items from it: they are in the mergers.
-
-    Args:
-        asking: the operation, and how its items are merged.
-        find: returns the merger of a key.
     """
 
     def __init__(
@@ -462,7 +446,7 @@ class MergedBatchWaiter(BatchWaiter):
         return True
 
     def _room(self, feed: BatchFeed) -> int:
-        return AHEAD - len(feed.buffer) - sum(merger.waiting for merger in self._mergers.values())
+        return AHEAD - len(feed.buffer) - sum(merger.queue.waiting for merger in self._mergers.values())
 
     def _add(self, feed: BatchFeed, item: Any) -> None:
         super()._add(feed, item)

@@ -16,7 +16,7 @@ from qreward.scoring import merge_queue as stock
 from qreward.scoring import sizing as known
 from qreward.testing.virtual_time import run_in_virtual_time as run
 
-DATA = {"lanes", "loaded", "deadlines", "unread", "sent_at", "failures"}
+DATA = {"lanes", "deadlines", "unread", "sent_at", "failures"}
 
 
 def guard(patch: pytest.MonkeyPatch, client: QRewardClient, faults: list[str]) -> None:

@@ -187,5 +187,5 @@ def test_an_item_whose_time_has_passed_is_not_taken_though_the_timer_was_not_the
     carrier = MergedRequest(pool, made[0].lane, merger)
     assert stock.fill(2.5, carrier, source)
     assert [member.index for member in carrier.members] == [2]
-    assert stock.deadlines.due(2.5) == made[:2], "who then says so"
+    assert stock.due(2.5) == made[:2], "who then says so"
     assert not stock.fill(9.0, MergedRequest(pool, made[0].lane, merger), source)

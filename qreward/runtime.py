@@ -34,11 +34,10 @@ from qreward.results import BatchResult, Result
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import RequestOptions
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scoring.batch import MergedBatchWaiter
-from qreward.scoring.endpoint_limits import KnownLists
-from qreward.scoring.formats import MergeSpec
-from qreward.scoring.items import ItemWaiter, MergedItem
-from qreward.scoring.merger import RequestMerger
+from qreward.scoring.merge_queue import MergedItem
+from qreward.scoring.merge_spec import MergeSpec
+from qreward.scoring.merger import ItemWaiter, MergedBatchWaiter, RequestMerger
+from qreward.scoring.sizing import LearnedLimits
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Route
 from qreward.streaming.handles import BatchStream, Stream
@@ -90,8 +89,8 @@ class Runtime:
         self.engine: ProbingEngine = ProbingEngine(scheduler, backend_factory, clock=self.clock, watch=watch)
         self.fleet = LiveFleet(self.engine, config.endpoints, config.routes)
         self._mergers: dict[Hashable, RequestMerger] = {}
-        self._list_limits = KnownLists()
-        self.engine.watch_over(self.fleet.sources, self._list_limits.look)
+        self._list_limits = LearnedLimits()
+        self.engine.watch_over(self.fleet.sources, self._list_limits.apply_probe)
         self._ledgers = LedgerTransports()
         self._sharing = Sharing(self.engine, self.fleet.sources, self._ledgers, self._ledgers.__iter__)
         self.prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
@@ -221,7 +220,7 @@ class Runtime:
             pool,
             items,
             spec.call,
-            asking=spec,
+            spec=spec,
             find=lambda key: self._merger(driver, pool, spec, terms.tenant, key),
             terms=terms,
             **self.collecting(given, pool, items, model),
@@ -236,9 +235,8 @@ class Runtime:
             found = mergers[place] = RequestMerger(
                 driver,
                 pool,
-                spec.listing,
+                spec,
                 self._list_limits,
-                spec.blank,
                 attempts=self._config.retry.attempts,
                 most_waiting=self._config.max_queued,
                 idle=lambda: mergers.pop(place, None),

@@ -18,7 +18,7 @@ from qreward.judge.verdict_parser import bounds
 from qreward.options import DEFAULT
 from qreward.results import BatchResult, Result, Usage
 from qreward.runtime import runtime_of
-from qreward.scoring.formats import MergeSpec
+from qreward.scoring.merge_spec import MergeSpec
 from qreward.settings.policies import Priority
 
 if TYPE_CHECKING:

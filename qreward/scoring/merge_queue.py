@@ -18,8 +18,8 @@ from qreward.scheduler.outages import deadline
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import BatchFeed, RequestOptions, Task, TaskState
 from qreward.scoring import sizing
-from qreward.scoring.formats import MergeSpec
-from qreward.scoring.sizing import EndpointLimits, KnownLists
+from qreward.scoring.merge_spec import MergeSpec
+from qreward.scoring.sizing import EndpointLimits, LearnedLimits
 
 
 class PriorityLane:
@@ -203,7 +203,7 @@ class MergeQueue:
         failures: score of recent failures at servers, see ``FAILURE_WEIGHT``. Parts of a split request do not count.
     """
 
-    def __init__(self, pool: Pool, spec: MergeSpec, known: KnownLists) -> None:
+    def __init__(self, pool: Pool, spec: MergeSpec, known: LearnedLimits) -> None:
         self._pool, self._spec, self._known = pool, spec, known
         self._backlog: Any = Backlog()  # of MergedItem, which has the attributes of backlog.Item
         self._services: dict[Source, sizing.ServiceTimeModel] = {}

@@ -27,9 +27,9 @@ from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task, TaskState
 from qreward.scoring import sizing
-from qreward.scoring.formats import MergeSpec
 from qreward.scoring.merge_queue import MergedItem, MergedRequest, MergeQueue, Split
-from qreward.scoring.sizing import KnownLists
+from qreward.scoring.merge_spec import MergeSpec
+from qreward.scoring.sizing import LearnedLimits
 
 AHEAD = 4 * sizing.MOST
 """Maximum number of items that batches read ahead. Reading continues when fewer than half of them wait."""
@@ -49,8 +49,7 @@ class RequestMerger:
         shell: LoopDriver,
         pool: Pool,
         spec: MergeSpec,
-        known: KnownLists,
-        _blank: object = None,
+        known: LearnedLimits,
         *,
         attempts: int,
         most_waiting: int | None,
@@ -390,12 +389,12 @@ class MergedBatchWaiter(BatchWaiter):
         shell: LoopDriver,
         *args: Any,
         terms: RequestOptions,
-        asking: MergeSpec,
+        spec: MergeSpec,
         find: Callable[[Hashable], RequestMerger],
         **kwargs: Any,
     ) -> None:
         super().__init__(shell, *args, terms=_ItemOptions(*terms), **kwargs)
-        self._spec, self._find = asking, find
+        self._spec, self._find = spec, find
         self._mergers: dict[Hashable, RequestMerger] = {}
 
     async def run(self) -> BatchResult[Any]:

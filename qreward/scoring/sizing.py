@@ -174,7 +174,7 @@ class EndpointLimits:
                 self.limits = self._most = self._usual.with_items(2 * (self._most.items or 1))
 
 
-class KnownLists:
+class LearnedLimits:
     """The learned limits of all endpoints of a client, kept until the endpoint is removed.
 
     All mergers of the client share them, in all its event loops, so they are used under the engine's lock.
@@ -198,9 +198,9 @@ class KnownLists:
                 known.report(self._reported[source])
         return known
 
-    def look(self, source: Source, look: ProbeResult) -> None:
-        """Apply the result of a probe."""
-        if look.items is not None:
-            self._reported[source] = look.items
+    def apply_probe(self, source: Source, result: ProbeResult) -> None:
+        """Apply the number of items that the server reports in a probe."""
+        if result.items is not None:
+            self._reported[source] = result.items
             for known in self._known.get(source, {}).values():
-                known.report(look.items)
+                known.report(result.items)

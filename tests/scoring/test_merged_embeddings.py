@@ -14,7 +14,7 @@ import pytest
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.codecs.embeddings import EmbeddingsAnswer
 from qreward.errors import BadRequest
-from qreward.scoring.formats import parts_of
+from qreward.scoring.merge_spec import parts_of
 
 MODEL = "embedder"
 

@@ -39,7 +39,7 @@ def guard(patch: pytest.MonkeyPatch, client: QRewardClient, faults: list[str]) -
         return object.__getattribute__(self, name)
 
     patch.setattr(stock.MergeQueue, "__getattribute__", read, raising=False)
-    for kind in (stock.MergeQueue, known.KnownLists):
+    for kind in (stock.MergeQueue, known.LearnedLimits):
         methods = [name for name, member in vars(kind).items() if isfunction(member) and not name.startswith("_")]
         assert methods
         for name in methods:

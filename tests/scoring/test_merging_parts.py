@@ -23,9 +23,9 @@ from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import Attempt, RequestOptions, Task
 from qreward.scoring import sizing as spread
-from qreward.scoring.formats import EmbeddingsSpec, MergeSpec
 from qreward.scoring.merge_queue import MergedItem, MergedRequest, MergeQueue, Split
-from qreward.scoring.sizing import KnownLists
+from qreward.scoring.merge_spec import EmbeddingsSpec, MergeSpec
+from qreward.scoring.sizing import LearnedLimits
 from qreward.settings.policies import LoadBalanceStrategy
 
 
@@ -177,7 +177,7 @@ def test_an_item_whose_time_has_passed_is_not_taken_though_the_timer_was_not_the
     source = pool.sources[0]
     source.handle = Endpoint("http://a.example/v1", name="a", kind="vllm")
     spec = MergeSpec(SCORE, "m", {}, None, None)
-    stock = MergeQueue(pool, spec, KnownLists())
+    stock = MergeQueue(pool, spec, LearnedLimits())
     merger = SimpleNamespace(spec=spec, queue=stock)
     made = [
         MergedItem(WireRequest(SCORE, "m", [f"x {index}"], {}, None), pool, RequestOptions(5, 1.0 + index), None, index)

@@ -25,7 +25,7 @@ from qreward.options import preparer
 from qreward.results import Result, Usage
 from qreward.runtime import runtime_of
 from qreward.scheduler.request import RequestOptions
-from qreward.scoring.formats import asking_embeddings
+from qreward.scoring.merge_spec import EmbeddingsSpec
 
 if TYPE_CHECKING:
     from qreward.client import QRewardClient
@@ -166,8 +166,8 @@ class RequestHandler:
         return await runtime_of(self.client).one(call, terms)
 
     async def _embeddings(self, asked: OpenAIRequest, terms: RequestOptions) -> Result[Any]:
-        asking = asking_embeddings(asked.model, {}, asked.headers, asked.params)
-        (result,) = await runtime_of(self.client).merged(asking, [asking.call(asked.inputs)], terms)
+        spec = EmbeddingsSpec(asked.model, {}, asked.headers, asked.params)
+        (result,) = await runtime_of(self.client).merged(spec, [spec.call(asked.inputs)], terms)
         return result
 
     async def _stream(self, asked: OpenAIRequest, seconds: float | None) -> OpenAIReply:

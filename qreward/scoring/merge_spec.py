@@ -109,10 +109,6 @@ class MergeSpec:
             return shares
         return [made(each.value, each.usage, each.estimated) if isinstance(each, ItemAnswer) else each for each in shares]
 
-    @property
-    def listing(self) -> MergeSpec:
-        return self
-
     def _request(self, inputs: Any) -> WireRequest:
         blank = self.blank
         return WireRequest(blank.codec, blank.model, inputs, blank.params, blank.headers)
@@ -200,7 +196,3 @@ def _in_order(rows: list[_Document]) -> list[_Document]:
         return [by_index[index] for index in range(len(rows))]
     except (*jsonio.REFUSED, KeyError):
         return rows
-
-
-asking = MergeSpec
-asking_embeddings = EmbeddingsSpec

@@ -45,7 +45,7 @@ OUTSIDE = {
         "judge", "integrations", "server", "notebook", "chat_namespace",
     },
     "aiohttp": {"transport", "testing"},
-    "openai": {"codecs", "integrations.openai.sdk"},
+    "openai": {"codecs", "integrations.openai.transports"},
     "httpx": {"transport.httpx_backend", "integrations.openai.transports"},
     "httpx2": {"transport.httpx_backend", "integrations.openai.transports"},
     "IPython": {"integrations", "notebook", "progress"},

@@ -7,13 +7,13 @@ else runs in the event loop's thread. ``ItemWaiter`` receives the results of one
 from __future__ import annotations
 
 from asyncio import TimerHandle
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from contextvars import Context, copy_context
 from functools import partial
 from math import ceil, inf
 from typing import Any, cast
 
-from qreward.batching.backlog import OVER, WAITING, halves
+from qreward.batching.backlog import OVER, WAITING
 from qreward.batching.in_flight import own_error
 from qreward.codecs.rewards.base import may_be_one_items_fault, splits
 from qreward.engine.batch import BatchWaiter
@@ -241,13 +241,12 @@ class RequestMerger:
         """
         items = request.left()
         tries = max(0, self._attempts - 2) if request.tries >= self._attempts else 0
-        parts = halves(items) if len(items) > 1 else [items]
-        split = Split(request.refused_by if len(parts) > 1 else None, len(parts[0]), request.is_suspect())
-        for part in parts:
-            if part:
-                self._send_again(part, tries, split)
+        middle = (len(items) + 1) // 2
+        split = Split(request.refused_by if len(items) > 1 else None, middle, request.is_suspect())
+        for part in filter(None, (items[:middle], items[middle:])):
+            self._send_again(part, tries, split)
 
-    def _send_again(self, items: Sequence[MergedItem], tries: int, split: Split) -> None:
+    def _send_again(self, items: list[MergedItem], tries: int, split: Split) -> None:
         request = MergedRequest(self._pool, items[0].lane, self, items, split)
         request.tries = tries
         for item in items:

@@ -26,7 +26,6 @@ class PriorityLane:
     """The waiting items of one priority, either single ones or those of batches.
 
     Attributes:
-        waiting: number of waiting items.
         request: the unfilled merged request in the scheduler, or None.
         feed: the feed of the items of batches, beside which the scheduler keeps capacity for single calls. None for single items.
     """
@@ -172,12 +171,12 @@ class MergedRequest(Task):
         self._live -= 1
         return not self._live
 
-    def take_in(self, items: list[MergedItem], payload: Any) -> None:
-        """Set the items and the payload of the next attempt.
+    def hold(self, items: list[MergedItem]) -> None:
+        """Set the items of the next attempt.
 
         Observers see a request of one item as that item's own call, and a request of several items as a batch of them.
         """
-        self.members, self._live, self.payload, self.items = items, len(items), payload, tuple(items)
+        self.members, self._live, self.items = items, len(items), tuple(items)
         if not self.serial and len(items) == 1 and items[0].serial > 0:
             alone = items[0]
             self.serial, self.span, self.items, alone.told = alone.serial, alone.span, (), TOLD
@@ -326,7 +325,8 @@ class MergeQueue:
             items += self._take(now, request, source, items, limits)
         if not items:
             return False
-        request.take_in(items, self._spec.merged([item.payload for item in items]))
+        request.hold(items)
+        request.payload = self._spec.merged([item.payload for item in items])
         request.hedge = all(item.hedge for item in items) and self._fits_anywhere(items, limits)
         self.sent_at = now
         return True

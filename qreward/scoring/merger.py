@@ -210,8 +210,9 @@ class RequestMerger:
         with self.shell.engine.lock:
             loaded = {item.request: None for item in self._live if item.request is not None}
             left: list[Task] = [*loaded, *self.queue.unfilled()]
-        self._forget_lanes()
-        self._idle()
+        self._live.clear()
+        self.batches.clear()
+        self._rest_if_idle()
         return left
 
     # the outcome of a merged request
@@ -272,21 +273,22 @@ class RequestMerger:
         items = [item for item in items if item.place is not OVER]
         if not items:
             return
+        engine = self.shell.engine
         empty: list[Task] = []
-        with self.shell.engine.lock:
+        with engine.lock:
             for item in items:
                 request = item.request
                 if item.place is WAITING:
                     self.queue.remove(item)
                 item.end()
-                del self._live[item]
+                self._live.pop(item, None)
                 if request is not None and request.lost_one():
                     self.queue.unqueue(request)
                     empty.append(request)
         errors = [] if error_of is None else list(map(error_of, items))
         if errors and isinstance(errors[0], RequestTimeout):
             for task in empty:
-                task.deadline = self.shell.engine.clock()
+                task.deadline = engine.clock()
         self._withdraw(empty, errors[0] if errors else None)
         if error_of is None and self.shell.watch is not None:
             self.shell.watch.withdrawn(items)
@@ -300,13 +302,6 @@ class RequestMerger:
         if requests and not self.shell.loop.is_closed():
             self.shell.withdraw(requests, error)
 
-    def _forget_lanes(self) -> None:
-        with self.shell.engine.lock:
-            lanes, self.queue.lanes = self.queue.lanes, {}
-        for lane in lanes.values():
-            if lane.feed is not None:
-                self.shell.close_feed(lane.feed)
-
     def _rest_if_idle(self) -> None:
         """Without items and batches, cancel the timer, withdraw unfilled requests and unregister from the loop driver."""
         if self._live or self.batches:
@@ -316,8 +311,11 @@ class RequestMerger:
             self._timer = None
         with self.shell.engine.lock:
             unfilled = self.queue.unfilled()
+            lanes, self.queue.lanes = self.queue.lanes, {}
         self._withdraw(unfilled)
-        self._forget_lanes()
+        for lane in lanes.values():
+            if lane.feed is not None:
+                self.shell.close_feed(lane.feed)
         self.shell.sinks.pop(self, None)
         self._idle()
 

@@ -31,16 +31,6 @@ if TYPE_CHECKING:
     from qreward.sync_client import SyncQRewardClient
 
 
-class _Seen(msgspec.Struct, gc=False):
-    """The members of an answer that are decoded."""
-
-    usage: Usage | None = None
-    error: Any = None
-
-
-_DECODER = msgspec.json.Decoder(_Seen)
-
-
 class PlainAnswer(msgspec.Struct, gc=False):
     """An answer that is passed through unchanged."""
 
@@ -72,14 +62,10 @@ class PlainCodec:
         return jsonio.write(model, self._member, call.inputs, call.params, all_text=False)
 
     def decode(self, body: bytes, call: WireRequest) -> PlainAnswer:
-        try:
-            seen = _DECODER.decode(body)
-        except jsonio.REFUSED:
-            document = jsonio.read_object(body)
-            seen = _Seen(jsonio.usage_of(document.get("usage")), document.get("error"))
-        if seen.error:
-            raise EmbeddedError(seen.error)
-        return PlainAnswer(body, call.model, seen.usage)
+        document = jsonio.read_object(body)
+        if error := document.get("error"):
+            raise EmbeddedError(error)
+        return PlainAnswer(body, call.model, jsonio.usage_of(document.get("usage")))
 
     def validate(self, inputs: Any) -> Any:
         """Return the inputs unchanged; the server validates them."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Container, Iterable
+from collections.abc import AsyncIterator, Callable, Container, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,7 +33,7 @@ class Broken(Exception):
     """Raised by ``Events`` on the read after the event that reports an error."""
 
 
-class Events:
+class Events(AsyncIterator[bytes]):
     """The events of a stream that has begun: an asynchronous iterator of bytes.
 
     Args:
@@ -48,9 +48,6 @@ class Events:
         self._reader = StreamReader(stream, _event_of(wants_usage))
         self._over = False
         self._error: QRewardError | None = None
-
-    def __aiter__(self) -> Events:
-        return self
 
     async def __anext__(self) -> bytes:
         if self._error is not None:

@@ -282,7 +282,7 @@ class RequestMerger:
                     self.queue.remove(item)
                 item.end()
                 self._live.pop(item, None)
-                if request is not None and request.lost_one():
+                if request is not None and request.lost_one() and request.state is not TaskState.DONE:
                     self.queue.unqueue(request)
                     empty.append(request)
         errors = [] if error_of is None else list(map(error_of, items))

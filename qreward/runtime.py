@@ -230,18 +230,17 @@ class Runtime:
     def _merger(self, driver: LoopDriver, pool: Pool, spec: MergeSpec, tenant: str | None, key: Hashable) -> RequestMerger:
         """Return the merger of items that may share a request. It is created for the first item and removed after the last."""
         mergers, place = self._mergers, (driver, pool, tenant, key)
-        found = mergers.get(place)
-        if found is None:
-            found = mergers[place] = RequestMerger(
-                driver,
-                pool,
-                spec,
-                self._list_limits,
-                attempts=self._config.retry.attempts,
-                most_waiting=self._config.max_queued,
-                idle=lambda: mergers.pop(place, None),
-            )
-        return found
+        if place in mergers:
+            return mergers[place]
+
+        def remove() -> None:
+            if mergers.get(place) is merger:
+                del mergers[place]
+
+        attempts, most_waiting = self._config.retry.attempts, self._config.max_queued
+        merger = RequestMerger(driver, pool, spec, self._list_limits, attempts=attempts, most_waiting=most_waiting, idle=remove)
+        mergers[place] = merger
+        return merger
 
     def stream(self, call: WireRequest, given: Mapping[str, Any]) -> Stream:
         """Return the stream of one request. Nothing is sent until it is used. Raises ``NoEndpoint``."""

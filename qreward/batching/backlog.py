@@ -285,6 +285,11 @@ class Backlog:
             heappop(deadlines)
         return deadlines[0][0] if deadlines else inf
 
+    def has(self, key: Hashable) -> bool:
+        """Whether items of this key are waiting."""
+        line = self._lines.get(key)
+        return line is not None and line.count > 0
+
     def lines(self) -> list[KeyQueue]:
         """One line for each key that has waiting items."""
         return [line for line in self._lines.values() if line.count]

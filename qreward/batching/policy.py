@@ -96,37 +96,37 @@ class BatchPolicy:
 
     Attributes:
         backlog: the waiting items.
-        cap: the adaptive maximum size; used only with ``adaptive_batch_size``.
+        adaptive: the adaptive maximum size; used only with ``adaptive_batch_size``.
         seconds: moving average of batch durations, in seconds; None before the first.
     """
 
-    __slots__ = ("_first_sent", "_last_sent", "backlog", "cap", "seconds")
+    __slots__ = ("_first_sent", "_last_sent", "adaptive", "backlog", "seconds")
 
     def __init__(self) -> None:
         self.backlog = Backlog()
-        self.cap = AdaptiveBatchSize()
+        self.adaptive = AdaptiveBatchSize()
         self.seconds: float | None = None
         self._first_sent: float | None = None
         self._last_sent = -inf
 
-    def limit(self, terms: BatchSettings) -> int:
+    def limit(self, settings: BatchSettings) -> int:
         """The maximum batch size, in items or in the unit of ``batch_size_fn``."""
-        return min(terms.max_batch_size, self.cap.limit) if terms.adaptive_batch_size else terms.max_batch_size
+        return min(settings.max_batch_size, self.adaptive.limit) if settings.adaptive_batch_size else settings.max_batch_size
 
     def next(
-        self, now: float, terms: BatchSettings, in_flight: int, slots: int, measure: Measure | None, flush: bool
+        self, now: float, settings: BatchSettings, in_flight: int, slots: int, measure: Measure | None, flush: bool
     ) -> tuple[list[Any], float]:
         """Return the next batch if one may be sent, or no items and the time at which to call again. Called only while a slot is free.
 
         Args:
             now: current time in seconds.
-            terms: the settings under which the batch is formed.
+            settings: the settings under which the batch is formed.
             in_flight: number of running batches.
             slots: maximum number of running batches.
             measure: returns the total size of items; None if each item counts as one.
             flush: do not wait for a fuller batch.
         """
-        limit, linger = self.limit(terms), terms.batch_wait_timeout_s
+        limit, linger = self.limit(settings), settings.batch_wait_timeout_s
         if not linger and not in_flight:  # fast path for the usual case
             line, at = self.backlog.first(), inf
         else:

@@ -53,33 +53,6 @@ class QueueStats:
     run_p95: float
 
 
-@dataclass
-class StartTimes:
-    """Start times of the running batches, in seconds since the epoch."""
-
-    start_times: list[float]
-
-    @property
-    def min_start_time(self) -> float | None:
-        """The earliest start time, or None if no batch is running."""
-        return min(self.start_times, default=None)
-
-    @property
-    def mean_start_time(self) -> float | None:
-        """The mean start time, or None if no batch is running."""
-        return sum(self.start_times) / len(self.start_times) if self.start_times else None
-
-    @property
-    def max_start_time(self) -> float | None:
-        """The latest start time, or None if no batch is running."""
-        return max(self.start_times, default=None)
-
-    @property
-    def num_requests(self) -> int:
-        """Number of running batches."""
-        return len(self.start_times)
-
-
 COUNTED = ("batches", "items", "failed", "rejected", "expired", "cancelled")
 
 

@@ -146,7 +146,7 @@ def test_a_pool_is_pickled_by_what_it_is_made_of() -> None:
     again = pickle.loads(pickle.dumps(pool))
     assert again.slots == 3
     assert again._spec == pool._spec
-    assert again._terms == pool._terms
+    assert again._config == pool._config
     assert again.stats() == PoolStats()
 
 

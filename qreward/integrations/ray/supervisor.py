@@ -85,6 +85,7 @@ class Supervisor:
         self._callers: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
         self._abandoned = self._ended = False
         self._lock = threading.Lock()
+        self._keepers: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -225,7 +226,8 @@ class Supervisor:
         if not actor.lost.done():
             actor.excused = loss.excused
             actor.lost.set_result(loss)
-            self.ready.remove(actor)
+            if actor in self.ready:
+                self.ready.remove(actor)
 
     async def _keep_running(self, number: int) -> None:
         """Start an actor, and start it again when it has died, until it is given up."""
@@ -296,20 +298,24 @@ class Supervisor:
         if drain:
             closings = (asyncio.wait_for(self.backend.close(actor.handle, caller), CLOSE_TIMEOUT) for actor in self.ready)
             await asyncio.gather(*closings, return_exceptions=True)
+        await self._stop_actors()
         self._stop.set()
+
+    async def _stop_actors(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        while self.ready:
+            self.backend.kill(self.ready.pop().handle)
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._supervise())
 
     async def _supervise(self) -> None:
-        keepers = [asyncio.create_task(self._keep_running(number)) for number in range(self._config.actors)]
+        self._keepers = [asyncio.create_task(self._keep_running(number)) for number in range(self._config.actors)]
         await self._stop.wait()
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
-        for actor in self.ready:
-            self.backend.kill(actor.handle)
+        await self._stop_actors()
         with self._lock:
             self._ended = True
         await asyncio.sleep(0)  # coroutines that were submitted before are tasks now, which end with the loop

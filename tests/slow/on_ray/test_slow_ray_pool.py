@@ -16,7 +16,7 @@ from ray_scorers import AwaitedNoting, Broken, Noting, Rewards, noted, workers
 
 from qreward.errors import ClientClosed, RequestTimeout
 from qreward.integrations.ray import ActorDied, ScorerPool
-from qreward.integrations.ray import supervisor as office_module
+from qreward.integrations.ray import supervisor as supervisor_module
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
 SMALL: dict[str, Any] = {"num_cpus": 0.1}
@@ -166,7 +166,7 @@ def test_a_caller_that_leaves_has_its_batch_cancelled_in_the_actor(killings: Pat
 
 
 def test_a_batch_that_hangs_fails_for_its_time_and_its_actor_is_killed(killings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(office_module, "GRACE", 0.1)
+    monkeypatch.setattr(supervisor_module, "GRACE", 0.1)
 
     async def test() -> None:
         async with pool_of(Noting, killings, 3600.0, batch_timeout=1.0) as pool:

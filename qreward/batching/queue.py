@@ -81,8 +81,8 @@ class BatchQueue(Generic[T, R]):
         self._begin(BatchFunction(*state))
 
     def __repr__(self) -> str:
-        stats = self.stats()
-        return f"BatchQueue({self._function.name}: {stats.waiting} waiting, {stats.in_flight} in flight)"
+        waiting, in_flight = self.load()
+        return f"BatchQueue({self._function.name}: {waiting} waiting, {in_flight} in flight)"
 
     @property
     def settings(self) -> BatchSettings:
@@ -196,11 +196,12 @@ class BatchQueue(Generic[T, R]):
         """The state of the queue and its counters, over all event loops."""
         function, workers = self._function, self.loop_workers()
         limit = max((worker.policy.limit(function.settings) for worker in workers), default=BatchPolicy().limit(function.settings))
-        return function.counters.snapshot(self.waiting(), sum(len(worker.batches) for worker in workers), limit)
+        return function.counters.snapshot(*self.load(), limit)
 
-    def waiting(self) -> int:
-        """Number of items that are not in a batch yet, over all event loops."""
-        return sum(worker.backlog.waiting for worker in self.loop_workers())
+    def load(self) -> tuple[int, int]:
+        """The number of waiting items and of running batches, over all event loops."""
+        workers = self.loop_workers()
+        return sum(worker.backlog.waiting for worker in workers), sum(len(worker.batches) for worker in workers)
 
     def set_max_batch_size(self, size: int) -> None:
         """Set the maximum batch size. Like all setters, this applies to batches that have not begun to form.

@@ -1,9 +1,7 @@
 """``@batch``: turns a function of lists into a function of single items whose calls are merged.
 
-``Binder`` binds the arguments of a call by the function's signature, and knows nothing of queues. Passing an argument by position or
-by name is the same. An argument that is left out is not passed on. ``DecoratedQueue`` holds the queues of a batched function in this
-process. The wrapper itself holds no state. A batched function can therefore be pickled by value, as the function and its settings; each
-process has its own queues.
+The wrapper itself holds no state. A batched function can therefore be pickled by value, as the function and its settings; each process
+has its own queues.
 """
 
 from __future__ import annotations
@@ -28,12 +26,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class CallSignature(NamedTuple):
-    """The parameters that a call passed, if not all.
-
-    Attributes:
-        positional: number of values passed by position.
-        names: names of the values after those, which are passed by name.
-    """
+    """The parameters that a call passed, if not all: the number of those by position, and the names of those by name, which follow."""
 
     positional: int
     names: tuple[str, ...]
@@ -42,14 +35,8 @@ class CallSignature(NamedTuple):
 class Binder:
     """Converts the arguments of one call to a tuple of values, and the tuples of many calls to the arguments of a batch.
 
-    A parameter that a call leaves out is not passed to the function. Its value is the declared default, not a list of it.
-
-    Args:
-        function: the batch function.
-        bound: whether its first parameter is an instance or a class, the same for a whole batch.
-
-    Raises:
-        TypeError: the function has no parameter for a list.
+    Passing an argument by position or by name is the same. A parameter that a call leaves out is not passed to the function. Its value is
+    the declared default, not a list of it. ``bound`` tells whether the first parameter is an instance or a class, the same for a batch.
     """
 
     def __init__(self, function: Callable[..., Any], bound: bool) -> None:
@@ -71,9 +58,6 @@ class Binder:
         """Return the values in the order of the signature, and what was passed. Calls share a batch only if they passed the same.
 
         The latter is None if every parameter was passed. Otherwise it is also appended to the values.
-
-        Raises:
-            TypeError: the arguments do not match the signature.
         """
         count, given = self._count, len(args)
         if given + len(kwargs) == count and given <= self._whole.positional:
@@ -105,7 +89,6 @@ class Binder:
         return self._function(*columns[: passed.positional], **dict(zip(passed.names, columns[passed.positional :], strict=True)))
 
     def first(self, row: Any) -> Any:
-        """The first value that is not the instance or class."""
         return row[self.bound]
 
     def _some_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallSignature]:
@@ -212,7 +195,7 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     each caller gets an exception object of its own.
 
     A batch is sent as soon as a slot is free, with the items submitted until then (see :class:`BatchQueue`). Settings are those of
-    :class:`~qreward.batching.Settings`, by name. They can be changed later: ``score.set_max_batch_size(64)``,
+    :class:`~qreward.batching.BatchSettings`, by name. They can be changed later: ``score.set_max_batch_size(64)``,
     ``set_batch_wait_timeout_s``, ``set_max_concurrent_batches``, ``change(...)``. ``score.stats()`` returns the current state, and
     ``await score.close()`` closes the queues.
 

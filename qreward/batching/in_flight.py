@@ -1,10 +1,7 @@
 """A batch that is running: its items, the batch function, and the result or error of each caller.
 
-``PendingItem`` is one caller's item, ``BatchFunction`` the function with the settings that all its queues share, and
-``InFlightBatch`` one call of that function, in a task of its own and in a neutral context. Nothing here decides when a batch is sent
-or what it holds.
-
-Results are assigned by position only if there is exactly one for each item. No two callers receive the same exception object.
+Nothing here decides when a batch is sent or what it holds. Results are assigned by position only if there is exactly one for each item.
+No two callers receive the same exception object.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ class PendingItem(Item):
 
     Attributes:
         future: holds the result for the caller; cancelled when the caller has left.
-        batch: the batch that holds the item; not set before the item is in a batch.
+        batch: not set before the item is in a batch.
         context: the context in which the item was submitted; only with ``carry_contexts``.
     """
 
@@ -62,15 +59,11 @@ class BatchFunction:
         first_of: returns the first argument contained in a value. The default returns the value itself.
 
     Attributes:
-        closed: whether new items are rejected.
         context: the neutral context in which batches run, namely the one in which this object was created.
         plain: whether an item can be added without a size, a key, a context, a stream or a check of the queue.
-
-    Raises:
-        TypeError: the function is not callable, or is a generator function that is not async.
     """
 
-    __slots__ = ("_closed", "_first_of", "call", "context", "counters", "function", "kind", "name", "plain", "settings")
+    __slots__ = ("_first_of", "call", "closed", "context", "counters", "function", "kind", "name", "plain", "settings")
 
     def __init__(
         self,
@@ -92,17 +85,13 @@ class BatchFunction:
         self.name = name_of(function)
         self.context: Context = copy_context()
         self.counters = BatchCounters()
-        self._closed = False
+        self.closed = False
         self._update()
         self._warn()
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def close(self) -> None:
         """Reject new items from now on."""
-        self._closed = True
+        self.closed = True
         self._update()
 
     def change(self, changes: Any) -> None:
@@ -122,20 +111,13 @@ class BatchFunction:
             raise TypeError(f"{self.name} is an async generator; read stream(item)")
 
     def size_of(self, value: Any) -> float:
-        """The size of one item.
-
-        Raises:
-            RuntimeError: the item is larger than ``max_batch_size``.
-            ConfigError: ``batch_size_fn`` returned a negative number or NaN.
-            Exception: raised by ``batch_size_fn``.
-        """
+        """The size of one item. Raises ``RuntimeError`` if the item is larger than ``max_batch_size``."""
         size = self._size([value])
         if size > self.settings.max_batch_size:
             raise too_large()
         return size
 
     def measure(self, items: list[Any]) -> float:
-        """The size of a list of items."""
         return self._size([item.value for item in items])
 
     def key_of(self, value: Any, signature_key: Hashable) -> Hashable:
@@ -153,7 +135,7 @@ class BatchFunction:
     def _update(self) -> None:
         its = self.settings
         needs_more = its.batch_size_fn or its.batch_key_fn or its.max_queue_size or its.carry_contexts
-        self.plain = not needs_more and not self._closed and self.kind is not FunctionKind.STREAMED
+        self.plain = not needs_more and not self.closed and self.kind is not FunctionKind.STREAMED
 
     def _warn(self) -> None:
         if (warning := self.settings.never_full()) is not None:
@@ -161,19 +143,13 @@ class BatchFunction:
 
 
 def too_large() -> RuntimeError:
-    """The error of an item that does not fit into any batch."""
     return RuntimeError(
         "Size of item is greater than max_batch_size. Please increase the max_batch_size or check the implementation of the batch_size_fn."
     )
 
 
 def results_of(returned: Any, count: int) -> Sequence[Any]:
-    """Check what a batch function returned, and return it as a sequence with one result for each of ``count`` items.
-
-    Raises:
-        TypeError: the value does not hold results in order. It has no length, or is a text, bytes, mapping or set.
-        InvalidResponse: the number of results is not ``count``.
-    """
+    """Check what a batch function returned, and return it as a sequence with one result for each of ``count`` items."""
     if type(returned) is not list and type(returned) is not tuple:
         returned = _in_order(returned)
     if len(returned) != count:
@@ -257,7 +233,7 @@ def batch_contexts() -> tuple[Context, ...]:
 
 
 class InFlightBatch:
-    """A batch that has been sent.
+    """A batch that has been sent: one call of the function, in a task of its own and in a neutral context.
 
     Args:
         function: the batch function.
@@ -270,7 +246,6 @@ class InFlightBatch:
         alive: number of callers that have not left.
         error: the error of the batch as a whole, or None.
         failed: number of callers that received an error from the function.
-        task: the task that runs the batch.
         unstoppable: work that cancellation does not end, in a thread or an actor. The slot stays occupied until it is done.
     """
 
@@ -305,7 +280,6 @@ class InFlightBatch:
                 raise
 
     def enter_contexts(self) -> None:
-        """Make the contexts of the items available to the function."""
         _CONTEXTS.set(self.contexts())
 
     def contexts(self) -> tuple[Context, ...]:
@@ -357,10 +331,7 @@ async def in_thread(function: Callable[[], Any]) -> Any:
     """Run a function in a daemon thread and return its result. The thread blocks neither the event loop nor the exit of the process.
 
     Cancellation takes effect immediately while the thread continues. The slot of the batch stays occupied until the function has
-    returned.
-
-    Raises:
-        QueueFull: no worker thread is available.
+    returned. Raises ``QueueFull`` if no worker thread is available.
     """
     loop, context = asyncio.get_running_loop(), copy_context()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()

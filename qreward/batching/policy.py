@@ -13,7 +13,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from qreward.batching.backlog import ALL, Backlog, KeyQueue
+from qreward.batching.backlog import Backlog, KeyQueue
 from qreward.batching.settings import BatchSettings
 
 START = 8
@@ -118,24 +118,18 @@ class BatchPolicy:
     ) -> tuple[list[Any], float]:
         """Return the next batch if one may be sent, or no items and the time at which to call again. Called only while a slot is free.
 
-        Args:
-            now: current time in seconds.
-            settings: the settings under which the batch is formed.
-            in_flight: number of running batches.
-            slots: maximum number of running batches.
-            measure: returns the total size of items; None if each item counts as one.
-            flush: do not wait for a fuller batch.
+        ``flush`` does not wait for a fuller batch. ``measure`` is None if each item counts as one.
         """
         limit, linger = self.limit(settings), settings.batch_wait_timeout_s
         if not linger and not in_flight:  # fast path for the usual case
-            line, at = self.backlog.first(), inf
+            queue, at = self.backlog.first(), inf
         else:
-            line, at = self._ready(now, limit, linger, in_flight, slots, flush, measure is None)
-        if line is None:
+            queue, at = self._ready(now, limit, linger, in_flight, slots, flush, measure is None)
+        if queue is None:
             return [], at
         if measure is None:
-            return self.backlog.take(now, limit, line=line), at
-        return fit(self.backlog, line, now, limit, measure), at
+            return self.backlog.take(now, limit, queue=queue), at
+        return fit(self.backlog, queue, now, limit, measure), at
 
     def sent(self, now: float) -> None:
         """Record that a batch was sent."""
@@ -160,55 +154,44 @@ class BatchPolicy:
     def _ready(
         self, now: float, limit: int, linger: float, in_flight: int, slots: int, flush: bool, counted: bool
     ) -> tuple[KeyQueue | None, float]:
-        """The line that is first among those whose batch may be sent now; or None and the earliest time at which one may be."""
-        lines, ready, soonest = self.backlog.lines(), [], inf
+        """The key that is first among those whose batch may be sent now; or None and the earliest time at which one may be."""
+        ready, soonest = [], inf
         paced = self._last_sent + self._pause(slots) if in_flight else -inf
-        for line in lines:
-            at = line.oldest() + linger if linger else paced
-            if at <= now or flush or line.full(limit if counted else ALL, limit):
-                ready.append(line)
+        for queue in self.backlog.queues():
+            at = queue.oldest() + linger if linger else paced
+            if at <= now or flush or (counted and queue.count >= limit) or queue.cost >= limit:
+                ready.append(queue)
             elif at < soonest:
                 soonest = at
         if len(ready) > 1:
-            return min(ready, key=KeyQueue.sorts), now
+            return min(ready, key=KeyQueue.rank), now
         return (ready[0], now) if ready else (None, soonest)
 
 
-def fit(backlog: Backlog, line: KeyQueue, now: float, limit: float, measure: Measure) -> list[Any]:
+def fit(backlog: Backlog, queue: KeyQueue, now: float, limit: float, measure: Measure) -> list[Any]:
     """Take as many items as fit into ``limit`` together.
 
     The size of each item alone is known. One call of ``measure`` tells whether the sizes add up; if they do, their sum decides. If they
-    do not, for example because everything is padded to the longest item, the largest head that fits is found in a logarithmic number of
-    steps. For this search a longer head must not be smaller.
+    do not, for example because everything is padded to the longest item, the largest head that fits is searched: it is doubled while it
+    fits, then bisected. For this a longer head must not be smaller.
     """
-    chosen = backlog.take(now, max_cost=limit, line=line)
-    simple = len(chosen)
-    chosen += backlog.take(now, 1, line=line)  # the first item that should not fit
-    if len(chosen) > 1:
-        try:
-            if measure(chosen) != sum(item.cost for item in chosen):
-                return _search(backlog, line, now, chosen, limit, measure)
-        except Exception:  # noqa: S110 - raised by the user's function; the sizes of the single items are known and must suffice
-            pass
-    backlog.put_back(chosen[simple:])
-    return chosen[:simple]
-
-
-def _search(backlog: Backlog, line: KeyQueue, now: float, chosen: list[Any], limit: float, measure: Measure) -> list[Any]:
-    """Double the head while it fits, then bisect."""
-    fits = 1
-    while measure(chosen) <= limit:
-        fits = len(chosen)
-        more = backlog.take(now, fits, line=line)
-        if not more:
-            return chosen
-        chosen += more
-    fails = len(chosen)
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        if measure(chosen[:middle]) <= limit:
-            fits = middle
-        else:
-            fails = middle
+    chosen = backlog.take(now, max_cost=limit, queue=queue)
+    fits = by_sum = len(chosen)
+    chosen += backlog.take(now, 1, queue=queue)  # the first item that should not fit
+    try:
+        if len(chosen) > 1 and measure(chosen) != sum(item.cost for item in chosen):
+            fits = 1
+            while measure(chosen) <= limit:
+                fits = len(chosen)
+                more = backlog.take(now, fits, queue=queue)
+                if not more:
+                    break
+                chosen += more
+            fails = len(chosen)
+            while fails - fits > 1:
+                middle = (fits + fails) // 2
+                fits, fails = (middle, fails) if measure(chosen[:middle]) <= limit else (fits, middle)
+    except Exception:  # raised by the user's function; the sizes of the single items are known and must suffice
+        fits = by_sum
     backlog.put_back(chosen[fits:])
     return chosen[:fits]

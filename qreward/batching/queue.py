@@ -40,7 +40,7 @@ class BatchQueue(Generic[T, R]):
     Args:
         function: takes a list of items and returns a list with one result per item. It is an ``async def``; a ``def``, which runs in a
             thread; or an async generator of such lists, for ``stream``. An exception *in* the list is raised for that item alone.
-        settings: see :class:`~qreward.batching.Settings`.
+        settings: see :class:`~qreward.batching.BatchSettings`.
 
     Attributes:
         settings: the current settings.
@@ -227,10 +227,10 @@ class BatchQueue(Generic[T, R]):
         """
         self._function.change(settings)
         for worker in self.loop_workers():
-            worker.post(worker.settings_changed)
+            worker.post(worker.pump)
 
     def loop_workers(self) -> list[LoopWorker]:
-        """The workers, one for each event loop that has used the queue and is not closed."""
+        """One worker for each event loop that has used the queue and is not closed."""
         return [worker for worker in list(self._loop_workers.values()) if not _dead(worker)]
 
     def _here(self) -> LoopWorker:

@@ -1,5 +1,4 @@
-"""Streams of batches: the batch function is an async generator that yields lists with one piece per caller, and each caller reads its
-own stream.
+"""Streams: the batch function is an async generator that yields lists with one piece per caller, and each caller reads its own stream.
 
 The generator runs a few pieces ahead of its readers and then waits for them. Pieces for a slower reader are buffered. When that
 buffer is full, the generator waits for the slow reader too, but at most ``stream_timeout`` seconds. Readers that leave are not
@@ -57,7 +56,6 @@ class BatchStreamReader(PendingItem):
         return piece
 
     def put(self, piece: Any) -> None:
-        """Add a piece to the buffer."""
         self.buffer.append(piece)
         self.wake()
 
@@ -68,7 +66,6 @@ class BatchStreamReader(PendingItem):
         self.wake()
 
     def fail(self, error: BaseException) -> None:
-        """End the stream with an error."""
         self._error = error
         self.end()
 
@@ -113,7 +110,6 @@ class StreamBatch(InFlightBatch):
             self._since = unblocked.get_loop().time()  # no reader is held up, and one has just read
 
     def abandon(self, item: Any) -> None:
-        """Remove a reader that has left."""
         super().abandon(item)
         self.reader_moved()
 

@@ -46,14 +46,7 @@ class LoopWorker:
         self._idle: list[asyncio.Future[None]] = []
 
     def add(self, value: Any, signature_key: Hashable, level: int, timeout: float | None) -> Any:
-        """Add an item and return it. A caller that stops waiting for the item must call ``abandon``.
-
-        Raises:
-            ClientClosed: the queue is closed.
-            QueueFull: ``max_queue_size`` items are waiting already.
-            RuntimeError: the item is larger than ``max_batch_size``.
-            Exception: raised by ``batch_size_fn`` or ``batch_key_fn``. Other items are not affected.
-        """
+        """Add an item and return it. A caller that stops waiting for the item must call ``abandon``."""
         if self.function.plain:
             item: Any = PendingItem(value, self.clock(), signature_key, 1, level)
         else:
@@ -62,11 +55,7 @@ class LoopWorker:
         return self._put(item, timeout)
 
     def add_many(self, values: Sequence[Any], level: int, timeout: float | None) -> list[Any]:
-        """Add all items or none. Raises the same errors as ``add``.
-
-        Returns:
-            For each value, the pending item, or the exception that ``batch_size_fn`` or ``batch_key_fn`` raised for it.
-        """
+        """Add all items or none. Returns each item, or the exception that ``batch_size_fn`` or ``batch_key_fn`` raised for it."""
         self._admit(len(values))
         added: list[Any] = []
         for value in values:
@@ -85,7 +74,7 @@ class LoopWorker:
             raise ClientClosed(f"the queue of {function.name} is closed; nothing can be submitted to it any more")
         if most is None or self.backlog.waiting + count <= most:
             return
-        self._pump()
+        self.pump()
         waiting = self.backlog.waiting
         if waiting + count > most:
             function.counters.count("rejected", count)
@@ -117,7 +106,7 @@ class LoopWorker:
         backlog.put(item)
         if not self._woken and len(self.batches) < settings.max_concurrent_batches:
             self._woken = True
-            self.loop.call_soon(self._pump, context=self._context)
+            self.loop.call_soon(self.pump, context=self._context)
         return item
 
     def abandon(self, item: Any) -> None:
@@ -132,7 +121,7 @@ class LoopWorker:
         if item.place is WAITING:
             self.backlog.remove(item)
             if not self.backlog.waiting:
-                self._pump()  # the timer may not be needed any more, and ``close`` may return
+                self.pump()  # the timer may not be needed any more, and ``close`` may return
         else:
             item.batch.abandon(item)
 
@@ -141,11 +130,7 @@ class LoopWorker:
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(callback, *args)
 
-    def settings_changed(self) -> None:
-        """Start the batches that may start under the new settings."""
-        self._pump()
-
-    def _pump(self) -> None:
+    def pump(self) -> None:
         """Start the batches that may start now, and set the timer for the next due time."""
         self._woken = False
         if not self.backlog.waiting and self._timer is None and not self._idle:
@@ -161,11 +146,10 @@ class LoopWorker:
             at = inf
         if self._timer is not None or at != inf:
             self._set_timer(min(at, self.backlog.next_deadline()), now)
-        if self._idle:
-            self._report_idle()
+        self._report_idle()
 
     def _report_idle(self) -> None:
-        if not self._busy():
+        if self._idle and not self._busy():
             for waiter in self._idle:
                 if not waiter.done():
                     waiter.set_result(None)
@@ -212,8 +196,7 @@ class LoopWorker:
         rest = batch.unstoppable
         if rest is not None and not rest.done():
             rest.add_done_callback(lambda _: self._ended(batch, task), context=self._context)
-            if self._idle:
-                self._report_idle()
+            self._report_idle()
             return
         if not task.cancelled():
             task.exception()
@@ -230,7 +213,7 @@ class LoopWorker:
             self._report_batch(batch, seconds)
         batch.items = []  # break the reference cycle, so that reference counting frees the items
         del batch.task
-        self._pump()
+        self.pump()
 
     def _adapt(self, batch: InFlightBatch, seconds: float) -> None:
         size = sum(item.cost for item in batch.items)
@@ -280,7 +263,7 @@ class LoopWorker:
 
     def _on_timer(self) -> None:
         self._timer_at = -inf  # it has fired and must be set again
-        self._pump()
+        self.pump()
 
     async def close(self, drain: bool) -> None:
         """Wait until no item is waiting and no batch is running.
@@ -291,7 +274,7 @@ class LoopWorker:
         self._closing = True
         if not drain:
             self._fail_all(f"the queue of {self.function.name} was closed before the item was done")
-        self._pump()
+        self.pump()
         while self._busy():
             waiter = self.loop.create_future()
             self._idle.append(waiter)

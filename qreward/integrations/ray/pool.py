@@ -238,7 +238,7 @@ class ScorerPool:
         return value
 
     def queue(self, **settings: Unpack[Options]) -> BatchQueue[Any, Any]:
-        """Return a queue whose batches this pool scores; see :class:`~qreward.batching.Settings`. Close it before the pool."""
+        """Return a queue whose batches this pool scores; see :class:`~qreward.batching.BatchSettings`. Close it before the pool."""
         return BatchQueue(self, **Options(max_concurrent_batches=self.slots) | settings)
 
     def buffer(self, **settings: Any) -> RewardBuffer:

@@ -31,19 +31,7 @@ CALL = "__call__"
 
 @dataclass(frozen=True)
 class ScorerSpec:
-    """How to make a scorer.
-
-    Args:
-        scorer: a class, which is instantiated once in each actor; a function or an object that scores as it is; or, with ``factory``, a
-            function that makes the scorer.
-        args: positional arguments for the class or the factory.
-        kwargs: keyword arguments for the class or the factory.
-        factory: whether ``scorer`` is a factory.
-        method: name of the method that scores.
-
-    Raises:
-        TypeError: the scorer cannot be called, or is a generator function, or there are arguments but no class or factory to take them.
-    """
+    """How to make a scorer; see the arguments of :class:`~qreward.integrations.ray.ScorerPool`."""
 
     scorer: Any
     args: Sequence[Any] = ()
@@ -61,7 +49,6 @@ class ScorerSpec:
 
     @property
     def name(self) -> str:
-        """Name of the scorer in messages."""
         return name_of(self.scorer) if self.method == CALL else f"{name_of(self.scorer)}.{self.method}"
 
     @property
@@ -70,11 +57,11 @@ class ScorerSpec:
         return not self.factory and not is_async(self._declared())
 
     def make(self) -> Any:
-        """Return the scorer, or the object whose method scores. Raises any exception of its constructor."""
+        """Return the scorer, or the object whose method scores."""
         return self.scorer(*self.args, **self.kwargs) if self._is_made else self.scorer
 
     def function(self, made: Any) -> Callable[..., Any]:
-        """Return the scoring function of what ``make`` returned. Raises ``TypeError`` if there is none."""
+        """Return the scoring function of what ``make`` returned."""
         return self._checked(made if self.method == CALL else getattr(made, self.method, None))
 
     @property
@@ -102,12 +89,7 @@ def is_async(function: Any) -> bool:
 
 
 def accepted(function: Callable[..., Any], columns: Sequence[Any]) -> Sequence[Any]:
-    """Return the columns that a scorer takes. A scorer that takes only the completions does not receive their metadata.
-
-    Example:
-        >>> accepted(len, (["a", "b"], [{}, {}]))
-        (['a', 'b'],)
-    """
+    """The columns that a scorer takes. A scorer that takes only the completions does not receive their metadata."""
     return columns[: lists_taken(function, len(columns)) or 1]
 
 
@@ -138,11 +120,9 @@ class ScorerActor:
         return True
 
     def run(self, columns: tuple[Any, ...]) -> Reply:
-        """Score a batch."""
         return attempt(partial(self._score, *accepted(self._score, columns)))
 
     def end(self) -> None:
-        """Close the scorer."""
         if (closing := close_scorer(self._made)) is not None:
             asyncio.run(finish(closing))
 
@@ -156,11 +136,10 @@ class AsyncScorerActor:
         self._threads = None if is_async(self._score) else ThreadPoolExecutor(concurrency, thread_name_prefix="scorer")
 
     async def ready(self) -> bool:
-        """Return True. Ray runs this call when the constructor has returned."""
         return True
 
     async def run(self, columns: tuple[Any, ...]) -> Reply:
-        """Score a batch. A thread cannot be stopped, so a batch in a thread runs to its end even if it is cancelled."""
+        """A thread cannot be stopped, so a batch in a thread runs to its end even if it is cancelled."""
         call = partial(self._score, *accepted(self._score, columns))
         if self._threads is not None:
             thread = asyncio.get_running_loop().run_in_executor(self._threads, attempt, call)
@@ -177,7 +156,6 @@ class AsyncScorerActor:
             return error_reply(error)
 
     async def end(self) -> None:
-        """Close the scorer."""
         if (closing := close_scorer(self._made)) is not None:
             await closing
 
@@ -233,10 +211,9 @@ class ActorDied(ConnectionFailed, ConnectionError):
 class ActorLost(Exception):
     """The actor of a batch is gone, so the batch has no result. Its items are not at fault so far.
 
-    Args:
-        message: what happened to the actor.
+    Attributes:
         in_making: the actor never started: its class raised, or its environment could not be set up.
-        excused: no batch can have caused the death, for example because the node was preempted.
+        excused: no batch can have caused the death, because the actor was killed on purpose or its node was preempted.
     """
 
     def __init__(self, message: str, *, in_making: bool = False, excused: bool = False) -> None:
@@ -266,11 +243,6 @@ class PoolConfig:
         if self.backend not in get_args(Backend):
             raise ConfigError(f"backend must be one of {', '.join(map(repr, get_args(Backend)))}, not {self.backend!r}")
 
-    @property
-    def slots(self) -> int:
-        """Number of batches that the actors can take at once."""
-        return self.actors * self.max_concurrent_batches
-
 
 CLOSE_TIMEOUT = 5.0
 """Seconds for a scorer's ``close``."""
@@ -285,12 +257,7 @@ Sent = tuple[asyncio.Future[Reply], Callable[[], object]]
 
 
 class RayBackend:
-    """Actors in Ray. Its methods are called in the event loop of the pool, where Ray's calls may block.
-
-    Raises:
-        ConfigError: this process is not connected to Ray.
-        ModuleNotFoundError: Ray is not installed.
-    """
+    """Actors in Ray. Its methods are called in the event loop of the pool, where Ray's calls may block."""
 
     name = "ray"
 
@@ -321,7 +288,6 @@ class RayBackend:
         return actor
 
     def send(self, actor: Any, columns: tuple[Any, ...], _caller: asyncio.AbstractEventLoop) -> Sent:
-        """Send a batch to an actor."""
         reference = actor.run.remote(columns)
         return _result_of(reference.future()), partial(self._cancel, reference)
 
@@ -336,11 +302,9 @@ class RayBackend:
         return cause if isinstance(cause, Exception) else error
 
     async def close(self, actor: Any, _caller: asyncio.AbstractEventLoop) -> None:
-        """Close the scorer of an actor."""
         await _result_of(actor.end.remote().future())
 
     def kill(self, actor: Any) -> None:
-        """Stop an actor."""
         with suppress(Exception):  # the actor may be dead, or Ray
             self._ray.kill(actor)
 
@@ -385,7 +349,6 @@ ActorBackend = RayBackend | LocalBackend
 
 
 def choose(spec: ScorerSpec, config: PoolConfig) -> ActorBackend:
-    """Return the backend: Ray if ``backend`` is ``ray``, or ``auto`` while this process is connected to Ray; else this process."""
     use_ray = config.backend == "ray" or (config.backend == "auto" and is_connected())
     return RayBackend(spec, config) if use_ray else LocalBackend(spec)
 
@@ -397,7 +360,7 @@ def is_connected() -> bool:
 
 
 def check_installed(backend: Backend) -> None:
-    """Raise ``ModuleNotFoundError`` with the install command if ``backend`` is ``ray`` and Ray is not installed. Does not import Ray."""
+    """Raise ``ModuleNotFoundError`` if ``backend`` is ``ray`` and Ray is not installed. Does not import Ray."""
     if backend == "ray" and "ray" not in sys.modules and importlib.util.find_spec("ray") is None:
         raise ModuleNotFoundError(f"backend='ray' needs Ray: {INSTALL}", name="ray")
 

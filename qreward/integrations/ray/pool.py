@@ -39,24 +39,19 @@ def parts_of(columns: Columns) -> tuple[Columns, Columns]:
     return tuple(first), tuple(second)
 
 
-def rows_of(given: Any, count: int) -> list[Any]:
+def rows_of(results: Any, count: int) -> list[Any]:
     """Return the results of a part as a list with one entry for each item, so that parts can be joined.
 
-    Args:
-        given: a list, tuple or array; or a mapping of lists, which reward scorers may return.
-        count: number of items.
-
-    Raises:
-        InvalidScores: the results are of another type, or their number differs from ``count``.
+    The results are a list, tuple or array; or a mapping of lists, which reward scorers may return. Raises ``InvalidScores`` for others.
     """
-    if isinstance(given, Mapping):
+    if isinstance(results, Mapping):
         return [
             {"reward": one.reward, "error": one.cause or one.error, "meta": dict(one.meta), "next_turn_feedback": one.feedback}
-            for one in read_scores(given, count)
+            for one in read_scores(results, count)
         ]
-    if isinstance(given, str | bytes) or not (hasattr(given, "__len__") and hasattr(given, "__iter__")):
-        raise InvalidScores(f"a scorer must return a list with one result for each item, not a {type(given).__name__}")
-    rows = list(given)
+    if isinstance(results, str | bytes) or not (hasattr(results, "__len__") and hasattr(results, "__iter__")):
+        raise InvalidScores(f"a scorer must return a list with one result for each item, not a {type(results).__name__}")
+    rows = list(results)
     if len(rows) != count:
         raise InvalidScores(f"the scorer gave {len(rows)} results for {count} item{'s'[: count != 1]}; it must be one for each")
     return rows
@@ -186,7 +181,6 @@ class ScorerPool:
         check_installed(self._config.backend)
         self._supervisor: Supervisor | None = None
         self._closed = False
-        self._retried = self._poisonous = 0
         self._lock = threading.Lock()
         self.__qualname__ = self._spec.name  # the name in error messages
 
@@ -197,7 +191,7 @@ class ScorerPool:
     @property
     def slots(self) -> int:
         """Number of batches that the actors can take at once. Further batches wait in the pool."""
-        return self._config.slots
+        return self._config.actors * self._config.max_concurrent_batches
 
     def start(self) -> None:
         """Start the actors now instead of with the first batch. Does not wait for them.
@@ -275,12 +269,7 @@ class ScorerPool:
             starting=self._config.actors - len(supervisor.ready) - supervisor.given_up,
             lost=supervisor.given_up,
             waiting=len(supervisor.waiting),
-            in_flight=supervisor.in_flight,
-            batches=supervisor.batches,
-            deaths=supervisor.deaths,
-            retried=self._retried,
-            poisonous=self._poisonous,
-            timeouts=supervisor.timeouts,
+            **supervisor.counts,
         )
 
     def _opened(self) -> Supervisor:
@@ -301,9 +290,9 @@ class ScorerPool:
                 return await supervisor.run(columns, deaths >= SUSPECT, caller)
             except ActorLost as loss:
                 deaths, died = deaths + (not loss.excused), loss
-            self._retried += 1
+            supervisor.counts["retried"] += 1
         if len(columns[0]) == 1:
-            self._poisonous += 1
+            supervisor.counts["poisonous"] += 1
             return [ActorDied(f"an actor died whenever this item was on it, at last with nothing else; it is not sent again: {died}")]
         first, second = parts_of(columns)
         return [*await self._solve_part(supervisor, caller, first), *await self._solve_part(supervisor, caller, second)]
@@ -311,8 +300,7 @@ class ScorerPool:
     async def _solve_part(self, supervisor: Supervisor, caller: asyncio.AbstractEventLoop, columns: Columns) -> list[Any]:
         """Return one result for each item. An exception of the scorer is isolated to its item, so that no caller sends that item again.
 
-        Raises:
-            InvalidScores: the scorer did not return one result for each item of a part. This is an error of the whole batch.
+        ``InvalidScores``, if the scorer did not return one result for each item of a part, is an error of the whole batch.
         """
         count = len(columns[0])
         try:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,26 +33,25 @@ LOOP_CHECK_INTERVAL = 0.1
 _log = logging.getLogger("qreward")
 
 
+@dataclass(eq=False, slots=True)
 class Actor:
     """A running actor. After its death it is replaced by another.
 
     Attributes:
         handle: the backend's object for the actor.
+        lost: done when the actor has died.
         load: number of batches on it.
         alone: whether the batch on it must not share the actor.
         turn: number of its latest assignment, to break ties between actors.
         finished: whether it has finished a batch.
-        excused: it was killed on purpose or its node was preempted, so its batches are not at fault.
-        lost: done when the actor has died.
     """
 
-    __slots__ = ("alone", "excused", "finished", "handle", "load", "lost", "turn")
-
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
-        self.load = self.turn = 0
-        self.alone = self.finished = self.excused = False
-        self.lost: asyncio.Future[ActorLost] = asyncio.get_running_loop().create_future()
+    handle: Any
+    lost: asyncio.Future[ActorLost]
+    load: int = 0
+    alone: bool = False
+    turn: int = 0
+    finished: bool = False
 
 
 class Supervisor:
@@ -65,18 +65,16 @@ class Supervisor:
     Attributes:
         ready: actors that can take batches.
         given_up: number of actors that are not restarted any more.
-        deaths: number of actors that died or failed to start.
         waiting: batches that wait for an actor: the future of the actor, and whether the batch must not share it. Batches that must not
             share are at the head.
-        in_flight: number of batches on actors.
-        batches: number of batches that returned.
-        timeouts: number of batches that exceeded ``batch_timeout``.
+        counts: numbers named as in ``PoolStats``.
     """
 
     def __init__(self, backend: ActorBackend, config: PoolConfig, name: str) -> None:
         self.backend = backend
         self.ready: list[Actor] = []
-        self.given_up = self.deaths = self.in_flight = self.batches = self.timeouts = 0
+        self.given_up = 0
+        self.counts: Counter[str] = Counter()
         self.waiting: deque[tuple[asyncio.Future[Actor], bool]] = deque()
         self._config = config
         self._name = name
@@ -86,7 +84,7 @@ class Supervisor:
         self._abandoned = self._ended = False
         self._lock = threading.Lock()
         self._keepers: list[asyncio.Task[None]] = []
-        self._closing: asyncio.Task[None] | None = None
+        self._closing = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         threading.Thread(target=self._run, name="qreward-scorer-pool", daemon=True).start()
@@ -116,18 +114,9 @@ class Supervisor:
     # called in the supervisor's event loop
 
     async def run(self, columns: tuple[Any, ...], alone: bool, caller: asyncio.AbstractEventLoop) -> Any:
-        """Score a batch on an actor, and return what the scorer returned.
+        """Score a batch on an actor, and return what the scorer returned. Raises ``ActorLost`` if the actor died.
 
-        Args:
-            columns: the batch.
-            alone: the batch is suspected of having killed an actor. It is next, and shares its actor with no other.
-            caller: event loop of the caller.
-
-        Raises:
-            Exception: any exception of the scorer.
-            ActorLost: the actor died.
-            ActorDied: no actor is left.
-            RequestTimeout: the batch exceeded ``batch_timeout``.
+        A batch that is suspected of having killed an actor must be ``alone``: it is next, and shares its actor with no other.
         """
         actor = await self._assigned(alone)
         try:
@@ -135,7 +124,7 @@ class Supervisor:
         except BaseException as error:
             reply, cancel = asyncio.get_running_loop().create_future(), lambda: None
             reply.set_exception(error)
-        self.in_flight += 1
+        self.counts["in_flight"] += 1
         reply.add_done_callback(partial(self._on_reply, actor, alone))
         try:
             await asyncio.wait([reply], timeout=self._config.batch_timeout)
@@ -145,12 +134,12 @@ class Supervisor:
         if not reply.done():
             cancel()
             asyncio.get_running_loop().call_later(GRACE, self.kill_if_busy, actor, reply)
-            self.timeouts += 1
+            self.counts["timeouts"] += 1
             limit = f"{self._config.batch_timeout:g} s"
             raise RequestTimeout(f"{self._name} gave no result within the batch_timeout of {limit}; its batch was cancelled")
         ok, value = self._read(reply)
-        if isinstance(value, ActorLost):
-            raise ActorLost(str(value), excused=actor.excused)
+        if isinstance(value, ActorLost):  # it may have been killed for another batch
+            raise actor.lost.result()
         if not ok:
             raise value
         return value
@@ -207,14 +196,14 @@ class Supervisor:
         actor.alone = actor.alone and not alone
 
     def _on_reply(self, actor: Actor, alone: bool, reply: asyncio.Future[Reply]) -> None:
-        self.in_flight -= 1
+        self.counts["in_flight"] -= 1
         self._release(actor, alone)
         _, value = self._read(reply)
         if isinstance(value, ActorLost):
             self._on_death(actor, value)
         else:
             actor.finished = True
-            self.batches += 1
+            self.counts["batches"] += 1
             self._assign()
 
     def _read(self, reply: asyncio.Future[Reply]) -> Reply:
@@ -224,7 +213,6 @@ class Supervisor:
     def _on_death(self, actor: Actor, loss: ActorLost) -> None:
         """Record the death of an actor, once."""
         if not actor.lost.done():
-            actor.excused = loss.excused
             actor.lost.set_result(loss)
             if actor in self.ready:
                 self.ready.remove(actor)
@@ -246,7 +234,7 @@ class Supervisor:
                     deaths = failed_starts = 0
             deaths += 1
             failed_starts += loss.in_making
-            self.deaths += 1
+            self.counts["deaths"] += 1
             self._reason = str(loss)
             _log.warning("actor %d died: %s", number, loss)
         self.given_up += 1
@@ -257,7 +245,7 @@ class Supervisor:
         timeout = self._config.start_timeout
         try:
             async with asyncio.timeout(timeout) as limit:
-                actor = Actor(await self.backend.start())
+                actor = Actor(await self.backend.start(), asyncio.get_running_loop().create_future())
         except Exception as error:
             if limit.expired():
                 reason = f"it was not ready within {timeout:g} s; are there the resources that it asks for?"
@@ -288,17 +276,12 @@ class Supervisor:
             self._abandoned = True
             for task in self._callers:
                 task.cancel()
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._end(drain, caller))
-        await asyncio.shield(self._closing)
-
-    async def _end(self, drain: bool, caller: asyncio.AbstractEventLoop) -> None:
         while any(loop.is_running() for loop in self._callers.values()):
             await asyncio.wait(self._callers, timeout=LOOP_CHECK_INTERVAL)
-        if drain:
-            closings = (asyncio.wait_for(self.backend.close(actor.handle, caller), CLOSE_TIMEOUT) for actor in self.ready)
+        async with self._closing:
+            closings = (asyncio.wait_for(self.backend.close(actor.handle, caller), CLOSE_TIMEOUT) for actor in self.ready if drain)
             await asyncio.gather(*closings, return_exceptions=True)
-        await self._stop_actors()
+            await self._stop_actors()
         self._stop.set()
 
     async def _stop_actors(self) -> None:

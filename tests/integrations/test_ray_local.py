@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import pickle
 import subprocess
 import sys
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -139,6 +142,35 @@ def test_close_asks_the_scorers_to_put_away_what_they_have() -> None:
 
     asyncio.run(main())
     assert closed == [1, 1]
+
+
+def test_an_async_close_is_awaited_in_the_loop_of_its_caller() -> None:
+    closed: list[Any] = []
+
+    class Tidy(Model):
+        async def close(self) -> None:
+            await asyncio.sleep(0)
+            closed.append(asyncio.get_running_loop())
+
+    async def main() -> None:
+        async with ScorerPool(Tidy, method="score") as pool:
+            await pool(["a"])
+        assert closed == [asyncio.get_running_loop()]
+
+    asyncio.run(main())
+
+
+def test_a_pool_that_is_let_go_of_ends_its_thread() -> None:
+    async def main() -> None:
+        await ScorerPool(echo)(["a"])
+
+    asyncio.run(main())
+    gc.collect()
+    for _ in range(1000):
+        if not any(thread.name == "qreward-scorer-pool" for thread in threading.enumerate()):
+            return
+        time.sleep(0.01)
+    raise AssertionError("the thread goes on")
 
 
 def test_a_pool_is_pickled_by_what_it_is_made_of() -> None:

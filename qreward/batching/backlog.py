@@ -103,7 +103,9 @@ class KeyQueue:
 
     def rank(self) -> tuple[float, int]:
         """The sort key of the first item, for comparison with the first items of other keys."""
-        head = self.first()[0]  # type: ignore[index] - called only while items wait
+        waiting = self.first()
+        assert waiting is not None
+        head = waiting[0]
         return head.arrived + head.level * AGEING, head.number
 
     def oldest(self) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from qreward.errors import ConfigError, RequestTimeout
+from qreward.errors import ConfigError, InvalidResponse, RequestTimeout
 from qreward.integrations.ray import ActorDied, PoolStats, ScorerPool, deployment
 
 
@@ -204,6 +204,24 @@ def test_a_pool_says_what_it_is() -> None:
 def test_a_setting_that_is_wrong_is_said_so_at_once(given: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         ScorerPool(echo, **given)
+
+
+@pytest.mark.parametrize("returned", [None, 1.0, "ab", [1.0], [1.0] * 3])
+def test_what_is_not_one_result_for_each_item_is_an_error_and_no_part_of_the_batch_is_tried(returned: Any) -> None:
+    batches: list[list[str]] = []
+
+    def scorer(texts: list[str]) -> Any:
+        batches.append(texts)
+        return returned
+
+    async def main() -> None:
+        async with ScorerPool(scorer) as pool, pool.buffer() as buffer:
+            with pytest.raises(InvalidResponse):
+                await pool(["a", "b"])
+            assert [one.reward for one in await buffer.score(["a", "b"])] == [None, None]
+
+    asyncio.run(main())
+    assert batches == [["a", "b"]] * 2
 
 
 def test_lists_of_different_lengths_are_refused() -> None:

@@ -146,7 +146,7 @@ class BisectingScorer:
 async def _split(call: ScoringFunction, pairs: Pairs, isolate: bool, *, part: bool = False) -> list[ScoreResult]:
     try:
         returned = await call(pairs)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, InvalidScores):
         raise
     except BaseException as error:  # an exit in the scorer ends neither the task nor the program
         task = asyncio.current_task()

@@ -214,6 +214,7 @@ class ScorerPool:
 
         Raises:
             Exception: any exception of the scorer.
+            InvalidResponse: the scorer did not return one result for each item.
             RequestTimeout: the batch exceeded ``batch_timeout`` on its actor.
             ActorDied: no actor is left. As an entry of the list: the item killed its actor.
             ClientClosed: the pool is closed.
@@ -222,13 +223,15 @@ class ScorerPool:
         lengths = {len(column) for column in columns}
         if len(lengths) != 1:
             raise ConfigError(f"a batch is one list, or several of equal length; got lengths {[len(column) for column in columns]}")
-        supervisor = self._opened()
-        if not lengths.pop():
+        supervisor, count = self._opened(), lengths.pop()
+        if not count:
             return []
         loop = asyncio.get_running_loop()
         ok, value = await asyncio.wrap_future(supervisor.submit(partial(self._solve, supervisor, loop, columns), loop))
         if not ok:
             raise value
+        if not isinstance(value, Mapping):
+            rows_of(value, count)
         return value
 
     def queue(self, **settings: Unpack[Options]) -> BatchQueue[Any, Any]:

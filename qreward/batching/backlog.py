@@ -109,7 +109,6 @@ class KeyQueue:
         return head.arrived + head.level * AGEING, head.number
 
     def oldest(self) -> float:
-        """The submission time of the item that has waited longest."""
         self.first()
         oldest: float = min(waiting[0].arrived for waiting in self.levels.values() if waiting)
         return oldest

@@ -30,11 +30,7 @@ REST = 50
 
 
 class AdaptiveBatchSize:
-    """The adaptive maximum batch size, in the unit in which batch sizes are counted.
-
-    Attributes:
-        limit: the current maximum; at least 1.
-    """
+    """The adaptive maximum batch size: ``limit``, at least 1, in the unit in which batch sizes are counted."""
 
     __slots__ = ("_batches", "_best", "_good", "_rest", "_seconds", "_size", "limit")
 
@@ -94,10 +90,7 @@ Measure = Callable[[list[Any]], float]
 class BatchPolicy:
     """The backlog of one queue, and the rules by which batches are taken from it.
 
-    Attributes:
-        backlog: the waiting items.
-        adaptive: the adaptive maximum size; used only with ``adaptive_batch_size``.
-        seconds: moving average of batch durations, in seconds; None before the first.
+    ``seconds`` is the moving average of batch durations. ``adaptive`` is used only with ``adaptive_batch_size``.
     """
 
     __slots__ = ("_first_sent", "_last_sent", "adaptive", "backlog", "seconds")
@@ -132,23 +125,18 @@ class BatchPolicy:
         return fit(self.backlog, queue, now, limit, measure), at
 
     def sent(self, now: float) -> None:
-        """Record that a batch was sent."""
         self._last_sent = now
         if self._first_sent is None:
             self._first_sent = now
 
     def done(self, seconds: float) -> None:
-        """Record how many seconds a batch took."""
         self.seconds = seconds if self.seconds is None else self.seconds + WEIGHT * (seconds - self.seconds)
 
     def _pause(self, slots: int) -> float:
-        """Minimum seconds between two batches.
-
-        Before any batch has ended, this is the time from the first to the latest send. Otherwise the first slots would be spent on single
-        items.
-        """
+        """Minimum seconds between two batches."""
         if self.seconds is not None:
             return self.seconds / slots
+        # before any batch has ended, the pause doubles; else the first slots would be spent on single items
         return 0.0 if self._first_sent is None or slots == 1 else self._last_sent - self._first_sent
 
     def _ready(

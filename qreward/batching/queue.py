@@ -105,6 +105,8 @@ class BatchQueue(Generic[T, R]):
             RuntimeError: the item is larger than ``max_batch_size``.
             Exception: raised by the function; each caller receives an exception object of its own.
         """
+        if priority is NORMAL and timeout is None:  # fast path for the usual case
+            return await self.result_of(item, None)  # type: ignore[no-any-return]
         return await self.result_of(item, None, *_checked(priority, timeout))  # type: ignore[no-any-return]
 
     async def submit_many(

@@ -43,7 +43,7 @@ class LoopWorker:
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
-        self._idle: list[asyncio.Future[None]] = []
+        self._idle = asyncio.Event()  # set while the queue is closing and has nothing to do
 
     def add(self, value: Any, signature_key: Hashable, level: int, timeout: float | None) -> Any:
         """Add an item and return it. A caller that stops waiting for the item must call ``abandon``."""
@@ -133,7 +133,7 @@ class LoopWorker:
     def pump(self) -> None:
         """Start the batches that may start now, and set the timer for the next due time."""
         self._woken = False
-        if not self.backlog.waiting and self._timer is None and not self._idle:
+        if not self.backlog.waiting and self._timer is None and not self._closing:
             return
         now, at = self.clock(), inf
         if self._timer is not None:  # a timer is set while any item has a deadline
@@ -149,11 +149,8 @@ class LoopWorker:
         self._report_idle()
 
     def _report_idle(self) -> None:
-        if self._idle and not self._busy():
-            for waiter in self._idle:
-                if not waiter.done():
-                    waiter.set_result(None)
-            self._idle.clear()
+        if self._closing and not self._busy():
+            self._idle.set()
 
     def _next(self, now: float) -> tuple[list[Any], float]:
         """Return a batch whose callers are all still waiting, or no items and the time at which to check again."""
@@ -276,9 +273,8 @@ class LoopWorker:
             self._fail_all(f"the queue of {self.function.name} was closed before the item was done")
         self.pump()
         while self._busy():
-            waiter = self.loop.create_future()
-            self._idle.append(waiter)
-            await waiter
+            self._idle.clear()
+            await self._idle.wait()
 
     def _busy(self) -> bool:
         return self.backlog.waiting > 0 or not all(batch.task.done() for batch in self.batches)

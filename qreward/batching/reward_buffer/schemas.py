@@ -120,7 +120,8 @@ def _rows_of_columns(given: Mapping[str, Any], count: int) -> list[dict[str, Any
         raise InvalidScores(f"the scorer returned a mapping without rewards; it has {', '.join(map(str, given)) or 'nothing'}")
     metas = _column(given.get("metas", given.get("meta")), "metas", count)
     logs = given.get("extra_logs")
-    others = {str(key): value for key, value in given.items() if key not in (name, *_NAMES)} | (logs if isinstance(logs, Mapping) else {})
+    others = {str(key): value for key, value in given.items() if key not in (name, *_NAMES)}
+    others |= logs if isinstance(logs, Mapping) else {}
     columns = {key: _column(value, key, count) for key, value in others.items()}
     rewards = [None] * count if name is None else _listed(given[name], name, count)
     feedback = _column(given.get("next_turn_feedback"), "next_turn_feedback", count)

@@ -243,8 +243,9 @@ class Supervisor:
     async def _started(self) -> Actor:
         """Start an actor and make it ready for batches. Raises ``ActorLost`` if that fails."""
         timeout = self._config.start_timeout
+        limit = asyncio.timeout(timeout)
         try:
-            async with asyncio.timeout(timeout) as limit:
+            async with limit:
                 actor = Actor(await self.backend.start(), asyncio.get_running_loop().create_future())
         except Exception as error:
             if limit.expired():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -33,6 +34,7 @@ class ItemState(Enum):
 WAITING, TAKEN, OVER = ItemState.WAITING, ItemState.TAKEN, ItemState.OVER
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Item:
     """One item that waits for a batch.
 
@@ -48,25 +50,14 @@ class Item:
         place: state of the item. Code that answers a taken item sets it to ``OVER``. The item then neither expires nor can be put back.
     """
 
-    __slots__ = ("arrived", "cost", "deadline", "key", "level", "number", "place", "value")
-    number: int
-    place: ItemState
-
-    def __init__(
-        self,
-        value: Any,
-        arrived: float = 0.0,
-        key: Hashable = None,
-        cost: float = 1,
-        level: int = Priority.NORMAL,
-        deadline: float = inf,
-    ) -> None:
-        self.value = value
-        self.arrived = arrived
-        self.key = key
-        self.cost = cost
-        self.level = level
-        self.deadline = deadline
+    value: Any
+    arrived: float = 0.0
+    key: Hashable = None
+    cost: float = 1
+    level: int = Priority.NORMAL
+    deadline: float = inf
+    number: int = field(init=False)
+    place: ItemState = field(init=False)
 
 
 class KeyQueue:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -232,6 +232,7 @@ def batch_contexts() -> tuple[Context, ...]:
     return _CONTEXTS.get()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class InFlightBatch:
     """A batch that has been sent: one call of the function, in a task of its own and in a neutral context.
 
@@ -249,20 +250,20 @@ class InFlightBatch:
         unstoppable: work that cancellation does not end, in a thread or an actor. The slot stays occupied until it is done.
     """
 
-    __slots__ = ("alive", "error", "failed", "full", "function", "items", "limit", "sent_at", "task", "unstoppable")
-    task: asyncio.Task[None]
+    function: BatchFunction
+    items: list[Any]
+    limit: float
+    full: bool
+    sent_at: float
+    alive: int = 0
+    failed: int = 0
+    error: BaseException | None = None
+    unstoppable: asyncio.Future[Any] | None = None
+    task: asyncio.Task[None] = field(init=False)
 
-    def __init__(self, function: BatchFunction, items: list[Any], limit: float, full: bool, sent_at: float) -> None:
-        self.function = function
-        self.items = items
-        self.limit = limit
-        self.full = full
-        self.sent_at = sent_at
-        self.alive = len(items)
-        self.failed = 0
-        self.error: BaseException | None = None
-        self.unstoppable: asyncio.Future[Any] | None = None
-        for item in items:
+    def __post_init__(self) -> None:
+        self.alive = len(self.items)
+        for item in self.items:
             item.batch = self
 
     async def carry_out(self) -> None:

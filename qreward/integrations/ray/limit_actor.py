@@ -18,9 +18,9 @@ from qreward.quota.ledger import Ledger
 from qreward.quota.messages import RenewReply, RenewRequest
 
 NAMESPACE = "qreward"
-PATIENCE = 1.0
+REPLY_TIMEOUT = 1.0
 """Seconds to wait for an answer of the actor."""
-MAKING = 15.0
+FIRST_REPLY_TIMEOUT = 15.0
 """Seconds to wait for the first answer: the actor may still be starting, and there is no earlier share to use meanwhile."""
 
 
@@ -43,12 +43,12 @@ class RayLedgerTransport:
 
     def __init__(self) -> None:
         self._actors: dict[str, Any] = {}
-        self._proven: set[str] = set()
+        self._answered: set[str] = set()
 
     def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
         """Renew a member's lease. Raises ``ConnectionError`` without Ray or if the actor died, ``TimeoutError`` if it does not answer."""
         share: RenewReply = self._call(key, "renew", member, ask)
-        self._proven.add(key)
+        self._answered.add(key)
         return share
 
     def leave(self, key: str, member: str, ask: RenewRequest) -> None:
@@ -59,18 +59,18 @@ class RayLedgerTransport:
     def close(self) -> None:
         """Forget the actors. No connection needs to be closed."""
         self._actors.clear()
-        self._proven.clear()
+        self._answered.clear()
 
     def _call(self, key: str, method: str, *arguments: Any) -> Any:
         actor = self._actor(key)
-        patience = PATIENCE if key in self._proven else MAKING
+        timeout = REPLY_TIMEOUT if key in self._answered else FIRST_REPLY_TIMEOUT
         reply = getattr(actor, method).remote(*arguments)
         try:
-            return reply.future().result(patience)
+            return reply.future().result(timeout)
         except Late:
-            raise TimeoutError(f"the broker did not answer within {patience:g} s") from None
+            raise TimeoutError(f"the broker did not answer within {timeout:g} s") from None
         except Exception as error:
-            if type(error).__name__ in DEATHS or any(kind.__name__ in DEATHS for kind in type(error).__mro__):
+            if any(kind.__name__ in DEATHS for kind in type(error).__mro__):
                 self._actors.pop(key, None)
                 raise ConnectionError("the broker actor died; a new one is being started") from None
             raise

@@ -173,6 +173,35 @@ def test_a_pool_that_is_let_go_of_ends_its_thread() -> None:
     raise AssertionError("the thread goes on")
 
 
+SCRIPT = """
+import asyncio, os, sys, threading
+from qreward.integrations.ray import ScorerPool
+
+def score(texts):
+    if "hang" in texts:
+        threading.Event().wait()
+    return [len(text) for text in texts]
+
+async def hang():
+    await asyncio.wait([asyncio.ensure_future(pool(["hang"]))], timeout=0.05)
+
+pool = ScorerPool(score, actors=2)
+assert asyncio.run(pool(["a"])) == [1]
+if (child := os.fork()) == 0:
+    print(asyncio.run(pool(["aa"])), flush=True)
+    sys.exit()
+os.waitpid(child, 0)
+print(asyncio.run(pool(["aaa"])))
+asyncio.run(hang())
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_pool_works_in_a_forked_child_and_keeps_no_process_from_ending() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["[2]", "[3]"], "")
+
+
 def test_a_pool_is_pickled_by_what_it_is_made_of() -> None:
     pool = ScorerPool(Model, actors=3, method="score", init_args=(2.0,), num_gpus=1)
     again = pickle.loads(pickle.dumps(pool))

@@ -177,7 +177,7 @@ def test_an_actor_that_dies_too_often_is_given_up_and_with_the_last_all_that_wai
         assert stage.supervisor.given_up == 2
         batches += await stage.ask()
         assert [type(batch.exception()) for batch in batches] == [type(None)] * 2 + [ActorDied] * 3
-        assert str(batches[-1].exception()) == "no actor is left to score with; of the last it was said: it died"
+        assert str(batches[-1].exception()) == "no actor is left to score with; the last one was lost: it died"
 
     on_stage(test, actors=2, max_restarts=0)
 

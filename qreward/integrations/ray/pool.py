@@ -20,6 +20,7 @@ from qreward.batching.backlog import halves
 from qreward.batching.reward_buffer import RewardBuffer
 from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
 from qreward.batching.settings import Options
+from qreward.engine import background
 from qreward.errors import ClientClosed, ConfigError, Rejected, RequestTimeout
 from qreward.integrations.ray.backends import CALL, ActorDied, ActorLost, Backend, PoolConfig, ScorerSpec, check_installed, choose
 from qreward.integrations.ray.supervisor import Supervisor, closed
@@ -183,6 +184,13 @@ class ScorerPool:
         self._closed = False
         self._lock = threading.Lock()
         self.__qualname__ = self._spec.name  # the name in error messages
+        background.watch(self, ScorerPool._begin_again)
+
+    def _begin_again(self) -> object:
+        """Start anew in a forked child, where the supervisor's thread does not run."""
+        parents, self._supervisor = self._supervisor, None
+        self._lock = threading.Lock()
+        return parents
 
     def __repr__(self) -> str:
         stats = self.stats()

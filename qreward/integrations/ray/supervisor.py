@@ -79,7 +79,7 @@ class Supervisor:
         self._config = config
         self._name = name
         self._turns = 0
-        self._reason = "none was ever made"
+        self._reason = "none was ever started"
         self._callers: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
         self._abandoned = self._ended = False
         self._lock = threading.Lock()
@@ -172,7 +172,7 @@ class Supervisor:
         if self.given_up == self._config.actors:
             for assigned, _ in self.waiting:
                 if not assigned.done():
-                    assigned.set_exception(ActorDied(f"no actor is left to score with; of the last it was said: {self._reason}"))
+                    assigned.set_exception(ActorDied(f"no actor is left to score with; the last one was lost: {self._reason}"))
             self.waiting.clear()
         free = [actor for actor in self.ready if not actor.alone and actor.load < self._config.max_concurrent_batches]
         kept: list[tuple[asyncio.Future[Actor], bool]] = []

@@ -138,8 +138,13 @@ class BatchFunction:
         self.plain = not needs_more and not self.closed and self.kind is not FunctionKind.STREAMED
 
     def _warn(self) -> None:
-        if (warning := self.settings.never_full()) is not None:
-            _log.warning("%s: %s", self.name, warning)
+        size, most = self.settings.max_batch_size, self.settings.max_queue_size
+        if most is not None and self.settings.batch_size_fn is None and most < size:
+            _log.warning(
+                "%s: max_batch_size (%d) is larger than max_queue_size (%d): while a batch is under way, the next will never reach "
+                "max_batch_size. Let max_queue_size be >= max_batch_size",
+                *(self.name, size, most),
+            )
 
 
 def too_large() -> RuntimeError:

@@ -125,16 +125,6 @@ class BatchSettings:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
 
-    def never_full(self) -> str | None:
-        """Return a warning if ``max_queue_size`` is too small for one full batch, else None."""
-        most = self.max_queue_size
-        if most is None or self.batch_size_fn is not None or most >= self.max_batch_size:
-            return None
-        return (
-            f"max_batch_size ({self.max_batch_size}) is larger than max_queue_size ({most}): while a batch is under way, the next "
-            f"will never reach max_batch_size. Let max_queue_size be >= max_batch_size"
-        )
-
 
 def checked(options: Options) -> BatchSettings:
     """Build settings from keyword arguments. An unknown name raises a ``TypeError`` that suggests the closest valid name."""

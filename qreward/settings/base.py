@@ -27,7 +27,7 @@ _UNITS = {
     "%": 0.01,
     "": 1.0,
 }
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _WITH_UNIT = re.compile(r"((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?)\s*([A-Za-z%]*)")
 _HARMLESS = re.compile(r"[+-]?\d[\d_.,]*\s*[A-Za-z%]{0,8}|[A-Za-z_ -]{0,24}")
 
@@ -76,7 +76,7 @@ class Number:
     def _read(self, value: object) -> float:
         if isinstance(value, bool):  # YAML parses a bare ``on`` or ``yes`` as true, which would be taken for 1
             raise ValueError(f"must be a {self._kind}, not true or false")
-        if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()) and value.strip().lower() not in ("nan", "inf", "-inf"):
+        if isinstance(value, str) and not NUMBER.fullmatch(value.strip()) and value.strip().lower() not in ("nan", "inf", "-inf"):
             raise ValueError(f"{shown(value)} is not a {self._kind}{self._remedy(value)}")
         try:
             return float(value)  # type: ignore[arg-type]

@@ -161,12 +161,12 @@ def test_a_job_that_comes_in_the_moment_in_which_its_thread_wants_to_end_is_run_
             super().remove(worker)
 
     workers, late, done = Workers(1, idle_seconds=0.01), [], held()
-    workers._crew.idle = Moment()
+    workers._pool.idle = Moment()
     run_alone(workers, lambda: None)
     assert done.acquire(timeout=PATIENCE)
     assert late == [True]
     assert until(lambda: workers.idle == workers.busy == 0)
-    assert workers._crew.hired == 1
+    assert workers._pool.started == 1
     run_alone(workers, lambda: None)
 
 
@@ -296,12 +296,12 @@ def test_a_forked_child_begins_with_threads_of_its_own_and_the_parent_keeps_its(
             time.sleep(3600)
         assert run() and workers.run(hang)
         assert run() and (workers.busy, workers.idle) == (1, 1)
-        workers._crew.lock.acquire()  # as another thread might at this moment
+        workers._pool.lock.acquire()  # as another thread might at this moment
         child = os.fork()
         if child == 0:
             fine = (workers.busy, workers.idle) == (0, 0) and run() and (workers.busy, workers.idle) == (0, 1)
             os._exit(0 if fine else 1)
-        workers._crew.lock.release()
+        workers._pool.lock.release()
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), run(), workers.busy, workers.idle)
     """
     assert output_of(script) == "0 True 1 1\n"

@@ -129,4 +129,5 @@ def test_each_parameter_of_a_simple_kind_can_be_read() -> None:
     assert {name: value_of(name, text) for name, text in shown.items()} == {
         name: "normal" if name == "priority" else getattr(ScheduleConfig(), name) for name in shown
     }
-    assert EnvironmentSource().look() == {}
+    source = EnvironmentSource()
+    assert source.settings(source.state()) == {}

@@ -15,35 +15,35 @@ SWEEP = 64
 class IndexedHeap(Generic[T]):
     """A heap in which each item has one position. Items of equal rank are ordered by their numbers."""
 
-    __slots__ = ("_heap", "_places", "_tickets")
+    __slots__ = ("_entries", "_heap", "_pushes")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, int, T]] = []
-        self._places: dict[T, tuple[float, int, int, T]] = {}  # the only valid entry of each item
-        self._tickets = 0
+        self._entries: dict[T, tuple[float, int, int, T]] = {}  # the only valid entry of each item
+        self._pushes = 0
 
-    def put(self, thing: T, rank: float, number: int = 0) -> None:
+    def put(self, item: T, rank: float, number: int = 0) -> None:
         """Add an item, or change its rank."""
-        place = self._places.get(thing)
-        if place is not None and place[0] == rank and place[1] == number:
+        entry = self._entries.get(item)
+        if entry is not None and entry[0] == rank and entry[1] == number:
             return
-        self._tickets += 1  # so that items are never compared
-        place = self._places[thing] = (rank, number, self._tickets, thing)
-        heappush(self._heap, place)
+        self._pushes += 1  # so that items are never compared
+        entry = self._entries[item] = (rank, number, self._pushes, item)
+        heappush(self._heap, entry)
         self._sweep()
 
-    def drop(self, thing: T) -> None:
+    def drop(self, item: T) -> None:
         """Remove an item if it is in the heap."""
-        if self._places.pop(thing, None) is not None:
+        if self._entries.pop(item, None) is not None:
             self._sweep()
 
     def first(self) -> T | None:
         """Return the first item without removing it, or None."""
-        heap, places = self._heap, self._places
+        heap, entries = self._heap, self._entries
         while heap:
-            place = heap[0]
-            if places.get(place[3]) is place:
-                return place[3]
+            entry = heap[0]
+            if entries.get(entry[3]) is entry:
+                return entry[3]
             heappop(heap)
         return None
 
@@ -53,26 +53,26 @@ class IndexedHeap(Generic[T]):
 
     def take(self) -> T:
         """Remove and return the first item. The heap must not be empty."""
-        thing = self.first()
-        assert thing is not None
+        item = self.first()
+        assert item is not None
         heappop(self._heap)
-        del self._places[thing]
-        return thing
+        del self._entries[item]
+        return item
 
     def empty(self) -> list[T]:
         """Remove and return all items, in order."""
-        things = [place[3] for place in sorted(self._places.values())]
-        self._places.clear()
+        items = [entry[3] for entry in sorted(self._entries.values())]
+        self._entries.clear()
         self._heap.clear()
-        return things
+        return items
 
-    def __contains__(self, thing: T) -> bool:
-        return thing in self._places
+    def __contains__(self, item: T) -> bool:
+        return item in self._entries
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     def _sweep(self) -> None:
-        if len(self._heap) > 2 * len(self._places) + SWEEP:
-            self._heap = list(self._places.values())
+        if len(self._heap) > 2 * len(self._entries) + SWEEP:
+            self._heap = list(self._entries.values())
             heapify(self._heap)

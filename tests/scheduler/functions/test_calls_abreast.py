@@ -106,7 +106,7 @@ def test_being_turned_away_takes_back_what_waits_for_room() -> None:
     call, *others = desk.calls(3, f)
     desk.fail(call)
     desk.fail(call)
-    assert call in call.lane.line
+    assert call in call.key_state.queue
     assert len(desk.tries(call)) == 2
     desk.fail(call, overloaded=True)
     assert not call.planned
@@ -148,7 +148,7 @@ def test_when_the_breaker_opens_a_retry_that_waits_for_room_is_given_up_and_not_
     f = desk.function(parallel_tries=3, retries=20, pause=AT_ONCE, most=2, breaking=Breaking(2, 100.0))
     call, other = desk.calls(2, f)
     desk.fail(call)
-    assert call in call.lane.line
+    assert call in call.key_state.queue
     desk.fail(other)
     assert not call.planned
     assert desk.outcome(call) is None
@@ -163,7 +163,7 @@ def test_when_the_breaker_opens_what_is_under_way_may_still_answer() -> None:
     call = desk.call(f)
     desk.fail(call)
     desk.fail(call)
-    assert f.lanes[None].breaker.state == "open"  # type: ignore[union-attr]
+    assert f.keys[None].breaker.state == "open"  # type: ignore[union-attr]
     assert not call.planned
     (left,) = desk.tries(call)
     desk.ok(left)

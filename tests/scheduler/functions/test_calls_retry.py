@@ -24,7 +24,7 @@ def test_it_is_tried_so_many_times_more_and_ends_with_its_last_error(retries: in
     assert desk.outcome(call) is error
     assert call.retries == retries
     assert len(desk.begun(call)) == retries + 1
-    assert (call.function.tally.retries, call.function.tally.tries) == (retries, retries + 1)
+    assert (call.function.counters.retries, call.function.counters.tries) == (retries, retries + 1)
 
 
 def test_waits_double_up_to_the_longest() -> None:
@@ -223,7 +223,7 @@ def test_a_call_ends_at_its_deadline_wherever_it_is() -> None:
     assert "it was never tried" in str(desk.outcome(never_tried))
     assert "its next try" in str(desk.outcome(waits_to_be_tried_again))
     assert desk.outcome(waits_to_be_tried_again).__cause__ is waits_to_be_tried_again.error
-    assert f.tally.timeouts == 3
+    assert f.counters.timeouts == 3
 
 
 def test_no_try_begins_after_the_deadline_though_the_timer_is_late() -> None:

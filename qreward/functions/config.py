@@ -278,7 +278,7 @@ class ScheduleConfig(Policy):
         """
         settings, place = read_settings(path)
         try:
-            return cls(**settings)
+            return cls.from_content(settings)
         except ConfigError as error:
             raise place.named(error) from None
 

@@ -24,7 +24,7 @@ from qreward.errors import QueueFull
 from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.functions.state import Call, CallFailure
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled
-from qreward.scheduler.request import Attempt
+from qreward.scheduler.request import Attempt, Task
 from qreward.scheduler.scheduler import FINISH, SEND, Command
 
 ErrorClassifier = Callable[[Exception], CallFailure]
@@ -38,18 +38,14 @@ class AsyncCall(Single):
         shell: the loop driver on which the call runs.
         body: starts one attempt of the function.
         judge: see :data:`ErrorClassifier`.
-        log: called with the call when an attempt starts and when the call ends, or None.
     """
 
-    __slots__ = ("_body", "_judge", "_log")
+    __slots__ = ("_body", "_judge")
 
-    def __init__(
-        self, shell: Any, body: Callable[[], Awaitable[Any]], judge: ErrorClassifier, log: Callable[[Any], None] | None = None
-    ) -> None:
+    def __init__(self, shell: Any, body: Callable[[], Awaitable[Any]], judge: ErrorClassifier) -> None:
         super().__init__(shell)
         self._body = body
         self._judge = judge
-        self._log = log
 
     async def carry(self, _attempt: Attempt) -> Answer | CallFailure:  # type: ignore[override]
         """Make one attempt. Only cancellation is raised, which the loop driver handles."""
@@ -62,16 +58,9 @@ class AsyncCall(Single):
         except BaseException as error:  # SystemExit or KeyboardInterrupt in the caller's own code
             return CallFailure(error, again=False)
 
-    def start(self, attempt: Attempt) -> None:
-        super().start(attempt)
-        if self._log is not None:
-            self._log(attempt.task)
-
-    def finish(self, task: Any, outcome: Any, *_: Any) -> None:
+    def finish(self, _task: Task, outcome: Any, *_: Any) -> None:
         self._result = outcome
         self._wake()
-        if self._log is not None:
-            self._log(task)
 
 
 class ThreadDriver:
@@ -161,24 +150,14 @@ class BlockingCall:
         body: makes one attempt of the function.
         judge: see :data:`ErrorClassifier`.
         inline: run attempts in the caller's own thread; if False, in worker threads.
-        log: called with the call when an attempt starts and when the call ends, or None.
     """
 
-    __slots__ = ("__weakref__", "_body", "_context", "_judge", "_log", "_next", "_outcome", "lock", "shell", "woken")
+    __slots__ = ("__weakref__", "_body", "_context", "_judge", "_next", "_outcome", "lock", "shell", "woken")
 
-    def __init__(
-        self,
-        driver: ThreadDriver,
-        body: Callable[[], Any],
-        judge: ErrorClassifier,
-        log: Callable[[Any], None] | None = None,
-        *,
-        inline: bool,
-    ) -> None:
+    def __init__(self, driver: ThreadDriver, body: Callable[[], Any], judge: ErrorClassifier, *, inline: bool) -> None:
         self.shell = driver
         self._body = body
         self._judge = judge
-        self._log = log
         self._context = None if inline else copy_context()
         self._next: Attempt | None = None
         self._outcome: Answer | BaseException | None = None
@@ -208,8 +187,6 @@ class BlockingCall:
         return self._outcome
 
     def start(self, attempt: Attempt) -> None:
-        if self._log is not None:
-            self._log(attempt.task)
         if self._context is None:
             self._next = attempt
             self.wake()
@@ -222,11 +199,9 @@ class BlockingCall:
             )
             self._ended(attempt, CallFailure(error, again=False))
 
-    def finish(self, task: Any, outcome: Any, *_: Any) -> None:
+    def finish(self, _task: Task, outcome: Any, *_: Any) -> None:
         self._outcome = outcome
         self.wake()
-        if self._log is not None:
-            self._log(task)
 
     def wake(self) -> None:
         """Wake the caller, which then checks what has changed."""

@@ -172,10 +172,8 @@ class ScheduledFunction:
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an async function."""
-        settings = self._present_settings()
-        log_notes = self._log_notes if settings.debug else None
-        waiter = AsyncCall(self.pool.engine.shell(), partial(self.body, *args, **kwargs), settings.judge, log_notes)
-        call = Call(self.function, self._key(settings, args, kwargs), settings.options, waiter)
+        settings, call, body = self._prepare(args, kwargs)
+        call.sink = waiter = AsyncCall(self.pool.engine.shell(), body, settings.judge)
         try:
             outcome: Any = await waiter.result(call)
         except BaseException:
@@ -189,12 +187,8 @@ class ScheduledFunction:
 
     def call_blocking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a blocking function."""
-        settings = self._present_settings()
-        log_notes = self._log_notes if settings.debug else None
-        waiter = BlockingCall(
-            self.pool.thread_driver, partial(self.body, *args, **kwargs), settings.judge, log_notes, inline=not settings.needs_thread
-        )
-        call = Call(self.function, self._key(settings, args, kwargs), settings.options, waiter)
+        settings, call, body = self._prepare(args, kwargs)
+        call.sink = waiter = BlockingCall(self.pool.thread_driver, body, settings.judge, inline=not settings.needs_thread)
         try:
             outcome = waiter.result(call)
         except BaseException:
@@ -205,20 +199,24 @@ class ScheduledFunction:
             return outcome.value
         return self._default_or_raise(call, settings, outcome, args, kwargs)
 
-    def _present_settings(self) -> CompiledSettings:
-        return CompiledSettings(self.config, waits=False) if _waiting_disabled else self.settings
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CompiledSettings, Call, Callable[[], Any]]:
+        settings = CompiledSettings(self.config, waits=False) if _waiting_disabled else self.settings
+        key: Hashable = None
+        if settings.key_func is not None:
+            key = settings.key_func(*args, **kwargs)
+            try:
+                hash(key)
+            except TypeError:
+                raise ConfigError(
+                    f"key_func of {self.name}() returned a {type(key).__name__}, which is not hashable; return a text or a tuple"
+                ) from None
+        call = Call(self.function, key, settings.options, None)
+        body = partial(self.body, *args, **kwargs)
+        return settings, call, partial(self._log_and_run, call, body) if settings.debug else body
 
-    def _key(self, settings: CompiledSettings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        if settings.key_func is None:
-            return None
-        key = settings.key_func(*args, **kwargs)
-        try:
-            hash(key)
-        except TypeError:
-            raise ConfigError(
-                f"key_func of {self.name}() returned a {type(key).__name__}, which is not hashable; return a text or a tuple"
-            ) from None
-        return key
+    def _log_and_run(self, call: Call, body: Callable[[], Any]) -> Any:
+        self._log_notes(call)
+        return body()
 
     def _default_or_raise(self, call: Call, settings: CompiledSettings, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the default if there is one for this error; otherwise raise the error."""
@@ -237,6 +235,8 @@ class ScheduledFunction:
     def _report(
         self, call: Call, settings: CompiledSettings, outcome: Outcome, error: BaseException | None, *, defaulted: bool = False
     ) -> None:
+        if settings.debug:
+            self._log_notes(call)
         if settings.callback is None and settings.exporter is None:
             return
         now = self.pool.engine.clock()

@@ -219,7 +219,7 @@ def _overload_of_grpc(error: Any) -> Overload | None:
     return Overload(_retry_delay(entries))
 
 
-def _retry_delay(entries: Mapping[str, Any]) -> float | None:
+def _retry_delay(entries: Mapping[str, bytes]) -> float | None:
     """The seconds of a RetryInfo that is sent alone, or among the details of a ``google.rpc.Status``."""
     detail = entries.get("grpc-status-details-bin", b"").partition(b"google.rpc.RetryInfo\x12")[2][1:]  # without its length
     found = _RETRY_INFO.match(entries.get("google.rpc.retryinfo-bin", detail))

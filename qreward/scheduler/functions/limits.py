@@ -122,7 +122,7 @@ class AimdLimit:
         self.limit = 0
         self._fell_at = self._since = -inf
         self._exact = start
-        self._bounds = (0.0, 0.0)
+        self.terms, self._bounds = terms, (inf, inf)
         self.change(terms, most)
 
     def change(self, terms: Adapting, most: float = inf) -> None:

@@ -204,7 +204,6 @@ class BlockingCall:
         self.wake()
 
     def wake(self) -> None:
-        """Wake the caller, which then checks what has changed."""
         if not self.woken:
             self.woken = True
             with suppress(RuntimeError):  # another thread has released the lock at the same moment

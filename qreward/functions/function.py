@@ -171,7 +171,6 @@ class ScheduledFunction:
         self.pool.engine.act(change)
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an async function."""
         settings, call, body = self._prepare(args, kwargs)
         call.sink = waiter = AsyncCall(self.pool.engine.shell(), body, settings.judge)
         try:
@@ -186,7 +185,6 @@ class ScheduledFunction:
         return await value if inspect.isawaitable(value) else value
 
     def call_blocking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a blocking function."""
         settings, call, body = self._prepare(args, kwargs)
         call.sink = waiter = BlockingCall(self.pool.thread_driver, body, settings.judge, inline=not settings.needs_thread)
         try:
@@ -321,7 +319,6 @@ class FunctionPool:
         self.thread_driver = ThreadDriver(self.engine)
 
     def _start_over(self) -> object:
-        """In a forked child."""
         inherited = self.engine, self.thread_driver
         self._make_engine()
         for member in self.members:

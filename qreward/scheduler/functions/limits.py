@@ -182,7 +182,6 @@ class AimdLimit:
 
 
 def adapted(adaptive: AimdLimit | None, terms: Adapting | None, start: float, most: float) -> AimdLimit | None:
-    """Return the adaptive limit under new terms, or None without any."""
     if terms is None:
         return None
     if adaptive is None:
@@ -213,7 +212,6 @@ class SlidingWindowLimit:
         return self._starts[-1] + self.window if self._starts else -inf
 
     def take(self, now: float) -> None:
-        """Record a start."""
         starts, window = self._starts, self.window
         starts.append(now)
         while starts[0] + window <= now:  # the same sum as in ``ready_at``: a difference would round differently

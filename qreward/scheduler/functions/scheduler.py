@@ -92,7 +92,6 @@ def next_try(now: float, call: Call, rng: Random, wait: float | None = None) -> 
 
 
 def timed_out(call: Call) -> RequestTimeout:
-    """Return the error of a call whose timeout has passed."""
     if call.tried:
         seen = "a try was under way"
     elif call.sent_at is not None:
@@ -109,7 +108,6 @@ def timed_out(call: Call) -> RequestTimeout:
 
 
 def open_circuit(now: float, state: KeyState) -> CircuitOpen:
-    """Return the error of a call that the circuit breaker rejects."""
     breaker = state.breaker
     assert breaker is not None
     left = breaker.open_until - now
@@ -235,7 +233,6 @@ class CallScheduler:
         return wake if due is None else min(due, wake)
 
     def changed(self, now: float, function: Function) -> None:
-        """The options of a function have changed."""
         self.group.follow()
         for state in function.keys.values():
             state.follow()
@@ -258,7 +255,6 @@ class CallScheduler:
         return self.group.inflight < self.group.limit and call.key_state.ready_at(call) <= now < self._wakes.rank()
 
     def _place(self, now: float, call: Call) -> None:
-        """Queue a call."""
         call.state = TaskState.QUEUED
         if call.notes is not None and not self._may_start(now, call):
             call.note(now, why_waiting(now, call))
@@ -266,7 +262,6 @@ class CallScheduler:
         self._arrange(now, call.key_state)
 
     def _unplan(self, now: float, call: Call) -> None:
-        """Cancel the planned retry of a call."""
         call.retry_at = inf
         if call in call.key_state.queue:
             call.key_state.queue.drop(call)
@@ -344,7 +339,6 @@ class CallScheduler:
         self.out.append((SEND, attempt))
 
     def _plan_retry(self, now: float, call: Call, wait: float | None = None) -> None:
-        """Plan a retry, if one is allowed and none is planned."""
         if not call.planned and call.may_retry():
             call.retry_at = next_try(now, call, self._rng, wait)
             if call.retry_at <= now:

@@ -94,7 +94,6 @@ class Call(Task):
 
     @property
     def done(self) -> bool:
-        """It has ended, even if tries are still in flight."""
         return self.state is TaskState.DONE
 
     @property
@@ -103,11 +102,9 @@ class Call(Task):
         return self.retry_at < inf or self in self.key_state.queue
 
     def next_due(self) -> float:
-        """Return the next time at which its deadline, retry or hedge is due."""
         return min(self.deadline, self.retry_at, self.hedge_at)
 
     def failed(self, now: float, failure: CallFailure) -> None:
-        """Record a failed try."""
         self.error, self.covered = failure.error, failure.covered
         self.tries += 1
         self.streak = 0 if failure.overloaded else self.streak + 1
@@ -120,7 +117,6 @@ class Call(Task):
         return self.retries < options.retries and len(self.tried) < max(1, min(options.parallel_tries, 1 + self.streak))
 
     def note(self, now: float, text: str) -> None:
-        """Log a decision, if logging was requested."""
         if self.notes is not None:
             self.notes.append((now, text))
 
@@ -156,7 +152,6 @@ class ConcurrencyGroup:
         self.apply()
 
     def apply(self) -> None:
-        """Apply the adaptive limit after it changed."""
         self.limit = self._most if self.adaptive is None else self.adaptive.limit
 
 
@@ -197,7 +192,6 @@ class KeyState:
         self.reset()
 
     def reset(self) -> None:
-        """Reset all counts and learned values."""
         self.rate_limit: SlidingWindowLimit | None = None
         self.breaker: Breaker | None = None
         self.adaptive: AimdLimit | None = None
@@ -206,11 +200,9 @@ class KeyState:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
         return f"{self.function.name}()" + (f" for the key {self.key!r}" if self.function.keyed else "")
 
     def follow(self) -> None:
-        """Update its limits from the function's options."""
         options = self.function.options
         rate, breaking, limit = options.rate, options.breaking, self.rate_limit
         if rate is None:
@@ -230,7 +222,6 @@ class KeyState:
             self.breaker.terms = breaking
 
     def apply(self) -> None:
-        """Apply the adaptive limit after it changed."""
         if self.rate_limit is not None and self.adaptive is not None:
             self.rate_limit.size = self.adaptive.limit
 
@@ -241,7 +232,6 @@ class KeyState:
 
     @property
     def idle(self) -> bool:
-        """It has no call and no try."""
         return not self.calls and not self.inflight
 
     def clear_at(self) -> float:
@@ -294,7 +284,6 @@ class Function:
             state.reset()
 
     def state_of(self, key: Hashable) -> KeyState:
-        """Return the state of a key, created if needed."""
         state = self.keys.get(key)
         if state is None:
             state = self.keys[key] = KeyState(self, key)

@@ -226,4 +226,4 @@ def _retry_delay(entries: Mapping[str, bytes]) -> float | None:
     if found is None or found.end() - found.end(1) != found[1][0]:
         return None
     seconds, nanoseconds = (sum((byte & 0x7F) << 7 * at for at, byte in enumerate(part or b"")) for part in found.groups()[1:])
-    return seconds + nanoseconds / 1e9
+    return float(seconds + nanoseconds / 1e9)

@@ -145,6 +145,8 @@ def _tail(text: str, most: int) -> str:
 
 # views
 
+P = TypeVar("P")
+R = TypeVar("R")
 S = TypeVar("S")
 View = Callable[[S, float], None]
 """Shows a state at a time. The last call shows the final state, whose ``ended`` is set."""
@@ -328,7 +330,15 @@ async def follow_batch(
     return await stream.results()
 
 
-def _run(follow: Callable[..., Any], stream: Any, state: S, view: View[S], clock: Callable[[], float], *, blocks: bool) -> Any:
+def _run(
+    follow: Callable[[P, S, Callable[[], None], Callable[[], float]], Coroutine[Any, Any, R]],
+    stream: P,
+    state: S,
+    view: View[S],
+    clock: Callable[[], float],
+    *,
+    blocks: bool,
+) -> Coroutine[Any, Any, R] | R:
     """Call ``follow``, or run it on the portal's event loop. Then the first drawing is in the caller's thread, so that the output belongs
     to its cell."""
 

@@ -114,28 +114,6 @@ def test_a_failed_request_is_missing_and_never_a_score_of_zero() -> None:
     assert (row.verdict, row.score, row.error) == (None, None, "RequestTimeout: no answer in 120 s")
 
 
-def test_the_output_is_written_whole_and_without_a_trace_of_its_part(tmp_path: Path) -> None:
-    path = tmp_path / "verdicts.jsonl"
-    row = demo.judged(REQUEST, answered('{"verdict": "correct", "score": 1}'))
-    demo.write_lines(path, [row, row])
-    assert written(path) == [msgspec.to_builtins(row)] * 2
-    assert [found.name for found in path.parent.iterdir()] == ["verdicts.jsonl"]
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "verdicts.jsonl"
-    path.write_text("old")
-
-    def full(_: Path, __: Path) -> Path:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
-        demo.write_lines(path, [demo.judged(REQUEST, timed_out())])
-    assert path.read_text() == "old"
-    assert [found.name for found in tmp_path.iterdir()] == ["verdicts.jsonl"]
-
-
 def test_the_report_counts_agreement_and_compares_with_the_bound() -> None:
     right, wrong = (demo.judged(REQUEST, answered(f'{{"verdict": "{verdict}", "score": 0}}')) for verdict in ("correct", "incorrect"))
     report = demo.report([right, wrong, demo.judged(REQUEST, timed_out())], STATS, bound=2.0)

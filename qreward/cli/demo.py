@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -118,16 +117,6 @@ def make_output_dir(path: Path) -> None:
         raise ConfigError(f"cannot write the verdicts to {str(path)!r}: {error.strerror}; name another file with --output") from None
 
 
-def write_lines(path: Path, rows: Sequence[DemoRow]) -> None:
-    """Write the file atomically: a reader never sees a part of it."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def report(rows: Sequence[DemoRow], stats: BatchStats, bound: float) -> str:
     """The table of endpoints, the number of expected verdicts, and the time of the batch in relation to the lower bound."""
     agree = sum(row.verdict == row.expected for row in rows)
@@ -169,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
     make_output_dir(args.output)
     batch, bound = asyncio.run(judge_all(demo_fleet(len(requests)), requests))
     rows = [judged(request, result) for request, result in zip(requests, batch, strict=True)]
-    write_lines(args.output, rows)
+    args.output.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     print(report(rows, batch.stats, bound))
     print(f"written       {args.output}")
     return 0 if all(row.verdict == row.expected for row in rows) else 1

@@ -60,16 +60,6 @@ class Workers:
         inherited, self._pool = self._pool, _ThreadPool()
         return inherited
 
-    @property
-    def idle(self) -> int:
-        """The number of threads that wait for work."""
-        return len(self._pool.idle)
-
-    @property
-    def busy(self) -> int:
-        """The number of threads that run a job."""
-        return max(0, self._pool.threads - len(self._pool.idle))
-
     def run(self, job: Job) -> bool:
         """Run a job in another thread soon.
 

@@ -1,7 +1,7 @@
 """``ConfigWatcher``: checks at intervals whether settings have changed, and applies the new ones. One thread each, no event loop.
 
-A source (file, environment, callback) has a state. If the state differs from that of the last check, it is read as settings. A source
-knows nothing of threads or of the object that is changed. That object, the target, decides what the settings mean.
+If the state of the source (file, environment, callback) differs from that of the last check, it is read as settings. A source knows
+nothing of threads or of the object that is changed. That object, the target, decides what the settings mean.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
 from types import NoneType, TracebackType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
 from qreward import options
 from qreward.engine import background
@@ -32,54 +32,57 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 _UNSEEN = object()
 
 
-class FileSource:
+class Source(NamedTuple):
+    """A place that settings are read from.
+
+    Attributes:
+        name: its name in errors and logs.
+        state: returns what is there now, or None if nothing has changed. Raises ``ConfigError`` if that cannot be known.
+        settings: reads a state as settings. Raises ``ConfigError``.
+    """
+
+    name: str
+    state: Callable[[], Any]
+    settings: Callable[[Any], Any]
+
+
+def file_source(file: str | Path, read: Callable[[Path], Any]) -> Source:
     """A file, which need not exist yet. Its state is its content, or the reason why it cannot be read."""
+    path = Path(file).expanduser().absolute()
 
-    def __init__(self, path: str | Path, read: Callable[[Path], Any]) -> None:
-        self._path = Path(path).expanduser().absolute()
-        self._read = read
-        self.name = str(self._path)
-
-    def state(self) -> object:
+    def state() -> object:
         try:
-            return self._path.read_bytes()
+            return path.read_bytes()
         except OSError as error:
             return error.errno
 
-    def settings(self, _state: object) -> Any:
-        return self._read(self._path)
+    return Source(str(path), state, lambda _: read(path))
 
 
-class EnvironmentSource:
+def environment_source(prefix: str = PREFIX) -> Source:
     """The environment variables that begin with a prefix. The rest of the name is a setting in upper case. Empty variables are ignored."""
 
-    name = "environment"
+    def state() -> dict[str, str]:
+        return {name: text for name in sorted(os.environ) if name.startswith(prefix) and (text := os.environ.get(name))}
 
-    def __init__(self, prefix: str = PREFIX) -> None:
-        self._prefix = prefix
+    return Source("environment", state, lambda texts: dict(_read_variable(prefix, *each) for each in texts.items()))
 
-    def state(self) -> dict[str, str]:
-        return {name: text for name in sorted(os.environ) if name.startswith(self._prefix) and (text := os.environ.get(name))}
 
-    def settings(self, texts: Any) -> dict[str, Any]:
-        return dict(self._read(variable, text) for variable, text in texts.items())
-
-    def _read(self, variable: str, text: str) -> tuple[str, object]:
-        prefix, known = self._prefix, ScheduleConfig.model_fields
-        name = variable.removeprefix(prefix).lower()
-        if name not in known or variable != prefix + name.upper():
-            near = closest(name, known)
-            hint = f"did you mean {prefix}{near[0].upper()}?" if near else f"every variable that begins with {prefix} must be one"
-            raise ConfigError(f"{variable}: is not a setting; {hint}")
-        try:
-            value = value_of(name, text)
-            ScheduleConfig(**{name: value})  # checked alone, so that the error can name the variable; all are checked together later
-        except ConfigError as error:
-            texts = [text.removeprefix(f"{name}: ") for _, text in error.faults]
-            raise ConfigError(f"{variable}: {'; '.join(texts)}") from None
-        except ValueError as error:
-            raise ConfigError(f"{variable}: {error}") from None
-        return name, value
+def _read_variable(prefix: str, variable: str, text: str) -> tuple[str, object]:
+    known, name = ScheduleConfig.model_fields, variable.removeprefix(prefix).lower()
+    if name not in known or variable != prefix + name.upper():
+        near = closest(name, known)
+        hint = f"did you mean {prefix}{near[0].upper()}?" if near else f"every variable that begins with {prefix} must be one"
+        raise ConfigError(f"{variable}: is not a setting; {hint}")
+    try:
+        value = value_of(name, text)
+        ScheduleConfig(**{name: value})  # checked alone, so that the error can name the variable; all are checked together later
+    except ConfigError as error:
+        texts = [text.removeprefix(f"{name}: ") for _, text in error.faults]
+        raise ConfigError(f"{variable}: {'; '.join(texts)}") from None
+    except ValueError as error:
+        raise ConfigError(f"{variable}: {error}") from None
+    return name, value
 
 
 def value_of(name: str, text: str) -> Any:
@@ -122,18 +125,12 @@ def _kinds(annotation: Any) -> set[Any]:
     return {origin or annotation}
 
 
-class CallbackSource:
+def callback_source(callback: Callable[[], Any], read: Callable[[Any], Any]) -> Source:
     """A function that returns a mapping of settings, or None if nothing has changed. Its state is the settings themselves."""
 
-    name = "callback"
-
-    def __init__(self, callback: Callable[[], Any], read: Callable[[Any], Any]) -> None:
-        self._callback = callback
-        self._read = read
-
-    def state(self) -> Any:
+    def state() -> Any:
         try:
-            answer = self._callback()
+            answer = callback()
         except Exception as error:  # the message is left out because it may hold secrets
             raise ConfigError(f"callback: raised {type(error).__name__}") from error
         if answer is None or isinstance(answer, ClientConfig):
@@ -141,12 +138,11 @@ class CallbackSource:
         if not isinstance(answer, Mapping) or not all(isinstance(name, str) for name in answer):
             raise ConfigError(f"callback: must return a mapping of settings, or None for no change, not a {type(answer).__name__}")
         try:
-            return self._read(answer)
+            return read(answer)
         except ConfigError as error:
             raise SettingsLocation("callback").named(error) from None
 
-    def settings(self, state: Any) -> Any:
-        return state
+    return Source("callback", state, lambda settings: settings)
 
 
 class _FunctionTarget:
@@ -191,22 +187,20 @@ def _target_of(target: Any) -> _FunctionTarget | _ClientTarget:
     raise ConfigError(f"ConfigWatcher takes a ScheduleConfig, a function with @schedule or a client, not a {type(target).__name__}")
 
 
-def _source_of(
-    target: _FunctionTarget | _ClientTarget, file: object, env: object, callback: Any
-) -> FileSource | EnvironmentSource | CallbackSource:
+def _source_of(target: _FunctionTarget | _ClientTarget, file: object, env: object, callback: Any) -> Source:
     given = [name for name, there in (("file", file is not None), ("env", bool(env)), ("callback", callback is not None)) if there]
     if len(given) != 1:
         raise ConfigError(f"a ConfigWatcher needs exactly one of file, env and callback; {' and '.join(given) or 'none'} was given")
     if isinstance(file, str | Path):
-        return FileSource(file, target.read)
+        return file_source(file, target.read)
     if env is True or isinstance(env, str):
         if isinstance(target, _ClientTarget):
             raise ConfigError("env= works for functions only; for a client use file= or callback=")
-        return EnvironmentSource(PREFIX if env is True else env)
+        return environment_source(PREFIX if env is True else env)
     checked = options.callback("callback", callback)
     if checked is None:
         raise ConfigError(f"{given[0]} must be {'a path' if file is not None else 'True or a prefix'}")
-    return CallbackSource(checked, target.read)
+    return callback_source(checked, target.read)
 
 
 logger = logging.getLogger("qreward.schedule")

@@ -435,7 +435,17 @@ class CompiledSettings:
 
 
 def _options(config: ScheduleConfig) -> CallOptions:
-    time, threshold, quantile = config.hedged_request_time, config.circuit_breaker_threshold, config.hedged_request_quantile
+    rate = hedging = breaking = adapting = None
+    if config.limit_size is not None:
+        rate = Rate(config.limit_size, config.limit_window)
+    if (time := config.hedged_request_time) is not None:
+        after, quantile = (None, config.hedged_request_quantile or 0.0) if isinstance(time, str) else (time, 0.0)
+        hedging = Hedging(after, quantile, config.hedged_request_max_times, config.hedged_request_proportion)
+    if config.circuit_breaker_threshold is not None:
+        breaking = Breaking(config.circuit_breaker_threshold, config.circuit_breaker_recovery)
+    if config.adaptive_limit:
+        least, most = config.adaptive_limit_min, config.adaptive_limit_max
+        adapting = Adapting(least, most, config.adaptive_error_threshold, config.adaptive_latency_threshold)
     return CallOptions(
         level=int(config.priority),
         timeout=config.timeout,
@@ -443,20 +453,9 @@ def _options(config: ScheduleConfig) -> CallOptions:
         pause=Pause(config.retry_interval, config.retry_max_interval),
         parallel_tries=config.speed_up_max_multiply,
         most=config.max_concurrency,
-        rate=None if config.limit_size is None else Rate(config.limit_size, config.limit_window),
-        hedging=None
-        if time is None
-        else Hedging(
-            None if isinstance(time, str) else time,
-            quantile or 0.0,
-            config.hedged_request_max_times,
-            config.hedged_request_proportion,
-        ),
-        breaking=None if threshold is None else Breaking(threshold, config.circuit_breaker_recovery),
-        adapting=Adapting(
-            config.adaptive_limit_min, config.adaptive_limit_max, config.adaptive_error_threshold, config.adaptive_latency_threshold
-        )
-        if config.adaptive_limit
-        else None,
+        rate=rate,
+        hedging=hedging,
+        breaking=breaking,
+        adapting=adapting,
         noted=config.debug,
     )

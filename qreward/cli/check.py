@@ -25,7 +25,6 @@ CALL_AT_LEAST = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``qreward check``."""
     parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .toml file: see docs/configuration.md")
     parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for each endpoint (default: %(default)g)")
     parser.add_argument("--call", action="store_true", help="also send one tiny request to each endpoint")
@@ -83,7 +82,6 @@ async def check(endpoint: Endpoint, config: ClientConfig, seconds: float, *, cal
 
 
 def report(checked: Sequence[dict[str, Any]]) -> str:
-    """The table of endpoints, followed by problems, notes, and the overall result."""
     lines = text_table([_HEAD, *map(_row, checked)])
     findings = [
         f"{each['name']}: {text}" for each in checked for text in (*each["problems"], *(f"(note) {note}" for note in each["notes"]))

@@ -40,8 +40,6 @@ class DemoRequest(msgspec.Struct, frozen=True):
 
 
 class DemoVerdict(msgspec.Struct, frozen=True):
-    """The response of a judge."""
-
     verdict: str
     score: float
     reason: str = ""
@@ -94,7 +92,6 @@ def _request(line: bytes, path: Path, number: int) -> DemoRequest:
 
 
 def judged(request: DemoRequest, result: Result[Any]) -> DemoRow:
-    """The output line for one request and its result."""
     verdict = score = error = None
     if result.error is not None:
         error = f"{type(result.error).__name__}: {result.error}"
@@ -118,7 +115,6 @@ def make_output_dir(path: Path) -> None:
 
 
 def report(rows: Sequence[DemoRow], stats: BatchStats, bound: float) -> str:
-    """The table of endpoints, the number of expected verdicts, and the time of the batch in relation to the lower bound."""
     agree = sum(row.verdict == row.expected for row in rows)
     missing = sum(row.verdict is None for row in rows)
     return "\n".join(
@@ -142,7 +138,6 @@ async def judge_all(fleet: FakeFleet, requests: Sequence[DemoRequest]) -> tuple[
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``qreward demo``."""
     parser.add_argument(
         "--input", type=Path, default=INPUT, metavar="PATH", help="judge requests, one JSON object a line (default: those of the package)"
     )

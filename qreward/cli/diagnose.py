@@ -237,7 +237,6 @@ def model_to_ask(endpoint: Endpoint, config: ClientConfig, served: Iterable[str]
 
 
 def auth_of(endpoint: Endpoint, found: Examined) -> str:
-    """The state of authentication, in a word or two."""
     has_key = endpoint.api_key is not None or bool(endpoint.headers)
     seen = [found.statuses[path] for path in GUARDED if path in found.statuses]
     if refused := next((status for status in seen if status in (401, 403)), None):
@@ -270,7 +269,6 @@ def problems(
 
 
 def notes(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator[str]:
-    """The notes: findings that do not make calls fail."""
     if endpoint.kind == "openai" and found.seems is not None:
         yield f"it seems to be a server of kind {found.seems!r}; with kind: {found.seems} it can be asked for scores and for its load"
     if found.reachable and not found.listed and endpoint.kind in LISTS and auth_of(endpoint, found) in ("accepted", "not needed", "?"):

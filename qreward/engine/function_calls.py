@@ -100,7 +100,6 @@ class ThreadDriver:
                 command[1].sink.finish(*command[1:])
 
     def post(self, command: Command) -> None:
-        """Run a command, from any thread."""
         self.run([command])
 
     def wake_soon(self) -> None:

@@ -95,8 +95,6 @@ class Workers:
 
 
 class _ThreadPool:
-    """The threads of one process."""
-
     def __init__(self) -> None:
         self.idle: list[_Worker] = []
         self.lock = threading.Lock()
@@ -202,7 +200,6 @@ class RealTime:
         return lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
 
     def wake(self, lock: threading.Lock) -> None:
-        """See :class:`BlockingTime`."""
         lock.release()
 
 

@@ -62,14 +62,12 @@ def check_exceptions(value: object) -> object:
 
 
 def check_plain(value: Any) -> Any:
-    """Validate a callable that is not async, or None."""
     if value is not None and (not callable(value) or iscoroutinefunction(value)):
         raise ValueError("must be a plain function, not async: it is called and not awaited")
     return value
 
 
 def check_hedge_time(value: Any) -> Any:
-    """Validate a number of seconds, a percentile, or None."""
     if value is None:
         return None
     if isinstance(value, str) and (found := _PERCENTILE.fullmatch(value)):
@@ -86,7 +84,6 @@ def check_hedge_time(value: Any) -> Any:
 
 
 def check_exporter(value: Any) -> Any:
-    """Validate an object that has a method ``export``, or None."""
     if value is not None and not callable(getattr(value, "export", None)):
         raise ValueError("must be an object with a method export(metrics), or None")
     return value

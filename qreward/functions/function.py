@@ -217,7 +217,6 @@ class ScheduledFunction:
         return body()
 
     def _default_or_raise(self, call: Call, settings: CompiledSettings, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the default if there is one for this error; otherwise raise the error."""
         outcome: Outcome = "failed"
         if call.error is not error and isinstance(error, RequestTimeout):
             outcome = "timeout"
@@ -263,7 +262,6 @@ class ScheduledFunction:
             log.debug("%s() call %d at %.3f s: %s", self.name, call.number, at - call.born, text)
 
     def stats(self) -> ScheduleStats:
-        """Return the counters since the function was defined or reset."""
         engine, function = self.pool.engine, self.function
         with engine.lock:
             function.forget(engine.clock())
@@ -284,7 +282,6 @@ class ScheduledFunction:
             )
 
     def reset(self) -> None:
-        """Reset counters, keys, adaptive limits and circuit breakers. Running and waiting calls continue."""
         engine = self.pool.engine
         engine.act(lambda now: engine.scheduler.reset(now, self.function))
 

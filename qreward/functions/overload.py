@@ -172,7 +172,6 @@ def _status_of(error: Exception, response: Any) -> int | None:
 
 
 def _codes(error: Exception, response: Any, status: int | None) -> tuple[str, ...]:
-    """Machine-readable codes of the body, if it has been read. Reading it here could block."""
     body = getattr(error, "body", None)
     if isinstance(body, dict | list):
         return error_body_of(body).names

@@ -32,7 +32,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 _UNSEEN = object()
 
 
-class Source(NamedTuple):
+class SettingsSource(NamedTuple):
     """A place that settings are read from.
 
     Attributes:
@@ -46,7 +46,7 @@ class Source(NamedTuple):
     settings: Callable[[Any], Any]
 
 
-def file_source(file: str | Path, read: Callable[[Path], Any]) -> Source:
+def file_source(file: str | Path, read: Callable[[Path], Any]) -> SettingsSource:
     """A file, which need not exist yet. Its state is its content, or the reason why it cannot be read."""
     path = Path(file).expanduser().absolute()
 
@@ -56,16 +56,16 @@ def file_source(file: str | Path, read: Callable[[Path], Any]) -> Source:
         except OSError as error:
             return error.errno
 
-    return Source(str(path), state, lambda _: read(path))
+    return SettingsSource(str(path), state, lambda _: read(path))
 
 
-def environment_source(prefix: str = PREFIX) -> Source:
+def environment_source(prefix: str = PREFIX) -> SettingsSource:
     """The environment variables that begin with a prefix. The rest of the name is a setting in upper case. Empty variables are ignored."""
 
     def state() -> dict[str, str]:
         return {name: text for name in sorted(os.environ) if name.startswith(prefix) and (text := os.environ.get(name))}
 
-    return Source("environment", state, lambda texts: dict(_read_variable(prefix, *each) for each in texts.items()))
+    return SettingsSource("environment", state, lambda texts: dict(_read_variable(prefix, *each) for each in texts.items()))
 
 
 def _read_variable(prefix: str, variable: str, text: str) -> tuple[str, object]:
@@ -116,7 +116,6 @@ def value_of(name: str, text: str) -> Any:
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The plain types in an annotation."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _kinds(get_args(annotation)[0])
@@ -125,7 +124,7 @@ def _kinds(annotation: Any) -> set[Any]:
     return {origin or annotation}
 
 
-def callback_source(callback: Callable[[], Any], read: Callable[[Any], Any]) -> Source:
+def callback_source(callback: Callable[[], Any], read: Callable[[Any], Any]) -> SettingsSource:
     """A function that returns a mapping of settings, or None if nothing has changed. Its state is the settings themselves."""
 
     def state() -> Any:
@@ -142,7 +141,7 @@ def callback_source(callback: Callable[[], Any], read: Callable[[Any], Any]) -> 
         except ConfigError as error:
             raise SettingsLocation("callback").named(error) from None
 
-    return Source("callback", state, lambda settings: settings)
+    return SettingsSource("callback", state, lambda settings: settings)
 
 
 class _FunctionTarget:
@@ -169,8 +168,6 @@ class _FunctionTarget:
 
 
 class _ClientTarget:
-    """A client, async or blocking."""
-
     read = staticmethod(load_config)
 
     def __init__(self, client: Any) -> None:
@@ -187,7 +184,7 @@ def _target_of(target: Any) -> _FunctionTarget | _ClientTarget:
     raise ConfigError(f"ConfigWatcher takes a ScheduleConfig, a function with @schedule or a client, not a {type(target).__name__}")
 
 
-def _source_of(target: _FunctionTarget | _ClientTarget, file: object, env: object, callback: Any) -> Source:
+def _source_of(target: _FunctionTarget | _ClientTarget, file: object, env: object, callback: Any) -> SettingsSource:
     given = [name for name, there in (("file", file is not None), ("env", bool(env)), ("callback", callback is not None)) if there]
     if len(given) != 1:
         raise ConfigError(f"a ConfigWatcher needs exactly one of file, env and callback; {' and '.join(given) or 'none'} was given")

@@ -54,23 +54,19 @@ _PRE = (
 
 
 def answer_html(answer: LiveAnswer, now: float) -> str:
-    """One answer as HTML, over the whole width."""
     text = answer.text if answer.ended is not None else _tail(answer.text, LIVE_TEXT)
     return frame(_card(answer.phase, answer, _answer_facts(answer, now), text, "max-height:40em;overflow:auto"))
 
 
 def answer_plain(answer: LiveAnswer, now: float) -> str:
-    """One answer as plain text, followed by its summary line."""
     return "\n".join(part for part in (answer.text, summary(answer, now)) if part)
 
 
 def summary(answer: LiveAnswer, now: float) -> str:
-    """The summary line of one answer: its phase, facts and error."""
     return _bracketed(answer.phase, *_answer_facts(answer, now), clip(answer.error, MOST_ERROR))
 
 
 def batch_html(batch: LiveBatch, now: float) -> str:
-    """The answers of a batch as a grid of cards."""
     cards = "".join(_small_card(index, batch.answers[index]) for index in batch.places)
     grid = f'<div style="display:grid;grid-template-columns:repeat(auto-fill,minmax(260px,1fr));gap:8px;margin:6px 0">{cards}</div>'
     more = f"<div>and {number(batch.hidden)} more that {'is' if batch.hidden == 1 else 'are'} not shown</div>" if batch.hidden else ""
@@ -78,7 +74,6 @@ def batch_html(batch: LiveBatch, now: float) -> str:
 
 
 def batch_plain(batch: LiveBatch, now: float) -> str:
-    """The summary line of a batch."""
     return _bracketed(*_batch_facts(batch, now), clip(batch.error, MOST_ERROR))
 
 
@@ -303,7 +298,6 @@ def redrawn(draw: Callable[[], None]) -> Iterator[None]:
 
 
 async def follow(stream: Stream, answer: LiveAnswer, draw: Callable[[], None], clock: Callable[[], float]) -> ChatCompletion:
-    """Read one stream to its end while its state is drawn."""
     with redrawn(draw):
         try:
             async for event in stream.events():
@@ -318,7 +312,6 @@ async def follow(stream: Stream, answer: LiveAnswer, draw: Callable[[], None], c
 async def follow_batch(
     stream: BatchStream, batch: LiveBatch, draw: Callable[[], None], clock: Callable[[], float]
 ) -> BatchResult[ChatCompletion]:
-    """Read a batch stream to its end while its state is drawn."""
     with redrawn(draw):
         try:
             async for index, event in stream.events():

@@ -33,7 +33,6 @@ def seconds(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """A count or a rate in a readable form."""
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.1f}".removesuffix(".0")
 
 
@@ -63,7 +62,6 @@ class Column(NamedTuple):
     words: bool = False
 
     def html(self, tag: str, content: str) -> str:
-        """A cell with this tag and content."""
         layout = "text-align:left" if self.words else "text-align:right;white-space:nowrap"
         return f'<{tag} style="{layout};padding:2px 6px;border-bottom:1px solid {LINE}">{content}</{tag}>'
 
@@ -99,11 +97,9 @@ class Scale(NamedTuple):
         return cls(low, high) if high > 1.01 * low else cls(low / 2, high * 2)
 
     def place(self, time: float) -> float:
-        """The position of a time."""
         return log(max(time, SHORTEST) / self.low) / log(self.high / self.low)
 
     def at(self, place: float) -> float:
-        """The time at a position."""
         return float(self.low * (self.high / self.low) ** place)
 
 
@@ -156,13 +152,11 @@ MOST_ANSWER = 400
 
 
 def stats_html(endpoints: Mapping[str, EndpointStats]) -> str:
-    """The statistics and the present states of endpoints as HTML."""
     count = f"<b>{number(len(endpoints))} endpoint{'' if len(endpoints) == 1 else 's'}</b>"
     return frame(count, endpoints_table(endpoints), states_table(endpoints))
 
 
 def batch_html(batch: BatchResult[Any]) -> str:
-    """The result of a batch as HTML: totals, statistics of its endpoints, errors, and a histogram of latencies."""
     times = histogram(result.latency for result in batch if result.error is None)
     errors = errors_table(result.error for result in batch if result.error is not None)
     return frame(f"<b>{_sums(batch.stats)}</b>", endpoints_table(batch.stats.endpoints), errors, times)

@@ -15,8 +15,6 @@ from qreward.results import Result
 
 
 class AnswerPhase(StrEnum):
-    """The phase of a streamed answer."""
-
     WAITING = "waiting"
     STREAMING = "streaming"
     DONE = "done"
@@ -72,7 +70,6 @@ class LiveAnswer:
     error: str = ""
 
     def add(self, event: str | StreamRestarted, now: float) -> None:
-        """Record a piece of text or a restart."""
         if isinstance(event, StreamRestarted):
             self.phase, self.first, self.last, self.count = AnswerPhase.WAITING, None, None, 0
             self.restarts += 1
@@ -147,7 +144,6 @@ class LiveBatch:
     error: str = ""
 
     def add(self, index: int, event: str | StreamRestarted | Result[Any], now: float) -> None:
-        """Record an event of one answer."""
         answer = self.answers.get(index)
         if answer is None:
             answer = self.answers[index] = LiveAnswer(self.began)
@@ -187,7 +183,6 @@ class LiveBatch:
 
     @property
     def live(self) -> int:
-        """Answers being streamed."""
         return sum(answer.ended is None for answer in self.answers.values())
 
     @property

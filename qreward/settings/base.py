@@ -139,7 +139,6 @@ class Policy(BaseModel):
 
 
 def repeated(names: Iterable[str]) -> str | None:
-    """Return the first name that occurs more than once, or None."""
     return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
@@ -292,7 +291,6 @@ _KINDS |= {list: "a list", tuple: "a list", dict: "a mapping"}
 
 
 def _kind_of(value: object) -> str:
-    """Return the type of a value in the terms of a configuration file."""
     return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 

@@ -158,7 +158,6 @@ def without_effect(config: ClientConfig) -> Iterator[tuple[str, str]]:
 
 
 def _overlap(one: Endpoint, other: Endpoint, config: ClientConfig) -> bool:
-    """Return whether two endpoints serve the same models, judging by their patterns and routes."""
     both = {one.name, other.name}
     return (
         "*" in (*one.models, *other.models) or bool({*one.models} & {*other.models}) or any(both <= {*r.endpoints} for r in config.routes)

@@ -33,12 +33,10 @@ class IndexedHeap(Generic[T]):
         self._sweep()
 
     def drop(self, item: T) -> None:
-        """Remove an item if it is in the heap."""
         if self._entries.pop(item, None) is not None:
             self._sweep()
 
     def first(self) -> T | None:
-        """Return the first item without removing it, or None."""
         heap, entries = self._heap, self._entries
         while heap:
             entry = heap[0]
@@ -60,7 +58,6 @@ class IndexedHeap(Generic[T]):
         return item
 
     def empty(self) -> list[T]:
-        """Remove and return all items, in order."""
         items = [entry[3] for entry in sorted(self._entries.values())]
         self._entries.clear()
         self._heap.clear()

@@ -242,7 +242,6 @@ class Breaker:
 
     @property
     def state(self) -> str:
-        """``closed``, ``open`` or ``half-open``."""
         if self._opened_at == -inf:
             return "closed"
         return "open" if self.probe is None else "half-open"

@@ -211,7 +211,6 @@ class CallScheduler:
         state.function.rest(state)
 
     def tick(self, now: float) -> None:
-        """Run the timers that are due."""
         due = cast("list[Call]", self._wheel.pop_due(now))
         for call in due:
             if not call.done and now >= call.deadline:

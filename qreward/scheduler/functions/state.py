@@ -309,7 +309,6 @@ class Function:
                 self.rest(state)  # used since
 
     def earn_hedge(self) -> None:
-        """Add a call's share to the hedge budget."""
         hedging = self.options.hedging
         if hedging is not None:
             self.hedges_left = min(self.hedges_left + hedging.share, MOST_SAVED)
@@ -322,8 +321,6 @@ class Function:
 
 
 class FunctionCounters:
-    """Counts of calls and tries of one function since it was created or reset."""
-
     __slots__ = ("calls", "failed", "hedges", "hedges_won", "ok", "overloaded", "refused", "retries", "timeouts", "tries")
 
     def __init__(self) -> None:

@@ -66,14 +66,14 @@ def summary(answer: LiveAnswer, now: float) -> str:
     return _bracketed(answer.phase, *_answer_facts(answer, now), clip(answer.error, MOST_ERROR))
 
 
-def batch_html(batch: LiveBatch, now: float) -> str:
+def answers_html(batch: LiveBatch, now: float) -> str:
     cards = "".join(_small_card(index, batch.answers[index]) for index in batch.places)
     grid = f'<div style="display:grid;grid-template-columns:repeat(auto-fill,minmax(260px,1fr));gap:8px;margin:6px 0">{cards}</div>'
     more = f"<div>and {number(batch.hidden)} more that {'is' if batch.hidden == 1 else 'are'} not shown</div>" if batch.hidden else ""
     return frame(f"<b>{facts(_batch_facts(batch, now))}</b>", grid, more, _error(batch.error))
 
 
-def batch_plain(batch: LiveBatch, now: float) -> str:
+def answers_plain(batch: LiveBatch, now: float) -> str:
     return _bracketed(*_batch_facts(batch, now), clip(batch.error, MOST_ERROR))
 
 
@@ -188,7 +188,7 @@ def print_answer(index: int, answer: LiveAnswer) -> None:
 
 def print_end(batch: LiveBatch, now: float) -> None:
     if batch.ended is not None:
-        _write(f"{batch_plain(batch, now)}\n")
+        _write(f"{answers_plain(batch, now)}\n")
 
 
 def _write(text: str) -> None:
@@ -269,7 +269,7 @@ def show_batch(
     if not isinstance(inner, BatchStream):
         raise ConfigError(f"show_batch takes what batch_stream_chat_completion returns, not {inner!r}; show takes a single stream")
     batch = LiveBatch(clock(), options.count("cards", cards))
-    view: View[LiveBatch] = Cell(batch_html, batch_plain)
+    view: View[LiveBatch] = Cell(answers_html, answers_plain)
     if not is_notebook():
         batch.on_end, view = print_answer, print_end
     return _run(follow_batch, inner, batch, view, clock, blocks=inner is not stream)
@@ -282,7 +282,7 @@ def redrawn(draw: Callable[[], None]) -> Iterator[None]:
     An error of a drawing at an interval is reported by the event loop and ends the updates; an error on entry or exit is raised.
     """
     loop = asyncio.get_running_loop()
-    timer: asyncio.TimerHandle
+    timer: asyncio.TimerHandle | None = None
 
     def tick() -> None:
         nonlocal timer
@@ -293,7 +293,8 @@ def redrawn(draw: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()
         draw()
 
 

@@ -47,7 +47,7 @@ class IndexedHeap(Generic[T]):
 
     def rank(self) -> float:
         """Return the rank of the first item; inf if the heap is empty."""
-        return inf if self.first() is None else self._heap[0][0]
+        return inf if not self._heap or self.first() is None else self._heap[0][0]
 
     def take(self) -> T:
         """Remove and return the first item. The heap must not be empty."""

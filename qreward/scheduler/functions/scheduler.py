@@ -28,7 +28,6 @@ from qreward.scheduler.outcome import Answer, Cancelled
 from qreward.scheduler.queueing.queue import AGEING
 from qreward.scheduler.request import Attempt, CancelReason, TaskState
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
-from qreward.scheduler.timer_wheel import TimerWheel
 
 if TYPE_CHECKING:
     from qreward.scheduler.endpoint_state import Source
@@ -48,12 +47,12 @@ def learn(now: float, attempt: Attempt, call: Call, outcome: Answer | CallFailur
             if key.breaker is not None:
                 key.breaker.ok(call)
             if key.adaptive is not None or function.group.adaptive is not None:
-                _adapt(call, lambda limit: limit.ok(now, sent_at, seconds))
+                _adapt(call, AimdLimit.ok, now, sent_at, seconds)
     elif outcome.overloaded:
         function.counters.overloaded += 1
         if outcome.wait is not None and outcome.wait < inf:
             key.closed_until = max(key.closed_until, now + outcome.wait)
-        _adapt(call, lambda limit: limit.overloaded(now, sent_at))
+        _adapt(call, AimdLimit.overloaded, now, sent_at)
     elif outcome.again and not counted:
         return record_failure(now, call, sent_at)
     return False
@@ -61,7 +60,7 @@ def learn(now: float, attempt: Attempt, call: Call, outcome: Answer | CallFailur
 
 def record_failure(now: float, call: Call, sent_at: float) -> bool:
     """Count a failed try, or one that exceeded its call's timeout. True if the breaker has opened now."""
-    _adapt(call, lambda limit: limit.failed(now, sent_at))
+    _adapt(call, AimdLimit.failed, now, sent_at)
     breaker = call.key_state.breaker
     if breaker is None or not breaker.failed(now, call):
         return False
@@ -69,10 +68,10 @@ def record_failure(now: float, call: Call, sent_at: float) -> bool:
     return True
 
 
-def _adapt(call: Call, record: Callable[[AimdLimit], bool]) -> None:
+def _adapt(call: Call, record: Callable[..., bool], *event: float) -> None:
     """Record an event in the adaptive limits of a call's key and of its group, and apply those that change."""
     for holder in (call.key_state, call.function.group):
-        if holder.adaptive is not None and record(holder.adaptive):
+        if holder.adaptive is not None and record(holder.adaptive, *event):
             holder.apply()
 
 
@@ -149,8 +148,8 @@ class CallScheduler:
         self.health_changes: list[HealthChange] = []  # always empty; the engine reads it
         self.group = ConcurrencyGroup()
         self._rng = rng
-        self._wheel = TimerWheel()  # timers of calls
-        self._wakes: IndexedHeap[KeyState] = IndexedHeap()  # timers of keys, exact: 1/64 s is a large part of a short window
+        self._timers: IndexedHeap[Call] = IndexedHeap()
+        self._wakes: IndexedHeap[KeyState] = IndexedHeap()  # timers of keys
         self._numbers = 0
 
     # inputs
@@ -211,7 +210,9 @@ class CallScheduler:
         state.function.rest(state)
 
     def tick(self, now: float) -> None:
-        due = cast("list[Call]", self._wheel.pop_due(now))
+        due = []
+        while self._timers.rank() <= now:
+            due.append(self._timers.take())
         for call in due:
             if not call.done and now >= call.deadline:
                 self._time_out(now, call)
@@ -226,10 +227,8 @@ class CallScheduler:
 
     def next_wake(self) -> float | None:
         """Return when ``tick`` must be called next, or None."""
-        due, wake = self._wheel.next_wake(), self._wakes.rank()
-        if wake == inf:
-            return due
-        return wake if due is None else min(due, wake)
+        wake = min(self._timers.rank(), self._wakes.rank())
+        return None if wake == inf else wake
 
     def changed(self, now: float, function: Function) -> None:
         self.group.follow()
@@ -300,13 +299,11 @@ class CallScheduler:
             self._arrange(now, state)
 
     def _set_timer(self, call: Call) -> None:
-        if call.done:
-            return
-        due = call.next_due()
+        due = inf if call.done else call.next_due()
         if due < inf:
-            self._wheel.move(call, due)
+            self._timers.put(call, due, call.number)
         else:
-            self._wheel.remove(call)
+            self._timers.drop(call)
 
     # tries
 
@@ -435,7 +432,7 @@ class CallScheduler:
         state = call.key_state
         call.state = TaskState.DONE
         state.calls -= 1
-        self._wheel.remove(call)
+        self._timers.drop(call)
         self._unplan(now, call)
         if state.breaker is not None:
             state.breaker.over(call)

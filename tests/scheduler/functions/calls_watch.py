@@ -17,9 +17,7 @@ from qreward.scheduler.functions.state import HEDGES_AT_ONCE, Call, CallFailure,
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.request import Attempt, CancelReason
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
-from qreward.scheduler.timer_wheel import PER_SECOND
 
-BUCKET = 1 / PER_SECOND
 ROUNDING = 1e-9
 
 
@@ -221,16 +219,16 @@ class Watch:
                 if lane.rate_limit is not None:
                     assert lane.rate_limit.size <= function.options.rate.size  # type: ignore[union-attr]
             assert function.hedges_left >= 0
-        timed = sum(call.due >= 0 for call in self.open)
-        assert len(self.scheduler._wheel) == timed, "the wheel holds something dead, or lost something"
+        timers = self.scheduler._timers
+        assert len(timers) == sum(call in timers for call in self.open), "the timers hold something dead, or lost something"
 
     def _check_open(self, now: float) -> None:
         calls: Counter[KeyState] = Counter()
         for call in self.open:
             calls[call.key_state] += 1
             assert call.function.keys[call.key] is call.key_state, "the key of an open call was forgotten"
-            assert call.due / PER_SECOND < call.next_due() + BUCKET, "nobody looks when something is due"
-            assert call.due >= 0 or call.next_due() == inf
+            timer = self.scheduler._timers._entries.get(call, (inf,))[0]
+            assert timer <= call.next_due(), "nobody looks when something is due"
             assert list(call.tried) == [attempt for attempt in self.live if attempt.task is call]
             assert call.tried or call.planned, "a call waits for nothing"
             assert call.retry_at == inf or call not in call.key_state.queue, "a call waits for two tries at once"
@@ -242,7 +240,12 @@ class Watch:
             )
 
     def _check_heaps(self) -> None:
-        heaps: list[IndexedHeap[Any]] = [self.scheduler.group.ready, self.scheduler._wakes, *(lane.queue for lane in self.lanes())]
+        heaps: list[IndexedHeap[Any]] = [
+            self.scheduler.group.ready,
+            self.scheduler._wakes,
+            self.scheduler._timers,
+            *(lane.queue for lane in self.lanes()),
+        ]
         for heap in heaps:
             assert len(heap._heap) <= 2 * len(heap) + SWEEP
         for function in self.functions:
@@ -261,7 +264,7 @@ class Watch:
             assert at > now or group.inflight >= group.limit, f"{lane.name} could be tried, and a call waits"
             assert at <= now or wake <= at, f"{lane.name} can be tried at {at}, and nobody will wake before {wake}"
         for call in self.open:
-            assert call.deadline + BUCKET > now, f"a call is open at {now}, its deadline was {call.deadline}"
+            assert call.deadline > now, f"a call is open at {now}, its deadline was {call.deadline}"
 
     def check_all_over(self) -> None:
         """At the end of everything nothing is left behind."""

@@ -204,6 +204,6 @@ def test_a_hundred_thousand_keys_leave_nothing_and_forgetting_them_keeps_no_call
     f.forget(now + 100.0)
     assert not f.keys
     assert not f._resting
-    assert len(scheduler._wheel) == 0
+    assert len(scheduler._timers) == 0
     assert len(scheduler.group.ready._heap) < 100
     assert len(scheduler._wakes._heap) < 100

@@ -1,15 +1,15 @@
-"""A priority queue whose items can be moved and removed. Stale heap entries are swept out before they accumulate."""
+"""A priority queue whose items can be moved and removed. The entry of a removed item stays in the heap, empty, until it is swept out."""
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 SWEEP = 64
-"""Stale entries that a heap may hold before it is swept, in addition to as many as it has items."""
+"""Empty entries that a heap may hold before it is swept, in addition to as many as it has items."""
 
 
 class IndexedHeap(Generic[T]):
@@ -18,36 +18,43 @@ class IndexedHeap(Generic[T]):
     __slots__ = ("_entries", "_heap", "_pushes")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, int, T]] = []
-        self._entries: dict[T, tuple[float, int, int, T]] = {}  # the only valid entry of each item
+        self._heap: list[list[Any]] = []  # rank, number, a number that makes the entry unique, and the item or None
+        self._entries: dict[T, list[Any]] = {}
         self._pushes = 0
 
     def put(self, item: T, rank: float, number: int = 0) -> None:
         """Add an item, or change its rank."""
         entry = self._entries.get(item)
-        if entry is not None and entry[0] == rank and entry[1] == number:
-            return
+        if entry is not None:
+            if entry[0] == rank and entry[1] == number:
+                return
+            entry[3] = None
         self._pushes += 1  # so that items are never compared
-        entry = self._entries[item] = (rank, number, self._pushes, item)
+        entry = self._entries[item] = [rank, number, self._pushes, item]
         heappush(self._heap, entry)
         self._sweep()
 
     def drop(self, item: T) -> None:
-        if self._entries.pop(item, None) is not None:
+        entry = self._entries.pop(item, None)
+        if entry is not None:
+            entry[3] = None  # so that a heap keeps no removed item alive
             self._sweep()
 
     def first(self) -> T | None:
-        heap, entries = self._heap, self._entries
+        heap = self._heap
         while heap:
-            entry = heap[0]
-            if entries.get(entry[3]) is entry:
-                return entry[3]
+            item: T | None = heap[0][3]
+            if item is not None:
+                return item
             heappop(heap)
         return None
 
     def rank(self) -> float:
         """Return the rank of the first item; inf if the heap is empty."""
-        return inf if not self._heap or self.first() is None else self._heap[0][0]
+        if not self._heap or self.first() is None:
+            return inf
+        rank: float = self._heap[0][0]
+        return rank
 
     def take(self) -> T:
         """Remove and return the first item. The heap must not be empty."""

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from qreward.scheduler.functions.call import CallFailure
+from qreward.scheduler.functions.state import CallFailure
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.request import Attempt
 

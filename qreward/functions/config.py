@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainValidator, PrivateAtt
 from qreward.engine import background
 from qreward.errors import ConfigError
 from qreward.functions.overload import overload_of
-from qreward.scheduler.functions.limits import Adapting, Breaking, CallOptions, Hedging, Pause, Rate
+from qreward.scheduler.functions.limits import Adapting, Breaking, FunctionOptions, Hedging, Pause, Rate
 from qreward.scheduler.functions.state import CallFailure
 from qreward.settings import files
 from qreward.settings.base import Count, Many, Number, Policy, Seconds, SomeSeconds, with_faults
@@ -431,7 +431,7 @@ class CompiledSettings:
         return CallFailure(error, again=bool(again), wait=wait, overloaded=overload is not None, covered=covered)
 
 
-def _options(config: ScheduleConfig) -> CallOptions:
+def _options(config: ScheduleConfig) -> FunctionOptions:
     rate = hedging = breaking = adapting = None
     if config.limit_size is not None:
         rate = Rate(config.limit_size, config.limit_window)
@@ -443,7 +443,7 @@ def _options(config: ScheduleConfig) -> CallOptions:
     if config.adaptive_limit:
         least, most = config.adaptive_limit_min, config.adaptive_limit_max
         adapting = Adapting(least, most, config.adaptive_error_threshold, config.adaptive_latency_threshold)
-    return CallOptions(
+    return FunctionOptions(
         level=int(config.priority),
         timeout=config.timeout,
         retries=config.retry_times,

@@ -66,7 +66,7 @@ class Adapting(NamedTuple):
     seconds: float | None
 
 
-class CallOptions(NamedTuple):
+class FunctionOptions(NamedTuple):
     """Options of a call.
 
     Attributes:

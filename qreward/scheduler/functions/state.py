@@ -14,7 +14,7 @@ from typing import Any, cast
 from weakref import WeakSet
 
 from qreward.scheduler.functions.heap import IndexedHeap
-from qreward.scheduler.functions.limits import Adapting, AimdLimit, Breaker, CallOptions, Hedging, SlidingWindowLimit, adapted
+from qreward.scheduler.functions.limits import Adapting, AimdLimit, Breaker, FunctionOptions, Hedging, SlidingWindowLimit, adapted
 from qreward.scheduler.request import Attempt, Task, TaskState
 from qreward.scheduler.stats.latency import Quantiles
 
@@ -78,7 +78,7 @@ class Call(Task):
 
     key_state: KeyState
 
-    def __init__(self, function: Function, key: Hashable, options: CallOptions, sink: Any) -> None:
+    def __init__(self, function: Function, key: Hashable, options: FunctionOptions, sink: Any) -> None:
         super().__init__(None, cast("Any", None), options.level, options.timeout, sink, 0)  # it has a key's state instead of a pool
         self.function = function
         self.key = key
@@ -261,7 +261,7 @@ class Function:
 
     __slots__ = ("__weakref__", "_resting", "_rests", "counters", "group", "hedges_left", "keyed", "keys", "name", "options", "quantiles")
 
-    def __init__(self, name: str, group: ConcurrencyGroup, options: CallOptions, *, keyed: bool) -> None:
+    def __init__(self, name: str, group: ConcurrencyGroup, options: FunctionOptions, *, keyed: bool) -> None:
         self.name = name
         self.group = group
         self.keyed = keyed

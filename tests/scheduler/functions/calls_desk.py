@@ -8,13 +8,13 @@ from typing import Any
 
 from calls_watch import Watch
 
-from qreward.scheduler.functions.limits import Adapting, Breaking, CallOptions, Hedging, Pause, Rate
+from qreward.scheduler.functions.limits import Adapting, Breaking, FunctionOptions, Hedging, Pause, Rate
 from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.functions.state import Call, CallFailure, Function
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.request import Attempt
 
-__all__ = ["AT_ONCE", "Adapting", "Breaking", "Broken", "CallOptions", "Desk", "Hedging", "Longest", "Pause", "Rate", "Shortest"]
+__all__ = ["AT_ONCE", "Adapting", "Breaking", "Broken", "FunctionOptions", "Desk", "Hedging", "Longest", "Pause", "Rate", "Shortest"]
 
 AT_ONCE = Pause(0.0, 0.0)
 TOO_MANY_TICKS = 1000
@@ -49,7 +49,7 @@ class Desk:
 
     def function(self, name: str = "f", *, keyed: bool = False, **terms: Any) -> Function:
         """A function of the pool, with such terms."""
-        function = Function(name, self.scheduler.group, CallOptions(**terms), keyed=keyed)
+        function = Function(name, self.scheduler.group, FunctionOptions(**terms), keyed=keyed)
         self.watch.functions.append(function)
         return function
 

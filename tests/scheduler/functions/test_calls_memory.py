@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from calls_desk import Adapting, Breaking, CallOptions, Desk, Pause, Rate
+from calls_desk import Adapting, Breaking, FunctionOptions, Desk, Pause, Rate
 
 from qreward.errors import CircuitOpen
 from qreward.scheduler.functions.scheduler import FORGETS, CallScheduler
@@ -182,7 +182,7 @@ def test_a_function_without_keys_forgets_nothing() -> None:
 
 
 def test_a_hundred_thousand_keys_leave_nothing_and_forgetting_them_keeps_no_call_waiting() -> None:
-    terms = CallOptions(retries=1, rate=Rate(2, 5.0), breaking=Breaking(2, 1.0), timeout=2.0, most=100)
+    terms = FunctionOptions(retries=1, rate=Rate(2, 5.0), breaking=Breaking(2, 1.0), timeout=2.0, most=100)
     scheduler, rng, now = CallScheduler(Random(0)), Random(1), 0.0
     f = Function("f", scheduler.group, terms, keyed=True)
     most = 0

@@ -14,7 +14,7 @@ from qreward.scheduler.functions.state import Call, CallFailure, Function
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.request import Attempt
 
-__all__ = ["AT_ONCE", "Adapting", "Breaking", "Broken", "FunctionOptions", "Desk", "Hedging", "Longest", "Pause", "Rate", "Shortest"]
+__all__ = ["AT_ONCE", "Adapting", "Breaking", "Broken", "Desk", "FunctionOptions", "Hedging", "Longest", "Pause", "Rate", "Shortest"]
 
 AT_ONCE = Pause(0.0, 0.0)
 TOO_MANY_TICKS = 1000

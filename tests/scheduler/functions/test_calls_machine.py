@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from calls_desk import AT_ONCE, Adapting, Breaking, Broken, FunctionOptions, Desk, Hedging, Pause, Rate
+from calls_desk import AT_ONCE, Adapting, Breaking, Broken, Desk, FunctionOptions, Hedging, Pause, Rate
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule

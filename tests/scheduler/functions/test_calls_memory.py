@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from calls_desk import Adapting, Breaking, FunctionOptions, Desk, Pause, Rate
+from calls_desk import Adapting, Breaking, Desk, FunctionOptions, Pause, Rate
 
 from qreward.errors import CircuitOpen
 from qreward.scheduler.functions.scheduler import FORGETS, CallScheduler

@@ -13,8 +13,7 @@ _HOMES = {
     "qreward.batching.reward_buffer": ("RewardBuffer",),
     "qreward.client": ("QRewardClient",),
     "qreward.functions.config": ("ScheduleConfig",),
-    "qreward.functions.function": ("schedule",),
-    "qreward.functions.metrics": ("ScheduleMetrics", "ScheduleStats"),
+    "qreward.functions.function": ("ScheduleMetrics", "ScheduleStats", "schedule"),
     "qreward.functions.watcher": ("ConfigWatcher",),
     "qreward.judge.config": ("JudgeConfig",),
     "qreward.judge.judge": ("Judge", "SyncJudge"),
@@ -23,15 +22,7 @@ _HOMES = {
     "qreward.judge.types": ("Comparison", "Scorer", "Verdict", "Vote"),
     "qreward.observers": ("MetricsCallback", "Observer"),
     "qreward.settings.policies": (
-        "Endpoint",
-        "Hedge",
-        "Limits",
-        "LoadBalanceStrategy",
-        "Priority",
-        "Retry",
-        "Route",
-        "Timeouts",
-        "RewardModel",
+        "Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "Priority", "Retry", "RewardModel", "Route", "Timeouts",
     ),
     "qreward.progress": ("Progress",),
     "qreward.results": ("AttemptRecord", "BatchResult", "BatchStats", "EndpointState", "EndpointStats", "FleetStats", "Result", "Usage"),
@@ -43,26 +34,11 @@ _HOMES = {
     "qreward.tuning": ("tune_gc",),
     "qreward.codecs.rewards.answers": ("Score",),
     "qreward.errors": (
-        "AuthenticationFailed",
-        "BadRequest",
-        "BatchInterrupted",
-        "CircuitOpen",
-        "ClientClosed",
-        "ConfigError",
-        "ConnectionFailed",
-        "DeadlineExceeded",
-        "InvalidResponse",
-        "NoEndpoint",
-        "QRewardError",
-        "QueueFull",
-        "RateLimited",
-        "Rejected",
-        "RequestError",
-        "RequestTimeout",
-        "ServerError",
-        "StreamInterrupted",
+        "AuthenticationFailed", "BadRequest", "BatchInterrupted", "CircuitOpen", "ClientClosed", "ConfigError", "ConnectionFailed",
+        "DeadlineExceeded", "InvalidResponse", "NoEndpoint", "QRewardError", "QueueFull", "RateLimited", "Rejected", "RequestError",
+        "RequestTimeout", "ServerError", "StreamInterrupted",
     ),
-}
+}  # fmt: skip
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = sorted([*_HOME_OF, "__version__"])  # noqa: PLE0605 - a test compares it with the imports under TYPE_CHECKING
@@ -94,9 +70,9 @@ if TYPE_CHECKING:
     from qreward.errors import ServerError as ServerError
     from qreward.errors import StreamInterrupted as StreamInterrupted
     from qreward.functions.config import ScheduleConfig as ScheduleConfig
+    from qreward.functions.function import ScheduleMetrics as ScheduleMetrics
+    from qreward.functions.function import ScheduleStats as ScheduleStats
     from qreward.functions.function import schedule as schedule
-    from qreward.functions.metrics import ScheduleMetrics as ScheduleMetrics
-    from qreward.functions.metrics import ScheduleStats as ScheduleStats
     from qreward.functions.watcher import ConfigWatcher as ConfigWatcher
     from qreward.judge.config import JudgeConfig as JudgeConfig
     from qreward.judge.judge import Judge as Judge

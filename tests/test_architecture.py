@@ -45,7 +45,7 @@ OUTSIDE = {
         "judge", "integrations", "server", "notebook", "chat_namespace",
     },
     "aiohttp": {"transport", "testing"},
-    "openai": {"codecs", "integrations.openai.sdk"},
+    "openai": {"codecs", "integrations.openai.transports"},
     "httpx": {"transport.httpx_backend", "integrations.openai.transports"},
     "httpx2": {"transport.httpx_backend", "integrations.openai.transports"},
     "IPython": {"integrations", "notebook", "progress"},
@@ -454,8 +454,6 @@ def _circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
 
 
 SHARED_NAMES = {
-    "CallOptions": "to be mended",
-    "StreamOptions": "to be mended",
     "Scored": "the reward of a row for trainers",
     "Transport": "the drop-in for the OpenAI SDK, by its users' word",
 }

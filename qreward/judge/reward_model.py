@@ -8,7 +8,6 @@ from itertools import count
 from typing import Any, Unpack
 
 from qreward.client import QRewardClient
-from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.registry import SCORE
 from qreward.errors import ConfigError
@@ -21,7 +20,7 @@ from qreward.judge.verdict_parser import bounds
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_params
 from qreward.results import BatchResult, Result, Usage
 from qreward.runtime import runtime_of
-from qreward.scoring.formats import MergeSpec, asking
+from qreward.scoring.merge_spec import MergeSpec
 from qreward.settings.policies import Priority
 
 _OPTIONS = ("extra_headers", "extra_body", "hedge")
@@ -123,16 +122,15 @@ class RewardModelScorer:
             extras: filled with the extra fields of the items, by index. None discards them.
         """
         params = {name: value for name, value in self._params.items() if name not in _OPTIONS}
-        spec = asking(SCORE, self._model, params, self._params.get("extra_headers"), self._params.get("extra_body"))
         indexes = count()
 
-        def call(item: object) -> WireRequest:
+        def read(item: object) -> Any:
             index, extra = next(indexes), extra_of(item)  # items are read once and in order, so the count is their index
             if extra is not None and extras is not None:
                 extras[index] = extra
-            return spec.call(_item(item))
+            return SCORE.item(_item(item))
 
-        return MergeSpec(spec.listing, spec.blank, call, spec._key)
+        return MergeSpec(SCORE, self._model, params, self._params.get("extra_headers"), self._params.get("extra_body"), read)
 
     async def aclose(self) -> None:
         """Close the client if the scorer owns it."""

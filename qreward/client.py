@@ -28,11 +28,9 @@ from qreward.engine.snapshots import ClientState, state_of, stats_of
 from qreward.errors import ConfigError
 from qreward.options import DEFAULT, Watching, preparer
 from qreward.quota.renewal import Sharing
-from qreward.quota.transports import LedgerTransports
 from qreward.results import BatchResult, FleetStats, Result
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import RequestOptions
 from qreward.scheduler.scheduler import Scheduler
+from qreward.scheduler.state import Pool, RequestOptions
 from qreward.scoring.endpoint_limits import KnownLists
 from qreward.scoring.merger import RequestMerger
 from qreward.scoring.methods import RewardCalls, TextCalls
@@ -151,8 +149,7 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
         self._fleet: LiveFleet = LiveFleet(self._engine, config.endpoints, config.routes)
         self._lists = KnownLists()
         self._engine.watch_over(self._fleet.sources, self._lists.look)
-        self._carriers = LedgerTransports()
-        self._sharing = Sharing(self._engine, self._fleet.sources, self._carriers, self._carriers.__iter__)
+        self._sharing = Sharing(self._engine, self._fleet.sources)
         self._prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
         if self._telemetry is not None:
             self._telemetry.observe(self, QRewardClient._state)
@@ -161,8 +158,7 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
     def _begin_again(self) -> object:
         """Reset the client in a forked child process, which must not use the connections and tasks of its parent."""
         inherited = self._engine, self._fleet, self._sharing
-        for carrier in self._carriers:  # the open files are copies of the parent's
-            carrier.close()
+        self._sharing.close_transports()  # the open files are copies of the parent's
         self._begin(self.config, *self._given)
         return inherited
 

@@ -13,8 +13,7 @@ from qreward.codecs.base import Codec, WireRequest
 from qreward.engine.snapshots import load_of
 from qreward.errors import ConfigError
 from qreward.progress import Progress, start_progress
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import RequestOptions
+from qreward.scheduler.state import Pool, RequestOptions
 from qreward.settings.policies import Endpoint, priority_level
 from qreward.spelling import TYPO, closest
 from qreward.transport import connection_settings

@@ -17,9 +17,8 @@ from typing import NamedTuple, Protocol
 
 from qreward.errors import ClientClosed, QRewardError, RequestTimeout
 from qreward.results import AttemptRecord
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome
-from qreward.scheduler.request import Attempt, CancelReason, Task, TaskState
+from qreward.scheduler.state import Attempt, CancelReason, Source, Task, TaskState
 from qreward.settings.policies import Retry
 
 
@@ -182,7 +181,6 @@ class FailurePolicy:
     def _stopped(self, now: float, attempt: Attempt) -> RetryDecision:
         source = attempt.source
         source.tally.cancelled += 1
-        source.window.ended()
         source.silence.ended(source.inflight)
         source.advertised(now, attempt.sent_at, None)
         if attempt.why is not None and now >= attempt.task.deadline:
@@ -211,7 +209,6 @@ class FailurePolicy:
             return available and not source.available_soon(now)
         source.tally.failed += 1
         source.trouble = str(failure.error)
-        source.window.ended()
         if failure.kind in NO_SIGN_OF_LIFE:
             source.silence.ended(source.inflight)
         else:

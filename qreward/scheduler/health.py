@@ -1,4 +1,4 @@
-"""The circuit breaker of a source: it decides from failures whether the source is in service. Overload is handled by ``cooldown``.
+"""When a source is left alone: out of service after failures (``Health``, a circuit breaker), cooling down after overload (``Cooldown``).
 
 Closed -> open after five failures in a row of distinct tasks, or when most attempts fail. It stays open for 2 s x 2^k (at most 5 s, with
 jitter). Then it is half-open: one real task is sent. When that is answered, a quarter of the concurrency limit opens, then one slot more
@@ -42,10 +42,6 @@ class HealthChange(NamedTuple):
     seconds: float
 
 
-def _nobody(_in_service: int, _is_back: int) -> None:
-    pass
-
-
 class Health:
     """Circuit breaker: in service, out of service until a time, or half-open.
 
@@ -64,29 +60,10 @@ class Health:
             part of the same outage.
     """
 
-    __slots__ = (
-        "_changed",
-        "_down",
-        "_ejected",
-        "_failing",
-        "_openings",
-        "_recent",
-        "_rng",
-        "_stalled",
-        "_success",
-        "allowed",
-        "clean",
-        "in_service",
-        "is_back",
-        "open_until",
-        "serving_since",
-        "since",
-    )  # fmt: skip
-
-    def __init__(self, rng: Random, changed: Callable[[int, int], None] = _nobody) -> None:
+    def __init__(self, rng: Random, changed: Callable[[int, int], None] = lambda _in_service, _is_back: None) -> None:
         self._rng = rng
         self._changed = changed
-        self._down = False
+        self.marked_unhealthy = False
         self.in_service = self.is_back = True
         self._openings = 0
         self._ejected = False  # it was ejected, and no answer has come since
@@ -100,19 +77,14 @@ class Health:
         self._recent: set[int] = set()  # distinct tasks that failed at all
         self._success, self.clean, self._stalled = 1.0, True, False
 
-    @property
-    def down(self) -> bool:
+    def mark_unhealthy(self) -> None:
         """An operator has marked it unhealthy."""
-        return self._down
-
-    @down.setter
-    def down(self, down: bool) -> None:
-        self._down = down
+        self.marked_unhealthy = True
         self._update()
 
     def _update(self) -> None:
         """Recompute the derived attributes. Call it after every change of ``down``, ``open_until`` or ``allowed``."""
-        in_service = not self._down and self.open_until == -inf
+        in_service = not self.marked_unhealthy and self.open_until == -inf
         is_back = in_service and self.allowed > 1
         if in_service is not self.in_service or is_back is not self.is_back:
             changes = in_service - self.in_service, is_back - self.is_back
@@ -206,7 +178,79 @@ class Health:
 
     def restore(self) -> None:
         """An operator has marked it healthy."""
-        self._down, self._openings = False, 0
+        self.marked_unhealthy, self._openings = False, 0
         self._close()
         self._update()
         self.clean = not self._ejected
+
+
+FIRST = 0.25
+LONGEST = 3.2
+"""Longest wait in seconds without a hint, before jitter of up to 1.5 times, so that sending resumes within 5 s of a source's return."""
+
+
+class Cooldown:
+    """Until when nothing is sent to a source that rejected requests: inactive, active until a time, or open for one probe.
+
+    A hint (``Retry-After``) is obeyed exactly; ``failure_policy`` has already capped one that is too long. Without a hint the cooldown
+    lasts 0.25 s, doubling while rejects continue. Afterwards one request is sent as a probe. The others follow when the probe was not
+    rejected within a few times the usual delay of a reject. The concurrency limit decides which rejects start a cooldown and which only
+    mean that the source is full.
+
+    Attributes:
+        opens_at: the time before which nothing may be sent.
+        closed: cooldowns in a row without a successful probe; 0 while it is inactive.
+        uncapped_hint: seconds for which the source asked to wait, if that was capped; else None.
+    """
+
+    def __init__(self, rng: Random) -> None:
+        self.opens_at = -inf
+        self._rng = rng
+        self.closed = 0
+        self.uncapped_hint: float | None = None
+        self._closed_at = -inf
+        self._asked = -inf  # the latest hint holds until then
+        self._probe_at: float | None = None
+        self._reject_after = 0.0  # seconds a reject takes, moving average
+
+    def sent(self, now: float) -> None:
+        """A request was sent. The first one after a cooldown is the probe; the next one ends the cooldown."""
+        if self._probe_at is None:
+            self._probe_at = now
+            self.opens_at = now + max(FIRST, 3 * self._reject_after)
+        else:
+            self._open()
+
+    def ok(self, sent_at: float) -> None:
+        """An answer arrived."""
+        if self._probe_at is not None and sent_at >= self._probe_at:
+            self._open()
+
+    def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
+        """A request was rejected. ``hint`` is the wait in seconds that the source requests, or None."""
+        self._reject_after += 0.2 * (now - sent_at - self._reject_after)
+        if sent_at >= self._closed_at:  # otherwise it was sent before this cooldown and adds no information
+            self.closed = min(self.closed + 1, 8)
+            self._closed_at = now
+            self._probe_at = None
+            pause = min(LONGEST, FIRST * 2.0 ** (self.closed - 1)) * self._rng.uniform(0.5, 1.5)
+            self.opens_at = max(self.opens_at, now + pause)  # an earlier hint may be longer
+        if hint is not None:
+            self.opens_at, self._asked = max(self.opens_at, now + hint), max(self._asked, now + hint)
+            self.closed, self._probe_at = max(1, self.closed), None  # a probe in flight was sent before this hint
+
+    def hold(self, now: float, seconds: float) -> None:
+        """Start a cooldown because a probe of the server reports that it is not ready. The first request afterwards is the probe."""
+        self.opens_at = max(self.opens_at, now + seconds)
+        self.closed, self._probe_at = max(1, self.closed), None
+
+    def ease(self, now: float) -> bool:
+        """End the cooldown because the server reports free capacity; a hint of the source still holds. True if that is earlier."""
+        at = max(now, self._asked)
+        if not self.closed or self._probe_at is not None or at >= self.opens_at:
+            return False
+        self.opens_at = at
+        return True
+
+    def _open(self) -> None:
+        self.closed, self._probe_at, self.opens_at, self._asked = 0, None, -inf, -inf

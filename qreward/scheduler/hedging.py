@@ -21,13 +21,12 @@ from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
-from qreward.scheduler.request import Attempt, Task, TaskState
-from qreward.scheduler.stats.stalls import LEAST_SECONDS
+from qreward.scheduler.state import Attempt, Task, TaskState
+from qreward.scheduler.stats import LEAST_SECONDS
 from qreward.settings.policies import Hedge
 
 if TYPE_CHECKING:
-    from qreward.scheduler.endpoint_state import Source
-    from qreward.scheduler.pool import Pool
+    from qreward.scheduler.state import Pool, Source
 
 LOOK_LEAST, LOOK_MOST = 1 / 64, 10.0
 """Age in seconds below which no attempt is inspected, and above which every attempt is."""

@@ -14,12 +14,11 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from qreward.scheduler.request import Attempt, BatchFeed
+from qreward.scheduler.state import Attempt, BatchFeed
 from qreward.scheduler.timer_wheel import TimerWheel
 
 if TYPE_CHECKING:
-    from qreward.scheduler.endpoint_state import Source
-    from qreward.scheduler.pool import Pool
+    from qreward.scheduler.state import Pool, Source
 
 UNKNOWN = 0.25
 """Share of the timeout in which a source of unknown latency is expected to answer."""

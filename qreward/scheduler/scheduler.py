@@ -29,17 +29,14 @@ from typing import Any, Final
 
 from qreward.errors import CircuitOpen, NoEndpoint, QRewardError, QueueFull, RequestTimeout
 from qreward.results import has_failed
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.hedging import CopyTargets, HedgingPolicy
 from qreward.scheduler.limits.tokens import TokenEstimator
-from qreward.scheduler.load_balancing import Balancer
 from qreward.scheduler.outages import OutageTracker, deadline
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, Outcome, RateLimitInfo
-from qreward.scheduler.pool import ONLINE, Pool
-from qreward.scheduler.request import Attempt, BatchFeed, CancelReason, Task, TaskState
-from qreward.scheduler.stats.stalls import LEAST_INFLIGHT
+from qreward.scheduler.state import LOW, ONLINE, Attempt, Balancer, BatchFeed, CancelReason, Pool, Source, Task, TaskState
+from qreward.scheduler.stats import LEAST_INFLIGHT
 from qreward.scheduler.timer_wheel import PER_SECOND, Timed, TimerWheel
 from qreward.settings.policies import Hedge, Retry
 
@@ -89,7 +86,7 @@ def hopeless(pool: Pool) -> QRewardError | None:
     """Return the error if no source of a pool can ever serve a task, else None."""
     if not pool.sources:
         return NoEndpoint(f"the route {pool.name} has no endpoint left; add one, or register the route anew")
-    if not pool.in_service and all(source.health.down for source in pool.sources):
+    if not pool.in_service and all(source.health.marked_unhealthy for source in pool.sources):
         names = ", ".join(repr(source.name) for source in pool.sources)
         return CircuitOpen(f"every endpoint of the route {pool.name} is marked unhealthy ({names}); mark_healthy brings one back")
     return None
@@ -104,7 +101,7 @@ def described(outcome: Failure | Cancelled) -> str:
 
 def unfit(task: Task) -> QRewardError | None:
     """Return the task's last error if every source is unsuitable for it or marked unhealthy, else None."""
-    if task.unfit and all(source in task.unfit or source.health.down for source in task.pool.sources):
+    if task.unfit and all(source in task.unfit or source.health.marked_unhealthy for source in task.pool.sources):
         return task.last_error
     return None
 
@@ -224,9 +221,7 @@ class Scheduler:
         if attempt.ended:
             return
         attempt.ended = True
-        del source.attempts[attempt]
-        source.inflight -= 1
-        source.singles -= task.feed is None
+        source.ended(attempt)
         if not source.inflight:
             source.check_at = inf
             self.wheel.remove(source)
@@ -399,7 +394,7 @@ class Scheduler:
     def pump(self, now: float, pool: Pool) -> None:
         """Send waiting tasks to sources with capacity, each to the best one."""
         unable: tuple[Source, ...] = ()
-        while pool.queue:
+        while pool.queue.levels:
             source = self._ready(now, pool, unable)
             if source is None:
                 break
@@ -507,7 +502,7 @@ class Scheduler:
         if task.pool.down_since < inf and task.timeout is not None:
             task.deadline = deadline(now, source, task.pool, task.timeout, feed.opened_at)
             self.wheel.move(task, task.deadline)
-        if len(feed.buffer) < BatchFeed.LOW:
+        if len(feed.buffer) < LOW:
             self._ask(feed)
 
     def _cost(self, task: Task) -> float:
@@ -546,7 +541,6 @@ class Scheduler:
             else:
                 source.tally.retried += has_failed(task.trail or ())
         source.sent(now, attempt)
-        source.singles += task.feed is None
         if source.tokens is not None:
             self.tokens.reserve(now, attempt)
         task.pool.balancer.sent(source)
@@ -733,10 +727,10 @@ class Scheduler:
 
     def _check_idle(self, now: float, pool: Pool) -> None:
         """Check a pool with idle sources: send batch items that were held back, or copy the last items of batches."""
-        if pool.queue:
+        if pool.queue.levels:
             for source in pool.sources:
                 self._fill(now, source)
-        if not pool.queue:
+        if not pool.queue.levels:
             for task, source in self._hedging.tail(now, pool):
                 self._send(now, task, source)
                 self._offer(now, source)

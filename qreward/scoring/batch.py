@@ -11,10 +11,8 @@ from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver
 from qreward.errors import QRewardError
 from qreward.results import BatchResult
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import BatchFeed, RequestOptions, Task
+from qreward.scheduler.state import BatchFeed, Pool, RequestOptions, Source, Task
 from qreward.scoring.formats import MergeSpec
 from qreward.scoring.items import MergedItem
 from qreward.scoring.merger import AHEAD, RequestMerger

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from qreward.codecs.rewards.base import ALONE, MergeLimits
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import ProbeResult
+from qreward.scheduler.state import Source
 
 LONE_REJECTS = 2
 """Successive rejections by an endpoint that has no other request of this client, before shorter requests are tried there."""

@@ -17,10 +17,8 @@ from qreward.engine.instrumentation import TOLD
 from qreward.engine.snapshots import result_of
 from qreward.errors import QRewardError
 from qreward.results import AttemptRecord, Result
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task, TaskState
+from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task, TaskState
 
 if TYPE_CHECKING:
     from qreward.scoring.merger import RequestMerger

@@ -14,10 +14,8 @@ from typing import Any
 
 from qreward.batching.backlog import ALL, OVER, Backlog
 from qreward.codecs.rewards.base import MergeLimits
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outages import deadline
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import BatchFeed, TaskState
+from qreward.scheduler.state import BatchFeed, Pool, Source, TaskState
 from qreward.scoring import sizing
 from qreward.scoring.endpoint_limits import EndpointLimits, KnownLists
 from qreward.scoring.formats import MergeFormat

@@ -20,10 +20,8 @@ from qreward.engine.driver import LoopDriver
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestError
 from qreward.results import AttemptRecord
 from qreward.scheduler import scheduler as endings
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, BatchFeed, Task, TaskState
+from qreward.scheduler.state import Attempt, BatchFeed, Pool, Source, Task, TaskState
 from qreward.scoring import sizing
 from qreward.scoring.endpoint_limits import KnownLists
 from qreward.scoring.formats import MergeFormat

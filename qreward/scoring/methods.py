@@ -17,9 +17,8 @@ from qreward.engine.fleet import Fleet
 from qreward.errors import ConfigError
 from qreward.options import DEFAULT
 from qreward.results import BatchResult, Result
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import RequestOptions
 from qreward.scheduler.scheduler import Scheduler
+from qreward.scheduler.state import Pool, RequestOptions
 from qreward.scoring.batch import MergedBatchWaiter
 from qreward.scoring.endpoint_limits import KnownLists
 from qreward.scoring.formats import MergeSpec, asking, asking_embeddings

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from math import ceil, inf
 
-from qreward.scheduler.endpoint_state import Source
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.state import Pool, Source
 
 MOST = 256
 """Maximum number of items per request at servers without a limit of their own."""

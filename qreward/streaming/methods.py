@@ -15,8 +15,8 @@ from qreward.engine.stream_batch import BatchStreamSink
 from qreward.engine.stream_sink import Outlet
 from qreward.errors import ConfigError
 from qreward.options import DEFAULT, preparer
-from qreward.scheduler.request import RequestOptions
 from qreward.scheduler.scheduler import Scheduler
+from qreward.scheduler.state import RequestOptions
 from qreward.settings.policies import Priority
 from qreward.streaming.handles import BatchStream, OnStreamError, Stream
 

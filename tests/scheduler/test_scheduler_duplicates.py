@@ -11,7 +11,7 @@ from scheduler_desk import Desk
 from scheduler_warm import copy, live, warm, warm_all
 
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind
-from qreward.scheduler.request import BatchFeed, CancelReason, Task
+from qreward.scheduler.state import BatchFeed, CancelReason, Task
 from qreward.settings.policies import Hedge, Retry
 
 K = FailureKind

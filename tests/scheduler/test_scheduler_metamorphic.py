@@ -17,10 +17,10 @@ from scheduler_desk import Desk, failure
 from simulator import Server, Simulation
 
 from qreward.scheduler.failure_policy import Budget
-from qreward.scheduler.limits.adaptive import TUNING, AdaptiveLimit
+from qreward.scheduler.limits.concurrency import TUNING, AdaptiveLimit
 from qreward.scheduler.limits.rate import BURST, Gcra, LearnedRate
 from qreward.scheduler.outcome import Failure, Outcome
-from qreward.scheduler.stats.latency import Quantiles
+from qreward.scheduler.stats import Quantiles
 from qreward.scheduler.timer_wheel import PER_SECOND
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
@@ -135,12 +135,12 @@ def multiply_constants(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
             monkeypatch.setattr(place, name, getattr(place, name) * factor)
     for module in ("timer_wheel", "scheduler"):
         monkeypatch.setattr(importlib.import_module(f"qreward.scheduler.{module}"), "PER_SECOND", PER_SECOND / factor)
-    adaptive = importlib.import_module("qreward.scheduler.limits.adaptive")
+    adaptive = importlib.import_module("qreward.scheduler.limits.concurrency")
     monkeypatch.setattr(adaptive, "TUNING", replace(TUNING, hold=TUNING.hold * factor, settle=TUNING.settle * factor))
     monkeypatch.setattr(
         importlib.import_module("qreward.scheduler.load_balancing"), "log", lambda seconds: log(seconds / factor)
     )  # scores are rounded
-    monkeypatch.setattr(importlib.import_module("qreward.scheduler.stats.latency"), "Quantiles", quantiles(factor))
+    monkeypatch.setattr(importlib.import_module("qreward.scheduler.stats"), "Quantiles", quantiles(factor))
     monkeypatch.setattr(Gcra.__init__, "__defaults__", (BURST * factor,))
     monkeypatch.setattr(Budget, "TTL", Budget.TTL * factor)
 

@@ -25,7 +25,7 @@ from qreward.integrations.openai.request import MEMBERS, OpenAIRequest, read, ro
 from qreward.integrations.openai.responses import Events, OpenAIReply, event, silence
 from qreward.options import DEFAULT, preparer
 from qreward.results import Result, Usage
-from qreward.scheduler.request import RequestOptions
+from qreward.scheduler.state import RequestOptions
 from qreward.scoring.formats import asking_embeddings
 
 if TYPE_CHECKING:

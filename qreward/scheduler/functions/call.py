@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from qreward.scheduler.request import Attempt, Task, TaskState
+from qreward.scheduler.state import Attempt, Task, TaskState
 
 if TYPE_CHECKING:
     from qreward.scheduler.functions.state import Function, KeyState

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from qreward.scheduler.functions.call import Adapting, CallOptions, Hedging
-from qreward.scheduler.functions.heap import IndexedHeap
 from qreward.scheduler.functions.limits import AimdLimit, Breaker, SlidingWindowLimit, kept
-from qreward.scheduler.stats.latency import Quantiles
+from qreward.scheduler.heap import IndexedHeap
+from qreward.scheduler.stats import Quantiles
 
 if TYPE_CHECKING:
     from qreward.scheduler.functions.call import Call

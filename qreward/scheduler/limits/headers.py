@@ -77,7 +77,7 @@ class HeaderRateLimit:
 
     Example:
         >>> limit = HeaderRateLimit()
-        >>> limit.told(2.0, 1.0, RateLimit(limit=600, remaining=0, reset=30.0))
+        >>> limit.update(2.0, 1.0, RateLimit(limit=600, remaining=0, reset=30.0))
         >>> limit.ready_at
         32.0
     """
@@ -176,26 +176,24 @@ class HeaderRateLimit:
 
     # advertisements
 
-    def told(
-        self, now: float, sent_at: float, said: RateLimit, *, answered: bool = True, others: float = 0.0, hint: float | None = None
+    def update(
+        self, now: float, sent_at: float, said: RateLimit | None, *, answered: bool = True, others: float = 0.0, hint: float | None = None
     ) -> None:
-        """Apply an advertisement.
+        """A request ended, or its streamed answer began. Apply what the response advertises.
 
         Args:
             now: when the response arrived.
             sent_at: when its request was sent.
-            said: the advertised limit.
+            said: the advertised limit, or None. If a request was answered without it, after the last advertisement, the limit ends.
             answered: the request was served, not rejected.
             others: cost of the other requests in flight; used only for the first advertisement.
             hint: seconds after which a rejected request may be retried, as the server said; takes precedence over inferred times.
         """
-        self._take_in(now, sent_at, said, answered, others)
-        if hint is not None:
-            self._ask_at = now + hint
-
-    def untold(self, now: float, sent_at: float, *, answered: bool, hint: float | None = None) -> None:
-        """A request ended without this limit being advertised. If it was answered and sent after the last advertisement, the limit ends."""
-        if hint is not None:
+        if said is not None:
+            self._take_in(now, sent_at, said, answered, others)
+            if hint is not None:
+                self._ask_at = now + hint
+        elif hint is not None:
             self._ask_at = min(self._ask_at, now + hint)
         elif sent_at > self._told_at:
             if answered:

@@ -12,7 +12,7 @@ from qreward.scheduler.functions.call import Adapting, Breaking, Call, CallFailu
 from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.functions.state import Function
 from qreward.scheduler.outcome import CANCELLED, Answer
-from qreward.scheduler.request import Attempt
+from qreward.scheduler.state import Attempt
 
 __all__ = ["AT_ONCE", "Adapting", "Breaking", "Broken", "CallOptions", "Desk", "Hedging", "Longest", "Pause", "Rate", "Shortest"]
 

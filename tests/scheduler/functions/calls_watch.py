@@ -12,12 +12,12 @@ from typing import Any
 
 from qreward.errors import CircuitOpen, RequestTimeout
 from qreward.scheduler.functions.call import Call, CallFailure
-from qreward.scheduler.functions.heap import SWEEP, IndexedHeap
 from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.functions.state import HEDGES_AT_ONCE, Function, KeyState
+from qreward.scheduler.heap import SWEEP, IndexedHeap
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.request import Attempt, CancelReason
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
+from qreward.scheduler.state import Attempt, CancelReason
 from qreward.scheduler.timer_wheel import PER_SECOND
 
 BUCKET = 1 / PER_SECOND

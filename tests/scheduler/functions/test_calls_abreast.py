@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from calls_desk import AT_ONCE, Breaking, Desk, Pause
 
-from qreward.scheduler.request import CancelReason
+from qreward.scheduler.state import CancelReason
 from qreward.scheduler.timer_wheel import PER_SECOND
 
 BUCKET = 1 / PER_SECOND

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Generic, TypeVar
@@ -13,9 +14,7 @@ SWEEP = 64
 
 
 class IndexedHeap(Generic[T]):
-    """A heap in which each item has one position. Items of equal rank are ordered by their numbers."""
-
-    __slots__ = ("_heap", "_places", "_tickets")
+    """A heap in which each item has one position. Items of equal rank are ordered by their numbers, then by when they were put."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, int, T]] = []
@@ -30,11 +29,12 @@ class IndexedHeap(Generic[T]):
         self._tickets += 1  # so that items are never compared
         place = self._places[thing] = (rank, number, self._tickets, thing)
         heappush(self._heap, place)
-        self._sweep()
+        if len(self._heap) > 2 * len(self._places) + SWEEP:
+            self._sweep()
 
     def drop(self, thing: T) -> None:
         """Remove an item if it is in the heap."""
-        if self._places.pop(thing, None) is not None:
+        if self._places.pop(thing, None) is not None and len(self._heap) > 2 * len(self._places) + SWEEP:
             self._sweep()
 
     def first(self) -> T | None:
@@ -53,11 +53,27 @@ class IndexedHeap(Generic[T]):
 
     def take(self) -> T:
         """Remove and return the first item. The heap must not be empty."""
-        thing = self.first()
+        thing = self.take_outside(())
         assert thing is not None
-        heappop(self._heap)
-        del self._places[thing]
         return thing
+
+    def take_outside(self, avoided: Container[T]) -> T | None:
+        """Remove and return the first item that is not in ``avoided``, or None."""
+        heap, places = self._heap, self._places
+        aside, found = [], None
+        while heap:
+            place = heappop(heap)
+            thing = place[3]
+            if places.get(thing) is not place:
+                continue
+            if thing not in avoided:
+                del places[thing]
+                found = thing
+                break
+            aside.append(place)
+        for place in aside:
+            heappush(heap, place)
+        return found
 
     def empty(self) -> list[T]:
         """Remove and return all items, in order."""
@@ -69,10 +85,13 @@ class IndexedHeap(Generic[T]):
     def __contains__(self, thing: T) -> bool:
         return thing in self._places
 
+    def __iter__(self) -> Iterator[T]:
+        """Iterate over the items in any order."""
+        return iter(self._places)
+
     def __len__(self) -> int:
         return len(self._places)
 
     def _sweep(self) -> None:
-        if len(self._heap) > 2 * len(self._places) + SWEEP:
-            self._heap = list(self._places.values())
-            heapify(self._heap)
+        self._heap = list(self._places.values())
+        heapify(self._heap)

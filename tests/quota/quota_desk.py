@@ -144,7 +144,7 @@ class Room:
         member.alive = False
         member.flying.clear()
         if noticed:
-            self.ledger.bury(self.now, member.name)
+            self.ledger.remove_dead(self.now, member.name)
 
     def check(self) -> None:
         """What all may believe to hold is never more than there is."""

@@ -1,8 +1,8 @@
 """Decides what follows from a failed attempt, for its source and for its task: one table of rules, one backoff, one retry budget.
 
 Overload affects the source's cooldown and concurrency limit; it costs the task no attempt and does not count against health. Any other
-failure of an endpoint counts against the source's health, unless the task itself is the likely cause (``FailurePolicy._is_to_blame``): the
-tasks that reach a failing source first reveal it.
+failure of an endpoint counts against the source's health, unless the task itself is the likely cause (``_is_task_to_blame``): the tasks
+that reach a failing source first reveal it.
 
 A refused request is never sent again. Any other task goes to another source at once if one will be available soon; otherwise it waits with
 full jitter (Brooker, AWS 2015) and may return to the same source. Retries draw on one budget (Finagle's RetryBudget), so that a failing
@@ -26,39 +26,36 @@ class FailureRule(NamedTuple):
     """What follows from one kind of failure.
 
     Attributes:
-        again: the task may be retried.
+        retryable: the task may be retried.
         charged: the failure counts as one of the task's attempts, and the retry draws on the budget.
-        elsewhere: only another source may serve the task.
-        unwell: the failure counts against the health of the source.
+        other_source_only: only another source may serve the task.
+        hurts_health: the failure counts against the health of the source.
     """
 
-    again: bool
+    retryable: bool
     charged: bool = False
-    elsewhere: bool = False
-    unwell: bool = False
+    other_source_only: bool = False
+    hurts_health: bool = False
 
 
 RULES: dict[FailureKind, FailureRule] = {
-    FailureKind.OVERLOADED: FailureRule(again=True),
-    FailureKind.QUOTA: FailureRule(again=True, elsewhere=True),
-    FailureKind.TRANSIENT: FailureRule(again=True, charged=True, unwell=True),
-    FailureKind.UNREACHABLE: FailureRule(again=True, charged=True, unwell=True),
-    FailureKind.TIMEOUT: FailureRule(again=True, charged=True, unwell=True),
-    FailureKind.UNSUITABLE: FailureRule(again=True, elsewhere=True),
-    FailureKind.REFUSED: FailureRule(again=False),
-    FailureKind.UNSENDABLE: FailureRule(again=False),
-    FailureKind.LOCAL: FailureRule(again=True, charged=True),
+    FailureKind.OVERLOADED: FailureRule(retryable=True),
+    FailureKind.QUOTA: FailureRule(retryable=True, other_source_only=True),
+    FailureKind.TRANSIENT: FailureRule(retryable=True, charged=True, hurts_health=True),
+    FailureKind.UNREACHABLE: FailureRule(retryable=True, charged=True, hurts_health=True),
+    FailureKind.TIMEOUT: FailureRule(retryable=True, charged=True, hurts_health=True),
+    FailureKind.UNSUITABLE: FailureRule(retryable=True, other_source_only=True),
+    FailureKind.REFUSED: FailureRule(retryable=False),
+    FailureKind.UNSENDABLE: FailureRule(retryable=False),
+    FailureKind.LOCAL: FailureRule(retryable=True, charged=True),
 }
-_TOLD_NO = FailureRule(again=False)
 
 
 def rule_for(failure: Failure) -> FailureRule:
     """Return the rule of a failure. The endpoint's ``x-should-retry`` header takes precedence over the table."""
-    if failure.should_retry is None:
-        return RULES[failure.kind]
-    if not failure.should_retry:
-        return _TOLD_NO
-    return RULES[FailureKind.TRANSIENT] if failure.kind is FailureKind.REFUSED else RULES[failure.kind]
+    if failure.should_retry is False:
+        return RULES[FailureKind.REFUSED]
+    return RULES[FailureKind.TRANSIENT if failure.should_retry and failure.kind is FailureKind.REFUSED else failure.kind]
 
 
 class BackoffParams(Protocol):
@@ -82,8 +79,6 @@ class Budget:
     The reserve also covers every request that can be in flight, so that all requests of a lost endpoint can be redirected at once.
     Source: Finagle RetryBudget (20 %, 10 a second, over 10 s).
     """
-
-    __slots__ = ("_earned", "_floor", "_reserve", "_share", "_then", "capacity")
 
     TTL = 10.0
 
@@ -169,32 +164,33 @@ class FailurePolicy:
                 return self._stopped(now, attempt)
             outcome = attempt.failure = _overdue(now, attempt)
         rule = rule_for(outcome)
-        lost = self._blame(now, attempt, outcome, rule)
+        lost = self._record_failure(now, attempt, outcome, rule)
         if not task.holds(attempt):  # the task does not depend on this attempt any more; it only counts for the source
             return RetryDecision(lost)
-        self._note(now, attempt, outcome)
+        self._record_attempt(now, attempt, outcome)
         if attempt.committed and not task.restarts:  # part of the answer was delivered and cannot be taken back
             return RetryDecision(lost, error=outcome.error, final=True)
         wait, error = self._decide(now, task, source, outcome, rule)
-        return RetryDecision(lost, wait, error, final=not rule.again)
+        return RetryDecision(lost, wait, error, final=not rule.retryable)
 
     def _stopped(self, now: float, attempt: Attempt) -> RetryDecision:
-        source = attempt.source
+        """Decide what follows from an attempt that was cancelled for another reason than its time limit."""
+        source, task = attempt.source, attempt.task
         source.tally.cancelled += 1
         source.silence.ended(source.inflight)
         source.advertised(now, attempt.sent_at, None)
-        if attempt.why is not None and now >= attempt.task.deadline:
+        if attempt.why is None:
+            return RetryDecision(error=ClientClosed("the event loop was shut down before the request was done"))
+        if now >= task.deadline:
             source.unanswered += 1
-        error = None if attempt.why else ClientClosed("the event loop was shut down before the request was done")
         slow = source.latency.slow
-        task = attempt.task
-        hopeless = attempt.why is CancelReason.ABANDONED and (task.tries or task.suspected)  # it has failed at other sources, too
-        if attempt.why is None or attempt.committed or slow is None or hopeless or now - attempt.sent_at < 4 * slow:
-            return RetryDecision(error=error)
+        failed_elsewhere = attempt.why is CancelReason.ABANDONED and (task.tries or task.suspected)
+        if attempt.committed or slow is None or failed_elsewhere or now - attempt.sent_at < 4 * slow:
+            return RetryDecision()
         # abandoned, but so late that it counts against the source: short timeouts of callers must not hide a hang
-        return RetryDecision(source.health.failed(now, attempt.sent_at, attempt.task.number, last=source.is_essential()), error=error)
+        return RetryDecision(source.health.failed(now, attempt.sent_at, task.number, last=source.is_essential()))
 
-    def _blame(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule) -> bool:
+    def _record_failure(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule) -> bool:
         source, task = attempt.source, attempt.task
         if is_sign_of_life(failure):
             source.unanswered = 0
@@ -217,16 +213,16 @@ class FailurePolicy:
             in_service = source.health.in_service
             source.health.eject(now, QUOTA_AWAY)
             return in_service
-        if not (rule.unwell or (failure.misconfigured and not source.is_essential())):
+        if not (rule.hurts_health or (failure.misconfigured and not source.is_essential())):
             return False
         if failure.kind is not FailureKind.UNREACHABLE:  # otherwise the request did not reach the source: the task cannot be the cause
-            to_blame = self._is_to_blame(task, source)
+            task_to_blame = self._is_task_to_blame(task, source)
             task.failures = (*task.failures, (source, now))
-            if to_blame or (failure.kind is FailureKind.TIMEOUT and _hangs_elsewhere(now, attempt)):
+            if task_to_blame or (failure.kind is FailureKind.TIMEOUT and _hangs_elsewhere(now, attempt)):
                 return False
         return source.health.failed(now, attempt.sent_at, task.number, last=source.is_essential())
 
-    def _is_to_blame(self, task: Task, source: Source) -> bool:
+    def _is_task_to_blame(self, task: Task, source: Source) -> bool:
         """Return whether the task, and not the source, is the likely cause of a failure.
 
         It is if the task has failed at a source that served other tasks, or has failed as often as a task may. The failure then does not
@@ -236,16 +232,16 @@ class FailurePolicy:
             return True
         return any(other.was_well(then, asked_now=other is source) for other, then in task.failures)
 
-    def _note(self, now: float, attempt: Attempt, failure: Failure) -> None:
+    def _record_attempt(self, now: float, attempt: Attempt, failure: Failure) -> None:
         error = failure.error
         status = getattr(error, "status_code", None)
         record_attempt(attempt, failure.kind.name.lower(), now, status, str(error))
         attempt.task.last_error = error
 
     def _decide(self, now: float, task: Task, source: Source, failure: Failure, rule: FailureRule) -> tuple[float, QRewardError | None]:
-        if not rule.again:
+        if not rule.retryable:
             return 0.0, failure.error
-        if rule.elsewhere:
+        if rule.other_source_only:
             task.unfit = (*task.unfit, source)
             self._avoid(task, (*task.excluded, source))
             pool, unfit = task.pool, task.unfit
@@ -264,7 +260,7 @@ class FailurePolicy:
 
     def _is_charged(self, task: Task, source: Source, failure: Failure, rule: FailureRule) -> bool:
         """Return whether a failure counts as one of the task's attempts. At a source that is out of service it does not, up to a bound."""
-        if not rule.unwell or source.health.in_service:
+        if not rule.hurts_health or source.health.in_service:
             return True
         if failure.kind is FailureKind.UNREACHABLE:
             return len(task.trail or ()) > MOST_TRAIL

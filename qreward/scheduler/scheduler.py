@@ -31,7 +31,7 @@ from qreward.errors import CircuitOpen, NoEndpoint, QRewardError, QueueFull, Req
 from qreward.results import has_failed
 from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt
 from qreward.scheduler.health import HealthChange
-from qreward.scheduler.hedging import CopyTargets, HedgingPolicy
+from qreward.scheduler.hedging import CopyTargets, HedgingPolicy, Overdue
 from qreward.scheduler.limits.tokens import TokenEstimator
 from qreward.scheduler.outages import OutageTracker, deadline
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, Outcome, RateLimitInfo
@@ -359,9 +359,12 @@ class Scheduler:
         loser = task.other(winner)
         assert loser is not None
         record_attempt(loser, "cancelled", now, detail=f"endpoint {winner.source.name!r} answered first")
-        if loser.why is None:
-            loser.why = CancelReason.BEATEN
-            self.out.append((CANCEL, loser))
+        self._cancel(loser, CancelReason.BEATEN)
+
+    def _cancel(self, attempt: Attempt, why: CancelReason) -> None:
+        if not attempt.ended and attempt.why is None:
+            attempt.why = why
+            self.out.append((CANCEL, attempt))
 
     def _continue(self, now: float, task: Task, verdict: RetryDecision) -> None:
         if task.attempt is not None and not verdict.final:  # another attempt is in flight, and its outcome decides
@@ -592,9 +595,8 @@ class Scheduler:
         attempts = task.attempt, task.copy
         task.attempt = task.copy = None
         for attempt in attempts:
-            if attempt is not None and not attempt.ended and attempt.why is None:
-                attempt.why = CancelReason.ABANDONED
-                self.out.append((CANCEL, attempt))
+            if attempt is not None:
+                self._cancel(attempt, CancelReason.ABANDONED)
 
     # loss of sources
 
@@ -656,20 +658,18 @@ class Scheduler:
         """Cancel attempts past their limit, copy those that seem to hang or are due for a hedge, and set the next inspection."""
         if now >= source.silence.alarm_at(source.inflight, source.latency.mean):
             self._on_stall(now, source)
-        found = self._hedging.inspect(now, source)
-        for attempt in (*found.overdue, *(self._hedging.behind(now, copy) for copy in found.again)):
-            if attempt.why is None:
-                attempt.why = CancelReason.OVERDUE
-                self.out.append((CANCEL, attempt))
-        rooms: dict[Pool, CopyTargets] = {}
-        for attempt in found.hung:
-            self._suspect(now, attempt, rooms)
-        for attempt in found.late:
-            self._hedge(now, attempt)
+        found, next_at = self._hedging.inspect(now, source)
+        targets: dict[Pool, CopyTargets] = {}
+        for kind, attempt in found:
+            if kind is Overdue.HUNG:
+                self._suspect(now, attempt, targets)
+            elif kind is Overdue.LATE:
+                self._hedge(now, attempt)
+            else:
+                self._cancel(attempt if kind is Overdue.TIMED_OUT else self._hedging.behind(now, attempt), CancelReason.OVERDUE)
         source.look_after = self._hedging.look_after(source)
-        alarm = source.silence.alarm_at(source.inflight, source.latency.mean)
-        soonest = min(found.next_at, alarm, now + source.look_after)
-        if any(self._hedging.may_be_copied(attempt) for attempt in (*found.hung, *found.late)):  # no source had capacity for the copy
+        soonest = min(next_at, source.silence.alarm_at(source.inflight, source.latency.mean), now + source.look_after)
+        if any(self._hedging.may_be_copied(attempt) for _, attempt in found):  # no source had capacity for the copy
             soonest = min(soonest, now + LOOK_LATER)
         source.check_at = max(soonest, now + min(LOOK_LATER, source.look_after / 8)) if source.inflight else inf
 
@@ -682,17 +682,17 @@ class Scheduler:
         self._report_down(now, source, f"none of {source.inflight} requests in flight was answered for {now - source.silence.since:.1f} s")
         source.silence.since = inf
         source.health.stall(now)
-        rooms: dict[Pool, CopyTargets] = {}
+        targets: dict[Pool, CopyTargets] = {}
         for attempt in list(source.attempts):
             if self._hedging.may_be_copied(attempt):
-                self._copy(now, attempt.task, rooms)
+                self._copy(now, attempt.task, targets)
         self.lost(now, source)
 
-    def _suspect(self, now: float, attempt: Attempt, rooms: dict[Pool, CopyTargets]) -> None:
+    def _suspect(self, now: float, attempt: Attempt, targets: dict[Pool, CopyTargets]) -> None:
         task = attempt.task
         if task.pool.awaits(now, self._hedging.others(task)) and self._hedging.withdraw_for(now, attempt):
             task.suspected += 1
-            self._copy(now, task, rooms)
+            self._copy(now, task, targets)
 
     def _hedge(self, now: float, attempt: Attempt) -> None:
         """Hedge a request if a source has capacity and is expected to answer sooner than the age of the attempt."""
@@ -707,16 +707,15 @@ class Scheduler:
             self._send(now, task, source)
         self._offer(now, source)
 
-    def _copy(self, now: float, task: Task, rooms: dict[Pool, CopyTargets]) -> None:
+    def _copy(self, now: float, task: Task, targets: dict[Pool, CopyTargets]) -> None:
         """Send a task to a second source, or queue it for one ahead of tasks that were never sent.
 
-        ``rooms`` caches the ``CopyTargets`` of this inspection, because each sorts all the sources of its pool.
+        ``targets`` caches the ``CopyTargets`` of this inspection, because each sorts all the sources of its pool.
         """
         avoided = self._hedging.others(task)
-        room = rooms.get(task.pool)
-        if room is None:
-            room = rooms[task.pool] = CopyTargets(now, task.pool)
-        avoided = (*avoided, *room.too_slow(avoided))
+        if task.pool not in targets:
+            targets[task.pool] = CopyTargets(now, task.pool)
+        avoided = (*avoided, *targets[task.pool].too_slow(avoided))
         source = self._ready(now, task.pool, avoided)
         if source is None:
             task.excluded = avoided

@@ -37,27 +37,20 @@ class Lease:
 
     Attributes:
         call: called when a request has to wait for the lease; once, until ``missed`` is reset. It must not block.
-        missed: ``call`` was called.
-        until: when the lease runs out, or when being on its own must be confirmed again; -inf without a lease.
-        permits: requests it may have in flight.
-        own: it is on its own.
-        members: number of members that share the key, by the last reply; 0 if it is not a member.
-        news: description of an unusual state; empty otherwise.
         requests, tokens: quotas of what is limited per minute, else None; ``quotas`` are those that there are.
-        window: the concurrency limit, capped by ``permits``.
     """
 
     def __init__(self, limits: Limits, window: ConcurrencyLimit) -> None:
         self.call: Callable[[], object] = lambda: None
-        self.missed = self.own = False
-        self.until = -inf
-        self.members = 0
-        self.news = "waiting for a first share"
+        self.missed = self.own = False  # ``call`` was called
+        self.until = -inf  # when the lease runs out, or when being on its own must be confirmed again; -inf without a lease
+        self.members = 0  # number of members that share the key, by the last reply; 0 if it is not a member
+        self.news = "waiting for a first share"  # description of an unusual state; empty otherwise
         self.requests = LeasedQuota(self, 1.0) if limits.rpm else None
         self.tokens = LeasedQuota(self, FIRST_TOKENS) if limits.tpm else None
         self.quotas = [quota for quota in (self.requests, self.tokens) if quota is not None]
-        self.permits = 0.0 if limits.max_concurrency else inf
-        self.window = CappedLimit(window, self.permits)
+        self.permits = 0.0 if limits.max_concurrency else inf  # requests it may have in flight
+        self.window = CappedLimit(window, self.permits)  # the concurrency limit, capped by ``permits``
 
     def may_send(self, now: float) -> bool:
         """Return whether the lease is valid and allows at least one request in flight. If not, request a renewal."""
@@ -138,7 +131,7 @@ class Lease:
         if own and not self.own:
             for quota in self.quotas:
                 quota.begin_own(now)
-        self.own = own
+        self.own = own  # it is on its own
 
 
 class LeasedQuota(Gcra):
@@ -150,8 +143,6 @@ class LeasedQuota(Gcra):
 
     Attributes:
         share: its share per minute; its own rate limit is derived from it while it is on its own.
-        limit: limit per minute of all members together.
-        left: amount granted and not used.
         spent, returned: as in ``Demand``.
         largest, mean: cost of the larger requests, and of all on average.
     """
@@ -161,8 +152,8 @@ class LeasedQuota(Gcra):
         self._lease = lease
         self._whole = cost == 1
         self._spread = inf
-        self.left = self.spent = self.returned = self.share = 0.0
-        self.limit = inf
+        self.left = self.spent = self.returned = self.share = 0.0  # amount granted and not used
+        self.limit = inf  # limit per minute of all members together
         self.largest = self.mean = cost
 
     @property
@@ -237,13 +228,10 @@ class CappedLimit(ConcurrencyLimit):
     """A concurrency limit capped by the member's share of requests in flight. The wrapped limit adapts as usual.
 
     ``limit`` is at least 1: ``Lease.may_send`` prevents sending if the share allows none.
-
-    Attributes:
-        peak: most requests in flight since it was last set.
     """
 
     def __init__(self, inner: ConcurrencyLimit, permits: float) -> None:
-        self.peak = 0
+        self.peak = 0  # most requests in flight since it was last set
         self._permits = permits
         self.inner = inner
 

@@ -76,42 +76,28 @@ class Account(msgspec.Struct, array_like=True):
     """One member's use of a limit per minute.
 
     Attributes:
-        at: time of its last report.
         spent, returned: totals of its last report, see ``Demand``.
-        served: its clock for fair queueing.
-        out: amount granted and not reported as used.
-        want: amount that it wants in addition to ``out``.
-        least: the smallest useful amount.
     """
 
-    at: float
+    at: float  # time of its last report
     spent: float
     returned: float
-    served: float = 0.0
-    out: float = 0.0
-    want: float = 0.0
-    least: float = 1.0
+    served: float = 0.0  # its clock for fair queueing
+    out: float = 0.0  # amount granted and not reported as used
+    want: float = 0.0  # amount that it wants in addition to ``out``
+    least: float = 1.0  # the smallest useful amount
 
 
 class WindowQuota(msgspec.Struct, array_like=True):
-    """A limit per minute; rules M1 to M4.
+    """A limit per minute; rules M1 to M4."""
 
-    Attributes:
-        whole: it is granted in whole numbers.
-        limit: amount per minute.
-        accounts: account of each member.
-        used: time step -> amount reported as used in it.
-        credit: amount that may be granted now, as of ``since``.
-        clock: the common clock of the members that want more than they get.
-    """
-
-    whole: bool
-    limit: float = inf
-    accounts: dict[str, Account] = {}
-    used: dict[int, float] = {}
-    credit: float = 0.0
+    whole: bool  # it is granted in whole numbers
+    limit: float = inf  # amount per minute
+    accounts: dict[str, Account] = {}  # account of each member
+    used: dict[int, float] = {}  # time step -> amount reported as used in it
+    credit: float = 0.0  # amount that may be granted now, as of ``since``
     since: float = -inf
-    clock: float = 0.0
+    clock: float = 0.0  # the common clock of the members that want more than they get
 
     @property
     def rate(self) -> float:
@@ -221,21 +207,13 @@ TURN = 15.0
 
 
 class Holder(msgspec.Struct, array_like=True):
-    """One member's part of a ``PermitPool``.
+    """One member's part of a ``PermitPool``."""
 
-    Attributes:
-        at: time of its last renewal.
-        want: the share that it wants.
-        held: the share that it may believe to hold.
-        using: requests in flight.
-        lasts: seconds after which its requests in flight are certainly over.
-    """
-
-    at: float
-    want: float = 0.0
-    held: float = 0.0
-    using: int = 0
-    lasts: float = 0.0
+    at: float  # time of its last renewal
+    want: float = 0.0  # the share that it wants
+    held: float = 0.0  # the share that it may believe to hold
+    using: int = 0  # requests in flight
+    lasts: float = 0.0  # seconds after which its requests in flight are certainly over
 
     def holds(self, now: float) -> float:
         if now <= self.at + LEASE:

@@ -64,18 +64,14 @@ def make_transport(kind: str) -> LedgerTransport:
 
 
 class DemandTracker:
-    """Measures what one source needs from one renewal to the next. It reads the source and does not change it.
-
-    Attributes:
-        hungry: work waited for the source at the last renewal.
-    """
+    """Measures what one source needs from one renewal to the next. It reads the source and does not change it."""
 
     def __init__(self, source: Source, lease: Lease) -> None:
         self._source = source
         self._lease = lease
         self._sent = source.tally.sent
         self._at = self._worked_at = -inf
-        self.hungry = False
+        self.hungry = False  # work waited for the source at the last renewal
 
     def is_idle(self, now: float) -> bool:
         """Return whether nothing has been in flight or waiting for more than ``IDLE`` seconds."""
@@ -127,17 +123,12 @@ class DemandTracker:
 
 
 class LeaseRenewer:
-    """Renews the lease of one source and applies the replies. Used only in the thread of ``Sharing``.
-
-    Attributes:
-        joined: the source was a member of the ledger at the last reply.
-        next_at: when to renew next.
-    """
+    """Renews the lease of one source and applies the replies. Used only in the thread of ``Sharing``."""
 
     def __init__(self, source: Source, lease: Lease, transport: LedgerTransport, engine: Engine[Any]) -> None:
         self.source = source
-        self.joined = False
-        self.next_at = 0.0
+        self.joined = False  # the source was a member of the ledger at the last reply
+        self.next_at = 0.0  # when to renew next
         self._lease = lease
         self._key = key_of(cast("Endpoint", source.handle))
         self._transport = transport

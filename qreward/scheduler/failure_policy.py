@@ -23,19 +23,12 @@ from qreward.settings.policies import Retry
 
 
 class FailureRule(NamedTuple):
-    """What follows from one kind of failure.
+    """What follows from one kind of failure."""
 
-    Attributes:
-        retryable: the task may be retried.
-        charged: the failure counts as one of the task's attempts, and the retry draws on the budget.
-        other_source_only: only another source may serve the task.
-        hurts_health: the failure counts against the health of the source.
-    """
-
-    retryable: bool
-    charged: bool = False
-    other_source_only: bool = False
-    hurts_health: bool = False
+    retryable: bool  # the task may be retried
+    charged: bool = False  # the failure counts as one of the task's attempts, and the retry draws on the budget
+    other_source_only: bool = False  # only another source may serve the task
+    hurts_health: bool = False  # the failure counts against the health of the source
 
 
 RULES: dict[FailureKind, FailureRule] = {
@@ -133,19 +126,12 @@ MOST_TRAIL = 100
 
 
 class RetryDecision(NamedTuple):
-    """What follows from a failed attempt.
+    """What follows from a failed attempt."""
 
-    Attributes:
-        lost: the failure made the source unavailable, for a second or more.
-        wait: seconds after which the task is retried; 0 is now.
-        error: the error that the task ends with, or None if it continues.
-        final: no other attempt could succeed, not even one that is in flight already.
-    """
-
-    lost: bool = False
-    wait: float = 0.0
-    error: QRewardError | None = None
-    final: bool = False
+    lost: bool = False  # the failure made the source unavailable, for a second or more
+    wait: float = 0.0  # seconds after which the task is retried; 0 is now
+    error: QRewardError | None = None  # the error that the task ends with, or None if it continues
+    final: bool = False  # no other attempt could succeed, not even one that is in flight already
 
 
 class FailurePolicy:

@@ -25,17 +25,12 @@ FEW = 8
 
 
 class Flow:
-    """One participant in fair queueing.
-
-    Attributes:
-        tag: its position on the virtual clock, in units of cost.
-        owed: cost that its answers used beyond their charge; negative if they used less.
-    """
+    """One participant in fair queueing."""
 
     __slots__ = ("owed", "tag")
 
-    tag: float
-    owed: float
+    tag: float  # its position on the virtual clock, in units of cost
+    owed: float  # cost that its answers used beyond their charge; negative if they used less
 
     def waits(self) -> bool:
         """Return whether it has a request waiting."""
@@ -76,19 +71,14 @@ class FairHeap(IndexedHeap[F]):
 
 
 class Fair(Generic[Key, F]):
-    """Flows that share a resource. While there is only one, nothing is charged.
-
-    Attributes:
-        alone: the only flow, or None if there are several or none.
-        flows: all known flows, including idle ones.
-    """
+    """Flows that share a resource. While there is only one, nothing is charged."""
 
     def __init__(self) -> None:
-        self.flows: dict[Key, F] = {}
+        self.flows: dict[Key, F] = {}  # all known flows, including idle ones
         self._turns: FairHeap[F] = FairHeap(lambda flow: flow.waits())
         self._clock = 0.0
         self._few = FEW
-        self.alone: F | None = None
+        self.alone: F | None = None  # the only flow, or None if there are several or none
 
     def add(self, key: Key, flow: F) -> None:
         """Add a new flow."""

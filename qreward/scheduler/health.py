@@ -29,17 +29,11 @@ _DISTINCT = 3
 
 
 class HealthChange(NamedTuple):
-    """A source went out of service, or came back.
+    """A source went out of service, or came back."""
 
-    Attributes:
-        source: name of the source.
-        reason: why it is out of service; ``""`` if it is back.
-        seconds: how long it was out of service; 0 if it has just left service.
-    """
-
-    source: str
-    reason: str
-    seconds: float
+    source: str  # name of the source
+    reason: str  # why it is out of service; ``""`` if it is back
+    seconds: float  # how long it was out of service; 0 if it has just left service
 
 
 class Health:
@@ -50,12 +44,7 @@ class Health:
         changed: called with the changes (-1, 0 or 1) of ``in_service`` and of ``is_back`` whenever one of them changes.
 
     Attributes:
-        in_service: the source is neither out of service after failures nor marked unhealthy by an operator.
         is_back: in service, and more than one request may be in flight, so that the source is not just being probed.
-        open_until: the source is out of service before this time; -inf while in service.
-        allowed: requests that may be in flight while it is half-open; inf otherwise.
-        clean: there is no failure that later answers have not made up for, so an answer changes nothing.
-        since: when the state last changed; requests sent earlier do not count.
         serving_since: when it first answered after it was last out of service, -inf if it never was. An earlier failure may have been
             part of the same outage.
     """
@@ -64,15 +53,15 @@ class Health:
         self._rng = rng
         self._changed = changed
         self.marked_unhealthy = False
-        self.in_service = self.is_back = True
+        self.in_service = self.is_back = True  # the source is neither out of service after failures nor marked unhealthy by an operator
         self._openings = 0
         self._ejected = False  # it was ejected, and no answer has come since
-        self.since = self.serving_since = -inf
+        self.since = self.serving_since = -inf  # when the state last changed; requests sent earlier do not count
         self._close()
 
     def _close(self) -> None:
-        self.open_until = -inf
-        self.allowed: float = inf
+        self.open_until = -inf  # the source is out of service before this time; -inf while in service
+        self.allowed: float = inf  # requests that may be in flight while it is half-open; inf otherwise
         self._failing: set[int] = set()  # distinct tasks that failed since the last success
         self._recent: set[int] = set()  # distinct tasks that failed at all
         self._success, self.clean, self._stalled = 1.0, True, False
@@ -134,7 +123,7 @@ class Health:
         """
         if self.open_until != -inf or sent_at < self.since:
             return False
-        self.clean = False
+        self.clean = False  # there is no failure that later answers have not made up for, so an answer changes nothing
         self._failing.add(task)
         if len(self._recent) < _DISTINCT:  # bounded: only whether it reaches this size matters
             self._recent.add(task)
@@ -196,18 +185,13 @@ class Cooldown:
     lasts 0.25 s, doubling while rejects continue. Afterwards one request is sent as a probe. The others follow when the probe was not
     rejected within a few times the usual delay of a reject. The concurrency limit decides which rejects start a cooldown and which only
     mean that the source is full.
-
-    Attributes:
-        opens_at: the time before which nothing may be sent.
-        closed: cooldowns in a row without a successful probe; 0 while it is inactive.
-        uncapped_hint: seconds for which the source asked to wait, if that was capped; else None.
     """
 
     def __init__(self, rng: Random) -> None:
-        self.opens_at = -inf
+        self.opens_at = -inf  # the time before which nothing may be sent
         self._rng = rng
-        self.closed = 0
-        self.uncapped_hint: float | None = None
+        self.closed = 0  # cooldowns in a row without a successful probe; 0 while it is inactive
+        self.uncapped_hint: float | None = None  # seconds for which the source asked to wait, if that was capped; else None
         self._closed_at = -inf
         self._asked = -inf  # the latest hint holds until then
         self._probe_at: float | None = None

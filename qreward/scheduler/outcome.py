@@ -70,37 +70,26 @@ class Answer:
     """A successful attempt.
 
     Attributes:
-        value: the answer; opaque to the scheduler (see ``qreward.results.Answered``).
         prompt_tokens, output_tokens: tokens used as reported by the server, or None.
-        limits: rate limits that the response advertises, or None.
     """
 
-    value: Any
+    value: Any  # the answer; opaque to the scheduler (see ``qreward.results.Answered``)
     prompt_tokens: int | None = None
     output_tokens: int | None = None
-    limits: RateLimitInfo | None = None
+    limits: RateLimitInfo | None = None  # rate limits that the response advertises, or None
 
 
 @dataclass(slots=True, eq=False)
 class Failure:
-    """A failed attempt.
+    """A failed attempt."""
 
-    Attributes:
-        kind: see :class:`FailureKind`.
-        error: the error that the caller receives if the task is not retried.
-        retry_after: seconds to wait as requested by the endpoint (``Retry-After``), or None.
-        should_retry: value of the endpoint's ``x-should-retry`` header, or None.
-        misconfigured: the endpoint itself seems to be configured wrongly (401, 403, 404, ...), not just this request.
-        limits: rate limits that the response advertises, or None.
-    """
-
-    kind: FailureKind
-    error: QRewardError
+    kind: FailureKind  # see :class:`FailureKind`
+    error: QRewardError  # the error that the caller receives if the task is not retried
     _: KW_ONLY
-    retry_after: float | None = None
-    should_retry: bool | None = None
-    misconfigured: bool = False
-    limits: RateLimitInfo | None = None
+    retry_after: float | None = None  # seconds to wait as requested by the endpoint (``Retry-After``), or None
+    should_retry: bool | None = None  # value of the endpoint's ``x-should-retry`` header, or None
+    misconfigured: bool = False  # the endpoint itself seems to be configured wrongly (401, 403, 404, ...), not just this request
+    limits: RateLimitInfo | None = None  # rate limits that the response advertises, or None
 
 
 class Cancelled:

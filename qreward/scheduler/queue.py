@@ -408,17 +408,12 @@ class Queue:
     Args:
         cost: returns the expected cost of a task, in any unit, such as tokens; at least 1 is charged. Called only while several tenants or
             batches share a level.
-
-    Attributes:
-        cost: as given; may be changed at any time.
-        levels: the priority levels with entries; empty if nothing waits.
-        waiting: waiting tasks that do not belong to a batch, including those that were sent before.
     """
 
     def __init__(self, cost: Callable[[Task], float] = lambda _task: 1.0) -> None:
-        self.cost = cost
-        self.levels: list[int] = []
-        self.waiting = 0
+        self.cost = cost  # as given; may be changed at any time
+        self.levels: list[int] = []  # the priority levels with entries; empty if nothing waits
+        self.waiting = 0  # waiting tasks that do not belong to a batch, including those that were sent before
         self._levels: dict[int, PriorityLevel] = {}  # empty ones are kept, since they are often needed again at once
         self._ended = 0
         self._most_ended = SWEEP

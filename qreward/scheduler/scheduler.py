@@ -137,12 +137,6 @@ class Scheduler:
             batches or tenants share a priority.
         hedge: when a request is also sent to a second source; None never hedges.
         most_waiting: tasks outside of batches that may wait in a pool; one more ends with ``QueueFull``. None is unlimited.
-
-    Attributes:
-        rng: as given.
-        out: the commands of the last input.
-        health_changes: sources that went out of service or came back, until the engine takes them.
-        wheel: timers of tasks, sources, pools and feeds.
     """
 
     def __init__(
@@ -153,10 +147,10 @@ class Scheduler:
         hedge: Hedge | None = None,
         most_waiting: int | None = None,
     ) -> None:
-        self.rng = rng
-        self.out: list[Command] = []
-        self.health_changes: list[HealthChange] = []
-        self.wheel = TimerWheel()
+        self.rng = rng  # as given
+        self.out: list[Command] = []  # the commands of the last input
+        self.health_changes: list[HealthChange] = []  # sources that went out of service or came back, until the engine takes them
+        self.wheel = TimerWheel()  # timers of tasks, sources, pools and feeds
         self.tokens = TokenEstimator(estimate)
         self._failure_policy = FailurePolicy(retry, rng)
         self._hedging = HedgingPolicy(hedge, retry.attempts)

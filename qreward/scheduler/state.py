@@ -48,23 +48,14 @@ class CancelReason(IntEnum):
 
 
 class RequestOptions(NamedTuple):
-    """Options of the tasks of one call.
+    """Options of the tasks of one call."""
 
-    Attributes:
-        level: priority, 0 (most urgent) to 9.
-        timeout: seconds each task may take, queueing included, or None.
-        hedge: a task may be sent to a second source while the first still works on it.
-        tenant: name of the tenant for fair queueing, or None.
-        restarts: a streamed answer may be restarted from the beginning after parts of it were delivered.
-        streamed: the answers are streamed.
-    """
-
-    level: int
-    timeout: float | None = None
-    hedge: bool = True
-    tenant: str | None = None
-    restarts: bool = False
-    streamed: bool = False
+    level: int  # priority, 0 (most urgent) to 9
+    timeout: float | None = None  # seconds each task may take, queueing included, or None
+    hedge: bool = True  # a task may be sent to a second source while the first still works on it
+    tenant: str | None = None  # name of the tenant for fair queueing, or None
+    restarts: bool = False  # a streamed answer may be restarted from the beginning after parts of it were delivered
+    streamed: bool = False  # the answers are streamed
 
     def task(self, payload: Any, pool: Pool, sink: Any, index: int) -> Task:
         """Create a task with these options."""
@@ -75,7 +66,7 @@ class RequestOptions(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Task:
-    """One logical request. The first five attributes of ``RequestOptions`` are its own as well."""
+    """One logical request. What has no comment is explained at ``RequestOptions``."""
 
     payload: Any  # the request content; opaque to the scheduler
     pool: Pool
@@ -450,15 +441,10 @@ def make_source(name: str, rng: Random, limits: Limits, *, weight: float = 1.0, 
 
 
 class Availability(NamedTuple):
-    """Whether a source may be sent a request, and why not.
+    """Whether a source may be sent a request, and why not."""
 
-    Attributes:
-        reason: a short description of the obstacle; ``ready`` if there is none.
-        seconds: for how long it is sent nothing; 0 if it may be sent a request now, inf if that depends on an event.
-    """
-
-    reason: str
-    seconds: float
+    reason: str  # a short description of the obstacle; ``ready`` if there is none
+    seconds: float  # for how long it is sent nothing; 0 if it may be sent a request now, inf if that depends on an event
 
 
 def standing(now: float, source: Source) -> Availability:

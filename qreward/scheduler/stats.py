@@ -64,17 +64,13 @@ class LatencyStats:
     token is a ratio of sums over about the last 20 answers, because a mean of ratios would follow the shortest answers.
 
     Attributes:
-        mean: mean time of an answer in seconds.
-        slow: 99th percentile in seconds, None before 20 answers.
         quick: 5th percentile in seconds, 0 before 20 answers.
-        pace: seconds per token, 0 while unknown.
-        told: the source reports tokens; if it does not, ``pace`` is seconds per answer.
     """
 
     def __init__(self) -> None:
-        self.mean = self.pace = self.quick = 0.0
-        self.slow: float | None = None
-        self.told = False
+        self.mean = self.pace = self.quick = 0.0  # mean time of an answer in seconds
+        self.slow: float | None = None  # 99th percentile in seconds, None before 20 answers
+        self.told = False  # the source reports tokens; if it does not, ``pace`` is seconds per answer
         self._answers = 0
         self._seconds = self._tokens = 0.0
         self._quantiles = Quantiles(fade_after=1000)
@@ -89,7 +85,7 @@ class LatencyStats:
             self.told, self._seconds, self._tokens = True, 0.0, 0.0
         self._seconds = 0.95 * self._seconds + seconds
         self._tokens = 0.95 * self._tokens + (tokens or 1)
-        self.pace = self._seconds / self._tokens
+        self.pace = self._seconds / self._tokens  # seconds per token, 0 while unknown
         if self._answers >= KNOWN and (self._answers % 32 == 0 or self.slow is None):
             self.slow = self._quantiles.at(0.99)
             self.quick = self._quantiles.at(0.05) or 0.0
@@ -160,7 +156,6 @@ class OutputLengths:
     that does not report tokens is assumed to return answers of the pool's mean length.
 
     Attributes:
-        mean: tokens of an answer, moving average; 1 while no source reports tokens.
         rare, extreme: 99th and 99.9th percentile in tokens; inf before a hundred answers.
     """
 
@@ -170,7 +165,7 @@ class OutputLengths:
         self._beyond: list[float] = []
         self._fresh = 0
         self._told = False
-        self.mean = 1.0
+        self.mean = 1.0  # tokens of an answer, moving average; 1 while no source reports tokens
         self.rare = self.extreme = inf
 
     def add(self, seconds: float, tokens: int | None, latency: LatencyStats) -> None:
@@ -216,13 +211,10 @@ class StallDetector:
     A dead endpoint with all slots in use shows no failure, only silence. The normal length of a silence is measured in answers that were
     due meanwhile (requests in flight over the mean time of an answer, Little's law), since that number is about the same at any load. A
     server that answers in batches shows long silences, which are learned as well.
-
-    Attributes:
-        since: when it last showed a sign of life under load; inf while it has too few requests in flight.
     """
 
     def __init__(self) -> None:
-        self.since = inf
+        self.since = inf  # when it last showed a sign of life under load; inf while it has too few requests in flight
         self._longest = 0.0
         self._answers = 0
 

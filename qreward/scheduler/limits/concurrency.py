@@ -185,9 +185,6 @@ class AdaptiveLimit(ConcurrencyLimit):
     Args:
         rng: for random rounding.
         most: the configured limit, which is never exceeded; None for ``MOST``.
-
-    Attributes:
-        crowded_until: until then requests are known to wait inside the server, and the limit does not grow.
     """
 
     def __init__(self, rng: Random, most: int | None = None) -> None:
@@ -198,7 +195,7 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._held = 0.0  # the base under which it last went many answers without a reject
         self._rounds = 1
         self.reason = "start"
-        self.crowded_until = -inf
+        self.crowded_until = -inf  # until then requests are known to wait inside the server, and the limit does not grow
         self._elasticity = Elasticity()
         self._side = 1.0
         self._good = self.most  # answers since the last reject

@@ -70,11 +70,6 @@ class HeaderRateLimit:
         pace: the configured limit, which applies as well.
         doubt: 0 where costs are known beforehand (requests), ``DOUBT`` where they are estimates (tokens).
 
-    Attributes:
-        window: seconds in which the whole limit is available again, or None if unknown.
-        refill: amount per second; 0 for a window, which is refilled at once.
-        scale: tokens that the server charges for one token of a plain estimate; always 1 for requests.
-
     Example:
         >>> limit = HeaderRateLimit()
         >>> limit.update(2.0, 1.0, RateLimit(limit=600, remaining=0, reset=30.0))
@@ -90,9 +85,9 @@ class HeaderRateLimit:
 
     def __init__(self, pace: Gcra | None = None, *, doubt: float = 0.0) -> None:
         self.pace = pace
-        self.window: float | None = None
-        self.refill = 0.0
-        self.scale = 1.0
+        self.window: float | None = None  # seconds in which the whole limit is available again, or None if unknown
+        self.refill = 0.0  # amount per second; 0 for a window, which is refilled at once
+        self.scale = 1.0  # tokens that the server charges for one token of a plain estimate; always 1 for requests
         self._doubt = doubt
         # accounting
         self._left, self._at = inf, -inf  # remaining amount, and as of when; inf while unknown

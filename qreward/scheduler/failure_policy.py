@@ -253,7 +253,7 @@ class FailurePolicy:
         return len(task.failures) > self._retry.attempts
 
     def _wait(self, now: float, task: Task, source: Source) -> float:
-        avoided = task.excluded if source in task.excluded else (*task.excluded, source)
+        avoided = task.avoiding(source)
         others = task.pool.awaits(now, avoided)
         self._avoid(task, avoided if others else task.unfit)
         # the first retry is immediate; later ones wait, so that circuit breakers open before the attempts are used up

@@ -172,8 +172,7 @@ class HedgingPolicy:
     def others(task: Task) -> tuple[Source, ...]:
         """Return the sources that a copy of the task must avoid."""
         assert task.attempt is not None
-        origin = task.attempt.source
-        return task.excluded if origin in task.excluded else (*task.excluded, origin)
+        return task.avoiding(task.attempt.source)
 
     @staticmethod
     def is_well(pool: Pool) -> bool:

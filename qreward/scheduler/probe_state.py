@@ -55,10 +55,6 @@ class ProbeState:
         2.0
     """
 
-    __slots__ = (
-        "_answers", "_asked_at", "_away_since", "_believed", "_crowded", "_full", "_held_until", "_ready", "_requests", "_unready_at",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self._ready: bool | None = None
         self._full: bool | None = None

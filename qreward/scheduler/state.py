@@ -119,6 +119,10 @@ class Task:
         """Return the attempt in flight besides the given one, or None."""
         return self.copy if attempt is self.attempt else self.attempt
 
+    def avoiding(self, source: Source) -> tuple[Source, ...]:
+        """Return the sources it should not go to now, and this one."""
+        return self.excluded if source in self.excluded else (*self.excluded, source)
+
     def drop(self, attempt: Attempt) -> None:
         """Forget one of its attempts, which has ended. The other one, if any, continues."""
         if attempt is self.attempt:

@@ -31,8 +31,8 @@ from qreward.scheduler.outcome import RateLimit
 
 MINUTE = 60.0
 """Window of a limit in seconds if nothing else is known."""
-DEFAULT_COLUMNS = (1.0, 10.0, 60.0, 3600.0, 86400.0)
-LONG = DEFAULT_COLUMNS[2:]
+USUAL_WINDOWS = (1.0, 10.0, 60.0, 3600.0, 86400.0)
+LONG = USUAL_WINDOWS[2:]
 """Windows that can be recognised from one response: an empty small bucket would look like a window of one second."""
 NEAR, EXACT = 0.25, 0.05
 """Relative tolerances within which a window is taken for a usual one: a measured window, and one seen in a single response."""
@@ -76,12 +76,6 @@ class HeaderRateLimit:
         >>> limit.ready_at
         32.0
     """
-
-    __slots__ = (
-        "_ask_at", "_at", "_began", "_bucket", "_confirmed", "_doubt", "_follows", "_full_at", "_guessed", "_heard", "_lag", "_largest",
-        "_left", "_longest", "_lowest", "_mark", "_most", "_newest", "_nonsense", "_open", "_paid", "_peak", "_probe_at", "_reference",
-        "_sends", "_sums", "_told_at", "_used", "pace", "refill", "scale", "window",
-    )  # fmt: skip
 
     def __init__(self, pace: Gcra | None = None, *, doubt: float = 0.0) -> None:
         self.pace = pace
@@ -314,7 +308,7 @@ class HeaderRateLimit:
         if not self._bucket:
             return limit / found if found else 0.0
         window = self.window or found or MINUTE
-        if window not in DEFAULT_COLUMNS and used > 0.5 * limit:  # it was measured from a small difference; this one is large
+        if window not in USUAL_WINDOWS and used > 0.5 * limit:  # it was measured from a small difference; this one is large
             seen = limit * reset / used
             window = seen if abs(seen - window) <= NEAR * window else window
         return limit / window
@@ -362,4 +356,4 @@ def near_usual(seconds: float) -> float:
         >>> near_usual(57.0), near_usual(25.0)
         (60.0, 25.0)
     """
-    return next((window for window in DEFAULT_COLUMNS if abs(seconds - window) <= NEAR * window), seconds)
+    return next((window for window in USUAL_WINDOWS if abs(seconds - window) <= NEAR * window), seconds)

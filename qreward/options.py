@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Codec, WireRequest
 from qreward.errors import ConfigError, QRewardError
-from qreward.scheduler.request import RequestOptions
+from qreward.scheduler.state import RequestOptions
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Hedge, Priority, Retry, Route, priority_level
 from qreward.spelling import TYPO, closest, did_you_mean

@@ -36,8 +36,7 @@ from qreward.judge.verdict_parser import VerdictParser, verdict_named
 from qreward.options import DEFAULT
 from qreward.results import BatchResult, Result
 from qreward.runtime import runtime_of
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import RequestOptions
+from qreward.scheduler.state import Pool, RequestOptions
 from qreward.settings.policies import Priority
 
 if TYPE_CHECKING:

@@ -23,11 +23,9 @@ from qreward.judge.sampling import JudgeModel
 from qreward.judge.singleflight import Dispatcher, InflightRequest, Keep, SampleTask, late
 from qreward.judge.types import Vote
 from qreward.results import Result, Usage, with_trail
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.outcome import Outcome as Sent
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task, TaskState
+from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task, TaskState
 
 MOST_AHEAD = 4096
 """The most requests in the longest queue of several models. Reading ahead for a slow model keeps the faster ones busy."""

@@ -22,9 +22,8 @@ from qreward.judge.types import Vote
 from qreward.judge.verdict_parser import ScoreFunctionError, VerdictParser
 from qreward.options import preparer
 from qreward.results import AttemptRecord, Usage, with_trail
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.request import Task
+from qreward.scheduler.state import Source, Task
 from qreward.transport.error_mapping import one_line
 
 SHOWN = 200

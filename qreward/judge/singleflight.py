@@ -18,10 +18,8 @@ from qreward.judge.cache import CacheEntry
 from qreward.judge.item_state import JudgeItem, JudgeRequest
 from qreward.judge.sampling import JudgeModel
 from qreward.judge.types import Vote
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Outcome
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, RequestOptions, Task, TaskState
+from qreward.scheduler.state import Attempt, Pool, RequestOptions, Source, Task, TaskState
 
 Keep = Callable[[CacheEntry], object]
 """Receives each answer of a model, whether it could be parsed or not."""

@@ -20,18 +20,18 @@ import msgspec
 
 from qreward.codecs.base import Reply, TransportError, WireRequest
 from qreward.codecs.chat import CHAT
-from qreward.codecs.rewards.registry import SCORE
-from qreward.codecs.rewards.server_info import PROBES, Load
+from qreward.codecs.rewards.registry import SCORE, kind_of
+from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.errors import ConfigError, QRewardError
 from qreward.scheduler.outcome import Failure
 from qreward.scheduler.routing import is_glob, matches
 from qreward.settings.client import ClientConfig, without_effect
 from qreward.settings.policies import Endpoint
 from qreward.spelling import closest
-from qreward.transport.backend import EndpointConnection, HttpBackend
+from qreward.transport.backend import HttpBackend
 from qreward.transport.base import HttpTransport
+from qreward.transport.connection import EndpointConnection
 from qreward.transport.connection_settings import proxy_of
-from qreward.transport.probes import MODELS, told
 
 _UTC_TIME = 0x17
 _VERSION = 0xA0
@@ -110,8 +110,6 @@ def _unverified() -> ssl.SSLContext:
 API_MODELS = "the list of models under base_url"
 _NIM_READY = "/v1/health/ready"
 BESIDE = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", _NIM_READY)
-SCORES = ("tei", "openrlhf", "nim")
-"""Kinds of server to which ``call`` sends a score request, not a chat."""
 
 
 class Examined(msgspec.Struct):
@@ -165,8 +163,7 @@ async def examine(endpoint: Endpoint, seconds: float) -> Examined:
 
 async def _ask_all(line: EndpointConnection, found: Examined, answers: dict[str, Reply]) -> None:
     """Send one request alone, so that an unreachable server gets a single one, and then all others concurrently."""
-    beside = PROBES[line.endpoint.kind] or ("/health",)
-    first = beside[0]
+    first = (*kind_of(line.endpoint.kind).probe, "/health")[0]
     await _ask(line, first, found, answers)
     if found.trouble is None:
         lists = (MODELS,) if line.endpoint.base_url.endswith("/v1") else (API_MODELS, MODELS)
@@ -174,7 +171,7 @@ async def _ask_all(line: EndpointConnection, found: Examined, answers: dict[str,
 
 
 async def _ask(line: EndpointConnection, path: str, found: Examined, answers: dict[str, Reply]) -> None:
-    transport: HttpTransport = line.transport if path == API_MODELS else line.beside()
+    transport: HttpTransport = line.transport if path == API_MODELS else line.root_transport()
     began = perf_counter()
     try:
         reply = await transport.get("/models" if path == API_MODELS else path)
@@ -188,11 +185,11 @@ async def _ask(line: EndpointConnection, path: str, found: Examined, answers: di
 
 
 def _read(kind: str, found: Examined, answers: dict[str, Reply]) -> None:
-    words: set[bool] = set()
+    words, known = set(), kind_of(kind)
     for path, reply in answers.items():
         listing = path in (API_MODELS, MODELS)
-        load = told(MODELS if listing else path, reply)
-        if not listing and load.ready is not None and (load.ready or path in PROBES[kind]):  # a proxy may return 502 for an unknown path
+        load = read_load(MODELS if listing else path, reply.status, reply.body, known.readers)
+        if not listing and load.ready is not None and (load.ready or path in known.probe):  # a proxy may return 502 for an unknown path
             words.add(load.ready)
         found.load = found.load.joined(load)
         found.listed = found.listed or (listing and bool(load.models))
@@ -202,7 +199,7 @@ def _read(kind: str, found: Examined, answers: dict[str, Reply]) -> None:
 
 def _seems(answers: dict[str, Reply]) -> str | None:
     """The kind of server, by content that is unique to it. A status alone proves nothing: some servers return 200 for any path."""
-    loads = {path: told(path, reply) for path, reply in answers.items() if path != API_MODELS}
+    loads = {path: read_load(path, reply.status, reply.body) for path, reply in answers.items() if path != API_MODELS}
     metrics = b"\n" + answers["/metrics"].body if "/metrics" in answers else b""
     owners = b"".join(answers[path].body for path in (API_MODELS, MODELS) if path in answers).replace(b" ", b"")
     if ("/info" in loads and loads["/info"].limits.items is not None) or b"\nte_queue_size" in metrics:
@@ -233,7 +230,7 @@ async def _handshake(endpoint: Endpoint) -> Tls | None:
 
 async def call(endpoint: Endpoint, model: str, seconds: float) -> str | None:
     """Send one small model request; None on success, else the reason of the failure, without secrets."""
-    scores = endpoint.reward is not None or endpoint.kind in SCORES
+    scores = endpoint.reward is not None or not kind_of(endpoint.kind).chat
     asked = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None) if scores else _chat(model)
     wire = HttpBackend()
     try:
@@ -252,14 +249,14 @@ def _chat(model: str) -> WireRequest:
     return WireRequest(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)
 
 
+NOT_ALIKE = ("vllm", "sglang", "tei", "openrlhf", "nim")
+"""Kinds of server of which none looks like another. ``openai``, and a kind that a user has registered, may be any server's API."""
 SOON = 14
 """Days before its expiry from which a certificate gets a note."""
 SHOWN = 6
 """Most names that a message lists."""
 GUARDED = (API_MODELS, MODELS, "/info", "/v1/loads")
 """Routes for which a server with authentication requires a key."""
-LISTS = ("openai", "vllm", "nim")
-"""Kinds of server that refuse a model which is not in their list. The others serve their one model under any name."""
 ANY_NAME = "any"
 _REMEDY = "change models or the route, or map names with model_names"
 
@@ -275,7 +272,7 @@ def model_to_ask(endpoint: Endpoint, config: ClientConfig, told: Iterable[str]) 
     patterns = patterns_of(endpoint, config)
     known = [*(pattern for pattern in patterns if not is_glob(pattern)), *endpoint.model_names, *_called(endpoint.model_names, told)]
     named = next((name for name in known if any(matches(pattern, name) for pattern in patterns)), None)
-    return named if named is not None or endpoint.kind in LISTS else ANY_NAME
+    return named if named is not None or kind_of(endpoint.kind).lists_models else ANY_NAME
 
 
 def auth_of(endpoint: Endpoint, found: Examined) -> str:
@@ -318,10 +315,11 @@ def notes(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator
     """The notes: findings that do not make calls fail."""
     if endpoint.kind == "openai" and found.seems is not None:
         yield f"it seems to be a server of kind {found.seems!r}; with kind: {found.seems} it can be asked for scores and for its load"
-    if found.reachable and not found.listed and endpoint.kind in LISTS and auth_of(endpoint, found) in ("accepted", "not needed", "?"):
+    lists = kind_of(endpoint.kind).lists_models
+    if found.reachable and not found.listed and lists and auth_of(endpoint, found) in ("accepted", "not needed", "?"):
         yield "it does not list its models, so that their names could not be checked; see what a call says with --call"
-    if endpoint.probe is not None and endpoint.kind == "openrlhf":
-        yield "probe has no effect: a server of kind 'openrlhf' has nothing to ask for"
+    if endpoint.probe is not None and not kind_of(endpoint.kind).probe:
+        yield f"probe has no effect: a server of kind {endpoint.kind!r} has nothing to ask for"
     if endpoint.base_url.startswith("https") and endpoint.verify is False:
         yield "its certificate is not verified; give verify the path of its CA bundle instead of false"
     if (days := _days(found)) is not None and 0 <= days < SOON:
@@ -338,7 +336,7 @@ def _of_answers(endpoint: Endpoint, found: Examined, *, answered: bool) -> Itera
         return
     if found.statuses.get(API_MODELS) == 404 and found.statuses.get(MODELS) == 200 and endpoint.reward is None:
         yield f"its API is one level below base_url; set base_url: {endpoint.base_url}/v1"
-    elif set(found.statuses.values()) <= {404} and endpoint.kind != "openrlhf":
+    elif set(found.statuses.values()) <= {404} and kind_of(endpoint.kind).probe:
         yield "it answers 404 to every request; check the host, the port and the path of base_url"
 
 
@@ -351,13 +349,13 @@ def _of_key(endpoint: Endpoint, found: Examined) -> Iterator[str]:
 
 
 def _of_kind(endpoint: Endpoint, found: Examined) -> Iterator[str]:
-    if found.seems not in (None, endpoint.kind) and endpoint.kind != "openai":
+    if found.seems not in (None, endpoint.kind) and endpoint.kind in NOT_ALIKE:
         yield f"it seems to be a server of kind {found.seems!r}, not {endpoint.kind!r}; set kind: {found.seems}"
 
 
 def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator[str]:
     told = found.load.models
-    if endpoint.kind not in LISTS or not found.listed:
+    if not kind_of(endpoint.kind).lists_models or not found.listed:
         return
     renamed = endpoint.model_names
     for name, there in renamed.items():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, Unfinished, WireRequest
-from qreward.codecs.finish_reason import CUT, ending_of, is_whole
+from qreward.codecs.finish_reason import LENGTH, ending_of, is_whole
 from qreward.errors import BadRequest
 from qreward.results import Usage
 
@@ -65,18 +65,9 @@ class ChatAnswer(msgspec.Struct, gc=False):
 
     def build(self) -> Any:
         """Return an openai ``ChatCompletion``. Missing members are filled in; members of another type are kept as they are."""
-        completion = _completion_type()
-        try:
-            return completion.model_validate_json(self.body)
-        except ValueError:
-            return completion.construct(**_completed(jsonio.read_object(self.body), self.model))
+        from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and is often not needed
 
-
-@cache
-def _completion_type() -> Any:
-    from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and is often not needed
-
-    return ChatCompletion
+        return jsonio.build(ChatCompletion, self.body, partial(_completed, self.model))
 
 
 class ChatCodec:
@@ -120,14 +111,11 @@ class ChatCodec:
 
     def takes(self, ending: str) -> bool:
         """Return whether an incomplete response is still returned to the caller, with its ``finish_reason``."""
-        return ending == CUT
+        return ending == LENGTH
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Estimate the prompt by its characters, and the output by ``max_tokens`` (0 if the caller set none)."""
-        chars = sum(_length(message.get("content")) for message in call.inputs)
-        most = call.params.get("max_completion_tokens") or call.params.get("max_tokens")
-        choices = call.params.get("n")
-        return chars / CHARS_PER_TOKEN, float(most * (choices if isinstance(choices, int) else 1)) if isinstance(most, int) else 0.0
+        return sum(_length(message.get("content")) for message in call.inputs) / CHARS_PER_TOKEN, most_output(call.params)
 
     def validate(self, inputs: Any) -> Any:
         """Return the messages, ready to be sent. Message objects become dicts. Raises ``BadRequest`` for invalid messages."""
@@ -144,11 +132,16 @@ class VerbatimChatCodec(ChatCodec):
     """``ChatCodec`` for programs that check ``finish_reason`` themselves: it accepts every response."""
 
     def takes(self, ending: str) -> bool:  # noqa: ARG002 - accepts every ending
-        """Return True."""
         return True
 
 
 CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()
+
+
+def most_output(params: Mapping[str, Any]) -> float:
+    """Return the tokens that a response may have at most, of all its choices; 0 if the caller set no limit."""
+    most, choices = params.get("max_completion_tokens") or params.get("max_tokens"), params.get("n")
+    return float(most * (choices if isinstance(choices, int) else 1)) if isinstance(most, int) else 0.0
 
 
 def joined(content: object) -> str:
@@ -228,7 +221,7 @@ def _odd_choice(raw: object) -> _Choice:
     return _Choice(read, raw.get("error"), raw.get("finish_reason"))
 
 
-def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:
+def _completed(model: str, document: dict[str, Any]) -> dict[str, Any]:
     """Add the members that the openai type requires."""
     choices = [_completed_choice(choice, index) for index, choice in enumerate(document["choices"])]
     return {"id": "", "object": "chat.completion", "created": 0, "model": model, **document, "choices": choices}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import json
-from functools import cache
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -87,18 +87,9 @@ class ChatChunk(msgspec.Struct, gc=False):
 
     def build(self) -> Any:
         """Return an openai ``ChatCompletionChunk``. Missing members are filled in; members of another type are kept as they are."""
-        chunk = _chunk_type()
-        try:
-            return chunk.model_validate_json(self.body)
-        except ValueError:
-            return chunk.construct(**_completed(jsonio.read_object(self.body), self.model))
+        from openai.types.chat import ChatCompletionChunk  # noqa: PLC0415 - takes most of a second, and is often not needed
 
-
-@cache
-def _chunk_type() -> Any:
-    from openai.types.chat import ChatCompletionChunk  # noqa: PLC0415 - takes most of a second, and is often not needed
-
-    return ChatCompletionChunk
+        return jsonio.build(ChatCompletionChunk, self.body, partial(_completed, self.model))
 
 
 def read_chunk(event: Event, model: str) -> ChatChunk | None:
@@ -201,7 +192,7 @@ def _delta(members: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:
+def _completed(model: str, document: dict[str, Any]) -> dict[str, Any]:
     """Add the members that the openai type requires."""
     raw = document.get("choices")
     choices = [_completed_choice(choice, index) for index, choice in enumerate(raw if isinstance(raw, list) else [])]
@@ -330,7 +321,6 @@ class StreamAccumulator:
 
     @property
     def empty(self) -> bool:
-        """True while no choice was received."""
         return not self._choices
 
     def finished(self, choices: int) -> bool:

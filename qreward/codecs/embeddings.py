@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import sys
-from array import array
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -35,7 +33,6 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
     usage: Usage | None
 
     def text(self) -> str:
-        """Return ``""``: vectors have no text."""
         return ""
 
     def build(self) -> Any:
@@ -45,10 +42,7 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
         """
         from openai.types import CreateEmbeddingResponse  # noqa: PLC0415 - takes most of a second, and is often not needed
 
-        try:
-            response = CreateEmbeddingResponse.model_validate_json(self.body)
-        except ValueError:
-            response = CreateEmbeddingResponse.construct(**_completed(jsonio.read_object(self.body), self.model))
+        response = jsonio.build(CreateEmbeddingResponse, self.body, partial(_completed, self.model))
         response.data = _in_order(response.data)
         return response
 
@@ -145,7 +139,7 @@ def _read_oddly(body: bytes) -> _Embeddings:
     return _Embeddings(raw, jsonio.usage_of(document.get("usage")), document.get("error"))
 
 
-def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:
+def _completed(model: str, document: dict[str, Any]) -> dict[str, Any]:
     """Add the members that the openai type requires, and decode base64 vectors to floats."""
     data = [_completed_item(item, index) for index, item in enumerate(document["data"])]
     usage = {"prompt_tokens": 0, "total_tokens": 0}
@@ -155,22 +149,13 @@ def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:
 def _completed_item(raw: object, index: int) -> dict[str, Any]:
     item = raw if isinstance(raw, dict) else {"embedding": raw}
     vector = item.get("embedding")
-    floats = _from_base64(vector, index) if isinstance(vector, str) else vector
+    try:
+        floats = jsonio.base64_floats(vector) if isinstance(vector, str) else vector
+    except ValueError:
+        raise InvalidResponse(f"embedding {index} of the answer is a text, but not base64 of float32") from None
     if not isinstance(floats, list):
         raise InvalidResponse(f"embedding {index} of the answer is a {type(vector).__name__}, not a vector")
     return {"index": index, "object": "embedding", **item, "embedding": floats}
-
-
-def _from_base64(text: str, index: int) -> list[float]:
-    """Decode base64 of little-endian float32, the encoding of the OpenAI API."""
-    floats = array("f")
-    try:
-        floats.frombytes(base64.b64decode(text, validate=True))
-    except ValueError:
-        raise InvalidResponse(f"embedding {index} of the answer is a text, but not base64 of float32") from None
-    if sys.byteorder == "big":
-        floats.byteswap()
-    return floats.tolist()
 
 
 def _in_order(items: list[Any]) -> list[Any]:

@@ -5,9 +5,12 @@ msgspec is used first; the standard library handles what msgspec rejects. Knows 
 
 from __future__ import annotations
 
+import base64
 import json
 import math
-from collections.abc import Mapping
+import sys
+from array import array
+from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any
 
@@ -90,6 +93,23 @@ def usage_of(raw: object) -> Usage | None:
 def dumped(value: Any) -> Any:
     """Return a pydantic object, such as an openai message, as plain data. Other values are returned unchanged."""
     return value.model_dump(mode="json", exclude_none=True) if callable(getattr(value, "model_dump", None)) else value
+
+
+def base64_floats(text: str) -> list[float]:
+    """Decode base64 of little-endian float32, the encoding of vectors in the OpenAI API. Raises ``ValueError``."""
+    floats = array("f")
+    floats.frombytes(base64.b64decode(text, validate=True))
+    if sys.byteorder == "big":
+        floats.byteswap()
+    return floats.tolist()
+
+
+def build(kind: Any, body: bytes, completed: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return the openai object of a body. If openai's types do not accept it, it is made of the members that ``completed`` returns."""
+    try:
+        return kind.model_validate_json(body)
+    except ValueError:
+        return kind.construct(**completed(read_object(body)))
 
 
 def _check(value: object, path: str) -> None:

@@ -255,6 +255,10 @@ _PATHS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/re
 """Paths that calls append to ``base_url``, and that users often leave at the end of a copied address."""
 
 
+SERVER_KINDS = ["openai", "vllm", "sglang", "tei", "openrlhf", "nim"]
+"""The accepted values of ``Endpoint.kind``. ``qreward.register_kind`` adds to them."""
+
+
 class Endpoint(Policy):
     """One server that serves requests.
 
@@ -266,7 +270,7 @@ class Endpoint(Policy):
             not sent. Never shown.
         models: glob patterns of the models that the server serves.
         model_names: name of a model in calls -> its name on the server, where they differ.
-        kind: API of the server.
+        kind: API of the server: ``openai``, ``vllm``, ``sglang``, ``tei``, ``openrlhf``, ``nim``, or one that ``register_kind`` has added.
         weight: relative share under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``; no effect under the other strategies.
         limits: see :class:`Limits`.
         timeouts: see :class:`Timeouts`.
@@ -291,7 +295,7 @@ class Endpoint(Policy):
     api_key: SecretStr | None = None
     models: tuple[str, ...] = ("*",)
     model_names: dict[str, str] = Field(default_factory=dict)
-    kind: Literal["openai", "vllm", "sglang", "tei", "openrlhf", "nim"] = "openai"
+    kind: str = "openai"
     weight: Weight = 1.0
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
@@ -316,6 +320,13 @@ class Endpoint(Policy):
     @classmethod
     def _expand(cls, value: object) -> object:
         return expand_variables(value)
+
+    @field_validator("kind")
+    @classmethod
+    def _known_kind(cls, value: str) -> str:
+        if value not in SERVER_KINDS:
+            raise ValueError(f"{value!r} is not a known kind of server; {did_you_mean(value, SERVER_KINDS, otherwise='the kinds are')}")
+        return value
 
     @field_validator("headers", mode="before")
     @classmethod

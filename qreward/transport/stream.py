@@ -15,22 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
+from qreward.codecs.chat import ChatCodec
 from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
 from qreward.codecs.sse import Event, EventTooLong, Parser
 from qreward.observers import with_carried
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled, Failure
-from qreward.transport import connection_settings, transport_errors
-from qreward.transport.base import ByteStream
-from qreward.transport.error_mapping import failure_from_embedded, failure_from_malformed, failure_from_reply, failure_from_unfinished
-from qreward.transport.redaction import Secrets
-
-if TYPE_CHECKING:
-    from qreward.codecs.chat import ChatCodec
-    from qreward.transport.backend import EndpointConnection
+from qreward.transport import connection_settings
+from qreward.transport.base import ByteStream, too_long
+from qreward.transport.connection import EndpointConnection
+from qreward.transport.error_mapping import failure_from_body, failure_from_reply
 
 DRAIN = 0.1
 """Seconds to wait for the end of a body after ``[DONE]``, so that its connection can be reused. The openai SDK waits as long."""
@@ -58,17 +55,17 @@ class ChatStream:
     """
 
     __slots__ = (
-        "_assembly", "_beginning", "_body", "_call", "_conclude", "_done", "_known", "_line", "_parser", "_whole", "headers", "limits",
-        "on_close", "outcome",
+        "_assembly", "_beginning", "_body", "_call", "_conclude", "_connection", "_done", "_known", "_parser", "_whole", "headers",
+        "limits", "on_close", "outcome",
     )  # fmt: skip
 
-    def __init__(self, body: ByteStream, line: EndpointConnection, call: WireRequest, conclude: Conclude) -> None:
+    def __init__(self, body: ByteStream, connection: EndpointConnection, call: WireRequest, conclude: Conclude) -> None:
         self.headers: Mapping[str, str] = body.headers
         self.limits = rate_limit_headers.read(body.headers)
         self.outcome: Answer | Failure | Cancelled | None = None
         self.on_close: Callable[[], object] | None = None
         self._body = body
-        self._line = line
+        self._connection = connection
         self._call = call
         self._conclude = conclude
         self._parser = Parser()
@@ -126,9 +123,9 @@ class ChatStream:
         if self._whole is None:
             return self._chunks(self._parser.feed(data))
         self._whole += data
-        cap = self._line.endpoint.max_response_bytes
+        cap = self._connection.endpoint.max_response_bytes
         if len(self._whole) > cap:
-            raise transport_errors.too_long(cap)
+            raise too_long(cap)
         return []
 
     def _look_at(self, beginning: bytes) -> bool:
@@ -142,12 +139,12 @@ class ChatStream:
 
     def _chunks(self, events: Iterator[Event]) -> list[ChatChunk]:
         """Return the chunks in these events, up to the event that ends the stream."""
-        chunks, said = [], self._beginning
-        assembly, model, cap = self._assembly, self._call.model, self._line.endpoint.max_response_bytes
+        chunks, data = [], self._beginning
+        assembly, model, cap = self._assembly, self._call.model, self._connection.endpoint.max_response_bytes
         try:
             for event in events:
-                said = event.data
-                if said.startswith(_DONE):
+                data = event.data
+                if data.startswith(_DONE):
                     self._done = True
                     self._settle(self._ended(well=True))
                     break
@@ -155,13 +152,13 @@ class ChatStream:
                 if chunk is not None:
                     assembly.add(chunk)
                     if assembly.size > cap:
-                        self._settle(self._conclude(transport_errors.too_long(cap)))
+                        self._settle(self._conclude(too_long(cap)))
                         break
                     chunks.append(chunk)
         except EmbeddedError as error:
-            self._settle(failure_from_embedded(error.body, *self._about(said)))
+            self._settle(self._failure(error, data))
         except (Malformed, EventTooLong, RecursionError) as error:
-            self._settle(self._malformed(str(error), said))
+            self._settle(self._failure(Malformed(str(error)), data))
         return chunks
 
     def _end(self) -> list[ChatChunk]:
@@ -180,14 +177,14 @@ class ChatStream:
         """Return the outcome of a stream that has ended. ``well`` is True if it counts as complete, for example after ``[DONE]``."""
         assembly = self._assembly
         if assembly.empty:
-            return self._malformed("the stream has no chunk with a choice", self._beginning)
+            return self._failure(Malformed("the stream has no chunk with a choice"), self._beginning)
         if not well and not self._finished():
             return self._conclude(TransportError("the stream ended before the answer did (no finish_reason)"))
         try:
             for ending in assembly.endings():
                 cast("ChatCodec", self._call.codec).check_ending(ending)
         except Unfinished as error:
-            return failure_from_unfinished(error, *self._about(b""))
+            return self._failure(error, b"")
         usage = assembly.usage
         return Answer(assembly) if usage is None else Answer(assembly, usage.prompt_tokens, usage.completion_tokens)
 
@@ -199,15 +196,13 @@ class ChatStream:
         asked = self._call.params.get("n")
         return self._assembly.finished(asked if isinstance(asked, int) else 1)
 
-    def _malformed(self, words: str, said: bytes) -> Failure:
-        return failure_from_malformed(Malformed(words), *self._about(said))
-
-    def _about(self, said: bytes) -> tuple[Reply, str, str, Secrets]:
-        call, line = self._call, self._line
-        return Reply(self._body.status, self.headers, said), line.name, call.model, line.secrets.and_headers(call.headers)
+    def _failure(self, error: Malformed | EmbeddedError | Unfinished, data: bytes) -> Failure:
+        call, connection = self._call, self._connection
+        reply = Reply(self._body.status, self.headers, data)
+        return failure_from_body(error, reply, connection.name, call.model, connection.secrets.and_headers(call.headers))
 
 
-async def open_stream(line: EndpointConnection, call: WireRequest, conclude: Conclude) -> ChatStream | Failure:
+async def open_stream(connection: EndpointConnection, call: WireRequest, conclude: Conclude) -> ChatStream | Failure:
     """Send a streamed request. Raises ``BadRequest`` if the request cannot be sent, and ``TransportError``.
 
     Token usage is requested through ``stream_options`` unless the caller set them. If the server rejects ``stream_options``, the request
@@ -215,39 +210,28 @@ async def open_stream(line: EndpointConnection, call: WireRequest, conclude: Con
     """
     if call.headers is not None:
         connection_settings.check_call_headers(call.headers, call.model)
-    ours = _OPTIONS not in call.params and line.takes_stream_options
-    body = await _ask(line, call, {_OPTIONS: {"include_usage": True}} if ours else {})
+    ours = _OPTIONS not in call.params and connection.takes_stream_options
+    body = await _ask(connection, call, {_OPTIONS: {"include_usage": True}} if ours else {})
     refused = body.status in _REFUSALS
     if ours and refused:
-        reply = await _read_whole(body, line)
+        reply = await body.read_whole(connection.endpoint.max_response_bytes)
         if _OPTIONS.encode() not in reply.body:
-            return _refused(line, call, reply)
-        body = await _ask(line, call, {})
+            return _refused(connection, call, reply)
+        body = await _ask(connection, call, {})
     if not 200 <= body.status < 300:
-        return _refused(line, call, await _read_whole(body, line))
+        return _refused(connection, call, await body.read_whole(connection.endpoint.max_response_bytes))
     if ours and refused:
-        line.takes_stream_options = False  # the second request succeeded, so the options were the reason
-    return ChatStream(body, line, call, conclude)
+        connection.takes_stream_options = False  # the second request succeeded, so the options were the reason
+    return ChatStream(body, connection, call, conclude)
 
 
-async def _ask(line: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
+async def _ask(connection: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
     codec, model = call.codec, call.model
     asked = WireRequest(codec, model, call.inputs, {**call.params, "stream": True, **options}, None)
-    return await line.transport.stream(codec.path, codec.encode(asked, line.renamed.get(model, model)), with_carried(call.headers))
+    return await connection.transport.stream(
+        codec.path, codec.encode(asked, connection.renamed.get(model, model)), with_carried(call.headers)
+    )
 
 
-def _refused(line: EndpointConnection, call: WireRequest, reply: Reply) -> Failure:
-    return failure_from_reply(reply, line.name, call.model, line.secrets.and_headers(call.headers))
-
-
-async def _read_whole(body: ByteStream, line: EndpointConnection) -> Reply:
-    """Read the whole body of a response that is not a stream."""
-    cap, content = line.endpoint.max_response_bytes, bytearray()
-    try:
-        while piece := await body.read():
-            content += piece
-            if len(content) > cap:
-                raise transport_errors.too_long(cap)
-    finally:
-        await body.aclose()
-    return Reply(body.status, body.headers, bytes(content))
+def _refused(connection: EndpointConnection, call: WireRequest, reply: Reply) -> Failure:
+    return failure_from_reply(reply, connection.name, call.model, connection.secrets.and_headers(call.headers))

@@ -8,7 +8,7 @@ import pytest
 from reward_tools import answered, call, codec, decoded, failed, written
 
 from qreward.codecs.base import Malformed, WireRequest
-from qreward.codecs.rewards.openrlhf_nim import attributes_of
+from qreward.codecs.rewards.nim import attributes_of
 from qreward.codecs.rewards.parsing import InvalidRow
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 from qreward.errors import BadRequest, InvalidResponse

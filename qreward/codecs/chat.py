@@ -43,15 +43,7 @@ _DECODER = msgspec.json.Decoder(_Completion)
 
 
 class ChatAnswer(msgspec.Struct, gc=False):
-    """A chat completion: the undecoded body, and the few members that every response needs.
-
-    Attributes:
-        body: the JSON body as received.
-        model: the requested model.
-        content: content of the first choice.
-        usage: tokens used, or None if the server did not report them.
-        finish_reason: why the first choice ended, or None if the server did not report it.
-    """
+    """A chat completion: the undecoded body, and what every response needs: usage, and content and finish reason of the first choice."""
 
     body: bytes
     model: str
@@ -76,15 +68,13 @@ class ChatCodec:
     path = "/chat/completions"
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the JSON body. Raises ``BadRequest`` for values that JSON cannot hold."""
         return jsonio.write(model, "messages", call.inputs, call.params, all_text=_all_text(call.inputs))
 
     def decode(self, body: bytes, call: WireRequest) -> ChatAnswer:
-        """Return the decoded response. Raises ``Malformed``, ``EmbeddedError`` or ``Unfinished``."""
         try:
             seen = _DECODER.decode(body)
         except jsonio.REFUSED:
-            seen = _read_oddly(body)
+            seen = _read_leniently(body)
         if seen.error:
             raise EmbeddedError(seen.error)
         if not seen.choices:
@@ -206,14 +196,14 @@ def _message(raw: Any, index: int) -> dict[str, Any]:
     return dict(message)
 
 
-def _read_oddly(body: bytes) -> _Completion:
+def _read_leniently(body: bytes) -> _Completion:
     document = jsonio.read_object(body)
     raw = document.get("choices")
-    choices = [_odd_choice(choice) for choice in raw] if isinstance(raw, list) else None
+    choices = [_lenient_choice(choice) for choice in raw] if isinstance(raw, list) else None
     return _Completion(choices, jsonio.usage_of(document.get("usage")), document.get("error"))
 
 
-def _odd_choice(raw: object) -> _Choice:
+def _lenient_choice(raw: object) -> _Choice:
     if not isinstance(raw, dict):
         return _Choice()
     message = raw.get("message")

@@ -53,15 +53,13 @@ class EmbeddingsCodec:
     path = "/embeddings"
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the JSON body. Raises ``BadRequest`` for values that JSON cannot hold."""
         return jsonio.write(model, "input", call.inputs, call.params, all_text=_kinds(call.inputs) in _ORDINARY)
 
     def decode(self, body: bytes, call: WireRequest) -> EmbeddingsAnswer:
-        """Return the decoded response. Raises ``Malformed`` or ``EmbeddedError``."""
         try:
             seen = _DECODER.decode(body)
         except jsonio.REFUSED:
-            seen = _read_oddly(body)
+            seen = _read_leniently(body)
         if seen.error:
             raise EmbeddedError(seen.error)
         if not seen.data:
@@ -132,7 +130,7 @@ def _refuse_mixed(inputs: Any) -> None:
     raise BadRequest(f"input[{index}] is a {kind}; send texts only, token ids (int) only, or lists of token ids only")
 
 
-def _read_oddly(body: bytes) -> _Embeddings:
+def _read_leniently(body: bytes) -> _Embeddings:
     document = jsonio.read_object(body)
     data = document.get("data")
     raw = [msgspec.Raw(b"null")] * len(data) if isinstance(data, list) else None

@@ -31,7 +31,7 @@ from qreward.settings.base import (
     shown,
     wrong,
 )
-from qreward.spelling import did_you_mean
+from qreward.spelling import closest, did_you_mean
 
 _PLACE = re.compile(r"\{(prompt|response)\}")
 
@@ -325,7 +325,9 @@ class Endpoint(Policy):
     @classmethod
     def _known_kind(cls, value: str) -> str:
         if value not in SERVER_KINDS:
-            raise ValueError(f"{value!r} is not a known kind of server; {did_you_mean(value, SERVER_KINDS, otherwise='the kinds are')}")
+            near = closest(value, SERVER_KINDS)
+            known = f"{', '.join(map(repr, SERVER_KINDS[:-1]))} or {SERVER_KINDS[-1]!r}"
+            raise ValueError(f"must be {known}, not {shown(value)}" + (f"; did you mean {near[0]!r}?" if near else ""))
         return value
 
     @field_validator("headers", mode="before")

@@ -10,8 +10,6 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import msgspec
-
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, Unfinished
 from qreward.codecs.chat import CHAT
@@ -23,10 +21,7 @@ class InvalidRow(Exception):
 
 def read(body: bytes) -> Any:
     """Return the decoded document. Raises ``Malformed``, or ``EmbeddedError`` for an error in one of the forms of these servers."""
-    try:
-        document = msgspec.json.decode(body)
-    except jsonio.REFUSED:
-        document = jsonio.read_leniently(body)
+    document = jsonio.read(body)
     if isinstance(document, dict) and is_error(document):
         raise EmbeddedError(document)
     return document

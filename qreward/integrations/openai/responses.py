@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.chat_stream import ChatChunk, read_object, tells_usage_only
+from qreward.codecs.chat_stream import ChatChunk, tells_usage_only
 from qreward.errors import (
     AuthenticationFailed,
     BadRequest,
@@ -129,7 +129,7 @@ def in_pieces(body: bytes) -> bytes:
     """Return a first chunk unchanged. The whole answer of a server that does not stream is converted to a single chunk."""
     if b'"message"' not in body:
         return body
-    document = read_object(body)
+    document = jsonio.read_object(body)
     choices = document.get("choices")
     if not isinstance(choices, list) or not any(isinstance(choice, dict) and "message" in choice for choice in choices):
         return body

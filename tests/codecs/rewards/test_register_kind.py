@@ -151,7 +151,7 @@ def test_its_probe_tells_readiness_and_limits() -> None:
 
 
 def test_an_unknown_kind_is_an_error_with_the_closest_name() -> None:
-    with pytest.raises(ConfigError, match=r"kind: 'acmee' is not a known kind of server; did you mean 'acme'\?"):
+    with pytest.raises(ConfigError, match=r"kind: must be 'openai', .* or 'acme', not 'acmee'; did you mean 'acme'\?"):
         Endpoint("http://gpu-0", kind="acmee")
 
 

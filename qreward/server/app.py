@@ -15,11 +15,11 @@ from starlette.responses import Response
 from qreward import __version__
 from qreward.errors import ConfigError
 from qreward.server import forms
+from qreward.server.admission import ClientDisconnected
 from qreward.server.config import ServerConfig
 from qreward.server.http_errors import HTTPError
 from qreward.server.metrics import CONTENT_TYPE
-from qreward.server.middleware import JSON, AdmissionMiddleware, refused
-from qreward.server.request import ClientDisconnected
+from qreward.server.middleware import JSON, AdmissionMiddleware, error_response
 from qreward.server.responses import write
 from qreward.server.service import Read, Service
 
@@ -32,7 +32,6 @@ SCORING: dict[str, tuple[Read, tuple[type[msgspec.Struct], ...]]] = {
     "/v1/score": (forms.read_score, (forms.ScoreBody,)),
 }
 """Path -> the function that parses its body, and the accepted bodies."""
-LOOKING = ("/health", "/liveness", "/v1/models", "/metrics")
 
 
 def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any) -> FastAPI:
@@ -53,16 +52,16 @@ def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any)
     if config is not None and settings:
         raise ConfigError("give the settings as a config or by name, not both")
     service = Service(scorer, config or ServerConfig(**settings))
+    status_routes = _status_routes(service)
     app = FastAPI(title="qreward", version=__version__, docs_url=None, redoc_url=None, lifespan=_lifespan)
     app.state.qreward = service
-    app.add_middleware(AdmissionMiddleware, service=service, routes=frozenset((*SCORING, *LOOKING)))
-    app.add_exception_handler(HTTPError, _refuse)
-    app.add_exception_handler(ClientDisconnected, _left)
-    app.add_exception_handler(HTTPException, _no_such)
-    app.add_exception_handler(Exception, _failed)
+    app.add_middleware(AdmissionMiddleware, service=service, routes=frozenset((*SCORING, *status_routes)))
+    for kind, handler in ((HTTPError, _refuse), (ClientDisconnected, _left), (HTTPException, _no_route), (Exception, _failed)):
+        app.add_exception_handler(kind, handler)
     for path, (read, bodies) in SCORING.items():
         app.add_api_route(path, _scoring(service, read), methods=["POST"], openapi_extra=_described(bodies), name=path.strip("/"))
-    _add_looks(app, service)
+    for path, status in status_routes.items():
+        app.add_api_route(path, status, methods=["GET"], response_class=Response, name=path.strip("/"))
     return app
 
 
@@ -82,13 +81,12 @@ def _scoring(service: Service, read: Read) -> Callable[[Request], Any]:
     return rewards
 
 
-def _add_looks(app: FastAPI, service: Service) -> None:
-    """Add the routes for health, models and metrics."""
+def _status_routes(service: Service) -> dict[str, Callable[[], Any]]:
+    """Path -> the function that tells the health, the models or the metrics."""
 
     async def health() -> Response:
-        if service.draining:
-            return Response(write({"status": "draining"}), 503, media_type=JSON)
-        return Response(write({"status": "ok"}), media_type=JSON)
+        status = ("draining", 503) if service.draining else ("ok", 200)
+        return Response(write({"status": status[0]}), status[1], media_type=JSON)
 
     async def models() -> Response:
         model = {"id": service.config.model, "object": "model", "created": 0, "owned_by": "qreward"}
@@ -97,8 +95,7 @@ def _add_looks(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         return Response(service.metrics(), media_type=CONTENT_TYPE)
 
-    for path, look in zip(LOOKING, (health, health, models, metrics), strict=True):
-        app.add_api_route(path, look, methods=["GET"], response_class=Response, name=path.strip("/"))
+    return {"/health": health, "/liveness": health, "/v1/models": models, "/metrics": metrics}
 
 
 def _described(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
@@ -107,23 +104,21 @@ def _described(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}}}
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPError)
+async def _refuse(request: Request, error: Any) -> Response:
     request.app.state.qreward.rejections.add(error.kind)
-    return refused(error)
+    return error_response(error)
 
 
-async def _left(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the signature of exception handlers
+async def _left(request: Request, error: Any) -> Response:  # noqa: ARG001 - the signature of exception handlers
     return Response(status_code=_LEFT)
 
 
-async def _no_such(request: Request, error: Exception) -> Response:
-    """Handle an unknown path or method."""
-    assert isinstance(error, HTTPException)
+async def _no_route(request: Request, error: Any) -> Response:
     kind = "method_not_allowed" if error.status_code == 405 else "not_found"
-    return refused(HTTPError(error.status_code, kind, f"there is no route {request.method} {request.url.path}", dict(error.headers or {})))
+    message = f"there is no route {request.method} {request.url.path}"
+    return error_response(HTTPError(error.status_code, kind, message, dict(error.headers or {})))
 
 
-async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG001
+async def _failed(request: Request, error: Any) -> Response:  # noqa: ARG001
     """Handle an unexpected error. Starlette re-raises it, so that it is logged."""
-    return refused(HTTPError(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))
+    return error_response(HTTPError(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))

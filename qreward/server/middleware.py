@@ -6,18 +6,16 @@ It is plain ASGI, so that it costs almost nothing and never reads a body.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.responses import Response
 
+from qreward.server.admission import check_caller
 from qreward.server.http_errors import HTTPError, draining
-from qreward.server.request import check_caller
 from qreward.server.responses import write
 from qreward.server.service import Service
 
-Message = MutableMapping[str, Any]
-App = Callable[[Any, Any, Any], Awaitable[None]]
 OPEN = ("/health", "/liveness")
 """Paths that need no token, because health probes have none."""
 ALWAYS = (*OPEN, "/metrics")
@@ -25,15 +23,14 @@ ALWAYS = (*OPEN, "/metrics")
 JSON = "application/json"
 
 
-def refused(refusal: HTTPError) -> Response:
-    """Convert an error into a response."""
-    return Response(write(refusal.document()), refusal.status, refusal.headers, JSON)
+def error_response(error: HTTPError) -> Response:
+    return Response(write(error.document()), error.status, error.headers, JSON)
 
 
 class AdmissionMiddleware:
     """Middleware around the app of a service. Paths that are not in ``routes`` are counted as ``other``."""
 
-    def __init__(self, app: App, service: Service, routes: frozenset[str]) -> None:
+    def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]], service: Service, routes: frozenset[str]) -> None:
         self._app = app
         self._service = service
         self._routes = routes
@@ -42,44 +39,36 @@ class AdmissionMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path, begun, told = scope["path"], time.perf_counter(), _Told(send, self._service)
-        working = path not in ALWAYS
-        if working:
-            self._service.begin()
-        try:
-            await self._pass(scope, receive, told, path)
-        finally:
-            if working:
-                self._service.end()
-            route = path if path in self._routes else "other"
-            self._service.requests.add(route, str(told.status))
-            self._service.seconds.observe(time.perf_counter() - begun, route)
+        path, begun, service, status = scope["path"], time.perf_counter(), self._service, 500  # until the app sends a status
 
-    async def _pass(self, scope: Any, receive: Any, send: _Told, path: str) -> None:
+        async def counted_send(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = message.setdefault("headers", [])
+                if service.draining and not any(name == b"connection" for name, _ in headers):
+                    message["headers"] = [*headers, (b"connection", b"close")]
+            await send(message)
+
+        if path not in ALWAYS:
+            service.begin()
+        try:
+            await self._pass(scope, receive, counted_send, path)
+        finally:
+            if path not in ALWAYS:
+                service.end()
+            route = path if path in self._routes else "other"
+            service.requests.add(route, str(status))
+            service.seconds.observe(time.perf_counter() - begun, route)
+
+    async def _pass(self, scope: Any, receive: Any, send: Any, path: str) -> None:
         try:
             if self._service.draining and path not in ALWAYS:
                 raise draining()
             if path not in OPEN:
                 check_caller(scope, self._service.config)
-        except HTTPError as refusal:
-            self._service.rejections.add(refusal.kind)
-            await refused(refusal)(scope, receive, send)
+        except HTTPError as error:
+            self._service.rejections.add(error.kind)
+            await error_response(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-
-class _Told:
-    """Forwards a response, records its status, and adds ``Connection: close`` while the server drains."""
-
-    def __init__(self, send: Callable[[Message], Awaitable[None]], service: Service) -> None:
-        self._send = send
-        self._service = service
-        self.status = 500  # until the app sends a status
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            headers = message.setdefault("headers", [])
-            if self._service.draining and not any(name == b"connection" for name, _ in headers):
-                message["headers"] = [*headers, (b"connection", b"close")]
-        await self._send(message)

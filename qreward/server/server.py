@@ -108,16 +108,8 @@ class RewardServer:
 async def serve(scorer: Any, config: ServerConfig | None = None, ready: Callable[[str], object] | None = None) -> bool:
     """Serve until SIGTERM or SIGINT, then finish the running requests. A second signal aborts them.
 
-    Args:
-        scorer: see :class:`RewardServer`.
-        config: the settings.
-        ready: called with the URL as soon as the server accepts requests.
-
-    Returns:
-        Whether all running requests finished within ``drain_timeout``.
-
-    Raises:
-        ConfigError, TypeError: as :class:`RewardServer`.
+    ``ready`` is called with the URL as soon as the server accepts requests. Returns whether all running requests finished within
+    ``drain_timeout``. Raises as :class:`RewardServer`.
     """
     server, asked = RewardServer(scorer, config), asyncio.Event()
 

@@ -158,7 +158,7 @@ def _texts(value: str | list[str] | None, name: str, config: ServerConfig) -> li
         raise invalid([name], f"holds {len(texts)} texts, and {config.max_items} are taken in one request; send it in parts")
     for at, text in enumerate(texts):
         if len(text) > config.max_text_chars:
-            place = [name] if isinstance(value, str) else [name, at]
+            place: list[str | int] = [name] if isinstance(value, str) else [name, at]
             raise invalid(place, f"has {len(text)} characters, and {config.max_text_chars} are taken in one text")
     return texts
 

@@ -77,9 +77,11 @@ def exposition(metrics: Mapping[str, tuple[str, Metric]]) -> str:
     """
     lines: list[str] = []
     for name, (text, metric) in metrics.items():
-        plain = isinstance(metric, float | int)
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} {'gauge' if plain else metric.kind}"]
-        lines += [f"{name} {_number(metric)}"] if plain else metric.samples(name)
+        if isinstance(metric, Counter | Histogram):
+            kind, samples = metric.kind, list(metric.samples(name))
+        else:
+            kind, samples = "gauge", [f"{name} {_number(metric)}"]
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *samples]
     return "\n".join(lines) + "\n"
 
 

@@ -42,7 +42,7 @@ def answer(asked: ScoreRequest, scored: Sequence[ScoreResult], model: str, mode:
     for at, one in enumerate(scored):
         reward = _sigmoid(one.reward) if asked.activation and one.reward is not None else one.reward
         if asked.form == "classify":
-            row = {"index": at, "label": None if reward is None else LABEL, "probs": [reward], "num_classes": 1}
+            row: dict[str, Any] = {"index": at, "label": None if reward is None else LABEL, "probs": [reward], "num_classes": 1}
         else:
             row = {"index": at, "object": "score", "score": reward}
         data.append(row if one.error is None else {**row, "error": one.error})

@@ -84,7 +84,6 @@ class AiohttpTransport(HttpTransport):
         raise failure
 
     async def aclose(self) -> None:
-        """Close all connections; requests in flight fail."""
         self._closed = True
         for response in self._arriving:
             response.close()  # closing only the session would leave a task that reads the response waiting forever

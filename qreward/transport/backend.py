@@ -10,17 +10,16 @@ import asyncio
 from collections.abc import Iterable
 from functools import partial
 
-from qreward.codecs import rate_limit_headers
-from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
+from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.registry import bound
-from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
+from qreward.errors import ClientClosed, ConfigError
 from qreward.observers import with_carried
-from qreward.scheduler.outcome import Answer, Failure, FailureKind, ProbeResult
+from qreward.scheduler.outcome import Answer, Failure, ProbeResult
 from qreward.settings.policies import Endpoint
 from qreward.transport import connection_settings
-from qreward.transport.connection import EndpointConnection
-from qreward.transport.error_mapping import failure_from_body, failure_from_reply, failure_from_transport, shorten
-from qreward.transport.redaction import Secrets, secrets_of
+from qreward.transport.connection import EndpointConnection, failure_of
+from qreward.transport.error_mapping import shorten
+from qreward.transport.redaction import secrets_of
 from qreward.transport.stream import ChatStream, open_stream
 
 
@@ -52,11 +51,9 @@ class HttpBackend:
             if call.headers is not None:
                 connection_settings.check_call_headers(call.headers, call.model)
             reply = await transport.post(path, body, with_carried(call.headers))
-            if 200 <= reply.status < 300:
-                return _read(connection, call, reply)
-            return failure_from_reply(reply, connection.name, call.model, _secrets(connection, call))
+            return connection.outcome_of(reply, call)
         except Exception as error:
-            return _failure_of(error, connection, endpoint, call)
+            return failure_of(error, endpoint, call, connection)
         finally:
             if connection is not None:
                 self._leave(connection)
@@ -71,9 +68,9 @@ class HttpBackend:
             if connection is None:
                 connection = self._open(endpoint)
             connection.in_flight += 1
-            opened = await open_stream(connection, call, partial(_concluded, connection, endpoint, call))
+            opened = await open_stream(connection, call)
         except Exception as error:
-            return _failure_of(error, connection, endpoint, call)
+            return failure_of(error, endpoint, call, connection)
         finally:
             if isinstance(opened, ChatStream) and connection is not None:
                 opened.on_close = partial(self._leave, connection)
@@ -154,49 +151,3 @@ class HttpBackend:
     def _end(self, connection: EndpointConnection) -> None:
         closing = self._dismissed[connection] = asyncio.get_running_loop().create_task(connection.aclose())
         closing.add_done_callback(lambda _: self._dismissed.pop(connection, None))
-
-
-def _read(connection: EndpointConnection, call: WireRequest, reply: Reply) -> Answer | Failure:
-    """Decode a reply with a success status: an answer, unless its body is an error or malformed."""
-    try:
-        value = call.codec.decode(reply.body, call)
-    except (Malformed, EmbeddedError, Unfinished) as error:
-        return failure_from_body(error, reply, connection.name, call.model, _secrets(connection, call))
-    usage, limits = value.usage, rate_limit_headers.read(reply.headers)
-    if usage is None:
-        return Answer(value, limits=limits)
-    return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits)
-
-
-def _concluded(connection: EndpointConnection, endpoint: Endpoint, call: WireRequest, result: Reply | Exception) -> Answer | Failure:
-    """Return the outcome of a stream request that the server answered without a stream, or whose stream broke."""
-    return _read(connection, call, result) if isinstance(result, Reply) else _failure_of(result, connection, endpoint, call)
-
-
-def _failure_of(error: Exception, connection: EndpointConnection | None, endpoint: Endpoint, call: WireRequest) -> Failure:
-    match error:
-        case TransportError() if connection is not None:
-            return failure_from_transport(error, connection.name, call.model, _secrets(connection, call))
-        case BadRequest():
-            error.model = error.model or call.model
-            return Failure(FailureKind.UNSENDABLE, error)
-        case ClientClosed():
-            return Failure(FailureKind.UNSENDABLE, error)
-        case ConfigError():
-            return Failure(FailureKind.UNSUITABLE, error, misconfigured=True)
-    return _unexpected(error, endpoint, call)
-
-
-def _unexpected(error: Exception, endpoint: Endpoint, call: WireRequest) -> Failure:
-    """Return the failure for an unexpected exception, such as one of the user's own ``http_client``."""
-    secrets = secrets_of(endpoint).and_headers(call.headers)
-    text = shorten(secrets, str(error), 300)
-    message = f"endpoint {endpoint.name!r}, model {call.model!r}: unexpected {type(error).__name__}: {text}; nothing more is tried"
-    failure = RequestError(message, endpoint=endpoint.name, model=call.model)
-    if secrets.hide(repr(error)) == repr(error):
-        failure.__cause__ = error
-    return Failure(FailureKind.UNSENDABLE, failure)
-
-
-def _secrets(connection: EndpointConnection, call: WireRequest) -> Secrets:
-    return connection.secrets.and_headers(call.headers)

@@ -1,4 +1,4 @@
-"""The connection to one endpoint: its transport, and the probes of its server.
+"""The connection to one endpoint: its transport, the outcome of what it replies, and the probes of its server.
 
 A probe fetches readiness and load, by the record of the server's kind (``qreward.codecs.rewards.base.ServerKind``). Only ``TransportError``
 and cancellation are raised.
@@ -6,13 +6,16 @@ and cancellation are raised.
 
 from __future__ import annotations
 
-from qreward.codecs.base import Reply, TransportError
+from qreward.codecs import rate_limit_headers
+from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
 from qreward.codecs.rewards.registry import kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
-from qreward.scheduler.outcome import ProbeResult
+from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
+from qreward.scheduler.outcome import Answer, Failure, FailureKind, ProbeResult
 from qreward.settings.policies import Endpoint
 from qreward.transport.aiohttp_backend import AiohttpTransport
 from qreward.transport.base import HttpTransport
+from qreward.transport.error_mapping import failure_from_body, failure_from_reply, failure_from_transport, shorten
 from qreward.transport.httpx_backend import HttpxTransport
 from qreward.transport.redaction import secrets_of
 
@@ -62,6 +65,25 @@ class EndpointConnection:
         if self._root is not None:
             await self._root.aclose()
 
+    def outcome_of(self, reply: Reply, call: WireRequest) -> Answer | Failure:
+        """Return the answer in a reply, or the failure if it is an error or malformed."""
+        if not 200 <= reply.status < 300:
+            return self.failure_from_reply(reply, call)
+        try:
+            value = call.codec.decode(reply.body, call)
+        except (Malformed, EmbeddedError, Unfinished) as error:
+            return self.failure_from_body(error, reply, call)
+        usage, limits = value.usage, rate_limit_headers.read(reply.headers)
+        if usage is None:
+            return Answer(value, limits=limits)
+        return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits)
+
+    def failure_from_reply(self, reply: Reply, call: WireRequest) -> Failure:
+        return failure_from_reply(reply, self.name, call.model, self.secrets.and_headers(call.headers))
+
+    def failure_from_body(self, error: Malformed | EmbeddedError | Unfinished, reply: Reply, call: WireRequest) -> Failure:
+        return failure_from_body(error, reply, self.name, call.model, self.secrets.and_headers(call.headers))
+
     async def probe(self) -> ProbeResult:
         """Probe the server. It is not ready if no connection can be opened; a timeout or a broken connection leaves readiness unknown."""
         kind = kind_of(self.endpoint.kind)
@@ -98,6 +120,28 @@ class EndpointConnection:
 def open_transport(endpoint: Endpoint) -> HttpTransport:
     """Return the transport for an endpoint: the user's ``http_client`` if there is one, else aiohttp. Raises ``ConfigError``."""
     return AiohttpTransport(endpoint) if endpoint.http_client is None else HttpxTransport(endpoint)
+
+
+def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connection: EndpointConnection | None) -> Failure:
+    """Return the failure for an exception of an attempt. ``connection`` is None if it could not be made."""
+    match error:
+        case TransportError() if connection is not None:
+            return failure_from_transport(error, connection.name, call.model, connection.secrets.and_headers(call.headers))
+        case BadRequest():
+            error.model = error.model or call.model
+            return Failure(FailureKind.UNSENDABLE, error)
+        case ClientClosed():
+            return Failure(FailureKind.UNSENDABLE, error)
+        case ConfigError():
+            return Failure(FailureKind.UNSUITABLE, error, misconfigured=True)
+    secrets = secrets_of(endpoint).and_headers(call.headers)  # an unexpected exception, such as one of the user's own http_client
+    text = f"unexpected {type(error).__name__}: {shorten(secrets, str(error), 300)}"
+    failure = RequestError(
+        f"endpoint {endpoint.name!r}, model {call.model!r}: {text}; nothing more is tried", endpoint=endpoint.name, model=call.model
+    )
+    if secrets.hide(repr(error)) == repr(error):
+        failure.__cause__ = error
+    return Failure(FailureKind.UNSENDABLE, failure)
 
 
 def _of_connections(endpoint: Endpoint) -> list[object]:

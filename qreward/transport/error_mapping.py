@@ -104,15 +104,8 @@ def _names(document: dict[str, Any]) -> tuple[str, ...]:
 
 
 QUOTA = frozenset({
-    "insufficient_quota",
-    "billing_hard_limit_reached",
-    "billing_hard_limit",
-    "billing_not_active",
-    "insufficient_balance",
-    "insufficient_credits",
-    "insufficient_funds",
-    "payment_required",
-    "402",
+    "insufficient_quota", "billing_hard_limit_reached", "billing_hard_limit", "billing_not_active", "insufficient_balance",
+    "insufficient_credits", "insufficient_funds", "payment_required", "402",
 })  # fmt: skip
 """Names that mean that the account's quota or credit is used up."""
 
@@ -174,7 +167,7 @@ def is_too_long(error_body: ErrorBody) -> bool:
     return not _TOO_LONG.isdisjoint(error_body.names) or _SAYS_TOO_LONG.search(error_body.text) is not None
 
 
-_OVERLOADED, _TRANSIENT, _REFUSED = FailureKind.OVERLOADED, FailureKind.TRANSIENT, FailureKind.REFUSED
+_TRANSIENT, _REFUSED = FailureKind.TRANSIENT, FailureKind.REFUSED
 _SHOWN = 300  # maximum characters of a server's message that are shown
 _SHOWN_BODY = 200  # maximum characters of a malformed body that are shown
 
@@ -192,52 +185,33 @@ def _wrong_setup(error: type[RequestError], advice: str) -> FailureMeaning:
     return FailureMeaning(FailureKind.UNSUITABLE, error, advice, misconfigured=True)
 
 
-_OVERLOAD = FailureMeaning(_OVERLOADED, RateLimited)
 _QUOTA = FailureMeaning(FailureKind.QUOTA, RateLimited, "the account is used up: add credit, or take the endpoint out")
 _INVALID_SCORES = FailureMeaning(
     _TRANSIENT, InvalidResponse, "the scorer of endpoint {endpoint!r} must return one reward for each completion"
 )
 _TOO_LONG_BODY = FailureMeaning(FailureKind.UNSUITABLE, BadRequest, "shorten the input, or route it to a model with a longer context")
-_PASSING = FailureMeaning(_TRANSIENT, ServerError)
-_WRONG = FailureMeaning(_REFUSED, BadRequest)
-_KEY = _wrong_setup(AuthenticationFailed, "check api_key of endpoint {endpoint!r}")
+_REDIRECT = _wrong_setup(InvalidResponse, "set base_url of endpoint {endpoint!r} to the final address")
 _PLACE = _wrong_setup(BadRequest, "check base_url of endpoint {endpoint!r}, and that it serves {model!r} (model_names maps names)")
-_ELSEWHERE = _wrong_setup(InvalidResponse, "set base_url of endpoint {endpoint!r} to the final address")
+_SERVER = FailureMeaning(_TRANSIENT, ServerError)
+_REQUEST = FailureMeaning(_REFUSED, BadRequest)
 
 _MEANINGS = {
     402: _QUOTA,
-    401: _KEY,
-    403: _KEY,
-    404: _PLACE,
-    405: _PLACE,
+    **dict.fromkeys((401, 403), _wrong_setup(AuthenticationFailed, "check api_key of endpoint {endpoint!r}")),
+    **dict.fromkeys((404, 405, 410), _PLACE),
     407: _wrong_setup(AuthenticationFailed, "check user and password in proxy of endpoint {endpoint!r}"),
-    408: _PASSING,
-    409: _PASSING,
-    410: _PLACE,
+    **dict.fromkeys((408, 409, 424, 425, 499), _SERVER),
     413: FailureMeaning(_REFUSED, BadRequest, "send a smaller request"),
-    424: _PASSING,
-    425: _PASSING,
-    429: _OVERLOAD,
-    499: _PASSING,
     501: _wrong_setup(ServerError, "the server of endpoint {endpoint!r} does not offer this; check its kind and base_url"),
-    503: _OVERLOAD,
-    529: _OVERLOAD,
+    **dict.fromkeys((429, 503, 529), FailureMeaning(FailureKind.OVERLOADED, RateLimited)),
 }
 
 
 def failure_from_reply(reply: Reply, endpoint: str, model: str, secrets: Secrets, now: float | None = None) -> Failure:
-    """Return the failure for an HTTP response with a status other than 2xx.
-
-    Args:
-        reply: the response.
-        endpoint: the endpoint's name.
-        model: the requested model.
-        secrets: the secrets that the message must not show.
-        now: wall clock in seconds, as ``time.time()`` (the default); dates in headers are compared to it.
-    """
+    """Return the failure for an HTTP response with a status other than 2xx. ``now`` is the wall clock, for dates in headers."""
     about = _About(reply, endpoint, model, secrets)
     if 300 <= reply.status < 400:
-        return about.failure(_ELSEWHERE, f"it points to {_target(reply)}", now)
+        return about.failure(_REDIRECT, f"it points to {_target(reply)}", now)
     error_body = parse_error_body(reply.body)
     return about.failure(_meaning_of(reply.status, error_body), error_body.text, now)
 
@@ -267,7 +241,12 @@ def failure_from_body(
 
 def failure_from_transport(error: TransportError, endpoint: str, model: str, secrets: Secrets) -> Failure:
     """Return the failure for an attempt that received no complete response."""
-    kind, cls = _of_transport(error)
+    kind: FailureKind = _TRANSIENT
+    cls: type[RequestError] = InvalidResponse if error.malformed else ConnectionFailed
+    if error.local or not error.sent:
+        kind, cls = FailureKind.LOCAL if error.local else FailureKind.UNREACHABLE, ConnectionFailed
+    elif error.timeout:
+        kind, cls = FailureKind.TIMEOUT, RequestTimeout
     message = f"endpoint {endpoint!r}, model {model!r}: {shorten(secrets, str(error), _SHOWN)}"
     return Failure(kind, cls(message, endpoint=endpoint, model=model))
 
@@ -292,9 +271,7 @@ def _meaning_of(status: int, error_body: ErrorBody) -> FailureMeaning:
         return _INVALID_SCORES
     if status in (400, 413, 422) and is_too_long(error_body):
         return _TOO_LONG_BODY
-    if (known := _MEANINGS.get(status)) is not None:
-        return known
-    return _WRONG if 400 <= status < 500 else _PASSING
+    return _MEANINGS.get(status) or (_REQUEST if 400 <= status < 500 else _SERVER)
 
 
 class _About(NamedTuple):
@@ -324,16 +301,6 @@ class _About(NamedTuple):
         shown = shorten(self.secrets, request_id, _SHOWN_BODY) if request_id else None
         message = f"endpoint {self.endpoint!r} answered {status} for model {self.model!r}{words}"
         return cls(message, endpoint=self.endpoint, model=self.model, status_code=status, request_id=shown)
-
-
-def _of_transport(error: TransportError) -> tuple[FailureKind, type[RequestError]]:
-    if error.local:
-        return FailureKind.LOCAL, ConnectionFailed
-    if not error.sent:
-        return FailureKind.UNREACHABLE, ConnectionFailed
-    if error.timeout:
-        return FailureKind.TIMEOUT, RequestTimeout
-    return _TRANSIENT, InvalidResponse if error.malformed else ConnectionFailed
 
 
 def _target(reply: Reply) -> str:

@@ -9,6 +9,7 @@ request on the connection, and above a few hundred connections each request beco
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from types import ModuleType
@@ -94,24 +95,22 @@ def translate(package: Any, error: Exception) -> TransportError:
     The exception's text is used only to distinguish a broken connection from malformed HTTP. The text of a ``RuntimeError``, such as a
     closed client, is shown.
     """
-    if _is_local(error):
-        return base.out_of_resources(type(error).__name__)
+    what = type(error).__name__
+    cause: BaseException | None = error
+    while cause is not None:
+        if base.is_local(cause):
+            return base.out_of_resources(what)
+        cause = cause.__cause__ or cause.__context__
     if isinstance(error, RuntimeError) and not isinstance(error, package.StreamError):
         return TransportError(f"http_client cannot be used: {error}", sent="closed" not in str(error) or "loop" in str(error))
-    return _of_line(package, error)
-
-
-def _of_line(package: Any, error: Exception) -> TransportError:
-    what = type(error).__name__
     if isinstance(error, package.ConnectTimeout | package.PoolTimeout):
         return base.no_connection_in_time()
     if isinstance(error, package.ConnectError | package.ProxyError | package.UnsupportedProtocol | package.InvalidURL):
         return base.no_connection(what, "check base_url, and TLS and proxy of http_client")
     if isinstance(error, package.TimeoutException):
         return base.silence()
-    if isinstance(error, package.DecodingError) or _is_broken_http(package, error):
-        return base.not_http(what)
-    return base.broken(what)
+    broken = isinstance(error, package.RemoteProtocolError) and not re.search("disconnected|peer closed", str(error), re.IGNORECASE)
+    return base.not_http(what) if broken or isinstance(error, package.DecodingError) else base.broken(what)
 
 
 def _expected(package: Any) -> tuple[type[Exception], ...]:
@@ -135,20 +134,6 @@ def _client_of(endpoint: Endpoint) -> tuple[ModuleType, Any]:
     kinds = "an httpx.AsyncClient or httpx.AsyncBaseTransport (httpx2's will do)"
     hint = "; a synchronous client cannot be used" if type(given).__name__ == "Client" else ""
     raise ConfigError(f"endpoint {endpoint.name!r}: http_client must be {kinds}, not a {type(given).__name__}{hint}")
-
-
-def _is_local(error: BaseException | None) -> bool:
-    """Return True if the error or one of its causes means that this machine could not open a connection."""
-    while error is not None:
-        if base.is_local(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _is_broken_http(package: Any, error: Exception) -> bool:
-    text = str(error).lower()
-    return isinstance(error, package.RemoteProtocolError) and "disconnected" not in text and "peer closed" not in text
 
 
 def _body_if_read(package: Any, response: Any) -> bytes:

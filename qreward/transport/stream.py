@@ -26,14 +26,10 @@ from qreward.observers import with_carried
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled, Failure
 from qreward.transport import connection_settings
 from qreward.transport.base import ByteStream, too_long
-from qreward.transport.connection import EndpointConnection
-from qreward.transport.error_mapping import failure_from_body, failure_from_reply
+from qreward.transport.connection import EndpointConnection, failure_of
 
 DRAIN = 0.1
 """Seconds to wait for the end of a body after ``[DONE]``, so that its connection can be reused. The openai SDK waits as long."""
-
-Conclude = Callable[[Reply | Exception], Answer | Failure]
-"""Converts a complete response or an exception to an outcome."""
 
 _OPTIONS = "stream_options"
 _REFUSALS = (400, 422)
@@ -46,20 +42,16 @@ _LOOKED_AT = 8192  # bytes of the beginning, to recognise a stream, and to show 
 class ChatStream:
     """An open stream of one chat completion. One task reads it; any task may close it.
 
-    Attributes:
-        headers: the response headers, case-insensitive.
-        limits: the server's rate limits from the headers, or None. They are here and not in the ``Answer``, because they are valid when
-            the stream opens and outdated when it ends.
-        outcome: None while the stream is open; then ``Answer``, ``Failure``, or ``Cancelled`` if it was closed early.
-        on_close: called once, after the stream was closed.
+    ``limits`` are the server's rate limits from the headers; they are here and not in the ``Answer``, because they are outdated when the
+    stream ends. ``outcome`` is None while the stream is open, and ``Cancelled`` if it was closed early. ``on_close`` is called once.
     """
 
     __slots__ = (
-        "_assembly", "_beginning", "_body", "_call", "_conclude", "_connection", "_done", "_known", "_parser", "_whole", "headers",
+        "_assembly", "_beginning", "_body", "_call", "_connection", "_done", "_known", "_parser", "_whole", "headers",
         "limits", "on_close", "outcome",
     )  # fmt: skip
 
-    def __init__(self, body: ByteStream, connection: EndpointConnection, call: WireRequest, conclude: Conclude) -> None:
+    def __init__(self, body: ByteStream, connection: EndpointConnection, call: WireRequest) -> None:
         self.headers: Mapping[str, str] = body.headers
         self.limits = rate_limit_headers.read(body.headers)
         self.outcome: Answer | Failure | Cancelled | None = None
@@ -67,7 +59,6 @@ class ChatStream:
         self._body = body
         self._connection = connection
         self._call = call
-        self._conclude = conclude
         self._parser = Parser()
         self._assembly = StreamAccumulator(call.model)
         self._known = False  # True once it is known whether this is a stream
@@ -152,7 +143,7 @@ class ChatStream:
                 if chunk is not None:
                     assembly.add(chunk)
                     if assembly.size > cap:
-                        self._settle(self._conclude(too_long(cap)))
+                        self._settle(self._failure_of(too_long(cap)))
                         break
                     chunks.append(chunk)
         except EmbeddedError as error:
@@ -165,7 +156,7 @@ class ChatStream:
         """Return the remaining chunks at the end of the body, and set the outcome."""
         if self._whole is not None:
             reply = Reply(self._body.status, self.headers, bytes(self._whole))
-            outcome = self._conclude(reply)
+            outcome = self._connection.outcome_of(reply, self._call)
             self._settle(outcome)
             return [whole_chunk(reply.body, self._call.model)] if isinstance(outcome, Answer) else []
         chunks = self._chunks(self._parser.finish())
@@ -179,7 +170,7 @@ class ChatStream:
         if assembly.empty:
             return self._failure(Malformed("the stream has no chunk with a choice"), self._beginning)
         if not well and not self._finished():
-            return self._conclude(TransportError("the stream ended before the answer did (no finish_reason)"))
+            return self._failure_of(TransportError("the stream ended before the answer did (no finish_reason)"))
         try:
             for ending in assembly.endings():
                 cast("ChatCodec", self._call.codec).check_ending(ending)
@@ -190,19 +181,20 @@ class ChatStream:
 
     def _broken(self, error: Exception) -> Answer | Failure:
         """Return the outcome of a stream that broke. An answer that was already complete remains valid."""
-        return self._ended(well=True) if isinstance(error, TransportError) and self._finished() else self._conclude(error)
+        return self._ended(well=True) if isinstance(error, TransportError) and self._finished() else self._failure_of(error)
 
     def _finished(self) -> bool:
         asked = self._call.params.get("n")
         return self._assembly.finished(asked if isinstance(asked, int) else 1)
 
+    def _failure_of(self, error: Exception) -> Failure:
+        return failure_of(error, self._connection.endpoint, self._call, self._connection)
+
     def _failure(self, error: Malformed | EmbeddedError | Unfinished, data: bytes) -> Failure:
-        call, connection = self._call, self._connection
-        reply = Reply(self._body.status, self.headers, data)
-        return failure_from_body(error, reply, connection.name, call.model, connection.secrets.and_headers(call.headers))
+        return self._connection.failure_from_body(error, Reply(self._body.status, self.headers, data), self._call)
 
 
-async def open_stream(connection: EndpointConnection, call: WireRequest, conclude: Conclude) -> ChatStream | Failure:
+async def open_stream(connection: EndpointConnection, call: WireRequest) -> ChatStream | Failure:
     """Send a streamed request. Raises ``BadRequest`` if the request cannot be sent, and ``TransportError``.
 
     Token usage is requested through ``stream_options`` unless the caller set them. If the server rejects ``stream_options``, the request
@@ -210,19 +202,20 @@ async def open_stream(connection: EndpointConnection, call: WireRequest, conclud
     """
     if call.headers is not None:
         connection_settings.check_call_headers(call.headers, call.model)
+    cap = connection.endpoint.max_response_bytes
     ours = _OPTIONS not in call.params and connection.takes_stream_options
     body = await _ask(connection, call, {_OPTIONS: {"include_usage": True}} if ours else {})
     refused = body.status in _REFUSALS
     if ours and refused:
-        reply = await body.read_whole(connection.endpoint.max_response_bytes)
+        reply = await body.read_whole(cap)
         if _OPTIONS.encode() not in reply.body:
-            return _refused(connection, call, reply)
+            return connection.failure_from_reply(reply, call)
         body = await _ask(connection, call, {})
     if not 200 <= body.status < 300:
-        return _refused(connection, call, await body.read_whole(connection.endpoint.max_response_bytes))
+        return connection.failure_from_reply(await body.read_whole(cap), call)
     if ours and refused:
         connection.takes_stream_options = False  # the second request succeeded, so the options were the reason
-    return ChatStream(body, connection, call, conclude)
+    return ChatStream(body, connection, call)
 
 
 async def _ask(connection: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
@@ -231,7 +224,3 @@ async def _ask(connection: EndpointConnection, call: WireRequest, options: Mappi
     return await connection.transport.stream(
         codec.path, codec.encode(asked, connection.renamed.get(model, model)), with_carried(call.headers)
     )
-
-
-def _refused(connection: EndpointConnection, call: WireRequest, reply: Reply) -> Failure:
-    return failure_from_reply(reply, connection.name, call.model, connection.secrets.and_headers(call.headers))

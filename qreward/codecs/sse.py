@@ -63,6 +63,9 @@ class Parser:
             end = len(data) if end < 0 else end + 2
             yield from self._lines(data[:end])
             data = data[end:]
+        if data[:6] == b"data: " and data[-2:] == b"\n\n" and data.find(b"\n") == len(data) - 2 <= self._most and b"\r" not in data:
+            yield Event(data[6:-2])  # exactly one event, as in most reads
+            return
         plain = data.replace(b"\r\n", b"\n") if b"\r" in data else data
         if b"\r" in plain:
             yield from self._lines(data)

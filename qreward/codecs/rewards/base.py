@@ -141,10 +141,10 @@ _SHAPES = {str: TEXT, Pair: PAIR, Conversation: CHAT_ITEM, list: TOKENS, Parts: 
 def tokens_in(item: Any) -> float:
     """Return the tokens of an item: token ids are counted, texts estimated by their characters."""
     match item:
-        case list():
-            return float(len(item))
         case str():
             chars = len(item)
+        case list():
+            return float(len(item))
         case Pair():
             chars = len(item.prompt) + len(item.response)
         case Conversation():
@@ -335,6 +335,8 @@ class ListCodec:
 
     def form(self, item: Any) -> Any:
         """Return the item in the form that this server accepts. Raises ``BadRequest`` if it accepts none."""
+        if type(item) is str and self.texts:
+            return item
         if isinstance(item, Pair):
             if self.texts and self.settings.template is not None:
                 return self.settings.render(item.prompt, item.response)
@@ -347,7 +349,7 @@ class ListCodec:
             )
         if isinstance(item, Conversation) and not self.chats:
             raise BadRequest(f"{self.path} of this server takes no conversations; send (prompt, response){', or a text' * self.texts}")
-        if isinstance(item, str) and not self.texts:
+        if isinstance(item, str):
             what = "conversations" if self.chats else "pairs"
             raise BadRequest(f"{self.path} of this server judges {what}, not texts; send (prompt, response)")
         return item
@@ -439,11 +441,9 @@ class NumberCodec(ListCodec):
     last: ClassVar[bool] = False
 
     def value(self, row: Any) -> Score:
-        return self.select(parsing.row_of(row).get(self.value_in))
-
-    def select(self, raw: Any) -> Score:
-        values = parsing.numbers(raw, self.value_in)
-        return Score(parsing.by_position(values, self.settings.label, self.settings.labels, last=self.last, what=self.value_in))
+        settings, name = self.settings, self.value_in
+        values = parsing.numbers(parsing.row_of(row).get(name), name)
+        return Score(parsing.by_position(values, settings.label, settings.labels, last=self.last, what=name))
 
 
 @dataclass(frozen=True)

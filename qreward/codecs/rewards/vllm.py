@@ -64,8 +64,9 @@ class VllmPooling(VllmClassify):
         return {**super().defaults(), "encoding_format": "float"}
 
     def value(self, row: Any) -> Score:
-        data = parsing.row_of(row).get("data")
-        return self.select(data[-1] if isinstance(data, list) and data and isinstance(data[-1], list) else data)
+        row = parsing.row_of(row)
+        data = row.get("data")
+        return super().value({"data": data[-1]} if isinstance(data, list) and data and isinstance(data[-1], list) else row)
 
 
 class VllmScore(ListCodec):

@@ -59,7 +59,7 @@ class ChatAnswer(msgspec.Struct, gc=False):
         """Return an openai ``ChatCompletion``. Missing members are filled in; members of another type are kept as they are."""
         from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and is often not needed
 
-        return jsonio.build(ChatCompletion, self.body, partial(_completed, self.model))
+        return jsonio.build(ChatCompletion, self.body, partial(completed, "chat.completion", "message", self.model))
 
 
 class ChatCodec:
@@ -211,16 +211,19 @@ def _lenient_choice(raw: object) -> _Choice:
     return _Choice(read, raw.get("error"), raw.get("finish_reason"))
 
 
-def _completed(model: str, document: dict[str, Any]) -> dict[str, Any]:
-    """Add the members that the openai type requires."""
-    choices = [_completed_choice(choice, index) for index, choice in enumerate(document["choices"])]
-    return {"id": "", "object": "chat.completion", "created": 0, "model": model, **document, "choices": choices}
-
-
-def _completed_choice(raw: object, index: int) -> dict[str, Any]:
-    choice = raw if isinstance(raw, dict) else {}
-    message = choice.get("message")
-    message = {"role": "assistant", "content": None, **(message if isinstance(message, dict) else {})}
-    if isinstance(message["content"], list):
-        message["content"] = joined(message["content"])
-    return {"index": index, "finish_reason": None, **choice, "message": message}
+def completed(kind: str, member: str, model: str, document: dict[str, Any]) -> dict[str, Any]:
+    """Add the members that openai's type requires, of a completion (``member`` is ``message``) or a chunk (``delta``)."""
+    raw, choices = document.get("choices"), []
+    for index, each in enumerate(raw if isinstance(raw, list) else []):
+        choice = {"index": index, "finish_reason": None, **(each if isinstance(each, dict) else {})}
+        if type(choice["index"]) is not int:
+            choice["index"] = index
+        body = {"role": "assistant", "content": None} if member == "message" else {}
+        delta, message = choice.pop("delta", None), choice.pop("message", None)
+        found = delta if isinstance(delta, dict) else message
+        body |= found if isinstance(found, dict) else {}
+        if isinstance(body.get("content"), list):
+            body["content"] = joined(body["content"])
+        choices.append({**choice, member: body})
+    own = document if member == "message" else {**document, "object": kind}
+    return {"id": "", "object": kind, "created": 0, "model": model, **own, "choices": choices}

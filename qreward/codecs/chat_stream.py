@@ -20,7 +20,7 @@ from msgspec import Raw
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed
-from qreward.codecs.chat import ChatAnswer, joined
+from qreward.codecs.chat import ChatAnswer, completed, joined
 from qreward.codecs.finish_reason import ending_of
 from qreward.codecs.sse import Event
 from qreward.results import Usage
@@ -78,7 +78,7 @@ class ChatChunk(msgspec.Struct, gc=False):
         """Return an openai ``ChatCompletionChunk``. Missing members are filled in; members of another type are kept as they are."""
         from openai.types.chat import ChatCompletionChunk  # noqa: PLC0415 - takes most of a second, and is often not needed
 
-        return jsonio.build(ChatCompletionChunk, self.body, partial(_completed, self.model))
+        return jsonio.build(ChatCompletionChunk, self.body, partial(completed, "chat.completion.chunk", "delta", self.model))
 
 
 def read_chunk(event: Event, model: str) -> ChatChunk | None:
@@ -150,24 +150,6 @@ def _delta(members: dict[str, Any]) -> dict[str, Any]:
     delta, message = members.pop("delta", None), members.pop("message", None)
     found = delta if isinstance(delta, dict) else message
     return found if isinstance(found, dict) else {}
-
-
-def _completed(model: str, document: dict[str, Any]) -> dict[str, Any]:
-    """Add the members that the openai type requires."""
-    raw = document.get("choices")
-    choices = [_completed_choice(choice, index) for index, choice in enumerate(raw if isinstance(raw, list) else [])]
-    filled = {"id": "", "created": 0, "model": model, **document}
-    return {**filled, "object": "chat.completion.chunk", "choices": choices}
-
-
-def _completed_choice(raw: object, place: int) -> dict[str, Any]:
-    choice = dict(raw) if isinstance(raw, dict) else {}
-    delta = _delta(choice)
-    if isinstance(delta.get("content"), list):
-        delta = {**delta, "content": joined(delta["content"])}
-    if type(choice.get("index")) is not int:
-        choice["index"] = place
-    return {"finish_reason": None, **choice, "delta": delta}
 
 
 def tells_usage_only(chunk: Any) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import WireRequest
-from qreward.codecs.embeddings import EMBEDDINGS, EmbeddingsAnswer
+from qreward.codecs.embeddings import EMBEDDINGS, EmbeddingsAnswer, inputs_of
 from qreward.codecs.rewards.answers import Choices, ItemAnswer, Moderated, share
 from qreward.codecs.rewards.base import ALONE, TEXT, TOKENS, MergeLimits, Operation, shape_of, tokens_in
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE, codec_of, settings_of
@@ -184,12 +184,6 @@ class Embeddings:
             return [answer]
         inputs = [inputs_of(call) for call in calls]
         return parts_of(answer, [len(each) for each in inputs], [sum(map(tokens_in, each)) for each in inputs])
-
-
-def inputs_of(call: WireRequest) -> list[Any]:
-    """The inputs of an embeddings call. A text or a list of token ids is one input."""
-    inputs = call.inputs
-    return [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else list(inputs)
 
 
 class MergeSpec:

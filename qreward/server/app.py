@@ -1,8 +1,9 @@
-"""The FastAPI app: its routes and exception handlers. ``Service`` implements the routes."""
+"""The FastAPI app: its routes, the middleware before them, and exception handlers. ``Service`` implements the routes."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,14 +16,18 @@ from starlette.responses import Response
 from qreward import __version__
 from qreward.errors import ConfigError
 from qreward.server import forms
-from qreward.server.admission import ClientDisconnected
+from qreward.server.admission import ClientDisconnected, check_caller
 from qreward.server.config import ServerConfig
-from qreward.server.http_errors import HTTPError
+from qreward.server.http_errors import HTTPError, draining
 from qreward.server.metrics import CONTENT_TYPE
-from qreward.server.middleware import JSON, AdmissionMiddleware, error_response
 from qreward.server.responses import write
 from qreward.server.service import Read, Service
 
+OPEN = ("/health", "/liveness")
+"""Paths that need no token, because health probes have none."""
+ALWAYS = (*OPEN, "/metrics")
+"""Paths that are served while the server drains."""
+JSON = "application/json"
 _LEFT = 499
 """Status counted for a caller that closed the connection, as in nginx. It is never received."""
 SCORING: dict[str, tuple[Read, tuple[type[msgspec.Struct], ...]]] = {
@@ -102,6 +107,60 @@ def _described(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
     """The JSON schema of the accepted bodies, for the OpenAPI document."""
     schemas = [msgspec.json.schema(body)["$defs"][body.__name__] for body in bodies]
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}}}
+
+
+class AdmissionMiddleware:
+    """Rejects requests while the server drains, checks the token, and counts responses, those of paths not in ``routes`` as ``other``.
+
+    It is plain ASGI, so that it costs almost nothing and never reads a body.
+    """
+
+    def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]], service: Service, routes: frozenset[str]) -> None:
+        self._app = app
+        self._service = service
+        self._routes = routes
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, begun, service, status = scope["path"], time.perf_counter(), self._service, 500  # until the app sends a status
+
+        async def counted_send(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = message.setdefault("headers", [])
+                if service.draining and not any(name == b"connection" for name, _ in headers):
+                    message["headers"] = [*headers, (b"connection", b"close")]
+            await send(message)
+
+        if path not in ALWAYS:
+            service.begin()
+        try:
+            await self._pass(scope, receive, counted_send, path)
+        finally:
+            if path not in ALWAYS:
+                service.end()
+            route = path if path in self._routes else "other"
+            service.requests.add(route, str(status))
+            service.seconds.observe(time.perf_counter() - begun, route)
+
+    async def _pass(self, scope: Any, receive: Any, send: Any, path: str) -> None:
+        try:
+            if self._service.draining and path not in ALWAYS:
+                raise draining()
+            if path not in OPEN:
+                check_caller(scope, self._service.config)
+        except HTTPError as error:
+            self._service.rejections.add(error.kind)
+            await error_response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def error_response(error: HTTPError) -> Response:
+    return Response(write(error.document()), error.status, error.headers, JSON)
 
 
 async def _refuse(request: Request, error: Any) -> Response:

@@ -108,8 +108,16 @@ class RewardServer:
 async def serve(scorer: Any, config: ServerConfig | None = None, ready: Callable[[str], object] | None = None) -> bool:
     """Serve until SIGTERM or SIGINT, then finish the running requests. A second signal aborts them.
 
-    ``ready`` is called with the URL as soon as the server accepts requests. Returns whether all running requests finished within
-    ``drain_timeout``. Raises as :class:`RewardServer`.
+    Args:
+        scorer: see :class:`RewardServer`.
+        config: the settings.
+        ready: called with the URL as soon as the server accepts requests.
+
+    Returns:
+        Whether all running requests finished within ``drain_timeout``.
+
+    Raises:
+        ConfigError, TypeError: as :class:`RewardServer`.
     """
     server, asked = RewardServer(scorer, config), asyncio.Event()
 
@@ -160,19 +168,15 @@ def _handled(on_signal: Callable[[], None]) -> Iterator[None]:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A bound socket; uvicorn calls ``listen`` on it. Raises ``ConfigError``."""
+    """A listening socket. Raises ``ConfigError``."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)  # type: ignore[arg-type]
+    except socket.gaierror as error:
         raise ConfigError(f"cannot listen at host {host!r}: {error.strerror}") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
     except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen at {host!r}, port {port}: {error.strerror}; choose another port, or 0 for any") from None
-    return listener
+        reason = str(error.strerror).partition(" (while")[0]
+        raise ConfigError(f"cannot listen at {host!r}, port {port}: {reason}; choose another port, or 0 for any") from None
 
 
 def _address_of(listener: socket.socket) -> str:

@@ -171,7 +171,7 @@ def _bound(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ``ConfigError``."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)  # type: ignore[arg-type]
+        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except socket.gaierror as error:
         raise ConfigError(f"cannot listen at host {host!r}: {error.strerror}") from None
     except OSError as error:

@@ -69,19 +69,15 @@ class ItemAnswer(msgspec.Struct, gc=False):
 
 
 class ListAnswer(msgspec.Struct, gc=False):
-    """The response to a list of items, at least one of which has a value.
+    """The response to a list of items: for each, in the order of the request, its value or an ``InvalidResponse``.
 
-    Attributes:
-        items: for each item, in the order of the request, its value or an ``InvalidResponse``.
-        usage: of the whole request.
-        each: usage of each item, if the server reports it.
-        sizes: estimated prompt tokens of each item.
-        outputs: size of the generated text of each item, if any.
+    ``usage`` is that of the whole request, and ``each`` that of each item, if the server reports it; else it is estimated by ``sizes``, the
+    prompt tokens of each item, and ``outputs``, the size of its generated text.
     """
 
     items: list[Any]
     usage: Usage | None
-    each: list[Usage | None] | None
+    each: Sequence[Usage | None] | None
     sizes: list[float]
     outputs: list[float] | None = None
 

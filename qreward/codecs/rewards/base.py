@@ -391,8 +391,11 @@ class ListCodec:
             raise Malformed(f"the answer has another form than {type(self).__name__} expects ({type(error).__name__})") from error
         if all(isinstance(value, InvalidResponse) for value in values):
             raise Malformed(f"the answer has no {self.operation.name} for any item: {values[0]}")
-        sizes = [tokens_in(item) for item in call.inputs]
-        return ListAnswer(values, self.usage(document), self.usages(rows), sizes, self.outputs(values))
+        usage, each = jsonio.usage_of(document.get("usage")) if isinstance(document, dict) else None, self.usages(rows)
+        if each is not None:
+            tokens = sum(used.prompt_tokens or 0 for used in each)
+            usage = Usage(tokens, None, tokens)
+        return ListAnswer(values, usage, each, [tokens_in(item) for item in call.inputs], self.outputs(values))
 
     def rows(self, document: Any, call: WireRequest) -> list[Any]:
         """Return the row of each item, in the order of the items. Raises ``Malformed``."""
@@ -402,12 +405,8 @@ class ListCodec:
         """Return the value of a row. Raises ``InvalidRow``."""
         return Score(parsing.number(parsing.row_of(row).get(self.value_in) if isinstance(row, dict) else row))
 
-    def usage(self, document: Any) -> Usage | None:
-        """Return the usage of the whole request, or None if the response does not contain it."""
-        return jsonio.usage_of(document.get("usage")) if isinstance(document, dict) else None
-
-    def usages(self, rows: list[Any]) -> list[Usage | None] | None:  # noqa: ARG002 - for subclasses
-        """Return the usage of each item, or None if the response does not contain it."""
+    def usages(self, rows: list[Any]) -> list[Usage] | None:  # noqa: ARG002 - for subclasses
+        """Return the usage of each item (prompt tokens), or None if the rows do not contain it."""
         return None
 
     def outputs(self, values: list[Any]) -> list[float] | None:  # noqa: ARG002 - for subclasses

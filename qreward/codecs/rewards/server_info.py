@@ -21,11 +21,7 @@ MODELS = "/v1/models"
 class ServerLimits(msgspec.Struct, frozen=True):
     """The limits that a server reports; None for a limit it does not report.
 
-    Args:
-        items: items in one request.
-        concurrency: requests in flight; for TEI, items in flight.
-        input_tokens: tokens of one item.
-        batch_tokens: tokens processed at once.
+    They are the items of one request, the requests in flight (for TEI, the items), the tokens of one item, and those processed at once.
     """
 
     items: int | None = None
@@ -43,15 +39,7 @@ class ServerLimits(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The state that a server reports; None for a value it does not report.
-
-    Args:
-        ready: whether it accepts requests.
-        running: items in processing.
-        waiting: items in its queue.
-        models: names of its models.
-        limits: its limits.
-    """
+    """The state that a server reports; None for a value it does not report. ``running`` and ``waiting`` are numbers of items."""
 
     ready: bool | None = None
     running: float | None = None

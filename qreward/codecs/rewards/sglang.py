@@ -36,12 +36,7 @@ class SglangClassify(NumberCodec):
             raise InvalidRow(described(ending))
         return super().value(row)
 
-    def usage(self, document: Any) -> Usage | None:
-        each = self.usages(document if isinstance(document, list) else [document])
-        counts = [used.prompt_tokens for used in each or () if used is not None and used.prompt_tokens is not None]
-        return Usage(sum(counts), None, sum(counts)) if counts else None
-
-    def usages(self, rows: list[Any]) -> list[Usage | None] | None:
+    def usages(self, rows: list[Any]) -> list[Usage] | None:
         found = [jsonio.usage_of(_meta(row)) for row in rows]
         if any(used is None or used.prompt_tokens is None for used in found):
             return None

@@ -168,15 +168,19 @@ def _handled(on_signal: Callable[[], None]) -> Iterator[None]:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ``ConfigError``."""
+    """A bound socket; uvicorn calls ``listen`` on it. Raises ``ConfigError``."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-    except socket.gaierror as error:
-        raise ConfigError(f"cannot listen at host {host!r}: {error.strerror}") from None
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        reason = str(error.strerror).partition(" (while")[0]
-        raise ConfigError(f"cannot listen at {host!r}, port {port}: {reason}; choose another port, or 0 for any") from None
+        raise ConfigError(f"cannot listen at host {host!r}: {error.strerror}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen at {host!r}, port {port}: {error.strerror}; choose another port, or 0 for any") from None
+    return listener
 
 
 def _address_of(listener: socket.socket) -> str:

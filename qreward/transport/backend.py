@@ -63,7 +63,8 @@ class HttpBackend:
 
         Raises only ``CancelledError``; when cancelled, the connection is closed.
         """
-        connection, opened = self._connections.get(id(endpoint)), None
+        connection = self._connections.get(id(endpoint))
+        opened: ChatStream | Failure | None = None
         try:
             if connection is None:
                 connection = self._open(endpoint)
@@ -71,12 +72,13 @@ class HttpBackend:
             opened = await open_stream(connection, call)
         except Exception as error:
             return failure_of(error, endpoint, call, connection)
+        else:
+            return opened
         finally:
             if isinstance(opened, ChatStream) and connection is not None:
                 opened.on_close = partial(self._leave, connection)
             elif connection is not None:
                 self._leave(connection)
-        return opened
 
     async def look(self, endpoint: Endpoint) -> ProbeResult:
         """Probe a server: whether it is ready, and its load. Raises only ``CancelledError``.

@@ -75,19 +75,20 @@ def read_load(path: str, status: int, body: bytes, readers: Mapping[str, Callabl
 
 
 _METRICS = {
-    **dict.fromkeys(("vllm:num_requests_running", "sglang:num_running_reqs"), "running"),
-    **dict.fromkeys(("vllm:num_requests_waiting", "sglang:num_queue_reqs", "te_queue_size"), "waiting"),
+    **dict.fromkeys((b"vllm:num_requests_running", b"sglang:num_running_reqs"), "running"),
+    **dict.fromkeys((b"vllm:num_requests_waiting", b"sglang:num_queue_reqs", b"te_queue_size"), "waiting"),
 }
 """Names of metrics, and what they count."""
-_SAMPLE = re.compile(rb"^(" + "|".join(_METRICS).encode() + rb')(?:\{(?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*\})?[ \t]+([^\s]+)', re.MULTILINE)
+_NAMES = tuple(_METRICS)
+_SAMPLE = re.compile(rb'([A-Za-z_:][\w:]*)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?[ \t]+(\S+)')
 
 
 def _of_metrics(body: bytes) -> Load:
-    """Add up the finite samples of a Prometheus text, which may have several hundred kilobytes."""
+    """Add up the finite samples of a Prometheus text. It may have several hundred kilobytes, so only lines of these metrics are parsed."""
     found: dict[str, float] = {}
-    for name, text in _SAMPLE.findall(body):
-        if (value := _finite(text)) is not None:
-            count = _METRICS[name.decode()]
+    for line in body.split(b"\n"):
+        if line.startswith(_NAMES) and (match := _SAMPLE.match(line)) and (value := _finite(match[2])) is not None:
+            count = _METRICS.get(match[1], "")
             found[count] = found.get(count, 0.0) + value
     return Load(running=found.get("running"), waiting=found.get("waiting"))
 

@@ -9,7 +9,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Codec, WireRequest
+from qreward.codecs.base import RESERVED, Codec, WireRequest
 from qreward.engine.snapshots import load_of
 from qreward.errors import ConfigError
 from qreward.progress import Progress, start_progress
@@ -40,7 +40,6 @@ OPTIONS = frozenset(
     }
 )
 """The options of all calls. Each method takes some of them as arguments. None of them is sent to a server as a parameter."""
-_OWN = frozenset({"model", "messages", "input"})
 
 
 def preparer(
@@ -67,8 +66,8 @@ def preparer(
         raise ConfigError(
             "stream=True cannot be used in this call; for tokens as they come, call stream_chat_completion or batch_stream_chat_completion"
         )
-    if not _OWN.isdisjoint(merged):
-        name = min(_OWN & set(merged))
+    if not RESERVED.isdisjoint(merged):
+        name = min(RESERVED & set(merged))
         raise ConfigError(f"{name!r} cannot be set in extra_body; pass it as the argument {name}=")
     for name, value in merged.items():
         jsonio.check(value, name)

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 from qreward.codecs import finish_reason
 from qreward.results import Answered
 
+RESERVED = frozenset({"model", "messages", "input"})
+"""Members of the body that are arguments of calls, so that no parameter may have their name. A ``ListCodec`` reserves those of its body."""
+
 
 class WireRequest:
     """One logical request, before an endpoint is chosen for it.

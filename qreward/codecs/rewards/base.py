@@ -366,7 +366,10 @@ class ListCodec:
         if len(items) > 1 and lone:
             count = len(items)
             raise BadRequest(f"this server takes one {min(lone)} per request, not {count}; set RewardModel(template=...) to send texts")
-        params = {**self.body(items), **self.defaults(), **call.params}
+        body = self.body(items)
+        if taken := body.keys() & call.params.keys():
+            raise BadRequest(f"{min(taken)!r} holds the items in the body of {self.path}; leave it out of the parameters")
+        params = {**body, **self.defaults(), **call.params}
         name = next(iter(params))
         inputs = params.pop(name)
         return jsonio.write(model, name, inputs, params, all_text=type(items[0]) in (str, list))

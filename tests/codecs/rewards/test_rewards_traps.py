@@ -38,6 +38,12 @@ def test_what_the_caller_says_goes_over_the_settings() -> None:
     assert written("tei", call(SCORE, ["a"], raw_scores=False))["raw_scores"] is False
 
 
+@pytest.mark.parametrize(("kind", "name"), [("vllm", "input"), ("tei", "inputs"), ("openrlhf", "labels"), ("sglang", "text")])
+def test_a_parameter_does_not_replace_the_items(kind: str, name: str) -> None:
+    with pytest.raises(BadRequest, match=f"'{name}' holds the items"):
+        written(kind, call(SCORE, ["a"], **{name: ["b"]}))
+
+
 def test_the_reward_of_vllm_is_the_last_of_its_probs() -> None:
     assert decoded("vllm", TWO, probs([0.1, 0.9], [0.7, 0.3])) == [0.9, 0.3]
     assert decoded("vllm", TWO, probs([0.1, 0.9], [0.7, 0.3]), label=0) == [0.1, 0.7]

@@ -14,7 +14,7 @@ import msgspec
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import ChatCodec
-from qreward.codecs.finish_reason import GIVEN_UP
+from qreward.codecs.finish_reason import ABORTED
 from qreward.errors import BadRequest, QRewardError
 from qreward.judge.config import ResponseFormat
 
@@ -89,7 +89,7 @@ class JudgeCodec(ChatCodec):
         Only an answer that the server gave up is rejected, so that the engine retries it unchanged. The judge handles other incomplete
         answers itself: it does not parse them, and sends the request again.
         """
-        return ending not in GIVEN_UP
+        return ending not in ABORTED
 
 
 _ENCODER = msgspec.json.Encoder()

@@ -11,7 +11,7 @@ from typing import Any
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import ChatAnswer
-from qreward.codecs.finish_reason import CUT
+from qreward.codecs.finish_reason import LENGTH
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import Unreadable
@@ -159,8 +159,8 @@ class SampleRequest:
     def _unread(self, heard: ModelReply, why: str, usage: Usage | None, seconds: float) -> QRewardError | None:
         tokens = "" if usage is None or usage.total_tokens is None else f" ({usage.total_tokens} tokens)"
         self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, why + tokens),)
-        hopeless = heard.ending == CUT and self._cut
-        self._cut = self._cut or heard.ending == CUT
+        hopeless = heard.ending == LENGTH and self._cut
+        self._cut = self._cut or heard.ending == LENGTH
         self.error = self._failed(why, heard)
         if self._reasks <= 0 or hopeless:
             return self.error

@@ -20,12 +20,11 @@ from random import Random
 from statistics import median
 
 from qreward.errors import ConnectionFailed, RateLimited, ServerError
-from qreward.scheduler.endpoint_state import Source, make_source
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, BatchFeed, Task
+from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import CANCEL, MORE, SEND, Scheduler
+from qreward.scheduler.state import Attempt, BatchFeed, Pool, Source, Task, make_source
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
 HELD = 8
@@ -59,7 +58,7 @@ class Scene:
     def __init__(self, endpoints: int, held: int = HELD, strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH) -> None:
         self.now, self.rng, self.items = 0.0, Random(7), 0
         self.scheduler = Scheduler(Retry(), self.rng, hedge=Hedge(reserve=10_000))
-        self.pool = Pool("all", [], make_balancer(strategy, {}, self.rng))
+        self.pool = Pool("all", [], make_balancer(strategy, {}, self.rng), Queue())
         self.sources = [make_source(f"e{number}", self.rng, Limits(max_concurrency=held)) for number in range(endpoints)]
         for source in self.sources:
             self.scheduler.join(self.now, source, self.pool)

@@ -33,6 +33,8 @@ _HOMES = {
     "qreward.telemetry": ("Telemetry", "TelemetryExporter"),
     "qreward.tuning": ("tune_gc",),
     "qreward.codecs.rewards.answers": ("Score",),
+    "qreward.codecs.rewards.base": ("ListCodec", "MergeLimits", "ServerKind"),
+    "qreward.codecs.rewards.registry": ("register_kind",),
     "qreward.errors": (
         "AuthenticationFailed", "BadRequest", "BatchInterrupted", "CircuitOpen", "ClientClosed", "ConfigError", "ConnectionFailed",
         "DeadlineExceeded", "InvalidResponse", "NoEndpoint", "QRewardError", "QueueFull", "RateLimited", "Rejected", "RequestError",
@@ -50,6 +52,10 @@ if TYPE_CHECKING:
     from qreward.batching.reward_buffer import RewardBuffer as RewardBuffer
     from qreward.client import QRewardClient as QRewardClient
     from qreward.codecs.rewards.answers import Score as Score
+    from qreward.codecs.rewards.base import ListCodec as ListCodec
+    from qreward.codecs.rewards.base import MergeLimits as MergeLimits
+    from qreward.codecs.rewards.base import ServerKind as ServerKind
+    from qreward.codecs.rewards.registry import register_kind as register_kind
     from qreward.engine.stream_sink import StreamRestarted as StreamRestarted
     from qreward.errors import AuthenticationFailed as AuthenticationFailed
     from qreward.errors import BadRequest as BadRequest

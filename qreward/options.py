@@ -12,9 +12,9 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Codec, WireRequest
+from qreward.codecs.base import RESERVED, Codec, WireRequest
 from qreward.errors import ConfigError, QRewardError
-from qreward.scheduler.request import RequestOptions
+from qreward.scheduler.state import RequestOptions
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Hedge, Priority, Retry, Route, priority_level
 from qreward.spelling import TYPO, closest, did_you_mean
@@ -216,7 +216,6 @@ def _names_of(kind: Any) -> frozenset[str]:
 
 
 _OF_RUNTIME = {"wire_factory": "backend_factory"}
-_OWN = frozenset({"model", "messages", "input"})
 
 
 def preparer(
@@ -243,8 +242,8 @@ def preparer(
         raise ConfigError(
             "stream=True cannot be used in this call; for tokens as they come, call stream_chat_completion or batch_stream_chat_completion"
         )
-    if not _OWN.isdisjoint(merged):
-        name = min(_OWN & set(merged))
+    if not RESERVED.isdisjoint(merged):
+        name = min(RESERVED & set(merged))
         raise ConfigError(f"{name!r} cannot be set in extra_body; pass it as the argument {name}=")
     for name, value in merged.items():
         jsonio.check(value, name)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from qreward.errors import ConfigError
 from qreward.results import Result, RouteLoad, dollars, retries
-from qreward.scheduler.stats.latency import Quantiles
+from qreward.scheduler.stats import Quantiles
 
 VARIABLE = "QREWARD_PROGRESS"
 """Environment variable that, set to 1, shows progress where a program passes ``progress=None``."""

@@ -29,11 +29,9 @@ from qreward.errors import ConfigError
 from qreward.options import DEFAULT
 from qreward.progress import start_progress
 from qreward.quota.renewal import Sharing
-from qreward.quota.transports import LedgerTransports
 from qreward.results import BatchResult, Result
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import RequestOptions
 from qreward.scheduler.scheduler import Scheduler
+from qreward.scheduler.state import Pool, RequestOptions
 from qreward.scoring.merge_queue import MergedItem
 from qreward.scoring.merge_spec import MergeSpec
 from qreward.scoring.merger import ItemWaiter, MergedBatchWaiter, RequestMerger
@@ -91,8 +89,7 @@ class Runtime:
         self._mergers: dict[Hashable, RequestMerger] = {}
         self._list_limits = LearnedLimits()
         self.engine.watch_over(self.fleet.sources, self._list_limits.apply_probe)
-        self._ledgers = LedgerTransports()
-        self._sharing = Sharing(self.engine, self.fleet.sources, self._ledgers, self._ledgers.__iter__)
+        self._sharing = Sharing(self.engine, self.fleet.sources)
         self.prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
         if self.telemetry is not None:
             self.telemetry.observe(self, Runtime.state)
@@ -100,8 +97,7 @@ class Runtime:
     def _restart(self) -> object:
         """Start anew in a forked child process. Returns what belongs to the parent."""
         inherited = self.engine, self.fleet, self._sharing
-        for ledger in self._ledgers:  # the open files are copies of the parent's
-            ledger.close()
+        self._sharing.close_transports()  # the open files are copies of the parent's
         self._start(self.config)
         return inherited
 

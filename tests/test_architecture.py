@@ -35,7 +35,7 @@ PURE = ("scheduler", "quota.ledger", "quota.lease", "quota.messages")
 
 UPWARD = {
     ("results", "notebook.render"): "a result draws itself when a notebook asks for it",
-    ("quota.transports", "integrations.ray.limit_actor"): "Ray is an extra, imported when limits are shared over a cluster",
+    ("quota.renewal", "integrations.ray.limit_actor"): "Ray is an extra, imported when limits are shared over a cluster",
 }
 """Imports of a higher layer, inside functions or for types only, each with its reason."""
 

@@ -9,8 +9,7 @@ import pytest
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.cli import main
-from qreward.scheduler.endpoint_state import Source, make_source, standing, why_window
-from qreward.scheduler.request import Attempt, Task
+from qreward.scheduler.state import Attempt, Source, Task, make_source, standing
 
 CONFIG = """
 {"endpoints": [
@@ -67,9 +66,9 @@ def test_an_endpoint_says_what_keeps_it_from_being_asked_and_for_how_long() -> N
     assert standing(10.0, source) == ("it turned requests away", 7.0)
     source.health.eject(10.0, 30.0)
     assert standing(11.0, source) == ("out of service after failures", 29.0)
-    source.health.down = True
+    source.health.mark_unhealthy()
     assert standing(11.0, source) == ("marked unhealthy", float("inf"))
-    assert why_window(source) == "start"
+    assert source.window.reason == "start"
 
 
 def test_stats_tell_where_each_endpoint_stands() -> None:

@@ -170,7 +170,7 @@ def test_a_bulk_that_never_ends_is_given_up_and_what_it_held_is_given_back(sim: 
 
 
 def test_a_source_beyond_its_window_is_noted(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = importlib.import_module("qreward.scheduler.endpoint_state").Source
+    source = importlib.import_module("qreward.scheduler.state").Source
     full = source.ready_at
     monkeypatch.setattr(source, "ready_at", lambda self, now: 0.0 if self.inflight >= self.window.limit else full(self, now))
     for shell in (False, True):

@@ -15,9 +15,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from qreward.scheduler.endpoint_state import Source, make_source
+from qreward.scheduler.limits.concurrency import ConcurrencyLimit
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.request import Attempt
+from qreward.scheduler.state import Attempt, Source, make_source
 from qreward.settings.policies import Limits
 from simulation.agenda import Agenda
 from simulation.specs import Spec
@@ -29,23 +29,8 @@ Make = Callable[[str, Random, World], Source]
 """Creates the source for a server."""
 
 
-class Fixed:
+class Fixed(ConcurrencyLimit):
     """A semaphore with a fixed limit. Other code may change the limit."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-
-    def sent(self, now: float, inflight: int, /) -> None:
-        pass
-
-    def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int, /) -> None:
-        pass
-
-    def rejected(self, _now: float, _sent_at: float, _hint: float | None, _others: int, /) -> bool:
-        return True
-
-    def ended(self) -> None:
-        pass
 
     def follow(self, agenda: Agenda, limit: Steps) -> None:
         """Set the limit by a known function of time."""
@@ -168,11 +153,12 @@ class Gradient2(Fixed):
         self.limit = int(self._estimate)
 
 
-class _Shown:
+class _Shown(ConcurrencyLimit):
     """Adapts the limit of a prototype to the scheduler's interface of a limiter."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
+        super().__init__(int(inner.limit))
 
     @property
     def limit(self) -> int:
@@ -182,24 +168,15 @@ class _Shown:
     def limit(self, value: int) -> None:
         self._inner.limit = value
 
-    def sent(self, now: float, inflight: int, /) -> None:
-        pass
-
-    def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int, /) -> None:
-        pass
-
     def rejected(self, _now: float, _sent_at: float, _hint: float | None, _others: int, /) -> bool:
         return False
-
-    def ended(self) -> None:
-        self._inner.cancelled()
 
 
 class PrototypeSource(Source):
     """A source whose concurrency limit, cooldown and pacing come from a prototype.
 
-    A prototype is an object with ``delay(now)``, ``sent(now)``, ``ok(now, sent_at, tokens)``, ``rejected(now, sent_at, hint)``,
-    ``cancelled()`` and ``limit``.
+    A prototype is an object with ``delay(now)``, ``sent(now)``, ``ok(now, sent_at, tokens)``, ``rejected(now, sent_at, hint)`` and
+    ``limit``.
     """
 
     __slots__ = ("_agenda", "_inner")

@@ -15,10 +15,9 @@ from random import Random
 from typing import Any
 
 from qreward.errors import RequestTimeout
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, Task
+from qreward.scheduler.queue import Queue
+from qreward.scheduler.state import Attempt, Pool, Source, Task
 from qreward.settings.policies import Priority
 from simulation.doors import Job
 from simulation.server import Server
@@ -49,7 +48,7 @@ class PushWorld(Stage):
 
     def __init__(self, seed: str) -> None:
         super().__init__(seed)
-        self._pool: Any = Pool("push", [], None)  # type: ignore[arg-type]  # tasks need a pool; it has no balancer
+        self._pool: Any = Pool("push", [], None, Queue())  # type: ignore[arg-type]  # tasks need a pool; it has no balancer
         self._waiting: dict[Source, deque[Task]] = {}
         self._given: dict[Source, int] = {}
 

@@ -13,9 +13,8 @@ from qreward.engine.driver import Engine
 from qreward.engine.fleet import Fleet
 from qreward.engine.single import Single
 from qreward.errors import QRewardError
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Failure, Outcome
-from qreward.scheduler.request import RequestOptions, Task
+from qreward.scheduler.state import RequestOptions, Source, Task
 from qreward.settings.policies import Endpoint, Limits, Priority
 from qreward.testing.virtual_time import run_in_virtual_time
 from simulation.doors import Job

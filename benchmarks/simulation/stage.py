@@ -6,10 +6,9 @@ from array import array
 from collections.abc import Callable, Iterable
 from random import Random
 
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Outcome
-from qreward.scheduler.request import Attempt, BatchFeed, Task
 from qreward.scheduler.scheduler import SEND, Command, Scheduler
+from qreward.scheduler.state import Attempt, BatchFeed, Source, Task
 from qreward.settings.policies import Hedge, Retry
 from simulation.agenda import Agenda
 from simulation.doors import Job

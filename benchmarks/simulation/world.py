@@ -8,12 +8,11 @@ from itertools import islice
 from math import inf
 from random import Random
 
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Outcome
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, BatchFeed, Task
+from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND
+from qreward.scheduler.state import Attempt, BatchFeed, Pool, Source, Task
 from qreward.settings.policies import LoadBalanceStrategy, Priority, Retry
 from simulation.doors import Job
 from simulation.server import Server
@@ -54,7 +53,7 @@ class World(Stage):
     def __init__(self, seed: str, retry: Retry | None = None) -> None:
         super().__init__(seed)
         self._scheduler = self.scheduler(retry)
-        self.pool = Pool("fleet", [], make_balancer(FIT, {}, self.rng))
+        self.pool = Pool("fleet", [], make_balancer(FIT, {}, self.rng), Queue())
 
     def add(self, spec: Spec, make: Callable[[str, Random, World], Source]) -> Server:
         """Add a server, and the source that ``make`` creates for it."""

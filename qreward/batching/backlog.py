@@ -15,7 +15,7 @@ from itertools import count
 from math import inf
 from typing import Any, TypeVar
 
-from qreward.scheduler.queueing.queue import AGEING, SWEEP
+from qreward.scheduler.queue import AGEING, SWEEP
 from qreward.settings.policies import Priority
 
 T = TypeVar("T")

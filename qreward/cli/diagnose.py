@@ -20,17 +20,17 @@ import msgspec
 
 from qreward.codecs.base import Reply, TransportError, WireRequest
 from qreward.codecs.chat import CHAT
-from qreward.codecs.rewards.registry import SCORE
-from qreward.codecs.rewards.server_info import PROBES, Load
+from qreward.codecs.rewards.registry import SCORE, kind_of
+from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.errors import ConfigError, QRewardError
 from qreward.scheduler.outcome import Failure
 from qreward.scheduler.routing import is_glob, matches
 from qreward.settings.client import ClientConfig, without_effect
 from qreward.settings.policies import Endpoint
 from qreward.spelling import closest
-from qreward.transport.backend import EndpointConnection, HttpBackend
+from qreward.transport.backend import HttpBackend
+from qreward.transport.connection import EndpointConnection
 from qreward.transport.connection_settings import proxy_of
-from qreward.transport.probes import MODELS, told
 
 _NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which ``ssl`` does not name."""
@@ -39,10 +39,8 @@ _NIM_READY = "/v1/health/ready"
 BESIDE = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", _NIM_READY)
 GUARDED = (API_MODELS, MODELS, "/info", "/v1/loads")
 """Routes for which a server with authentication requires a key."""
-SCORES = ("tei", "openrlhf", "nim")
-"""Kinds of server to which ``call`` sends a score request, not a chat."""
-LISTS = ("openai", "vllm", "nim")
-"""Kinds of server that refuse a model which is not in their list. The others serve their one model under any name."""
+NOT_ALIKE = ("vllm", "sglang", "tei", "openrlhf", "nim")
+"""Kinds of server of which none looks like another. ``openai``, and a kind that a user has registered, may be the API of any server."""
 ANY_NAME = "any"
 SOON = 14
 """Days before its expiry from which a certificate gets a note."""
@@ -156,7 +154,7 @@ async def _tls(endpoint: Endpoint, *, wanted: bool) -> Tls | None:
 
 async def _get_all(connection: EndpointConnection, found: Examined, replies: dict[str, Reply]) -> None:
     """Send one request alone, so that an unreachable server gets a single one, and then all others concurrently."""
-    first = (PROBES[connection.endpoint.kind] or ("/health",))[0]
+    first = (*kind_of(connection.endpoint.kind).probe, "/health")[0]
     await _get(connection, first, found, replies)
     if found.trouble is None:
         lists = (MODELS,) if connection.endpoint.base_url.endswith("/v1") else (API_MODELS, MODELS)
@@ -166,7 +164,7 @@ async def _get_all(connection: EndpointConnection, found: Examined, replies: dic
 async def _get(connection: EndpointConnection, path: str, found: Examined, replies: dict[str, Reply]) -> None:
     began = perf_counter()
     try:
-        reply = await (connection.transport.get("/models") if path == API_MODELS else connection.beside().get(path))
+        reply = await (connection.transport.get("/models") if path == API_MODELS else connection.root_transport().get(path))
     except TransportError as error:
         if not found.reachable:
             found.trouble = connection.secrets.hide(str(error))
@@ -177,11 +175,13 @@ async def _get(connection: EndpointConnection, path: str, found: Examined, repli
 
 
 def _read(kind: str, found: Examined, replies: dict[str, Reply]) -> None:
-    ready: set[bool] = set()
-    loads = {path: told(MODELS if path == API_MODELS else path, reply) for path, reply in replies.items()}
+    ready, known = set(), kind_of(kind)
+    loads = {
+        path: read_load(MODELS if path == API_MODELS else path, reply.status, reply.body, known.readers) for path, reply in replies.items()
+    }
     for path, load in loads.items():
         listing = path in (API_MODELS, MODELS)
-        if not listing and load.ready is not None and (load.ready or path in PROBES[kind]):  # a proxy may return 502 for an unknown path
+        if not listing and load.ready is not None and (load.ready or path in known.probe):  # a proxy may return 502 for an unknown path
             ready.add(load.ready)
         found.load = found.load.joined(load)
         found.listed = found.listed or (listing and bool(load.models))
@@ -205,7 +205,7 @@ def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | Non
 
 async def call(endpoint: Endpoint, model: str, seconds: float) -> str | None:
     """Send one small model request; None on success, else the reason of the failure, without secrets."""
-    if endpoint.reward is not None or endpoint.kind in SCORES:
+    if endpoint.reward is not None or not kind_of(endpoint.kind).chat:
         request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
     else:
         request = WireRequest(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)
@@ -233,7 +233,7 @@ def model_to_ask(endpoint: Endpoint, config: ClientConfig, served: Iterable[str]
     patterns = patterns_of(endpoint, config)
     known = [*(pattern for pattern in patterns if not is_glob(pattern)), *endpoint.model_names, *_called(endpoint.model_names, served)]
     named = next((name for name in known if any(matches(pattern, name) for pattern in patterns)), None)
-    return named if named is not None or endpoint.kind in LISTS else ANY_NAME
+    return named if named is not None or kind_of(endpoint.kind).lists_models else ANY_NAME
 
 
 def auth_of(endpoint: Endpoint, found: Examined) -> str:
@@ -259,7 +259,7 @@ def problems(
         yield f"it rejects the key ({auth[9:-1]}); check api_key, or headers if it is sent there"
     if auth.startswith("wanted"):
         yield f"it requires a key ({auth[8:-1]}); set api_key, such as api_key: ${{JUDGE_KEY}}"
-    if found.seems not in (None, endpoint.kind) and endpoint.kind != "openai":
+    if found.seems not in (None, endpoint.kind) and endpoint.kind in NOT_ALIKE:
         yield f"it seems to be a server of kind {found.seems!r}, not {endpoint.kind!r}; set kind: {found.seems}"
     yield from _of_models(endpoint, config, found)
     if (days := found.days) is not None and days < 0:
@@ -271,10 +271,15 @@ def problems(
 def notes(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator[str]:
     if endpoint.kind == "openai" and found.seems is not None:
         yield f"it seems to be a server of kind {found.seems!r}; with kind: {found.seems} it can be asked for scores and for its load"
-    if found.reachable and not found.listed and endpoint.kind in LISTS and auth_of(endpoint, found) in ("accepted", "not needed", "?"):
+    if (
+        found.reachable
+        and not found.listed
+        and kind_of(endpoint.kind).lists_models
+        and auth_of(endpoint, found) in ("accepted", "not needed", "?")
+    ):
         yield "it does not list its models, so that their names could not be checked; see what a call says with --call"
-    if endpoint.probe is not None and endpoint.kind == "openrlhf":
-        yield "probe has no effect: a server of kind 'openrlhf' has nothing to ask for"
+    if endpoint.probe is not None and not kind_of(endpoint.kind).probe:
+        yield f"probe has no effect: a server of kind {endpoint.kind!r} has nothing to ask for"
     if endpoint.base_url.startswith("https") and endpoint.verify is False:
         yield "its certificate is not verified; give verify the path of its CA bundle instead of false"
     if (days := found.days) is not None and 0 <= days < SOON:
@@ -292,13 +297,13 @@ def _of_answers(endpoint: Endpoint, found: Examined, *, answered: bool) -> Itera
         return
     if found.statuses.get(API_MODELS) == 404 and found.statuses.get(MODELS) == 200 and endpoint.reward is None:
         yield f"its API is one level below base_url; set base_url: {endpoint.base_url}/v1"
-    elif set(found.statuses.values()) <= {404} and endpoint.kind != "openrlhf":
+    elif set(found.statuses.values()) <= {404} and kind_of(endpoint.kind).probe:
         yield "it answers 404 to every request; check the host, the port and the path of base_url"
 
 
 def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator[str]:
     served = found.load.models
-    if endpoint.kind not in LISTS or not found.listed:
+    if not kind_of(endpoint.kind).lists_models or not found.listed:
         return
     renamed = endpoint.model_names
     for name, there in renamed.items():

@@ -9,7 +9,7 @@ import argparse
 
 from qreward.client import QRewardClient
 from qreward.errors import NoEndpoint
-from qreward.scheduler.limits.window import DEFAULT_LIMIT
+from qreward.scheduler.limits.concurrency import DEFAULT_LIMIT
 from qreward.scheduler.routing import is_glob, matches
 from qreward.settings.client import load_config
 from qreward.settings.policies import Endpoint, Limits, Route

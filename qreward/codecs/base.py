@@ -8,16 +8,15 @@ from typing import Any, Protocol
 from qreward.codecs import finish_reason
 from qreward.results import Answered
 
+RESERVED = frozenset({"model", "messages", "input"})
+"""Members of the body that are arguments of calls, so that no parameter may have their name. A ``ListCodec`` reserves those of its body."""
+
 
 class WireRequest:
     """One logical request, before an endpoint is chosen for it.
 
-    Attributes:
-        codec: encodes the request and decodes its response.
-        model: the requested model.
-        inputs: the messages of a chat, or the input of an embedding.
-        params: the other members of the JSON body, as the caller passed them.
-        headers: additional HTTP headers of this call, or None.
+    ``inputs`` are the messages of a chat, the input of an embedding or a list of items; ``params`` the other members of the JSON body;
+    ``headers`` the additional HTTP headers of this call.
     """
 
     __slots__ = ("codec", "headers", "inputs", "model", "params")
@@ -31,22 +30,15 @@ class WireRequest:
 
 
 class Codec(Protocol):
-    """One kind of request, such as a chat completion. Stateless."""
+    """One kind of request, such as a chat completion. Stateless. ``path`` is relative to the endpoint's base URL."""
 
     path: str
-    """Path under the endpoint's base URL, such as ``/chat/completions``."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         """Return the JSON body. ``model`` is the server's name of the model. Raises ``BadRequest`` for values that JSON cannot hold."""
 
     def decode(self, body: bytes, call: WireRequest) -> Answered:
-        """Return the decoded response.
-
-        Raises:
-            Malformed: the body is not a valid response.
-            EmbeddedError: the body contains an error although the status is 2xx.
-            Unfinished: the generation ended in a way that the codec does not accept.
-        """
+        """Return the decoded response. Raises ``Malformed``, ``EmbeddedError`` or ``Unfinished``."""
 
     def validate(self, inputs: Any) -> Any:
         """Return the inputs, ready to be sent. Raises ``BadRequest`` for invalid inputs, with the position and the correction."""
@@ -68,11 +60,7 @@ class EmbeddedError(Exception):
 
 
 class Unfinished(Exception):
-    """The response is incomplete, according to the ``finish_reason`` of one of its choices.
-
-    Attributes:
-        ending: the ``finish_reason``.
-    """
+    """The response is incomplete, according to the ``finish_reason`` (``ending``) of one of its choices."""
 
     def __init__(self, ending: str) -> None:
         super().__init__(finish_reason.described(ending))

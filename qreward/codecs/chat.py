@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, Unfinished, WireRequest
-from qreward.codecs.finish_reason import CUT, ending_of, is_whole
+from qreward.codecs.finish_reason import LENGTH, ending_of, is_whole
 from qreward.errors import BadRequest
 from qreward.results import Usage
 
@@ -43,15 +43,7 @@ _DECODER = msgspec.json.Decoder(_Completion)
 
 
 class ChatAnswer(msgspec.Struct, gc=False):
-    """A chat completion: the undecoded body, and the few members that every response needs.
-
-    Attributes:
-        body: the JSON body as received.
-        model: the requested model.
-        content: content of the first choice.
-        usage: tokens used, or None if the server did not report them.
-        finish_reason: why the first choice ended, or None if the server did not report it.
-    """
+    """A chat completion: the undecoded body, and what every response needs: usage, and content and finish reason of the first choice."""
 
     body: bytes
     model: str
@@ -65,18 +57,9 @@ class ChatAnswer(msgspec.Struct, gc=False):
 
     def build(self) -> Any:
         """Return an openai ``ChatCompletion``. Missing members are filled in; members of another type are kept as they are."""
-        completion = _completion_type()
-        try:
-            return completion.model_validate_json(self.body)
-        except ValueError:
-            return completion.construct(**_completed(jsonio.read_object(self.body), self.model))
+        from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and is often not needed
 
-
-@cache
-def _completion_type() -> Any:
-    from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and is often not needed
-
-    return ChatCompletion
+        return jsonio.build(ChatCompletion, self.body, partial(completed, "chat.completion", "message", self.model))
 
 
 class ChatCodec:
@@ -85,15 +68,13 @@ class ChatCodec:
     path = "/chat/completions"
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the JSON body. Raises ``BadRequest`` for values that JSON cannot hold."""
         return jsonio.write(model, "messages", call.inputs, call.params, all_text=_all_text(call.inputs))
 
     def decode(self, body: bytes, call: WireRequest) -> ChatAnswer:
-        """Return the decoded response. Raises ``Malformed``, ``EmbeddedError`` or ``Unfinished``."""
         try:
             seen = _DECODER.decode(body)
         except jsonio.REFUSED:
-            seen = _read_oddly(body)
+            seen = _read_leniently(body)
         if seen.error:
             raise EmbeddedError(seen.error)
         if not seen.choices:
@@ -120,14 +101,11 @@ class ChatCodec:
 
     def takes(self, ending: str) -> bool:
         """Return whether an incomplete response is still returned to the caller, with its ``finish_reason``."""
-        return ending == CUT
+        return ending == LENGTH
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Estimate the prompt by its characters, and the output by ``max_tokens`` (0 if the caller set none)."""
-        chars = sum(_length(message.get("content")) for message in call.inputs)
-        most = call.params.get("max_completion_tokens") or call.params.get("max_tokens")
-        choices = call.params.get("n")
-        return chars / CHARS_PER_TOKEN, float(most * (choices if isinstance(choices, int) else 1)) if isinstance(most, int) else 0.0
+        return sum(_length(message.get("content")) for message in call.inputs) / CHARS_PER_TOKEN, most_output(call.params)
 
     def validate(self, inputs: Any) -> Any:
         """Return the messages, ready to be sent. Message objects become dicts. Raises ``BadRequest`` for invalid messages."""
@@ -144,11 +122,16 @@ class VerbatimChatCodec(ChatCodec):
     """``ChatCodec`` for programs that check ``finish_reason`` themselves: it accepts every response."""
 
     def takes(self, ending: str) -> bool:  # noqa: ARG002 - accepts every ending
-        """Return True."""
         return True
 
 
 CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()
+
+
+def most_output(params: Mapping[str, Any]) -> float:
+    """Return the tokens that a response may have at most, of all its choices; 0 if the caller set no limit."""
+    most, choices = params.get("max_completion_tokens") or params.get("max_tokens"), params.get("n")
+    return float(most * (choices if isinstance(choices, int) else 1)) if isinstance(most, int) else 0.0
 
 
 def joined(content: object) -> str:
@@ -213,14 +196,14 @@ def _message(raw: Any, index: int) -> dict[str, Any]:
     return dict(message)
 
 
-def _read_oddly(body: bytes) -> _Completion:
+def _read_leniently(body: bytes) -> _Completion:
     document = jsonio.read_object(body)
     raw = document.get("choices")
-    choices = [_odd_choice(choice) for choice in raw] if isinstance(raw, list) else None
+    choices = [_lenient_choice(choice) for choice in raw] if isinstance(raw, list) else None
     return _Completion(choices, jsonio.usage_of(document.get("usage")), document.get("error"))
 
 
-def _odd_choice(raw: object) -> _Choice:
+def _lenient_choice(raw: object) -> _Choice:
     if not isinstance(raw, dict):
         return _Choice()
     message = raw.get("message")
@@ -228,16 +211,19 @@ def _odd_choice(raw: object) -> _Choice:
     return _Choice(read, raw.get("error"), raw.get("finish_reason"))
 
 
-def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:
-    """Add the members that the openai type requires."""
-    choices = [_completed_choice(choice, index) for index, choice in enumerate(document["choices"])]
-    return {"id": "", "object": "chat.completion", "created": 0, "model": model, **document, "choices": choices}
-
-
-def _completed_choice(raw: object, index: int) -> dict[str, Any]:
-    choice = raw if isinstance(raw, dict) else {}
-    message = choice.get("message")
-    message = {"role": "assistant", "content": None, **(message if isinstance(message, dict) else {})}
-    if isinstance(message["content"], list):
-        message["content"] = joined(message["content"])
-    return {"index": index, "finish_reason": None, **choice, "message": message}
+def completed(kind: str, member: str, model: str, document: dict[str, Any]) -> dict[str, Any]:
+    """Add the members that openai's type requires, of a completion (``member`` is ``message``) or a chunk (``delta``)."""
+    raw, choices = document.get("choices"), []
+    for index, each in enumerate(raw if isinstance(raw, list) else []):
+        choice = {"index": index, "finish_reason": None, **(each if isinstance(each, dict) else {})}
+        if type(choice["index"]) is not int:
+            choice["index"] = index
+        body = {"role": "assistant", "content": None} if member == "message" else {}
+        delta, message = choice.pop("delta", None), choice.pop("message", None)
+        found = delta if isinstance(delta, dict) else message
+        body |= found if isinstance(found, dict) else {}
+        if isinstance(body.get("content"), list):
+            body["content"] = joined(body["content"])
+        choices.append({**choice, member: body})
+    own = document if member == "message" else {**document, "object": kind}
+    return {"id": "", "object": kind, "created": 0, "model": model, **own, "choices": choices}

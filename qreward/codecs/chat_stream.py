@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import json
-from functools import cache
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from msgspec import Raw
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed
-from qreward.codecs.chat import ChatAnswer, joined
+from qreward.codecs.chat import ChatAnswer, completed, joined
 from qreward.codecs.finish_reason import ending_of
 from qreward.codecs.sse import Event
 from qreward.results import Usage
@@ -29,11 +29,9 @@ NOTHING = msgspec.Raw(b"null")
 
 
 class Choice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """One choice of a chunk.
+    """One choice of a chunk. ``more`` holds the members that are not in the OpenAI API, such as ``stop_reason`` and ``token_ids``.
 
-    Attributes:
-        logprobs: undecoded JSON, ``null`` if there are none: they are seldom read and far longer than the text.
-        more: members that are not in the OpenAI API, such as ``stop_reason`` and ``token_ids``.
+    ``logprobs`` are undecoded JSON, ``null`` if there are none: they are seldom read and far longer than the text.
     """
 
     index: int = 0
@@ -55,19 +53,10 @@ class _Usual(msgspec.Struct, gc=False):
 
 
 _DECODER = msgspec.json.Decoder(_Usual)
-_OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 class ChatChunk(msgspec.Struct, gc=False):
-    """One chunk: the undecoded body, and the few members that every chunk needs.
-
-    Attributes:
-        body: the JSON.
-        model: the requested model.
-        choices: the choices of the chunk.
-        usage: tokens used so far, if the chunk reports them.
-        text: the text it adds to the content of the first choice, often ``""``.
-    """
+    """One chunk: the undecoded body, and the few members that every chunk needs. ``text`` is added to the content of the first choice."""
 
     body: bytes
     model: str
@@ -87,30 +76,13 @@ class ChatChunk(msgspec.Struct, gc=False):
 
     def build(self) -> Any:
         """Return an openai ``ChatCompletionChunk``. Missing members are filled in; members of another type are kept as they are."""
-        chunk = _chunk_type()
-        try:
-            return chunk.model_validate_json(self.body)
-        except ValueError:
-            return chunk.construct(**_completed(jsonio.read_object(self.body), self.model))
+        from openai.types.chat import ChatCompletionChunk  # noqa: PLC0415 - takes most of a second, and is often not needed
 
-
-@cache
-def _chunk_type() -> Any:
-    from openai.types.chat import ChatCompletionChunk  # noqa: PLC0415 - takes most of a second, and is often not needed
-
-    return ChatCompletionChunk
+        return jsonio.build(ChatCompletionChunk, self.body, partial(completed, "chat.completion.chunk", "delta", self.model))
 
 
 def read_chunk(event: Event, model: str) -> ChatChunk | None:
-    """Return the chunk in an event, or None if there is none, as in a ping.
-
-    Args:
-        event: one event of the stream.
-        model: the requested model.
-
-    Raises:
-        EmbeddedError: the event reports an error.
-        Malformed: the event is neither a chunk nor an error.
+    """Return the chunk in an event, or None if there is none, as in a ping. Raises ``EmbeddedError``, or ``Malformed``.
 
     Example:
         >>> read_chunk(Event(b'{"choices": [{"index": 0, "delta": {"content": "yes"}}]}'), "judge-7b").text
@@ -121,35 +93,18 @@ def read_chunk(event: Event, model: str) -> ChatChunk | None:
         try:
             seen = _DECODER.decode(body)
         except jsonio.REFUSED:
-            pass
-        else:
-            if seen.choices and not seen.error:
-                return ChatChunk(body, model, seen.choices, seen.usage, _text(seen.choices))
-    return _read_oddly(event, model)
+            return _read_leniently(event, model)
+        if seen.choices and not seen.error:
+            return ChatChunk(body, model, seen.choices, seen.usage, _text(seen.choices))
+    return _read_leniently(event, model)
 
 
 def whole_chunk(body: bytes, model: str) -> ChatChunk:
     """Return a complete response as one chunk, for a server that does not stream. Raises ``Malformed`` or ``EmbeddedError``."""
-    chunk = _read_oddly(Event(body), model)
+    chunk = _read_leniently(Event(body), model)
     if chunk is None:
         raise Malformed("the answer has no choices")
     return chunk
-
-
-def read_object(body: bytes) -> dict[str, Any]:
-    """Return the members of a chunk, decoded leniently. Raises ``Malformed``."""
-    try:
-        return _OBJECT.decode(body)
-    except jsonio.REFUSED:
-        return jsonio.read_object(body)
-
-
-def decoded(raw: msgspec.Raw) -> Any:
-    """Return undecoded JSON as plain data."""
-    try:
-        return msgspec.json.decode(raw)
-    except jsonio.REFUSED:
-        return jsonio.read_leniently(bytes(raw))
 
 
 def _text(choices: list[Choice]) -> str:
@@ -160,31 +115,27 @@ def _text(choices: list[Choice]) -> str:
     return ""
 
 
-def _read_oddly(event: Event, model: str) -> ChatChunk | None:
+def _read_leniently(event: Event, model: str) -> ChatChunk | None:
     """Slow path, for errors, unusual types, unknown members of a choice, and invalid JSON that can still be read."""
     body = event.data
     if event.name == "error":
-        raise EmbeddedError(_document_or_text(body))
+        try:
+            raise EmbeddedError(jsonio.read_leniently(body))
+        except Malformed:
+            raise EmbeddedError(body.decode("utf-8", "replace")) from None
     if not body.strip():
         return None
-    document = read_object(body)
+    document = jsonio.read_object(body)
     if error := document.get("error") or (document if document.get("object") == "error" else None):
         raise EmbeddedError(error)
     raw, usage = document.get("choices"), jsonio.usage_of(document.get("usage"))
     if not isinstance(raw, list):
         return None if usage is None else ChatChunk(body, model, [], usage, "")
-    choices = [_odd_choice(choice) for choice in raw if isinstance(choice, dict)]
+    choices = [_lenient_choice(choice) for choice in raw if isinstance(choice, dict)]
     return ChatChunk(body, model, choices, usage, _text(choices))
 
 
-def _document_or_text(body: bytes) -> Any:
-    try:
-        return jsonio.read_leniently(body)
-    except Malformed:
-        return body.decode("utf-8", "replace")
-
-
-def _odd_choice(raw: dict[str, Any]) -> Choice:
+def _lenient_choice(raw: dict[str, Any]) -> Choice:
     members = {name: value for name, value in raw.items() if value is not None}
     if error := members.pop("error", None):
         raise EmbeddedError(error)
@@ -199,24 +150,6 @@ def _delta(members: dict[str, Any]) -> dict[str, Any]:
     delta, message = members.pop("delta", None), members.pop("message", None)
     found = delta if isinstance(delta, dict) else message
     return found if isinstance(found, dict) else {}
-
-
-def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:
-    """Add the members that the openai type requires."""
-    raw = document.get("choices")
-    choices = [_completed_choice(choice, index) for index, choice in enumerate(raw if isinstance(raw, list) else [])]
-    filled = {"id": "", "created": 0, "model": model, **document}
-    return {**filled, "object": "chat.completion.chunk", "choices": choices}
-
-
-def _completed_choice(raw: object, place: int) -> dict[str, Any]:
-    choice = dict(raw) if isinstance(raw, dict) else {}
-    delta = _delta(choice)
-    if isinstance(delta.get("content"), list):
-        delta = {**delta, "content": joined(delta["content"])}
-    if type(choice.get("index")) is not int:
-        choice["index"] = place
-    return {"finish_reason": None, **choice, "delta": delta}
 
 
 def tells_usage_only(chunk: Any) -> bool:
@@ -280,19 +213,14 @@ class _Choice:
                 call.pop("index", None)
         logprobs: dict[str, Any] = {}
         for each in self.logprobs:
-            _merge(logprobs, "logprobs", decoded(each))
+            _merge(logprobs, "logprobs", jsonio.read(bytes(each)))
         return {"index": index, "message": message, "finish_reason": self.ending, "logprobs": None, **_finished(logprobs), **self.more}
 
 
 class StreamAccumulator:
     """Assembles the chunks of a stream into a completion. Implements ``Answered`` of ``qreward.results``.
 
-    Args:
-        model: the requested model.
-
-    Attributes:
-        usage: the usage that the server reported last, or None if it reported none.
-        size: approximate number of bytes kept.
+    ``usage`` is the one that the server reported last, and ``size`` the approximate number of bytes kept.
 
     Example:
         >>> assembly = StreamAccumulator("judge-7b")
@@ -314,7 +242,6 @@ class StreamAccumulator:
         self._usage_body = b"{}"
 
     def add(self, chunk: ChatChunk) -> None:
-        """Add the next chunk."""
         edge = not chunk.choices or not self._choices
         for choice in chunk.choices:
             known = self._choices.get(choice.index)
@@ -330,7 +257,6 @@ class StreamAccumulator:
 
     @property
     def empty(self) -> bool:
-        """True while no choice was received."""
         return not self._choices
 
     def finished(self, choices: int) -> bool:
@@ -339,12 +265,10 @@ class StreamAccumulator:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the first choice ended. None if it has not ended, or the server did not report it."""
         first = self._choices.get(0)
         return None if first is None else ending_of(first.ending)
 
     def endings(self) -> list[str | None]:
-        """Return the finish reason of each choice, or None."""
         return [ending_of(choice.ending) for choice in self._choices.values()]
 
     def heads(self) -> list[bytes]:
@@ -352,7 +276,6 @@ class StreamAccumulator:
         return [*self._edges, self._usage_body]
 
     def text(self) -> str:
-        """Return the content of the first choice, ``""`` if it has none."""
         first = self._choices.get(0)
         return "" if first is None else "".join(first.message.get("content", ()))
 
@@ -362,10 +285,9 @@ class StreamAccumulator:
         return ChatAnswer(body, self.model, None, self.usage).build()
 
     def document(self) -> dict[str, Any]:
-        """Return the completion as a JSON object."""
         whole: dict[str, Any] = {}
         for body in (*self._edges, self._usage_body):
-            for name, value in read_object(body).items():
+            for name, value in jsonio.read_object(body).items():
                 if name not in _OF_STREAMS and value is not None:
                     whole[name] = (whole.get(name) or value) if name in _FIRST else value
         choices = [self._choices[index].document(index) for index in sorted(self._choices)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import sys
-from array import array
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -35,7 +33,6 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
     usage: Usage | None
 
     def text(self) -> str:
-        """Return ``""``: vectors have no text."""
         return ""
 
     def build(self) -> Any:
@@ -45,10 +42,7 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
         """
         from openai.types import CreateEmbeddingResponse  # noqa: PLC0415 - takes most of a second, and is often not needed
 
-        try:
-            response = CreateEmbeddingResponse.model_validate_json(self.body)
-        except ValueError:
-            response = CreateEmbeddingResponse.construct(**_completed(jsonio.read_object(self.body), self.model))
+        response = jsonio.build(CreateEmbeddingResponse, self.body, partial(_completed, self.model))
         response.data = _in_order(response.data)
         return response
 
@@ -59,30 +53,27 @@ class EmbeddingsCodec:
     path = "/embeddings"
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the JSON body. Raises ``BadRequest`` for values that JSON cannot hold."""
-        return jsonio.write(model, "input", call.inputs, call.params, all_text=_kinds(call.inputs) in _ORDINARY)
+        return jsonio.write(
+            model, "input", call.inputs, call.params, all_text=isinstance(call.inputs, str) or set(map(type, call.inputs)) <= {str, int}
+        )
 
     def decode(self, body: bytes, call: WireRequest) -> EmbeddingsAnswer:
-        """Return the decoded response. Raises ``Malformed`` or ``EmbeddedError``."""
         try:
             seen = _DECODER.decode(body)
         except jsonio.REFUSED:
-            seen = _read_oddly(body)
+            seen = _read_leniently(body)
         if seen.error:
             raise EmbeddedError(seen.error)
         if not seen.data:
             raise Malformed("the answer has no data")
-        asked = _count(call.inputs)
+        asked = len(inputs_of(call))
         if len(seen.data) != asked:
             raise Malformed(f"the answer has {len(seen.data)} vectors for {asked} input{'s'[: asked != 1]}")
         return EmbeddingsAnswer(body, call.model, seen.usage)
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Estimate the tokens: token ids are counted, texts estimated by their characters. There is no output."""
-        inputs = call.inputs
-        if isinstance(inputs, str):
-            return len(inputs) / CHARS_PER_TOKEN, 0.0
-        return sum(_tokens(item) for item in inputs), 0.0
+        return sum(len(item) / CHARS_PER_TOKEN if isinstance(item, str) else float(len(item)) for item in inputs_of(call)), 0.0
 
     def validate(self, inputs: Any) -> Any:
         """Return the input if the OpenAI API accepts its form. Raises ``BadRequest`` otherwise."""
@@ -94,58 +85,39 @@ class EmbeddingsCodec:
             raise BadRequest(f"input is a {type(inputs).__name__}; send a text, a list of texts, or lists of token ids (.tolist())")
         if not inputs:
             raise BadRequest("input is empty; send at least one text")
-        kinds = _kinds(inputs)
-        if kinds in ({list}, {tuple}):
-            _check_tokens(inputs)
-        elif kinds not in _ORDINARY:
-            _refuse_mixed(inputs)
+        kinds, first = set(map(type, inputs)), type(inputs[0])
+        if kinds not in _KINDS:
+            index = next((place for place, item in enumerate(inputs) if type(item) is not first), 0)
+            kind = type(inputs[index]).__name__
+            raise BadRequest(f"input[{index}] is a {kind}; send texts only, token ids (int) only, or lists of token ids only")
+        for index, tokens in enumerate(inputs if first in (list, tuple) else ()):
+            if not tokens:
+                raise BadRequest(f"input[{index}] is empty; send at least one token id")
+            if set(map(type, tokens)) != {int}:
+                place, bad = next((place, token) for place, token in enumerate(tokens) if type(token) is not int)
+                raise BadRequest(f"input[{index}][{place}] is a {type(bad).__name__}; a list in a list holds token ids (int)")
         return inputs
 
 
 EMBEDDINGS = EmbeddingsCodec()
 
-_ORDINARY: tuple[set[type], ...] = ({str}, {int})
+_KINDS: tuple[set[type], ...] = ({str}, {int}, {list}, {tuple})
 
 
-def _count(inputs: Any) -> int:
-    """Return the number of inputs. A text, or its list of token ids, counts as one."""
-    return 1 if isinstance(inputs, str) or isinstance(inputs[0], int) else len(inputs)
+def inputs_of(call: WireRequest) -> list[Any]:
+    """Return the inputs of an embeddings call as a list. A text, or its list of token ids, is one input."""
+    inputs = call.inputs
+    return [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else list(inputs)
 
 
-def _kinds(inputs: Any) -> set[type]:
-    return {str} if isinstance(inputs, str) else set(map(type, inputs))
-
-
-def _tokens(item: Any) -> float:
-    if isinstance(item, str):
-        return len(item) / CHARS_PER_TOKEN
-    return 1.0 if isinstance(item, int) else float(len(item))
-
-
-def _check_tokens(inputs: Any) -> None:
-    for index, tokens in enumerate(inputs):
-        if not tokens:
-            raise BadRequest(f"input[{index}] is empty; send at least one token id")
-        if set(map(type, tokens)) != {int}:
-            place, bad = next((place, token) for place, token in enumerate(tokens) if type(token) is not int)
-            raise BadRequest(f"input[{index}][{place}] is a {type(bad).__name__}; a list in a list holds token ids (int)")
-
-
-def _refuse_mixed(inputs: Any) -> None:
-    first = type(inputs[0])
-    index = next((place for place, item in enumerate(inputs) if type(item) is not first), 0)
-    kind = type(inputs[index]).__name__
-    raise BadRequest(f"input[{index}] is a {kind}; send texts only, token ids (int) only, or lists of token ids only")
-
-
-def _read_oddly(body: bytes) -> _Embeddings:
+def _read_leniently(body: bytes) -> _Embeddings:
     document = jsonio.read_object(body)
     data = document.get("data")
     raw = [msgspec.Raw(b"null")] * len(data) if isinstance(data, list) else None
     return _Embeddings(raw, jsonio.usage_of(document.get("usage")), document.get("error"))
 
 
-def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:
+def _completed(model: str, document: dict[str, Any]) -> dict[str, Any]:
     """Add the members that the openai type requires, and decode base64 vectors to floats."""
     data = [_completed_item(item, index) for index, item in enumerate(document["data"])]
     usage = {"prompt_tokens": 0, "total_tokens": 0}
@@ -155,22 +127,13 @@ def _completed(document: dict[str, Any], model: str) -> dict[str, Any]:
 def _completed_item(raw: object, index: int) -> dict[str, Any]:
     item = raw if isinstance(raw, dict) else {"embedding": raw}
     vector = item.get("embedding")
-    floats = _from_base64(vector, index) if isinstance(vector, str) else vector
+    try:
+        floats = jsonio.base64_floats(vector) if isinstance(vector, str) else vector
+    except ValueError:
+        raise InvalidResponse(f"embedding {index} of the answer is a text, but not base64 of float32") from None
     if not isinstance(floats, list):
         raise InvalidResponse(f"embedding {index} of the answer is a {type(vector).__name__}, not a vector")
     return {"index": index, "object": "embedding", **item, "embedding": floats}
-
-
-def _from_base64(text: str, index: int) -> list[float]:
-    """Decode base64 of little-endian float32, the encoding of the OpenAI API."""
-    floats = array("f")
-    try:
-        floats.frombytes(base64.b64decode(text, validate=True))
-    except ValueError:
-        raise InvalidResponse(f"embedding {index} of the answer is a text, but not base64 of float32") from None
-    if sys.byteorder == "big":
-        floats.byteswap()
-    return floats.tolist()
 
 
 def _in_order(items: list[Any]) -> list[Any]:

@@ -7,19 +7,17 @@ and similar reasons the server aborted it. A response with an unknown reason is 
 
 from __future__ import annotations
 
-CUT = "length"
+LENGTH = "length"
 """The response was cut off at the token limit of the request."""
-GIVEN_UP = frozenset({"abort", "error", "insufficient_system_resource"})
+ABORTED = frozenset({"abort", "error", "insufficient_system_resource"})
 """The server aborted the generation (the last reason is DeepSeek's). Another attempt may succeed."""
 
 _WHOLE = frozenset({None, "stop", "eos_token", "stop_sequence", "tool_calls", "function_call"})
-_UNSAID = (None, "", "null")
-_SHOWN = 40
-"""Characters of a reason that an error message shows."""
+_SHOWN = 40  # characters of a reason that an error message shows
 _MEANINGS = {
-    CUT: "cut off at its token limit (raise max_tokens)",
+    LENGTH: "cut off at its token limit (raise max_tokens)",
     "content_filter": "a part withheld by the server's content filter",
-    **dict.fromkeys(GIVEN_UP, "given up by the server before its end"),
+    **dict.fromkeys(ABORTED, "given up by the server before its end"),
 }
 
 
@@ -32,16 +30,11 @@ def ending_of(reason: object) -> str | None:
     """
     if isinstance(reason, dict):
         reason = reason.get("type", "unknown")
-    return None if reason in _UNSAID else str(reason)
+    return None if reason in (None, "", "null") else str(reason)
 
 
 def is_whole(ending: str | None) -> bool:
-    """Return whether the model itself ended the response, and nothing of it is missing.
-
-    Example:
-        >>> [is_whole(ending) for ending in ("stop", "tool_calls", None, "length", "content_filter", "abort", "odd")]
-        [True, True, True, False, False, False, False]
-    """
+    """Return whether the model itself ended the response, and nothing of it is missing."""
     return ending in _WHOLE
 
 

@@ -5,9 +5,12 @@ msgspec is used first; the standard library handles what msgspec rejects. Knows 
 
 from __future__ import annotations
 
+import base64
 import json
 import math
-from collections.abc import Mapping
+import sys
+from array import array
+from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any
 
@@ -28,12 +31,7 @@ REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_text: bool) -> bytes:
     """Return a request as JSON. Raises ``BadRequest`` with the position of a value that JSON cannot hold.
 
-    Args:
-        model: the server's name of the model.
-        name: name of the member that holds the inputs.
-        inputs: messages, or the inputs of an embedding.
-        params: the other members of the body.
-        all_text: True skips the check of the inputs, which are known to be valid. This keeps ordinary calls fast.
+    ``name`` is the member that holds the inputs. ``all_text`` skips their check, to keep ordinary calls fast: they are known to be valid.
 
     Example:
         >>> write("judge-7b", "input", ["a"], {"dimensions": 8}, all_text=True)
@@ -62,6 +60,14 @@ def check(value: object, path: str) -> None:
         raise BadRequest(f"{path or 'the request'} refers to itself, or is nested too deeply for JSON; flatten it") from None
 
 
+def read(body: bytes) -> Any:
+    """Decode a body. Raises ``Malformed``."""
+    try:
+        return msgspec.json.decode(body)
+    except REFUSED:
+        return read_leniently(body)
+
+
 def read_leniently(body: bytes) -> Any:
     """Decode a body, tolerating a byte order mark, NaN, bare control characters and broken UTF-8. Raises ``Malformed``."""
     if not body.strip():
@@ -73,8 +79,8 @@ def read_leniently(body: bytes) -> Any:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Like :func:`read_leniently`, for a body that must be a JSON object."""
-    document = read_leniently(body)
+    """Decode a body that must be a JSON object. Raises ``Malformed``."""
+    document = read(body)
     if not isinstance(document, dict):
         raise Malformed(f"the answer is a JSON {type(document).__name__} instead of an object")
     return document
@@ -84,12 +90,35 @@ def usage_of(raw: object) -> Usage | None:
     """Return the usage of a leniently decoded response, whose counts may be floats, strings or missing. None if it is not an object."""
     if not isinstance(raw, dict):
         return None
-    return Usage(_count(raw.get("prompt_tokens")), _count(raw.get("completion_tokens")), _count(raw.get("total_tokens")))
+    counts: list[int | None] = []
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        try:
+            counts.append(int(count) if isinstance(count := raw.get(name), int | float | str) else None)
+        except (ValueError, OverflowError):
+            counts.append(None)
+    return Usage(*counts)
 
 
 def dumped(value: Any) -> Any:
     """Return a pydantic object, such as an openai message, as plain data. Other values are returned unchanged."""
     return value.model_dump(mode="json", exclude_none=True) if callable(getattr(value, "model_dump", None)) else value
+
+
+def base64_floats(text: str) -> list[float]:
+    """Decode base64 of little-endian float32, the encoding of vectors in the OpenAI API. Raises ``ValueError``."""
+    floats = array("f")
+    floats.frombytes(base64.b64decode(text, validate=True))
+    if sys.byteorder == "big":
+        floats.byteswap()
+    return floats.tolist()
+
+
+def build(kind: Any, body: bytes, completed: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return the openai object of a body. If openai's types do not accept it, it is made of the members that ``completed`` returns."""
+    try:
+        return kind.model_validate_json(body)
+    except ValueError:
+        return kind.construct(**completed(read_object(body)))
 
 
 def _check(value: object, path: str) -> None:
@@ -115,13 +144,6 @@ def _check_members(value: dict[Any, object], path: str) -> None:
         if not isinstance(key, str | int | float):
             raise BadRequest(f"{path} has a key that is a {type(key).__name__}; keys must be texts")
         _check(inner, f"{path}.{key}" if path else str(key))
-
-
-def _count(raw: object) -> int | None:
-    try:
-        return int(raw) if isinstance(raw, int | float | str) else None
-    except (ValueError, OverflowError):
-        return None
 
 
 def _write_slowly(payload: dict[str, Any]) -> bytes:

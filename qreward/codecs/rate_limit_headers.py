@@ -26,93 +26,17 @@ from typing import NamedTuple
 
 from qreward.scheduler.outcome import RateLimit, RateLimitInfo
 
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|s|m|h|d)")
-_DURATION = re.compile(rf"(?:{_PART.pattern})+")
-_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_LAST = frozenset("smhd")
-_EPOCH = 1e9  # seconds; a larger number is a date, not a duration
-
-
-def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds to wait before the next request, or None if the headers do not contain them.
-
-    They are read from ``retry-after-ms``, else ``retry-after``, else the latest ``x-ratelimit-reset`` of a limit with nothing remaining.
-
-    Args:
-        headers: of the response, case-insensitive or in lower case.
-        now: wall clock, as from ``time.time()``, for headers that contain a date.
-
-    Example:
-        >>> retry_after({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, 0.0)
-        360.0
-    """
-    if (milliseconds := number(headers.get("retry-after-ms"))) is not None:
-        return milliseconds / 1000
-    if (asked := headers.get("retry-after")) is not None and (seconds := wait(asked, now)) is not None:
-        return seconds
-    resets = [_reset(headers, what, now) for what in ("-requests", "-tokens", "")]
-    return max((reset for reset in resets if reset is not None), default=None)
-
-
-def should_retry(headers: Mapping[str, str]) -> bool | None:
-    """Return the server's ``x-should-retry``, or None if it is neither true nor false."""
-    return {"true": True, "false": False}.get((headers.get("x-should-retry") or "").strip().lower())
-
-
-def _reset(headers: Mapping[str, str], what: str, now: float) -> float | None:
-    if number(headers.get(f"x-ratelimit-remaining{what}")) != 0:
-        return None
-    return wait(headers.get(f"x-ratelimit-reset{what}"), now)
-
-
-def wait(text: str | None, now: float) -> float | None:
-    """Return the seconds that a text describes, or None if it is not valid.
-
-    Args:
-        text: a number of seconds, a duration such as ``6m0s``, or a date: an HTTP date, RFC 3339, or an epoch in seconds or milliseconds.
-            For a date in the past, None is returned.
-        now: wall clock, for dates.
-    """
-    if text is None:
-        return None
-    text = text.strip()
-    if text[-1:] in _LAST and _DURATION.fullmatch(text):
-        return _not_negative(sum([float(count) * _UNIT[unit] for count, unit in _PART.findall(text)]))
-    if (given := number(text)) is not None:
-        if given < _EPOCH:
-            return given
-        return _not_negative((given if given < _EPOCH * 1000 else given / 1000) - now)
-    moment = timestamp(text)
-    return None if moment is None else _not_negative(moment - now)
-
-
-def timestamp(text: str) -> float | None:
-    """Return an HTTP or RFC 3339 date as seconds since the epoch. None if it is not valid, or has no time zone."""
-    try:
-        moment = datetime.fromisoformat(text) if text[:1].isdigit() else parsedate_to_datetime(text)
-        return moment.timestamp() if moment.tzinfo is not None else None
-    except (ValueError, OverflowError):
-        return None
-
-
-def number(text: str | None) -> float | None:
-    """Return a text as a number, or None if it is not a finite, non-negative number."""
-    try:
-        return _not_negative(float(text)) if text is not None else None
-    except ValueError:
-        return None
-
-
-def _not_negative(number: float) -> float | None:
-    return number if math.isfinite(number) and number >= 0 else None
-
-
 Headers = Mapping[str, str]
 
 MOST = 1e15
 """Largest number of requests or tokens that is accepted as valid."""
+
 _MINUTE, _DAY = 60.0, 86400.0
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|s|m|h|d)")
+_DURATION = re.compile(rf"(?:{_PART.pattern})+")
+_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": _DAY}
 _PARAMETER = re.compile(r'([a-z]+)="?([^;,"]+)')
+_EPOCH = 1e9  # seconds; a larger number is a date, not a duration
 
 
 class Names(NamedTuple):
@@ -143,21 +67,85 @@ TOKENS = (
     Names.of("x-ratelimit-{}-tokens-minute", _MINUTE),
     Names.of("x-ratelimit-{}-tokens-day", _DAY),
 )
-_PROBES = (*(names.remaining for names in (*REQUESTS, *TOKENS)), "ratelimit")
+_SIGNS = (*(names.remaining for names in (*REQUESTS, *TOKENS)), "ratelimit")
+_HINTS = (REQUESTS[0], TOKENS[0], REQUESTS[1])
+"""The limits whose ``reset`` tells how long to wait if nothing remains."""
+
+
+def retry_after(headers: Headers, now: float) -> float | None:
+    """Return the seconds to wait before the next request, or None if the headers do not contain them.
+
+    They are read from ``retry-after-ms``, else ``retry-after``, else the latest ``x-ratelimit-reset`` of a limit with nothing remaining.
+    Headers are case-insensitive or in lower case; ``now`` is the wall clock, as from ``time.time()``, for headers that contain a date.
+
+    Example:
+        >>> retry_after({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, 0.0)
+        360.0
+    """
+    if (milliseconds := number(headers.get("retry-after-ms"))) is not None:
+        return milliseconds / 1000
+    if (seconds := wait(headers.get("retry-after"), now)) is not None:
+        return seconds
+    resets = [wait(headers.get(names.reset), now) for names in _HINTS if number(headers.get(names.remaining)) == 0]
+    return max((reset for reset in resets if reset is not None), default=None)
+
+
+def should_retry(headers: Headers) -> bool | None:
+    """Return the server's ``x-should-retry``, or None if it is neither true nor false."""
+    return {"true": True, "false": False}.get((headers.get("x-should-retry") or "").strip().lower())
+
+
+def wait(text: str | None, now: float) -> float | None:
+    """Return the seconds that a text describes, or None if it is not valid, or a date in the past.
+
+    The text is a number of seconds, a duration such as ``6m0s``, or a date: an HTTP date, RFC 3339, or an epoch in seconds or milliseconds.
+    """
+    if text is None:
+        return None
+    text = text.strip()
+    if text[-1:] in _UNIT and _DURATION.fullmatch(text):
+        return _not_negative(sum([float(count) * _UNIT[unit] for count, unit in _PART.findall(text)]))
+    moment = number(text)
+    if moment is None:
+        moment = timestamp(text)
+    elif moment < _EPOCH:
+        return moment
+    elif moment >= _EPOCH * 1000:
+        moment /= 1000
+    return None if moment is None else _not_negative(moment - now)
+
+
+def timestamp(text: str) -> float | None:
+    """Return an HTTP or RFC 3339 date as seconds since the epoch. None if it is not valid, or has no time zone."""
+    try:
+        moment = datetime.fromisoformat(text) if text[:1].isdigit() else parsedate_to_datetime(text)
+        return moment.timestamp() if moment.tzinfo is not None else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def number(text: str | None) -> float | None:
+    """Return a text as a number, or None if it is not a finite, non-negative number."""
+    try:
+        return _not_negative(float(text)) if text is not None else None
+    except ValueError:
+        return None
+
+
+def _not_negative(number: float) -> float | None:
+    return number if math.isfinite(number) and number >= 0 else None
 
 
 def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
     """Return the rate limits in the headers, or None if there are none.
 
-    Args:
-        headers: of the response, case-insensitive or in lower case.
-        now: wall clock, as from ``time.time()``, for a ``reset`` that is a date. Used only if the response has no ``date`` header.
+    ``now`` is the wall clock, for a ``reset`` that is a date. It is used only if the response has no ``date`` header.
 
     Example:
         >>> read({"x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "59", "x-ratelimit-reset-requests": "1s"})
         RateLimitInfo(requests=RateLimit(limit=60.0, remaining=59.0, reset=1.0, window=None), tokens=None)
     """
-    for name in _PROBES:
+    for name in _SIGNS:
         if name in headers:
             break
     else:
@@ -173,34 +161,27 @@ def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
 def _clock(headers: Headers, now: float | None) -> float:
     """Return the server's clock, to which its dates refer. The local clock may differ by more than a window."""
     date = headers.get("date")
-    told = _date(date) if date is not None else None
-    if told is not None:
-        return told
-    return time.time() if now is None else now
+    moment = None if date is None else _date(date)
+    return moment if moment is not None else time.time() if now is None else now
 
 
-@lru_cache(maxsize=64)
-def _date(text: str) -> float | None:
-    return timestamp(text)
+_date = lru_cache(maxsize=64)(timestamp)
 
 
 def _first(known: tuple[Names, ...], headers: Headers, clock: float) -> RateLimit | None:
     for names in known:
         remaining = headers.get(names.remaining)
-        if remaining is not None:
-            return _allowance(names, remaining, headers, clock)
+        if remaining is None:
+            continue
+        limit = headers.get(names.limit)
+        policies = "" if limit is None or limit.isdigit() else limit  # "100, 100;w=60, 1000;w=3600"
+        if limit is not None:
+            limit = limit.partition(",")[0].partition(";")[0].strip()
+        window = names.window or _window(policies, limit)
+        if window is None and names.remaining == "ratelimit-remaining":
+            window = _window(headers.get("ratelimit-policy") or "", limit)
+        return _checked(number(remaining), number(limit), wait(headers.get(names.reset), clock), window)
     return None
-
-
-def _allowance(names: Names, remaining: str, headers: Headers, clock: float) -> RateLimit | None:
-    limit, window = headers.get(names.limit), names.window
-    policies = "" if limit is None or limit.isdigit() else limit  # "100, 100;w=60, 1000;w=3600"
-    if limit is not None:
-        limit = limit.partition(",")[0].partition(";")[0].strip()
-    window = window or _window(policies, limit)
-    if window is None and names.remaining == "ratelimit-remaining":
-        window = _window(headers.get("ratelimit-policy") or "", limit)
-    return _checked(number(remaining), number(limit), wait(headers.get(names.reset), clock), window)
 
 
 def _checked(remaining: float | None, limit: float | None, reset: float | None, window: float | None) -> RateLimit | None:
@@ -224,13 +205,13 @@ def _of_draft(headers: Headers) -> RateLimit | None:
     """Read ``ratelimit`` with ``ratelimit-policy``. Of the policies that count requests, return the one with the smallest share left."""
     policies = dict(_items(headers.get("ratelimit-policy") or ""))
     found = []
-    for name, told in _items(headers.get("ratelimit") or ""):
+    for name, item in _items(headers.get("ratelimit") or ""):
         policy = policies.get(name, {})
-        limit = number(policy.get("q") or policy.get("l") or told.get("limit"))
-        remaining, reset = number(told.get("r") or told.get("remaining")), number(told.get("t") or told.get("reset"))
-        if policy.get("qu", "requests") == "requests" and (said := _checked(remaining, limit, reset, number(policy.get("w")) or None)):
-            found.append(said)
-    return min(found, key=lambda said: (said.remaining or 0.0) / (said.limit or MOST), default=None)
+        limit = number(policy.get("q") or policy.get("l") or item.get("limit"))
+        remaining, reset = number(item.get("r") or item.get("remaining")), number(item.get("t") or item.get("reset"))
+        if policy.get("qu", "requests") == "requests" and (limits := _checked(remaining, limit, reset, number(policy.get("w")) or None)):
+            found.append(limits)
+    return min(found, key=lambda each: (each.remaining or 0.0) / (each.limit or MOST), default=None)
 
 
 def _items(text: str) -> list[tuple[str, dict[str, str]]]:

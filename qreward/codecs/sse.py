@@ -1,9 +1,9 @@
 """An incremental parser of server-sent events. Knows nothing of sockets, JSON or the meaning of events.
 
-It follows the WHATWG HTML standard, section 9.2.6, with three exceptions: an event at the end of the stream counts even without a blank
-line after it (many servers leave it out), the size of an event is limited, and a field ``error`` is data of an event of that name
-(llama.cpp reports errors this way). Data is not decoded: in UTF-8, no byte of a line end is part of another character, so a character may
-be split between two reads.
+It follows the WHATWG HTML standard, section 9.2.6, with four exceptions: an event at the end of the stream counts even without a blank
+line after it (many servers leave it out), the size of an event is limited, a field ``error`` is data of an event of that name (llama.cpp
+reports errors this way), and ``id`` and ``retry`` are ignored. Data is not decoded: in UTF-8, no byte of a line end is part of another
+character, so a character may be split between two reads.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ MOST_BYTES = 1 << 20
 """Largest size of an event in bytes: far above any chunk of a chat, and far below what would exhaust memory."""
 
 _BOM = b"\xef\xbb\xbf"
-_COMMENT = b":"
-_LONGEST_RETRY = 9  # digits
 
 
 class Event(msgspec.Struct, gc=False):
@@ -37,52 +35,45 @@ class Parser:
     Args:
         most_bytes: largest total size of the lines of one event in bytes, without line ends and comments. A comment has the same limit.
 
-    Attributes:
-        last_id: value of the last ``id:`` field, ``""`` if there was none.
-        retry: value of the last ``retry:`` field in milliseconds, or None.
-
     Example:
         >>> parser = Parser()
         >>> [*parser.feed(b": hello\\n\\ndata: one\\n\\ndata: tw"), *parser.feed(b"o\\n"), *parser.finish()]
         [Event(data=b'one', name=''), Event(data=b'two', name='')]
     """
 
-    __slots__ = ("_after_cr", "_begun", "_complaint", "_data", "_most", "_name", "_partial", "_size", "_start", "last_id", "retry")
+    __slots__ = ("_after_cr", "_data", "_most", "_name", "_partial", "_pending", "_size", "_start", "_too_long")
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most = most_bytes
-        self._complaint = f"an event of the stream is longer than {most_bytes} bytes"
+        self._too_long = f"an event of the stream is longer than {most_bytes} bytes"
         self._start: bytes | None = b""  # possible beginning of a byte order mark; None once decided
         self._partial: list[bytes] = []  # pieces of an incomplete line
-        self._begun = 0  # bytes in them
+        self._pending = 0  # bytes in them
         self._after_cr = False
         self._data: list[bytes] = []
         self._name = ""
         self._size = 0  # bytes of the lines of the event so far
-        self.last_id = ""
-        self.retry: int | None = None
 
     def feed(self, data: bytes) -> Iterator[Event]:
         """Yield the events that these bytes complete. Consume all of them before the next call. Raises ``EventTooLong``."""
         if self._start is not None:
             data = self._after_mark(data)
-        if self._size or self._begun or self._after_cr:
+        if self._size or self._pending or self._after_cr:
             end = data.find(b"\n\n")
             end = len(data) if end < 0 else end + 2
             yield from self._lines(data[:end])
             data = data[end:]
         if data[:6] == b"data: " and data[-2:] == b"\n\n" and data.find(b"\n") == len(data) - 2 <= self._most and b"\r" not in data:
             yield Event(data[6:-2])  # exactly one event, as in most reads
-        elif data:
-            plain = data.replace(b"\r\n", b"\n") if b"\r" in data else data
-            yield from self._lines(data) if b"\r" in plain else self._blocks(plain)
-
-    def _blocks(self, data: bytes) -> Iterator[Event]:
-        """Fast path for data that starts at an event and has only line feeds as line ends."""
-        *blocks, rest = data.split(b"\n\n")
+            return
+        plain = data.replace(b"\r\n", b"\n") if b"\r" in data else data
+        if b"\r" in plain:
+            yield from self._lines(data)
+            return
+        *blocks, rest = plain.split(b"\n\n")
         for block in blocks:
             if block[:6] == b"data: " and b"\n" not in block and len(block) <= self._most:
-                yield Event(block[6:])
+                yield Event(block[6:])  # the usual event
             elif block:
                 yield from self._lines(block + b"\n\n")
         if rest:
@@ -103,7 +94,6 @@ class Parser:
         return data.removeprefix(_BOM)
 
     def _lines(self, data: bytes) -> Iterator[Event]:
-        """Slow path: parse line by line."""
         if not data:
             return
         if self._after_cr:
@@ -112,49 +102,37 @@ class Parser:
         lines = data.splitlines()
         last = lines.pop() if lines and not data.endswith((b"\n", b"\r")) else b""
         for line in lines:
-            if self._begun:
-                whole, self._partial, self._begun = b"".join([*self._partial, line]), [], 0
+            if self._pending:
+                whole, self._partial, self._pending = b"".join([*self._partial, line]), [], 0
             else:
                 whole = line
-            event = self._line(whole)
-            if event is not None:
-                yield event
+            if whole:
+                self._take(whole)
+            else:
+                if self._data:
+                    yield Event(b"\n".join(self._data), self._name)
+                self._size, self._data, self._name = 0, [], ""
         if last:
             self._partial.append(last)
-            self._begun += len(last)
-            self._check(self._begun, comment=self._partial[0].startswith(_COMMENT))
+            self._pending += len(last)
+            self._check(self._pending, comment=self._partial[0].startswith(b":"))
 
-    def _line(self, line: bytes) -> Event | None:
-        """Process one line. Return the event if the line is the blank one that ends it."""
-        if not line:
-            return self._ended()
-        comment = line.startswith(_COMMENT)
+    def _take(self, line: bytes) -> None:
+        comment = line.startswith(b":")
         self._check(len(line), comment=comment)
-        if not comment:
-            self._size += len(line)
-            field, _, value = line.partition(b":")
-            self._keep(field, value.removeprefix(b" "))
-        return None
-
-    def _keep(self, field: bytes, value: bytes) -> None:
-        if field == b"data":
+        if comment:
+            return
+        self._size += len(line)
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field in (b"data", b"error"):
             self._data.append(value)
-        elif field == b"error":
-            self._data.append(value)
+        if field == b"error":
             self._name = "error"
         elif field == b"event":
             self._name = value.decode("utf-8", "replace")
-        elif field == b"id" and b"\0" not in value:
-            self.last_id = value.decode("utf-8", "replace")
-        elif field == b"retry" and value.isdigit() and len(value) <= _LONGEST_RETRY:
-            self.retry = int(value)
-
-    def _ended(self) -> Event | None:
-        data, name = self._data, self._name
-        self._size, self._data, self._name = 0, [], ""
-        return Event(b"\n".join(data), name) if data else None
 
     def _check(self, size: int, *, comment: bool) -> None:
         if size + (0 if comment else self._size) > self._most:
             self._most, self._data = -1, []  # rejects all further data as well
-            raise EventTooLong(self._complaint)
+            raise EventTooLong(self._too_long)

@@ -17,10 +17,8 @@ from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import Tallies, result_of
 from qreward.errors import BadRequest, BatchInterrupted, ClientClosed, DeadlineExceeded, QRewardError
 from qreward.results import BatchResult, BatchStats, Result
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Outcome
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task
+from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task
 
 READ_AHEAD = 32
 MOST_AT_ONCE = 256

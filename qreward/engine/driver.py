@@ -24,8 +24,8 @@ from qreward.engine.protocols import CommandRunner, SchedulerProtocol, Waiter, W
 from qreward.engine.snapshots import unexpected
 from qreward.errors import ClientClosed, QRewardError
 from qreward.scheduler.outcome import CANCELLED, Outcome, RateLimitInfo
-from qreward.scheduler.request import Attempt, BatchFeed, Task
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
+from qreward.scheduler.state import Attempt, BatchFeed, Task
 
 TURNS = 64
 """Attempts that one task makes before it yields to the event loop."""

@@ -23,17 +23,16 @@ from weakref import ref
 
 from qreward.engine.driver import Engine, LoopDriver
 from qreward.errors import ConfigError, NoEndpoint
-from qreward.scheduler.endpoint_state import Source, make_source
 from qreward.scheduler.failure_policy import FailurePolicy
 from qreward.scheduler.hedging import HedgingPolicy
-from qreward.scheduler.limits.adaptive import AdaptiveLimit
+from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra
-from qreward.scheduler.limits.window import ConcurrencyLimit, FixedLimit
-from qreward.scheduler.load_balancing import Balancer, make_balancer
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.load_balancing import make_balancer
+from qreward.scheduler.queue import Queue
 from qreward.scheduler.routing import Routes
 from qreward.scheduler.scheduler import Scheduler
+from qreward.scheduler.state import Balancer, Pool, Source, make_source
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Limits, LoadBalanceStrategy, Route
 from qreward.spelling import did_you_mean
@@ -96,7 +95,7 @@ class Fleet:
             pool = self._own.get(pattern)
             if pool is None:
                 balancer = make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}, self._engine.scheduler.rng)
-                pool = self._own[pattern] = Pool(repr(pattern), [], balancer)
+                pool = self._own[pattern] = Pool(repr(pattern), [], balancer, Queue())
             self._engine.act(partial(self._engine.scheduler.join, source=source, pool=pool))
             if pattern not in self._routes:
                 self._table.set(pattern, pool)
@@ -132,7 +131,7 @@ class Fleet:
         """Add a route, or replace the route with the same pattern. Requests queued on the old route follow the new one."""
         sources = [self.source(name) for name in dict.fromkeys(route.endpoints)]
         balancer = make_balancer(route.strategy, route.weights, self._engine.scheduler.rng)
-        pool = self._routes[route.pattern][1] if route.pattern in self._routes else Pool(repr(route.pattern), [], balancer)
+        pool = self._routes[route.pattern][1] if route.pattern in self._routes else Pool(repr(route.pattern), [], balancer, Queue())
         self._engine.act(partial(self._engine.scheduler.reroute, pool=pool, sources=sources, balancer=balancer))
         self._routes[route.pattern] = (route, pool)
         self._table.set(route.pattern, pool)
@@ -144,7 +143,7 @@ class Fleet:
 
         def change(now: float) -> None:
             if down:
-                source.health.down = True
+                source.health.mark_unhealthy()
                 scheduler.lost(now, source)
             else:
                 source.health.restore()
@@ -266,7 +265,8 @@ class LiveFleet(Fleet):
             return old
         source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=endpoint.timeouts.attempt)
         source.handle = endpoint
-        source.health.down = old is not None and old.health.down  # an operator took the endpoint of this name out of service
+        if old is not None and old.health.marked_unhealthy:  # an operator took the endpoint of this name out of service
+            source.health.mark_unhealthy()
         return source
 
     def _replace_pools(self, routes: Iterable[Route]) -> list[tuple[Pool, list[Source], Balancer]]:
@@ -278,7 +278,7 @@ class LiveFleet(Fleet):
 
         def serve(pattern: str, sources: list[Source], way: _Way) -> Pool:
             pools = stock.get(pattern)
-            pool = pools.pop() if pools else Pool(repr(pattern), [], self._balancer(_OWN_WAY))
+            pool = pools.pop() if pools else Pool(repr(pattern), [], self._balancer(_OWN_WAY), Queue())
             served.append((pool, sources, pool.balancer if ways.get(pool, _OWN_WAY) == way else self._balancer(way)))
             return pool
 

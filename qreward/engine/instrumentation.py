@@ -33,10 +33,8 @@ from qreward.observers import (
     FirstChunk,
     Observer,
 )
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, Outcome
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, CancelReason, Task
+from qreward.scheduler.state import Attempt, CancelReason, Pool, Source, Task
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from typing import Any, cast
 
 from qreward.engine.driver import Engine, LoopDriver
 from qreward.engine.instrumentation import LOG
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import ProbeResult
 from qreward.scheduler.probe_state import ProbeEffect, ProbeState
 from qreward.scheduler.scheduler import Scheduler
+from qreward.scheduler.state import Source
 from qreward.settings.policies import Endpoint
 
 LONGEST_LOOK = 5.0

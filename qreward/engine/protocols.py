@@ -7,11 +7,10 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qreward.errors import QRewardError
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.outcome import Answer, Failure
-from qreward.scheduler.request import Attempt, BatchFeed, Task
 from qreward.scheduler.scheduler import Command
+from qreward.scheduler.state import Attempt, BatchFeed, Source, Task
 
 if TYPE_CHECKING:
     from qreward.engine.driver import LoopDriver

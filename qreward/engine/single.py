@@ -10,9 +10,8 @@ from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import result_of
 from qreward.errors import ClientClosed, QRewardError
 from qreward.results import Result
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import CANCELLED, Answer
-from qreward.scheduler.request import Attempt, BatchFeed, Task, TaskState
+from qreward.scheduler.state import Attempt, BatchFeed, Source, Task, TaskState
 
 
 class Single:

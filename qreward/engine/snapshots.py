@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from qreward.errors import InvalidResponse, QRewardError
 from qreward.results import AttemptRecord, EndpointState, EndpointStats, Result, RouteLoad, retries, with_trail
-from qreward.scheduler.endpoint_state import Source, standing, why_window
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, Task
-from qreward.scheduler.stats.latency import Quantiles
+from qreward.scheduler.state import Attempt, Pool, Source, Task, standing
+from qreward.scheduler.stats import Quantiles
 
 if TYPE_CHECKING:
     from qreward.engine.driver import Engine
@@ -46,7 +44,7 @@ def stats_of(source: Source, now: float) -> EndpointStats:
     seconds = None if obstacle.seconds == inf else obstacle.seconds
     return _stats(
         source.latency.at,
-        EndpointState(source.inflight, source.window.limit, why_window(source), obstacle.reason, seconds, sharing_of(source)),
+        EndpointState(source.inflight, source.window.limit, source.window.reason, obstacle.reason, seconds, sharing_of(source)),
         sent=tally.sent,
         won=tally.ok,
         rejected=tally.rejected,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from qreward.engine.driver import LoopDriver
 from qreward.errors import RequestTimeout
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
-from qreward.scheduler.request import Attempt, Task
+from qreward.scheduler.state import Attempt, Task
 
 LESSON = 64
 """Number of gaps between tokens that are collected before they are recorded at the source, which takes the engine's lock."""

@@ -16,9 +16,8 @@ from qreward.engine.driver import LoopDriver
 from qreward.engine.stream_sink import Carrier, StreamRestarted, closed, interrupted
 from qreward.errors import QRewardError, RequestError
 from qreward.results import BatchResult, Result
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.request import BatchFeed, Task
+from qreward.scheduler.state import BatchFeed, Source, Task
 
 AHEAD = 256
 """Events of all streams together that are queued for the consumer before reading pauses."""

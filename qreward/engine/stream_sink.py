@@ -18,9 +18,8 @@ from qreward.engine.snapshots import result_of
 from qreward.engine.stream_attempt import Receiver, StreamAttempt
 from qreward.errors import ClientClosed, QRewardError, RequestError, StreamInterrupted
 from qreward.results import Result
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Outcome
-from qreward.scheduler.request import Attempt, BatchFeed, Task, TaskState
+from qreward.scheduler.state import Attempt, BatchFeed, Source, Task, TaskState
 
 
 class Signal:

@@ -13,7 +13,7 @@ import msgspec
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import ChatAnswer, ChatCodec, joined
-from qreward.codecs.finish_reason import GIVEN_UP, is_whole
+from qreward.codecs.finish_reason import ABORTED, is_whole
 from qreward.errors import BadRequest, QRewardError
 
 _ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
@@ -43,7 +43,7 @@ class JudgeCodec(ChatCodec):
         """Only an answer that the server gave up is rejected, so that the engine retries it unchanged. The judge handles other incomplete
         answers itself: it does not parse them, and sends the request again.
         """
-        return ending not in GIVEN_UP
+        return ending not in ABORTED
 
 
 _ENCODER = msgspec.json.Encoder()

@@ -21,10 +21,8 @@ from qreward.judge.sampling import JudgeModel, JudgeRequest
 from qreward.judge.singleflight import Caller, JudgeItem, SampleTask, SharedRequest, SingleFlight
 from qreward.judge.types import Vote
 from qreward.results import Result, Usage
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Outcome
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task
+from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task
 
 MOST_AHEAD = 4096
 """The most requests in the longest queue of several models. Reading ahead for a slow model keeps the faster ones busy."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import ChatAnswer
-from qreward.codecs.finish_reason import CUT
+from qreward.codecs.finish_reason import LENGTH
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
 from qreward.judge.codec import JUDGE, ModelReply, parse_reply, refuses_format
 from qreward.judge.config import JudgeConfig, ResponseFormat
@@ -18,9 +18,8 @@ from qreward.judge.types import Vote
 from qreward.judge.verdict_parser import ScoreFunctionError, VerdictParser
 from qreward.options import preparer
 from qreward.results import AttemptRecord, Usage, with_trail
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.request import Task
+from qreward.scheduler.state import Source, Task
 from qreward.transport.error_mapping import one_line
 
 SHOWN = 200
@@ -172,8 +171,8 @@ class SampleRequest:
         """The error of an answer that cannot be parsed; None if the request is to be sent again."""
         tokens = "" if usage is None or usage.total_tokens is None else f" ({usage.total_tokens} tokens)"
         self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, why + tokens),)
-        hopeless = reply.ending == CUT and self._cut
-        self._cut = self._cut or reply.ending == CUT
+        hopeless = reply.ending == LENGTH and self._cut
+        self._cut = self._cut or reply.ending == LENGTH
         judge_model = self._request.judge_model
         times = "" if self._answers == 1 else f" in {self._answers} answers"
         self.error = self._invalid(f"no verdict could be read from model {judge_model.model!r}{times}: {why}{_beginning(reply)}")

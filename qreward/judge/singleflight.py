@@ -20,10 +20,8 @@ from qreward.judge.cache import CacheEntry
 from qreward.judge.sampling import JudgeModel, JudgeRequest, SampleRequest, added
 from qreward.judge.types import Vote
 from qreward.results import AttemptRecord, Usage, with_trail
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task, TaskState
+from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task, TaskState
 
 if TYPE_CHECKING:
     import asyncio

@@ -63,11 +63,11 @@ def open_directory(path: Path) -> int:
     return _checked(found, path, stat.S_ISDIR)
 
 
-def open_file(place: int, name: str, *, create: bool = True) -> int:
+def open_file(directory: int, name: str, *, create: bool = True) -> int:
     """Open a private file in a directory for reading and writing, and return its descriptor.
 
     Args:
-        place: descriptor of the directory.
+        directory: descriptor of the directory.
         name: name of the file.
         create: create the file if it does not exist.
 
@@ -75,7 +75,7 @@ def open_file(place: int, name: str, *, create: bool = True) -> int:
         Unsafe: it is not a regular file, belongs to another user, or other users have access.
         OSError: it cannot be opened; ``FileNotFoundError`` if it does not exist and ``create`` is False.
     """
-    found = os.open(name, os.O_RDWR | NO_LINKS | (os.O_CREAT if create else 0), 0o600, dir_fd=place)
+    found = os.open(name, os.O_RDWR | NO_LINKS | (os.O_CREAT if create else 0), 0o600, dir_fd=directory)
     return _checked(found, name, stat.S_ISREG)
 
 
@@ -89,14 +89,12 @@ def _checked(found: int, name: object, is_right: Callable[[int], bool]) -> int:
     )
 
 
-LAYOUT = 1
+LAYOUT = 2
 """Version of the file format. It is part of the file name, so that different versions do not misread each other's ledgers."""
-HEAD = struct.Struct("<4sQII")
-MAGIC = b"QRSH"
+HEAD = struct.Struct("<QII")
+"""Number of the change, length and checksum of the content, at the beginning of a slot."""
 SLOT = 256 * 1024
 """Bytes of a slot, enough for about a thousand members. Unused bytes take no disk space."""
-GLANCE = 8 * 1024
-"""Bytes of the first read, which usually covers the whole content."""
 PATIENCE = 0.25
 """Seconds to wait for the lock. It is held for a tenth of a millisecond, unless its holder is stopped at that moment."""
 
@@ -117,11 +115,11 @@ class LedgerFile:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(Ledger).decode
         self._members: dict[str, int] = {}
-        self._place = self._file = -1
+        self._directory = self._file = -1
         self._serial = 0
 
     @contextmanager
-    def opened(self, member: str) -> Iterator[tuple[float, Ledger]]:
+    def locked(self, member: str) -> Iterator[tuple[float, Ledger]]:
         """Lock the ledger, and yield the time and the ledger. It is written back if the body raises nothing.
 
         Raises:
@@ -134,26 +132,26 @@ class LedgerFile:
             self._show_alive(member)
             for other in ledger.silent(now):
                 if other not in self._members and self._has_died(other):
-                    ledger.bury(now, other)
+                    ledger.remove_dead(now, other)
             yield now, ledger
             self._write(ledger)
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    def gone(self, member: str) -> None:
+    def remove_member(self, member: str) -> None:
         """Remove the file of a member of this process, which has left."""
         held = self._members.pop(member, None)
         if held is not None:
             with suppress(OSError):
-                os.unlink(self._name(member), dir_fd=self._place)
+                os.unlink(self._name(member), dir_fd=self._directory)
             os.close(held)
 
     def close(self) -> None:
         """Close all files. In a forked child this does not release the parent's locks."""
-        for held in (self._file, self._place, *self._members.values()):
+        for held in (self._file, self._directory, *self._members.values()):
             if held >= 0:
                 os.close(held)
-        self._file = self._place = -1
+        self._file = self._directory = -1
         self._members.clear()
 
     def _name(self, member: str) -> str:
@@ -164,19 +162,16 @@ class LedgerFile:
     def _lock(self) -> None:
         while True:
             if self._file < 0:
-                self._open()
+                self._directory = open_directory(self._path)
+                try:
+                    self._file = open_file(self._directory, self._key)
+                except OSError:
+                    self.close()
+                    raise
             self._take_lock()
             if os.fstat(self._file).st_nlink:
                 return
             self.close()  # the file was deleted: other processes use a new one
-
-    def _open(self) -> None:
-        self._place = open_directory(self._path)
-        try:
-            self._file = open_file(self._place, self._key)
-        except OSError:
-            self.close()
-            raise
 
     def _take_lock(self) -> None:
         until, pause = time.monotonic() + PATIENCE, 0.0005
@@ -199,19 +194,15 @@ class LedgerFile:
             ledger = self._decode(content)
             if ledger.is_of(now):
                 return ledger
-        return Ledger(now if self._has_heirs() else -inf)
+        return Ledger(now if self._others_are_alive() else -inf)
 
     def _read_slot(self, at: int) -> tuple[int, bytes]:
         """Return the number and content of a slot, (0, b"") if it is not intact."""
-        found = os.pread(self._file, GLANCE, at)
-        if len(found) < HEAD.size:
+        head = os.pread(self._file, HEAD.size, at)
+        if len(head) < HEAD.size:
             return 0, b""
-        magic, serial, length, checksum = HEAD.unpack_from(found)
-        if magic != MAGIC or length > SLOT - HEAD.size:
-            return 0, b""
-        if length > len(found) - HEAD.size:
-            found = os.pread(self._file, HEAD.size + length, at)
-        content = found[HEAD.size : HEAD.size + length]
+        serial, length, checksum = HEAD.unpack(head)
+        content = os.pread(self._file, min(length, SLOT - HEAD.size), at + HEAD.size)
         return (serial, content) if crc32(content, serial & 0xFFFFFFFF) == checksum else (0, b"")
 
     def _write(self, ledger: Ledger) -> None:
@@ -219,7 +210,7 @@ class LedgerFile:
         if len(content) > SLOT - HEAD.size:
             raise OSError("there are too many members for one ledger")
         self._serial += 1
-        head = HEAD.pack(MAGIC, self._serial, len(content), crc32(content, self._serial & 0xFFFFFFFF))
+        head = HEAD.pack(self._serial, len(content), crc32(content, self._serial & 0xFFFFFFFF))
         written = os.pwrite(self._file, head + content, self._serial % 2 * SLOT)
         if written < HEAD.size + len(content):
             raise OSError("the ledger could not be written whole; is the disk full?")
@@ -228,27 +219,27 @@ class LedgerFile:
 
     def _show_alive(self, member: str) -> None:
         if member not in self._members:
-            held = open_file(self._place, self._name(member))
+            held = open_file(self._directory, self._name(member))
             self._members[member] = held
             _locked(held)
 
     def _has_died(self, member: str) -> bool:
         """Return whether the process of a member has ended. False if the member's file is missing: then its lease must run out."""
         try:
-            held = open_file(self._place, self._name(member), create=False)
+            held = open_file(self._directory, self._name(member), create=False)
         except OSError:
             return False
         try:
             if not _locked(held):
                 return False
-            os.unlink(self._name(member), dir_fd=self._place)
+            os.unlink(self._name(member), dir_fd=self._directory)
             return True
         finally:
             os.close(held)
 
-    def _has_heirs(self) -> bool:
+    def _others_are_alive(self) -> bool:
         """Return whether other live members may hold shares of a ledger that was lost."""
-        names = os.listdir(self._place)  # noqa: PTH208 - the directory that is open, whatever its path is now
+        names = os.listdir(self._directory)  # noqa: PTH208 - the directory that is open, whatever its path is now
         others = [name.rpartition(".")[2] for name in names if name.startswith(f"{self._key}.")]
         return any(other in self._members or not self._has_died(other) for other in others)
 
@@ -273,8 +264,8 @@ class FileTransport:
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
-        self._books: dict[str, LedgerFile] = {}
-        self._finalizer = weakref.finalize(self, _close_all, self._books)
+        self._files: dict[str, LedgerFile] = {}
+        self._finalizer = weakref.finalize(self, _close_all, self._files)
 
     def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
         """Renew a member's shares.
@@ -283,33 +274,32 @@ class FileTransport:
             OSError: the ledger cannot be locked, opened or written.
             Unsafe: other users could have created or changed it.
         """
-        with self._book(key).opened(member) as (now, ledger):
+        with self._file_of(key).locked(member) as (now, ledger):
             return ledger.renew(now, member, ask)
 
     def leave(self, key: str, member: str, ask: RenewRequest) -> None:
         """Remove a member. Raises as ``renew`` does; its share is then released when its process ends or its lease runs out."""
-        book = self._book(key)
+        file = self._file_of(key)
         try:
-            with book.opened(member) as (now, ledger):
+            with file.locked(member) as (now, ledger):
                 ledger.leave(now, member, ask)
         finally:
-            book.gone(member)
+            file.remove_member(member)
 
     def close(self) -> None:
         """Close all files."""
-        _close_all(self._books)
+        _close_all(self._files)
 
-    def _book(self, key: str) -> LedgerFile:
-        book = self._books.get(key)
-        if book is None:
-            book = self._books[key] = LedgerFile(directory() if self._path is None else self._path, key, self._clock)
-        return book
+    def _file_of(self, key: str) -> LedgerFile:
+        if key not in self._files:
+            self._files[key] = LedgerFile(directory() if self._path is None else self._path, key, self._clock)
+        return self._files[key]
 
 
-def _close_all(books: dict[str, LedgerFile]) -> None:
-    for book in list(books.values()):
-        book.close()
-    books.clear()
+def _close_all(files: dict[str, LedgerFile]) -> None:
+    for file in list(files.values()):
+        file.close()
+    files.clear()
 
 
 SECRET_HEADERS = ("authorization", "api-key", "x-api-key")

@@ -24,7 +24,8 @@ P1  Each member should have its max-min fair part. But it gets at most what no o
     what others have given up and reported, lost with their lease, or left behind when they died.
 P2  Until its next report, a member is assumed to hold what it reported last or was granted since, whichever is more, and at least its
     requests in flight.
-P3  Where parts are whole numbers, the remainder rotates, each unit for a ``TURN``, so that no member starves where there are too few.
+P3  Where parts are whole numbers, the remainder goes round the members, one ``TURN`` after another, so that none starves where there are
+    too few.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ import msgspec
 from qreward.quota.messages import FRESH, LEASE, MARGIN, MINUTE, PERIOD, RENEW, STEP, Demand, Grant, RenewReply, RenewRequest
 
 
-def level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
+def water_level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
     """Return the water level of an amount poured into connected vessels, inf if they hold less than the amount.
 
     Args:
@@ -45,11 +46,11 @@ def level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
         vessels: (height of the bottom, capacity) of each vessel; a vessel holds one unit per unit of height.
 
     Example:
-        >>> level(10.0, [(0.0, 2.0), (0.0, 9.0), (0.0, 9.0)])
+        >>> water_level(10.0, [(0.0, 2.0), (0.0, 9.0), (0.0, 9.0)])
         4.0
-        >>> level(2.0, [(0.0, 9.0), (5.0, 9.0)])
+        >>> water_level(2.0, [(0.0, 9.0), (5.0, 9.0)])
         2.0
-        >>> level(30.0, [(0.0, 2.0), (0.0, 9.0)])
+        >>> water_level(30.0, [(0.0, 2.0), (0.0, 9.0)])
         inf
     """
     edges = sorted(edge for bottom, room in vessels if room > 0 for edge in ((bottom, 1), (bottom + room, -1)))
@@ -61,11 +62,6 @@ def level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
             amount -= (at - height) * open_ones
         height, open_ones = at, open_ones + change
     return inf
-
-
-def part(height: float, bottom: float, room: float) -> float:
-    """Return the amount in one vessel at a water level."""
-    return min(room, max(0.0, height - bottom))
 
 
 AT_ONCE = 1.0
@@ -80,45 +76,28 @@ class Account(msgspec.Struct, array_like=True):
     """One member's use of a limit per minute.
 
     Attributes:
-        at: time of its last report.
         spent, returned: totals of its last report, see ``Demand``.
-        served: its clock for fair queueing.
-        out: amount granted and not reported as used.
-        want: amount that it wants in addition to ``out``.
-        least: the smallest useful amount.
     """
 
-    at: float
+    at: float  # time of its last report
     spent: float
     returned: float
-    served: float = 0.0
-    out: float = 0.0
-    want: float = 0.0
-    least: float = 1.0
-
-    def has_demand(self, now: float) -> bool:
-        return self.want > 0 and now <= self.at + FRESH
+    served: float = 0.0  # its clock for fair queueing
+    out: float = 0.0  # amount granted and not reported as used
+    want: float = 0.0  # amount that it wants in addition to ``out``
+    least: float = 1.0  # the smallest useful amount
 
 
 class WindowQuota(msgspec.Struct, array_like=True):
-    """A limit per minute; rules M1 to M4.
+    """A limit per minute; rules M1 to M4."""
 
-    Attributes:
-        whole: it is granted in whole numbers.
-        limit: amount per minute.
-        accounts: account of each member.
-        used: time step -> amount reported as used in it.
-        credit: amount that may be granted now, as of ``since``.
-        clock: the common clock of the members that want more than they get.
-    """
-
-    whole: bool
-    limit: float = inf
-    accounts: dict[str, Account] = {}
-    used: dict[int, float] = {}
-    credit: float = 0.0
+    whole: bool  # it is granted in whole numbers
+    limit: float = inf  # amount per minute
+    accounts: dict[str, Account] = {}  # account of each member
+    used: dict[int, float] = {}  # time step -> amount reported as used in it
+    credit: float = 0.0  # amount that may be granted now, as of ``since``
     since: float = -inf
-    clock: float = 0.0
+    clock: float = 0.0  # the common clock of the members that want more than they get
 
     @property
     def rate(self) -> float:
@@ -146,7 +125,7 @@ class WindowQuota(msgspec.Struct, array_like=True):
         if account is not None:
             self._use(now, account.out)
 
-    def report(self, now: float, member: str, need: Demand) -> Account:
+    def report(self, now: float, member: str, need: Demand) -> None:
         """Apply a member's report of what it used, has left, and wants."""
         account = self.accounts.get(member)
         if account is None:
@@ -163,17 +142,16 @@ class WindowQuota(msgspec.Struct, array_like=True):
         account.want, account.least = max(0.0, need.want - left), need.least
         if account.want and not wanted:
             account.served = max(account.served, self.clock)
-        return account
 
     def grant(self, now: float, member: str) -> float:
         """Grant a member its part of the credit, and return the amount."""
         account = self.accounts[member]
         if account.want <= 0:
             return 0.0
-        hungry = {name: other for name, other in self.accounts.items() if other.has_demand(now)}
+        hungry = {name: other for name, other in self.accounts.items() if other.want > 0 and now <= other.at + FRESH}
         self.clock = max(self.clock, min(other.served for other in hungry.values()))
         room = self.limit - self.counted()
-        given = min(self._part(account, hungry, min(self.credit, room)) or self._piece(member, hungry, room), account.want)
+        given = min(self._fair_part(account, hungry, min(self.credit, room)) or self._piece(member, hungry, room), account.want)
         account.out += given
         account.want -= given
         account.served += given
@@ -184,15 +162,15 @@ class WindowQuota(msgspec.Struct, array_like=True):
         """Return the amount that counts now: used within the last minute, or granted and outstanding."""
         return sum(self.used.values()) + sum(account.out for account in self.accounts.values())
 
-    def _part(self, account: Account, hungry: dict[str, Account], amount: float) -> float:
+    def _fair_part(self, account: Account, hungry: dict[str, Account], amount: float) -> float:
         """Return the fair part of an amount, 0 if it is too small to be useful."""
         if amount <= 0:
             return 0.0
-        height = level(amount, ((other.served, other.want) for other in hungry.values()))
-        mine = part(height, account.served, account.want)
+        height = water_level(amount, ((other.served, other.want) for other in hungry.values()))
+        part = min(account.want, max(0.0, height - account.served))
         if self.whole:
-            mine = floor(mine + HAIR)
-        return mine if mine >= min(account.least, account.want) else 0.0
+            part = floor(part + HAIR)
+        return part if part >= min(account.least, account.want) else 0.0
 
     def _piece(self, member: str, hungry: dict[str, Account], room: float) -> float:
         """Return the smallest useful amount if all members ahead of this one could get theirs as well, else 0."""
@@ -225,29 +203,17 @@ assert RENEW < FRESH < LEASE
 
 
 TURN = 15.0
-"""Seconds for which a member keeps a unit of the remainder while others wait for it. Each handover costs about half a second of its use."""
+"""Seconds after which the remainder goes to the next members. Each handover costs about half a second of its use."""
 
 
 class Holder(msgspec.Struct, array_like=True):
-    """One member's part of a ``PermitPool``.
+    """One member's part of a ``PermitPool``."""
 
-    Attributes:
-        at: time of its last renewal.
-        want: the share that it wants.
-        held: the share that it may believe to hold.
-        using: requests in flight.
-        lasts: seconds after which its requests in flight are certainly over.
-        odd: since when it has a unit of the remainder, or None.
-        rested: when it last had such a unit.
-    """
-
-    at: float
-    want: float = 0.0
-    held: float = 0.0
-    using: int = 0
-    lasts: float = 0.0
-    odd: float | None = None
-    rested: float = -inf
+    at: float  # time of its last renewal
+    want: float = 0.0  # the share that it wants
+    held: float = 0.0  # the share that it may believe to hold
+    using: int = 0  # requests in flight
+    lasts: float = 0.0  # seconds after which its requests in flight are certainly over
 
     def holds(self, now: float) -> float:
         if now <= self.at + LEASE:
@@ -268,56 +234,31 @@ class PermitPool(msgspec.Struct, array_like=True):
             if now > holder.at + max(LEASE, holder.lasts if holder.using else 0.0):
                 del self.holders[name]
 
-    def close(self, member: str) -> None:
-        """Remove a member, which holds nothing any more."""
-        self.holders.pop(member, None)
-
     def held(self, now: float) -> float:
         """Return the sum of what all members may believe to hold."""
         return sum(holder.holds(now) for holder in self.holders.values())
 
     def renew(self, now: float, member: str, need: Demand, *, young: bool) -> float:
         """Apply a member's demand, and return its share."""
-        holder = self.holders.get(member)
-        if holder is None:
-            holder = self.holders[member] = Holder(now)
-        holder.at, holder.want, holder.using, holder.held = now, min(need.rate, self.total), need.using, 0.0
-        holder.lasts = need.lasts
-        free = self.total - (self.held(now) - holder.holds(now))
-        fair = min(need.hold, self.total) if young else self._fair(now, holder)
-        share = max(0.0, min(fair, free if not young else inf))
+        self.holders.pop(member, None)
+        others = self.held(now)
+        holder = self.holders[member] = Holder(now, min(need.rate, self.total), 0.0, need.using, need.lasts)
+        share = min(need.hold, self.total) if young else max(0.0, min(self._fair(now, member), self.total - others))
         share = floor(share) if self.whole else share
         holder.held = max(need.hold, share)
         return share
 
-    def _fair(self, now: float, holder: Holder) -> float:
-        alive = [other for other in self.holders.values() if now <= other.at + LEASE]
-        height = level(self.total, ((0.0, other.want) for other in alive))
-        if not self.whole or height == inf:
-            holder.odd = None
-            return min(height, holder.want)
-        height = floor(height + HAIR)
-        left = self.total - sum(min(height, other.want) for other in alive)
-        if holder.want <= height:
-            holder.odd = None
-            return holder.want
-        wanting = [other for other in alive if other.want > height]
-        return height + self._has_odd(now, holder, wanting, int(left))
-
-    def _has_odd(self, now: float, holder: Holder, wanting: list[Holder], left: int) -> bool:
-        """Return whether it gets a unit of the remainder."""
-        having = [other for other in wanting if other.odd is not None]
-        waiting = len(wanting) > len(having)
-        if holder.odd is not None:
-            if len(having) <= left and not (waiting and now >= holder.odd + TURN):
-                return True
-            holder.odd, holder.rested = None, now
-            return False
-        ahead = sum(other.odd is None and other.rested < holder.rested for other in wanting)
-        if len(having) + ahead < left:
-            holder.odd = now
-            return True
-        return False
+    def _fair(self, now: float, member: str) -> float:
+        wants = {name: holder.want for name, holder in self.holders.items() if now <= holder.at + LEASE}
+        height = water_level(self.total, ((0.0, want) for want in wants.values()))
+        if self.whole and height < inf:
+            height = floor(height + HAIR)
+        if not self.whole or wants[member] <= height:
+            return min(height, wants[member])
+        short = sorted(name for name, want in wants.items() if want > height)
+        left = int(self.total - sum(min(height, want) for want in wants.values()))
+        place = short.index(member) - left * floor(now / TURN)
+        return height + (place % len(short) < left)
 
 
 BACKWARDS = 1.0
@@ -351,7 +292,7 @@ class Ledger(msgspec.Struct, array_like=True):
 
     begun: float = -inf
     now: float = -inf
-    seats: dict[str, Member] = {}
+    members: dict[str, Member] = {}
     requests: WindowQuota = msgspec.field(default_factory=lambda: WindowQuota(whole=True))
     tokens: WindowQuota = msgspec.field(default_factory=lambda: WindowQuota(whole=False))
     permits: PermitPool = msgspec.field(default_factory=lambda: PermitPool(whole=True))
@@ -360,69 +301,62 @@ class Ledger(msgspec.Struct, array_like=True):
 
     def renew(self, now: float, member: str, ask: RenewRequest) -> RenewReply:
         """Apply a member's demand and return its shares. The renewals of a member must arrive in order; a late one may be lost."""
-        now = self.now = max(self.now, now)
-        limits = [inf if need is None else need.limit for need in (ask.requests, ask.tokens, ask.permits)]
-        self.seats[member] = Member(now, *limits)
-        self._advance(now)
+        now = self._advance(now, member, ask)
         young = now < self.begun + LEASE
-        share = RenewReply(len(self.seats), young)
+        share = RenewReply(len(self.members), young)
         if ask.requests is not None:
-            share.requests = self._rate(now, member, ask.requests, self.requests, self.request_shares, young=young)
+            share.requests = self._grant(now, member, ask.requests, self.requests, self.request_shares, young=young)
         if ask.tokens is not None:
-            share.tokens = self._rate(now, member, ask.tokens, self.tokens, self.token_shares, young=young)
+            share.tokens = self._grant(now, member, ask.tokens, self.tokens, self.token_shares, young=young)
         if ask.permits is not None:
             held = self.permits.renew(now, member, ask.permits, young=young)
             share.permits = Grant(self.permits.total, held)
         return share
 
+    @staticmethod
+    def _grant(now: float, member: str, need: Demand, quota: WindowQuota, shares: PermitPool, *, young: bool) -> Grant:
+        hold = shares.renew(now, member, need, young=young)
+        quota.report(now, member, need)
+        return Grant(quota.limit, hold, 0.0 if young else quota.grant(now, member))
+
     def leave(self, now: float, member: str, ask: RenewRequest) -> None:
         """Remove a member that leaves in order: it reports what it used, and returns the rest."""
-        now = self.now = max(self.now, now)
-        for need, minute in ((ask.requests, self.requests), (ask.tokens, self.tokens)):
-            if need is not None and member in minute.accounts:
-                minute.report(now, member, msgspec.structs.replace(need, left=0.0, want=0.0))
-        self.bury(now, member)
+        for need, quota in ((ask.requests, self.requests), (ask.tokens, self.tokens)):
+            if need is not None and member in quota.accounts:
+                quota.report(max(self.now, now), member, msgspec.structs.replace(need, left=0.0, want=0.0))
+        self.remove_dead(now, member)
 
-    def bury(self, now: float, member: str) -> None:
+    def remove_dead(self, now: float, member: str) -> None:
         """Remove a member. Its outstanding amounts count as used, its shares become free."""
-        now = self.now = max(self.now, now)
-        self.seats.pop(member, None)
-        for minute in (self.requests, self.tokens):
-            minute.close(now, member)
-        for pot in (self.permits, self.request_shares, self.token_shares):
-            pot.close(member)
+        self.members.pop(member, None)
+        for quota in (self.requests, self.tokens):
+            quota.close(max(self.now, now), member)
+        for pool in (self.permits, self.request_shares, self.token_shares):
+            pool.holders.pop(member, None)
         self._advance(now)
 
     def silent(self, now: float) -> list[str]:
         """Return the members whose renewal is late, and which may have died."""
-        return [member for member, seat in self.seats.items() if now > seat.at + FRESH]
+        return [name for name, member in self.members.items() if now > member.at + FRESH]
 
     def is_of(self, now: float) -> bool:
         """Return whether the ledger's times can come from this clock."""
         return now >= self.now - BACKWARDS
 
-    def _advance(self, now: float) -> None:
-        for member in [member for member, seat in self.seats.items() if now > seat.at + LEASE]:
-            del self.seats[member]
-        self._size()
-        young = now < self.begun + LEASE
-        for minute in (self.requests, self.tokens):
-            if minute.limit < inf:
-                minute.advance(now, young=young)
-        for pot in (self.permits, self.request_shares, self.token_shares):
-            pot.advance(now)
-
-    def _size(self) -> None:
-        """Set each limit to the smallest that a member has configured. Without members the last limits stay."""
-        seats = self.seats.values()
-        if not seats:
-            return
-        self.requests.limit, self.tokens.limit = min(seat.requests for seat in seats), min(seat.tokens for seat in seats)
-        self.permits.total = min(seat.permits for seat in seats)
-        self.request_shares.total, self.token_shares.total = (minute.limit * MINUTE / PERIOD for minute in (self.requests, self.tokens))
-
-    @staticmethod
-    def _rate(now: float, member: str, need: Demand, minute: WindowQuota, shares: PermitPool, *, young: bool) -> Grant:
-        hold = shares.renew(now, member, need, young=young)
-        minute.report(now, member, need)
-        return Grant(minute.limit, hold, 0.0 if young else minute.grant(now, member))
+    def _advance(self, now: float, renewing: str | None = None, ask: RenewRequest | None = None) -> float:
+        """Bring everything up to the time, and return it. Each limit is the smallest that a member has configured."""
+        now = self.now = max(self.now, now)
+        if renewing is not None and ask is not None:
+            limits = [inf if need is None else need.limit for need in (ask.requests, ask.tokens, ask.permits)]
+            self.members[renewing] = Member(now, *limits)
+        self.members = {name: member for name, member in self.members.items() if now <= member.at + LEASE}
+        if members := self.members.values():  # without members the last limits stay
+            self.requests.limit, self.tokens.limit = min(each.requests for each in members), min(each.tokens for each in members)
+            self.permits.total = min(each.permits for each in members)
+            self.request_shares.total, self.token_shares.total = (each.limit * MINUTE / PERIOD for each in (self.requests, self.tokens))
+        for quota in (self.requests, self.tokens):
+            if quota.limit < inf:
+                quota.advance(now, young=now < self.begun + LEASE)
+        for pool in (self.permits, self.request_shares, self.token_shares):
+            pool.advance(now)
+        return now

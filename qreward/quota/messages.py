@@ -30,27 +30,19 @@ class Demand(msgspec.Struct, array_like=True):
     are requests in flight.
 
     Attributes:
-        limit: the configured limit.
-        want: amount it could use until its next renewal, ``left`` included. Not used for a concurrency limit.
-        hold: the share that it holds.
-        rate: the share that it could use; inf is any.
-        least: the smallest useful amount.
         spent, returned: totals since it started: the granted amount that it used, and the part of it that proved unused later.
-        left: granted amount that it has not used yet.
-        using: requests in flight.
-        lasts: seconds after which its requests in flight are certainly over.
     """
 
-    limit: float
-    want: float = 0.0
-    hold: float = 0.0
-    rate: float = 0.0
-    least: float = 1.0
+    limit: float  # the configured limit
+    want: float = 0.0  # amount it could use until its next renewal, ``left`` included. Not used for a concurrency limit.
+    hold: float = 0.0  # the share that it holds
+    rate: float = 0.0  # the share that it could use; inf is any
+    least: float = 1.0  # the smallest useful amount
     spent: float = 0.0
     returned: float = 0.0
-    left: float = 0.0
-    using: int = 0
-    lasts: float = LINGER
+    left: float = 0.0  # granted amount that it has not used yet
+    using: int = 0  # requests in flight
+    lasts: float = LINGER  # seconds after which its requests in flight are certainly over
 
 
 class RenewRequest(msgspec.Struct, array_like=True):
@@ -62,31 +54,19 @@ class RenewRequest(msgspec.Struct, array_like=True):
 
 
 class Grant(msgspec.Struct, array_like=True):
-    """A member's part of one limit.
+    """A member's part of one limit."""
 
-    Attributes:
-        limit: the limit of all members together: the smallest that any member has configured.
-        hold: its share: per minute, or in flight at once.
-        grant: amount that it may use in addition to what it has left, while its lease is valid.
-    """
-
-    limit: float = inf
-    hold: float = 0.0
-    grant: float = 0.0
+    limit: float = inf  # the limit of all members together: the smallest that any member has configured
+    hold: float = 0.0  # its share: per minute, or in flight at once
+    grant: float = 0.0  # amount that it may use in addition to what it has left, while its lease is valid
 
 
 class RenewReply(msgspec.Struct, array_like=True):
-    """The ledger's reply to a renewal.
+    """The ledger's reply to a renewal."""
 
-    Attributes:
-        members: number of members.
-        young: the ledger is new and does not know all members yet: a member that holds a share continues to use it on its own.
-        lease: seconds for which the reply is valid, from when the member sent its request.
-    """
-
-    members: int
-    young: bool = False
-    lease: float = LEASE
+    members: int  # number of members
+    young: bool = False  # the ledger is new and does not know all members yet: a member that holds a share continues to use it on its own
+    lease: float = LEASE  # seconds for which the reply is valid, from when the member sent its request
     requests: Grant | None = None
     tokens: Grant | None = None
     permits: Grant | None = None

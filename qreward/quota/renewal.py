@@ -2,7 +2,8 @@
 
 It is a thread and not a task of the event loop, because reward code may block the loop. Active sources are renewed twice a second, sources
 that start to work at once. Idle sources leave the ledger, and without active sources the thread sleeps without a timer. A
-``LedgerTransport``, which may block, reaches the ledger. ``quota.lease`` defines what a share allows and how much is requested.
+``LedgerTransport``, which may block, reaches the ledger: in a file of this machine (``file_ledger``), or in a Ray actor
+(``integrations.ray.limit_actor``). ``quota.lease`` defines what a share allows.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from math import inf
-from typing import Any, NamedTuple, Protocol, cast
+from math import ceil, inf
+from typing import Any, Protocol, cast
 from uuid import uuid4
 
 from qreward.engine.driver import Engine
 from qreward.engine.instrumentation import LOG
-from qreward.quota.lease import DemandTracker, Lease
-from qreward.quota.messages import RENEW, RenewReply, RenewRequest
-from qreward.scheduler.endpoint_state import Source
+from qreward.quota.file_ledger import FileTransport, key_of
+from qreward.quota.lease import Lease
+from qreward.quota.messages import LINGER, MINUTE, RENEW, Demand, RenewReply, RenewRequest
+from qreward.scheduler.state import LOW, Source
 from qreward.settings.policies import Endpoint, Limits
 
 SOON = 0.05
@@ -29,8 +31,14 @@ AGAIN = 0.25
 """Seconds after which a failed renewal is retried. After a second failure in a row the ledger counts as unreachable."""
 RETRY = 1.0
 """Seconds between two tries while the ledger is unreachable."""
-FAREWELL = 3.0
+CLOSE_TIMEOUT = 3.0
 """Seconds for which a client that is closed waits for its shares to be returned."""
+AHEAD = 1.5
+"""Requested amount as a multiple of the recent use, so that use may grow."""
+SLOW = 2.0
+"""Requests in flight are certainly over after this many times the 99th percentile latency."""
+IDLE = 2.0
+"""Seconds without work after which a source counts as idle."""
 
 
 class LedgerTransport(Protocol):
@@ -46,29 +54,86 @@ class LedgerTransport(Protocol):
         """Release all resources. Raises nothing."""
 
 
-class Membership(NamedTuple):
-    """Where a source's limits are shared: the ledger's key, and the transport to the ledger."""
+def make_transport(kind: str) -> LedgerTransport:
+    """Create the transport of a kind. Ray is not imported before it is used."""
+    if kind == "ray":
+        from qreward.integrations.ray.limit_actor import RayLedgerTransport  # noqa: PLC0415 - an extra
 
-    key: str
-    carrier: LedgerTransport
+        return RayLedgerTransport()
+    return FileTransport()
+
+
+class DemandTracker:
+    """Measures what one source needs from one renewal to the next. It reads the source and does not change it."""
+
+    def __init__(self, source: Source, lease: Lease) -> None:
+        self._source = source
+        self._lease = lease
+        self._sent = source.tally.sent
+        self._at = self._worked_at = -inf
+        self.hungry = False  # work waited for the source at the last renewal
+
+    def is_idle(self, now: float) -> bool:
+        """Return whether nothing has been in flight or waiting for more than ``IDLE`` seconds."""
+        if self._source.inflight or self.waiting(now):
+            self._worked_at = now
+        return now - self._worked_at > IDLE
+
+    def waiting(self, now: float) -> float:
+        """Return the number of tasks that wait for it, inf if they are many; 0 if it could not take them anyway."""
+        source, health = self._source, self._source.health
+        if source.removed or health.marked_unhealthy or source.gate.opens_at > now + RENEW or source.inflight >= health.allowed:
+            return 0
+        count = sum(len(pool.queue) for pool in source.pools)
+        return inf if count >= LOW else count
+
+    def ask(self, now: float, limits: Limits) -> RenewRequest:
+        """Return the renewal request for now."""
+        source, lease = self._source, self._lease
+        seconds, self._at = min(MINUTE, max(now - self._at, RENEW / 2)), now
+        used, self._sent = source.tally.sent - self._sent, source.tally.sent
+        peak, lease.window.peak = max(lease.window.peak, source.inflight), source.inflight
+        if used:
+            self._worked_at = now
+        waiting = self.waiting(now)
+        expected = ceil(AHEAD * used * RENEW / seconds)
+        room = max(0, source.window.limit - source.inflight) + expected
+        want = min(waiting, room) if waiting else min(room, expected)
+        want += 1 if waiting or used else 0
+        rate = inf if waiting else (AHEAD * used / seconds * MINUTE + 1 if used else 0.0)
+        lapsed = lease.lapse(now)
+        ask = RenewRequest()
+        if lease.requests is not None and limits.rpm is not None:
+            ask.requests = lease.requests.need(limits.rpm, lapsed=lapsed, want=want, rate=rate)
+        if lease.tokens is not None and limits.tpm is not None:
+            mean = lease.tokens.mean
+            ask.tokens = lease.tokens.need(limits.tpm, lapsed=lapsed, want=max(want * mean, lease.tokens.least), rate=rate * mean)
+        if limits.max_concurrency is not None:
+            could = source.inflight + waiting if waiting else peak + 1 + peak // 5 if peak else 0
+            slow = source.latency.slow
+            ask.permits = Demand(
+                limits.max_concurrency,
+                hold=0.0 if lapsed else lease.permits,
+                rate=min(lease.window.inner.limit, could),
+                using=source.inflight,
+                lasts=LINGER if slow is None else min(LINGER, SLOW * slow),
+            )
+        self.hungry = waiting > 0
+        return ask
 
 
 class LeaseRenewer:
-    """Renews the lease of one source and applies the replies. Used only in the thread of ``Sharing``.
+    """Renews the lease of one source and applies the replies. Used only in the thread of ``Sharing``."""
 
-    Attributes:
-        joined: the source was a member of the ledger at the last reply.
-        next_at: when to renew next.
-    """
-
-    def __init__(self, source: Source, tenure: Lease, membership: Membership, engine: Engine[Any]) -> None:
+    def __init__(self, source: Source, lease: Lease, transport: LedgerTransport, engine: Engine[Any]) -> None:
         self.source = source
-        self.joined = False
-        self.next_at = 0.0
-        self._tenure = tenure
-        self._key, self._carrier = membership
+        self.joined = False  # the source was a member of the ledger at the last reply
+        self.next_at = 0.0  # when to renew next
+        self._lease = lease
+        self._key = key_of(cast("Endpoint", source.handle))
+        self._transport = transport
         self._engine = engine
-        self._demand = DemandTracker(source, tenure)
+        self._demand = DemandTracker(source, lease)
         self._member = uuid4().hex[:16]
         self._renewed_at = 0.0
         self._failures = 0
@@ -80,17 +145,16 @@ class LeaseRenewer:
 
     def turn(self, now: float) -> float | None:
         """Renew or leave if that is due. Returns when to run again, None if not before a request needs the lease."""
-        tenure = self._tenure
         with self._engine.lock:
             idle = self._demand.is_idle(now)
             if idle and not self.joined:
-                self._stand_by()
+                self.stand_by()
         if idle:
             if self.joined:
                 self.leave(now)
             return None
         due = self.next_at
-        if tenure.missed and not self._demand.hungry:
+        if self._lease.missed and not self._demand.hungry:
             due = min(due, self._renewed_at + SOON)
         if now >= due:
             self._renew()
@@ -102,21 +166,21 @@ class LeaseRenewer:
             asked_at = engine.clock()
             ask = self._demand.ask(asked_at, self.limits)
         try:
-            share = self._carrier.renew(self._key, self._member, ask)
+            share = self._transport.renew(self._key, self._member, ask)
         except Exception as error:
             self._failed(ask, error)
         else:
-            self._answered(asked_at, ask, share)
+            self._renewed(asked_at, ask, share)
         self._renewed_at = engine.clock()
 
-    def _answered(self, asked_at: float, ask: RenewRequest, share: RenewReply) -> None:
+    def _renewed(self, asked_at: float, ask: RenewRequest, share: RenewReply) -> None:
         if self._failures > 1:
             LOG.warning("endpoint %r: sharing of its limits works again; %d processes share them", self.source.name, share.members)
         gives_up = share.permits is not None and ask.permits is not None and share.permits.hold < ask.permits.hold
         self.joined, self._failures = True, 0
         self.next_at = asked_at + (SOON if gives_up else RENEW)  # others get the part it gives up only after its next report
-        self._compare(ask, share)
-        self._act(partial(self._tenure.take_over, asked_at=asked_at, share=share))
+        self._warn_of_smaller_limits(ask, share)
+        self._change(partial(self._lease.take_over, asked_at=asked_at, share=share))
 
     def _failed(self, ask: RenewRequest, error: Exception) -> None:
         self._failures, self.joined = self._failures + 1, False
@@ -127,34 +191,32 @@ class LeaseRenewer:
         why = f"alone, for nobody answers ({type(error).__name__}: {error})"
         if self._failures == 2:
             LOG.warning("endpoint %r: its limits are not shared at present: %s; it uses its last share", self.source.name, why)
-        self._act(partial(self._tenure.go_alone, ask=ask, why=why))
+        self._change(partial(self._lease.go_alone, ask=ask, why=why))
 
-    def _compare(self, ask: RenewRequest, share: RenewReply) -> None:
+    def _warn_of_smaller_limits(self, ask: RenewRequest, share: RenewReply) -> None:
         """Log once if another process has configured a smaller limit."""
-        if self._warned:
-            return
-        needs, parts = (ask.requests, ask.tokens, ask.permits), (share.requests, share.tokens, share.permits)
-        for name, need, part in zip(("rpm", "tpm", "max_concurrency"), needs, parts, strict=True):
-            if need is not None and part is not None and part.limit < need.limit:
+        for setting, name in (("rpm", "requests"), ("tpm", "tokens"), ("max_concurrency", "permits")):
+            need, part = getattr(ask, name), getattr(share, name)
+            if not self._warned and need is not None and part is not None and part.limit < need.limit:
                 self._warned = True
                 words = "endpoint %r: another process shares it with %s=%g, here it is %g; the smallest counts"
-                LOG.warning(words, self.source.name, name, part.limit, need.limit)
+                LOG.warning(words, self.source.name, setting, part.limit, need.limit)
 
-    def _act(self, change: Callable[[float], None]) -> None:
-        tenure, scheduler = self._tenure, self._engine.scheduler
+    def _change(self, change: Callable[[float], None]) -> None:
+        lease, scheduler = self._lease, self._engine.scheduler
 
         def changed(now: float) -> None:
             change(now)
-            tenure.missed = True  # requests that wait for the next share need not wake the thread
+            lease.missed = True  # requests that wait for the next share need not wake the thread
             scheduler.changed(now, self.source)
-            if not (self._demand.hungry or tenure.is_short()):
-                self._stand_by()
+            if not (self._demand.hungry or lease.is_short()):
+                self.stand_by()
 
         self._engine.act(changed)
 
-    def _stand_by(self) -> None:
+    def stand_by(self) -> None:
         """Make the next request for this source wake the thread: the balancer offers the source, and ``Lease.may_send`` then calls."""
-        self._tenure.missed = False
+        self._lease.missed = False
         for pool in self.source.pools:
             pool.balancer.offer(self.source)
 
@@ -165,28 +227,13 @@ class LeaseRenewer:
             if not self._demand.is_idle(now):
                 return
             ask = self._demand.ask(engine.clock(), self.limits)
-            self._tenure.end()
-            self._stand_by()
+            self._lease.end()
+            self.stand_by()
         self.joined, self._failures, self.next_at = False, 0, 0.0
         try:
-            self._carrier.leave(self._key, self._member, ask)
+            self._transport.leave(self._key, self._member, ask)
         except Exception as error:
             LOG.debug("endpoint %r: its share was not given back: %s", self.source.name, type(error).__name__)
-
-
-class WakeEvent:
-    """Wakes the renewal thread. May be set from any thread, under any lock."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self.over = False
-
-    def ring(self) -> None:
-        self._event.set()
-
-    def wait(self, seconds: float | None) -> None:
-        self._event.wait(seconds)
-        self._event.clear()
 
 
 class Sharing:
@@ -195,104 +242,108 @@ class Sharing:
     Args:
         engine: the engine, whose lock guards the state of the sources.
         sources: returns the present sources; their handles are endpoints.
-        membership: returns where an endpoint's limits are shared.
-        carriers: returns the transports created so far, which are closed at the end.
     """
 
-    def __init__(
-        self,
-        engine: Engine[Any],
-        sources: Callable[[], Iterable[Source]],
-        membership: Callable[[Endpoint], Membership],
-        carriers: Callable[[], Iterable[LedgerTransport]] = tuple,
-    ) -> None:
+    def __init__(self, engine: Engine[Any], sources: Callable[[], Iterable[Source]]) -> None:
         self._engine = engine
         self._sources = sources
-        self._membership = membership
-        self._carriers = carriers
-        self._desks: dict[Source, LeaseRenewer] = {}
-        self._bell = WakeEvent()
-        self._beginning = threading.Lock()
+        self._transports: dict[str, LedgerTransport] = {}  # by kind
+        self._adding = threading.Lock()
+        self._renewers: dict[Source, LeaseRenewer] = {}
+        self._wake = threading.Event()  # wakes the renewal thread; may be set from any thread, under any lock
+        self._closed = threading.Event()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self.look_around()
 
     def look_around(self) -> None:
         """Add the sources that are new. May be called from any thread."""
         for source in self._sources():
-            tenure = source.share
-            if tenure is not None and source not in self._desks:
-                self._desks[source] = LeaseRenewer(source, tenure, self._membership(cast("Endpoint", source.handle)), self._engine)
-                self._engine.act(partial(self._attach, tenure=tenure, desk=self._desks[source]))
-        if self._desks and self._engine.shells():
+            lease = source.share
+            if lease is not None and source not in self._renewers:
+                renewer = self._renewers[source] = LeaseRenewer(source, lease, self._transport_of(source), self._engine)
+                self._engine.act(partial(self._attach, lease=lease, renewer=renewer))
+        if self._renewers and self._engine.shells():
             self._call()
+
+    def _transport_of(self, source: Source) -> LedgerTransport:
+        kind = cast("Endpoint", source.handle).limits.shared
+        with self._adding:
+            if kind not in self._transports:
+                self._transports[kind] = make_transport(kind)
+            return self._transports[kind]
 
     def turn(self) -> float | None:
         """Run all renewals that are due. Returns the seconds until the next one, None if not before a request needs a lease."""
-        desks = list(self._desks.items())  # read before the sources, so that a source added in between does not seem to be removed
-        now, wake, there = self._engine.clock(), None, set(self._sources())
-        for source, desk in desks:
-            at = desk.turn(now)
-            if source not in there and not source.inflight:
-                if desk.joined:
-                    desk.leave()
-                del self._desks[source]
+        renewers = list(self._renewers.items())  # read before the sources, so that a source added in between does not seem removed
+        now, present = self._engine.clock(), set(self._sources())
+        times = []
+        for source, renewer in renewers:
+            at = renewer.turn(now)
+            if source not in present and not source.inflight:
+                if renewer.joined:
+                    renewer.leave()
+                del self._renewers[source]
             elif at is not None:
-                wake = at if wake is None else min(wake, at)
-        return None if wake is None else max(0.0, wake - self._engine.clock())
+                times.append(at)
+        return max(0.0, min(times) - self._engine.clock()) if times else None
 
     async def aclose(self) -> None:
         """Return all shares. Call it when no request is in flight any more."""
-        with self._beginning:
-            self._bell.over, thread = True, self._thread
-        self._bell.ring()
+        with self._starting:
+            self._closed.set()
+            thread = self._thread
+        self._wake.set()
         if thread is not None:
-            await asyncio.to_thread(thread.join, FAREWELL)
+            await asyncio.to_thread(thread.join, CLOSE_TIMEOUT)
 
-    def _attach(self, _now: float, tenure: Lease, desk: LeaseRenewer) -> None:
-        tenure.call = _caller(weakref.ref(self))
-        desk._stand_by()
+    def _attach(self, _now: float, lease: Lease, renewer: LeaseRenewer) -> None:
+        sharing = weakref.ref(self)
+
+        def call() -> None:
+            if (found := sharing()) is not None:
+                found._call()
+
+        lease.call = call
+        renewer.stand_by()
 
     def _call(self) -> None:
         """Wake the renewal thread. The engine's lock may be held, under which no thread may be started."""
         if self._thread is None:
             for shell in self._engine.shells():  # on all loops, for one may be blocked; the first starts the thread
-                shell.later(self._begin)
-        self._bell.ring()
+                shell.later(self._start)
+        self._wake.set()
 
-    def _begin(self) -> None:
-        bell = self._bell
-        with self._beginning:
-            if self._thread is None and not bell.over:
-                me = weakref.ref(self, lambda _: bell.ring())
-                self._thread = threading.Thread(target=_keep, args=(me, bell), name="qreward-sharing", daemon=True)
+    def _start(self) -> None:
+        wake = self._wake
+        with self._starting:
+            if self._thread is None and not self._closed.is_set():
+                sharing = weakref.ref(self, lambda _: wake.set())
+                self._thread = threading.Thread(target=_run, args=(sharing, wake, self._closed), name="qreward-sharing", daemon=True)
                 self._thread.start()
 
     def _end(self) -> None:
-        for desk in self._desks.values():
-            if desk.joined:
-                desk.leave()
-        for carrier in self._carriers():
-            carrier.close()
+        for renewer in self._renewers.values():
+            if renewer.joined:
+                renewer.leave()
+        self.close_transports()
+
+    def close_transports(self) -> None:
+        """Close all files and connections. They are opened again when they are needed."""
+        for transport in self._transports.values():
+            transport.close()
 
 
-def _caller(sharing: weakref.ref[Sharing]) -> Callable[[], None]:
-    def call() -> None:
-        found = sharing()
-        if found is not None:
-            found._call()
-
-    return call
-
-
-def _keep(sharing: weakref.ref[Sharing], bell: WakeEvent) -> None:
+def _run(sharing: weakref.ref[Sharing], wake: threading.Event, closed: threading.Event) -> None:
     """Body of the renewal thread. It ends when the ``Sharing`` is closed or garbage collected."""
-    while not bell.over and (found := sharing()) is not None:
+    while not closed.is_set() and (found := sharing()) is not None:
         try:
             seconds = found.turn()
         except Exception as error:  # no error may end the thread: without renewals nothing would be sent any more
             LOG.warning("sharing of limits failed with %s: %s; trying again", type(error).__name__, error)
             seconds = RETRY
         del found
-        bell.wait(seconds)
+        wake.wait(seconds)
+        wake.clear()
     if (found := sharing()) is not None:
         found._end()

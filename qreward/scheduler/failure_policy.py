@@ -1,8 +1,8 @@
 """Decides what follows from a failed attempt, for its source and for its task: one table of rules, one backoff, one retry budget.
 
 Overload affects the source's cooldown and concurrency limit; it costs the task no attempt and does not count against health. Any other
-failure of an endpoint counts against the source's health, unless the task itself is the likely cause (``FailurePolicy._is_to_blame``): the
-tasks that reach a failing source first reveal it.
+failure of an endpoint counts against the source's health, unless the task itself is the likely cause (``_is_task_to_blame``): the tasks
+that reach a failing source first reveal it.
 
 A refused request is never sent again. Any other task goes to another source at once if one will be available soon; otherwise it waits with
 full jitter (Brooker, AWS 2015) and may return to the same source. Retries draw on one budget (Finagle's RetryBudget), so that a failing
@@ -17,49 +17,38 @@ from typing import NamedTuple, Protocol
 
 from qreward.errors import ClientClosed, QRewardError, RequestTimeout
 from qreward.results import AttemptRecord
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome
-from qreward.scheduler.request import Attempt, CancelReason, Task, TaskState
+from qreward.scheduler.state import Attempt, CancelReason, Source, Task, TaskState
 from qreward.settings.policies import Retry
 
 
 class FailureRule(NamedTuple):
-    """What follows from one kind of failure.
+    """What follows from one kind of failure."""
 
-    Attributes:
-        again: the task may be retried.
-        charged: the failure counts as one of the task's attempts, and the retry draws on the budget.
-        elsewhere: only another source may serve the task.
-        unwell: the failure counts against the health of the source.
-    """
-
-    again: bool
-    charged: bool = False
-    elsewhere: bool = False
-    unwell: bool = False
+    retryable: bool  # the task may be retried
+    charged: bool = False  # the failure counts as one of the task's attempts, and the retry draws on the budget
+    other_source_only: bool = False  # only another source may serve the task
+    hurts_health: bool = False  # the failure counts against the health of the source
 
 
 RULES: dict[FailureKind, FailureRule] = {
-    FailureKind.OVERLOADED: FailureRule(again=True),
-    FailureKind.QUOTA: FailureRule(again=True, elsewhere=True),
-    FailureKind.TRANSIENT: FailureRule(again=True, charged=True, unwell=True),
-    FailureKind.UNREACHABLE: FailureRule(again=True, charged=True, unwell=True),
-    FailureKind.TIMEOUT: FailureRule(again=True, charged=True, unwell=True),
-    FailureKind.UNSUITABLE: FailureRule(again=True, elsewhere=True),
-    FailureKind.REFUSED: FailureRule(again=False),
-    FailureKind.UNSENDABLE: FailureRule(again=False),
-    FailureKind.LOCAL: FailureRule(again=True, charged=True),
+    FailureKind.OVERLOADED: FailureRule(retryable=True),
+    FailureKind.QUOTA: FailureRule(retryable=True, other_source_only=True),
+    FailureKind.TRANSIENT: FailureRule(retryable=True, charged=True, hurts_health=True),
+    FailureKind.UNREACHABLE: FailureRule(retryable=True, charged=True, hurts_health=True),
+    FailureKind.TIMEOUT: FailureRule(retryable=True, charged=True, hurts_health=True),
+    FailureKind.UNSUITABLE: FailureRule(retryable=True, other_source_only=True),
+    FailureKind.REFUSED: FailureRule(retryable=False),
+    FailureKind.UNSENDABLE: FailureRule(retryable=False),
+    FailureKind.LOCAL: FailureRule(retryable=True, charged=True),
 }
-_TOLD_NO = FailureRule(again=False)
 
 
 def rule_for(failure: Failure) -> FailureRule:
     """Return the rule of a failure. The endpoint's ``x-should-retry`` header takes precedence over the table."""
-    if failure.should_retry is None:
-        return RULES[failure.kind]
-    if not failure.should_retry:
-        return _TOLD_NO
-    return RULES[FailureKind.TRANSIENT] if failure.kind is FailureKind.REFUSED else RULES[failure.kind]
+    if failure.should_retry is False:
+        return RULES[FailureKind.REFUSED]
+    return RULES[FailureKind.TRANSIENT if failure.should_retry and failure.kind is FailureKind.REFUSED else failure.kind]
 
 
 class BackoffParams(Protocol):
@@ -83,8 +72,6 @@ class Budget:
     The reserve also covers every request that can be in flight, so that all requests of a lost endpoint can be redirected at once.
     Source: Finagle RetryBudget (20 %, 10 a second, over 10 s).
     """
-
-    __slots__ = ("_earned", "_floor", "_reserve", "_share", "_then", "capacity")
 
     TTL = 10.0
 
@@ -139,19 +126,12 @@ MOST_TRAIL = 100
 
 
 class RetryDecision(NamedTuple):
-    """What follows from a failed attempt.
+    """What follows from a failed attempt."""
 
-    Attributes:
-        lost: the failure made the source unavailable, for a second or more.
-        wait: seconds after which the task is retried; 0 is now.
-        error: the error that the task ends with, or None if it continues.
-        final: no other attempt could succeed, not even one that is in flight already.
-    """
-
-    lost: bool = False
-    wait: float = 0.0
-    error: QRewardError | None = None
-    final: bool = False
+    lost: bool = False  # the failure made the source unavailable, for a second or more
+    wait: float = 0.0  # seconds after which the task is retried; 0 is now
+    error: QRewardError | None = None  # the error that the task ends with, or None if it continues
+    final: bool = False  # no other attempt could succeed, not even one that is in flight already
 
 
 class FailurePolicy:
@@ -170,33 +150,33 @@ class FailurePolicy:
                 return self._stopped(now, attempt)
             outcome = attempt.failure = _overdue(now, attempt)
         rule = rule_for(outcome)
-        lost = self._blame(now, attempt, outcome, rule)
+        lost = self._record_failure(now, attempt, outcome, rule)
         if not task.holds(attempt):  # the task does not depend on this attempt any more; it only counts for the source
             return RetryDecision(lost)
-        self._note(now, attempt, outcome)
+        self._record_attempt(now, attempt, outcome)
         if attempt.committed and not task.restarts:  # part of the answer was delivered and cannot be taken back
             return RetryDecision(lost, error=outcome.error, final=True)
         wait, error = self._decide(now, task, source, outcome, rule)
-        return RetryDecision(lost, wait, error, final=not rule.again)
+        return RetryDecision(lost, wait, error, final=not rule.retryable)
 
     def _stopped(self, now: float, attempt: Attempt) -> RetryDecision:
-        source = attempt.source
+        """Decide what follows from an attempt that was cancelled for another reason than its time limit."""
+        source, task = attempt.source, attempt.task
         source.tally.cancelled += 1
-        source.window.ended()
         source.silence.ended(source.inflight)
         source.advertised(now, attempt.sent_at, None)
-        if attempt.why is not None and now >= attempt.task.deadline:
+        if attempt.why is None:
+            return RetryDecision(error=ClientClosed("the event loop was shut down before the request was done"))
+        if now >= task.deadline:
             source.unanswered += 1
-        error = None if attempt.why else ClientClosed("the event loop was shut down before the request was done")
         slow = source.latency.slow
-        task = attempt.task
-        hopeless = attempt.why is CancelReason.ABANDONED and (task.tries or task.suspected)  # it has failed at other sources, too
-        if attempt.why is None or attempt.committed or slow is None or hopeless or now - attempt.sent_at < 4 * slow:
-            return RetryDecision(error=error)
+        failed_elsewhere = attempt.why is CancelReason.ABANDONED and (task.tries or task.suspected)
+        if attempt.committed or slow is None or failed_elsewhere or now - attempt.sent_at < 4 * slow:
+            return RetryDecision()
         # abandoned, but so late that it counts against the source: short timeouts of callers must not hide a hang
-        return RetryDecision(source.health.failed(now, attempt.sent_at, attempt.task.number, last=source.is_essential()), error=error)
+        return RetryDecision(source.health.failed(now, attempt.sent_at, task.number, last=source.is_essential()))
 
-    def _blame(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule) -> bool:
+    def _record_failure(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule) -> bool:
         source, task = attempt.source, attempt.task
         if is_sign_of_life(failure):
             source.unanswered = 0
@@ -211,7 +191,6 @@ class FailurePolicy:
             return available and not source.available_soon(now)
         source.tally.failed += 1
         source.trouble = str(failure.error)
-        source.window.ended()
         if failure.kind in NO_SIGN_OF_LIFE:
             source.silence.ended(source.inflight)
         else:
@@ -220,16 +199,16 @@ class FailurePolicy:
             in_service = source.health.in_service
             source.health.eject(now, QUOTA_AWAY)
             return in_service
-        if not (rule.unwell or (failure.misconfigured and not source.is_essential())):
+        if not (rule.hurts_health or (failure.misconfigured and not source.is_essential())):
             return False
         if failure.kind is not FailureKind.UNREACHABLE:  # otherwise the request did not reach the source: the task cannot be the cause
-            to_blame = self._is_to_blame(task, source)
+            task_to_blame = self._is_task_to_blame(task, source)
             task.failures = (*task.failures, (source, now))
-            if to_blame or (failure.kind is FailureKind.TIMEOUT and _hangs_elsewhere(now, attempt)):
+            if task_to_blame or (failure.kind is FailureKind.TIMEOUT and _hangs_elsewhere(now, attempt)):
                 return False
         return source.health.failed(now, attempt.sent_at, task.number, last=source.is_essential())
 
-    def _is_to_blame(self, task: Task, source: Source) -> bool:
+    def _is_task_to_blame(self, task: Task, source: Source) -> bool:
         """Return whether the task, and not the source, is the likely cause of a failure.
 
         It is if the task has failed at a source that served other tasks, or has failed as often as a task may. The failure then does not
@@ -239,16 +218,16 @@ class FailurePolicy:
             return True
         return any(other.was_well(then, asked_now=other is source) for other, then in task.failures)
 
-    def _note(self, now: float, attempt: Attempt, failure: Failure) -> None:
+    def _record_attempt(self, now: float, attempt: Attempt, failure: Failure) -> None:
         error = failure.error
         status = getattr(error, "status_code", None)
         record_attempt(attempt, failure.kind.name.lower(), now, status, str(error))
         attempt.task.last_error = error
 
     def _decide(self, now: float, task: Task, source: Source, failure: Failure, rule: FailureRule) -> tuple[float, QRewardError | None]:
-        if not rule.again:
+        if not rule.retryable:
             return 0.0, failure.error
-        if rule.elsewhere:
+        if rule.other_source_only:
             task.unfit = (*task.unfit, source)
             self._avoid(task, (*task.excluded, source))
             pool, unfit = task.pool, task.unfit
@@ -267,14 +246,14 @@ class FailurePolicy:
 
     def _is_charged(self, task: Task, source: Source, failure: Failure, rule: FailureRule) -> bool:
         """Return whether a failure counts as one of the task's attempts. At a source that is out of service it does not, up to a bound."""
-        if not rule.unwell or source.health.in_service:
+        if not rule.hurts_health or source.health.in_service:
             return True
         if failure.kind is FailureKind.UNREACHABLE:
             return len(task.trail or ()) > MOST_TRAIL
         return len(task.failures) > self._retry.attempts
 
     def _wait(self, now: float, task: Task, source: Source) -> float:
-        avoided = task.excluded if source in task.excluded else (*task.excluded, source)
+        avoided = task.avoiding(source)
         others = task.pool.awaits(now, avoided)
         self._avoid(task, avoided if others else task.unfit)
         # the first retry is immediate; later ones wait, so that circuit breakers open before the attempts are used up

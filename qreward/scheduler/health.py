@@ -1,4 +1,4 @@
-"""The circuit breaker of a source: it decides from failures whether the source is in service. Overload is handled by ``cooldown``.
+"""When a source is left alone: out of service after failures (``Health``, a circuit breaker), cooling down after overload (``Cooldown``).
 
 Closed -> open after five failures in a row of distinct tasks, or when most attempts fail. It stays open for 2 s x 2^k (at most 5 s, with
 jitter). Then it is half-open: one real task is sent. When that is answered, a quarter of the concurrency limit opens, then one slot more
@@ -29,21 +29,11 @@ _DISTINCT = 3
 
 
 class HealthChange(NamedTuple):
-    """A source went out of service, or came back.
+    """A source went out of service, or came back."""
 
-    Attributes:
-        source: name of the source.
-        reason: why it is out of service; ``""`` if it is back.
-        seconds: how long it was out of service; 0 if it has just left service.
-    """
-
-    source: str
-    reason: str
-    seconds: float
-
-
-def _nobody(_in_service: int, _is_back: int) -> None:
-    pass
+    source: str  # name of the source
+    reason: str  # why it is out of service; ``""`` if it is back
+    seconds: float  # how long it was out of service; 0 if it has just left service
 
 
 class Health:
@@ -54,65 +44,36 @@ class Health:
         changed: called with the changes (-1, 0 or 1) of ``in_service`` and of ``is_back`` whenever one of them changes.
 
     Attributes:
-        in_service: the source is neither out of service after failures nor marked unhealthy by an operator.
         is_back: in service, and more than one request may be in flight, so that the source is not just being probed.
-        open_until: the source is out of service before this time; -inf while in service.
-        allowed: requests that may be in flight while it is half-open; inf otherwise.
-        clean: there is no failure that later answers have not made up for, so an answer changes nothing.
-        since: when the state last changed; requests sent earlier do not count.
         serving_since: when it first answered after it was last out of service, -inf if it never was. An earlier failure may have been
             part of the same outage.
     """
 
-    __slots__ = (
-        "_changed",
-        "_down",
-        "_ejected",
-        "_failing",
-        "_openings",
-        "_recent",
-        "_rng",
-        "_stalled",
-        "_success",
-        "allowed",
-        "clean",
-        "in_service",
-        "is_back",
-        "open_until",
-        "serving_since",
-        "since",
-    )  # fmt: skip
-
-    def __init__(self, rng: Random, changed: Callable[[int, int], None] = _nobody) -> None:
+    def __init__(self, rng: Random, changed: Callable[[int, int], None] = lambda _in_service, _is_back: None) -> None:
         self._rng = rng
         self._changed = changed
-        self._down = False
-        self.in_service = self.is_back = True
+        self.marked_unhealthy = False
+        self.in_service = self.is_back = True  # the source is neither out of service after failures nor marked unhealthy by an operator
         self._openings = 0
         self._ejected = False  # it was ejected, and no answer has come since
-        self.since = self.serving_since = -inf
+        self.since = self.serving_since = -inf  # when the state last changed; requests sent earlier do not count
         self._close()
 
     def _close(self) -> None:
-        self.open_until = -inf
-        self.allowed: float = inf
+        self.open_until = -inf  # the source is out of service before this time; -inf while in service
+        self.allowed: float = inf  # requests that may be in flight while it is half-open; inf otherwise
         self._failing: set[int] = set()  # distinct tasks that failed since the last success
         self._recent: set[int] = set()  # distinct tasks that failed at all
         self._success, self.clean, self._stalled = 1.0, True, False
 
-    @property
-    def down(self) -> bool:
+    def mark_unhealthy(self) -> None:
         """An operator has marked it unhealthy."""
-        return self._down
-
-    @down.setter
-    def down(self, down: bool) -> None:
-        self._down = down
+        self.marked_unhealthy = True
         self._update()
 
     def _update(self) -> None:
         """Recompute the derived attributes. Call it after every change of ``down``, ``open_until`` or ``allowed``."""
-        in_service = not self._down and self.open_until == -inf
+        in_service = not self.marked_unhealthy and self.open_until == -inf
         is_back = in_service and self.allowed > 1
         if in_service is not self.in_service or is_back is not self.is_back:
             changes = in_service - self.in_service, is_back - self.is_back
@@ -162,7 +123,7 @@ class Health:
         """
         if self.open_until != -inf or sent_at < self.since:
             return False
-        self.clean = False
+        self.clean = False  # there is no failure that later answers have not made up for, so an answer changes nothing
         self._failing.add(task)
         if len(self._recent) < _DISTINCT:  # bounded: only whether it reaches this size matters
             self._recent.add(task)
@@ -206,7 +167,74 @@ class Health:
 
     def restore(self) -> None:
         """An operator has marked it healthy."""
-        self._down, self._openings = False, 0
+        self.marked_unhealthy, self._openings = False, 0
         self._close()
         self._update()
         self.clean = not self._ejected
+
+
+FIRST = 0.25
+LONGEST = 3.2
+"""Longest wait in seconds without a hint, before jitter of up to 1.5 times, so that sending resumes within 5 s of a source's return."""
+
+
+class Cooldown:
+    """Until when nothing is sent to a source that rejected requests: inactive, active until a time, or open for one probe.
+
+    A hint (``Retry-After``) is obeyed exactly; ``failure_policy`` has already capped one that is too long. Without a hint the cooldown
+    lasts 0.25 s, doubling while rejects continue. Afterwards one request is sent as a probe. The others follow when the probe was not
+    rejected within a few times the usual delay of a reject. The concurrency limit decides which rejects start a cooldown and which only
+    mean that the source is full.
+    """
+
+    def __init__(self, rng: Random) -> None:
+        self.opens_at = -inf  # the time before which nothing may be sent
+        self._rng = rng
+        self.closed = 0  # cooldowns in a row without a successful probe; 0 while it is inactive
+        self.uncapped_hint: float | None = None  # seconds for which the source asked to wait, if that was capped; else None
+        self._closed_at = -inf
+        self._asked = -inf  # the latest hint holds until then
+        self._probe_at: float | None = None
+        self._reject_after = 0.0  # seconds a reject takes, moving average
+
+    def sent(self, now: float) -> None:
+        """A request was sent. The first one after a cooldown is the probe; the next one ends the cooldown."""
+        if self._probe_at is None:
+            self._probe_at = now
+            self.opens_at = now + max(FIRST, 3 * self._reject_after)
+        else:
+            self._open()
+
+    def ok(self, sent_at: float) -> None:
+        """An answer arrived."""
+        if self._probe_at is not None and sent_at >= self._probe_at:
+            self._open()
+
+    def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
+        """A request was rejected. ``hint`` is the wait in seconds that the source requests, or None."""
+        self._reject_after += 0.2 * (now - sent_at - self._reject_after)
+        if sent_at >= self._closed_at:  # otherwise it was sent before this cooldown and adds no information
+            self.closed = min(self.closed + 1, 8)
+            self._closed_at = now
+            self._probe_at = None
+            pause = min(LONGEST, FIRST * 2.0 ** (self.closed - 1)) * self._rng.uniform(0.5, 1.5)
+            self.opens_at = max(self.opens_at, now + pause)  # an earlier hint may be longer
+        if hint is not None:
+            self.opens_at, self._asked = max(self.opens_at, now + hint), max(self._asked, now + hint)
+            self.closed, self._probe_at = max(1, self.closed), None  # a probe in flight was sent before this hint
+
+    def hold(self, now: float, seconds: float) -> None:
+        """Start a cooldown because a probe of the server reports that it is not ready. The first request afterwards is the probe."""
+        self.opens_at = max(self.opens_at, now + seconds)
+        self.closed, self._probe_at = max(1, self.closed), None
+
+    def ease(self, now: float) -> bool:
+        """End the cooldown because the server reports free capacity; a hint of the source still holds. True if that is earlier."""
+        at = max(now, self._asked)
+        if not self.closed or self._probe_at is not None or at >= self.opens_at:
+            return False
+        self.opens_at = at
+        return True
+
+    def _open(self) -> None:
+        self.closed, self._probe_at, self.opens_at, self._asked = 0, None, -inf, -inf

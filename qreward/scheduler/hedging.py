@@ -18,16 +18,13 @@ Tail copies leave half of the budget's reserve to hangs. A quarter is left to at
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import IntEnum
 from math import inf
-from typing import TYPE_CHECKING
+from operator import itemgetter
 
-from qreward.scheduler.request import Attempt, Task, TaskState
-from qreward.scheduler.stats.stalls import LEAST_SECONDS
+from qreward.scheduler.state import Attempt, Pool, Source, Task, TaskState
+from qreward.scheduler.stats import LEAST_SECONDS
 from qreward.settings.policies import Hedge
-
-if TYPE_CHECKING:
-    from qreward.scheduler.endpoint_state import Source
-    from qreward.scheduler.pool import Pool
 
 LOOK_LEAST, LOOK_MOST = 1 / 64, 10.0
 """Age in seconds below which no attempt is inspected, and above which every attempt is."""
@@ -50,33 +47,17 @@ HEALTHY = 0.7
 """Share of a pool's sources that must be in service for hedges and tail copies (cf. gRPC A6, hedging throttling)."""
 
 
-class Inspection:
-    """Result of an inspection of a source's attempts.
+class Overdue(IntEnum):
+    """What an attempt is found to be, from the age it has reached: the scheduler acts in this order."""
 
-    Attributes:
-        overdue: attempts past their time limit.
-        hung: attempts suspected to hang.
-        again: copies that are suspected to hang as well.
-        late: attempts outside of batches that are due for a hedge.
-        next_at: when the next attempt will pass one of its limits.
-    """
-
-    __slots__ = ("again", "hung", "late", "next_at", "overdue")
-
-    def __init__(self) -> None:
-        self.overdue: list[Attempt] = []
-        self.hung: list[Attempt] = []
-        self.again: list[Attempt] = []
-        self.late: list[Attempt] = []
-        self.next_at = inf
-
-    def sort(self, attempt: Attempt, now: float, limits: tuple[tuple[list[Attempt], float], ...]) -> None:
-        """Add an attempt to the list of the first limit (in seconds) that it has passed, or record when it will pass one."""
-        for found, limit in limits:
-            if now - attempt.sent_at >= limit:
-                found.append(attempt)
-                return
-            self.next_at = min(self.next_at, attempt.sent_at + limit)
+    TIMED_OUT = 0
+    """Past its time limit."""
+    COPY_HUNG = 1
+    """A copy that is suspected to hang as well."""
+    HUNG = 2
+    """Suspected to hang."""
+    LATE = 3
+    """Outside of a batch, and due for a hedge."""
 
 
 class HedgingPolicy:
@@ -91,32 +72,26 @@ class HedgingPolicy:
         self.policy = policy
         self._tries = tries
         self._share = 0.0 if policy is None else policy.budget
-        self._balance = 0.0 if policy is None else float(policy.reserve)
+        self.balance = 0.0 if policy is None else float(policy.reserve)  # copies that the budget still allows
 
     # the budget
 
-    @property
-    def balance(self) -> float:
-        """Copies that the budget still allows."""
-        return self._balance
-
     def deposit(self) -> None:
         """A request was sent for the first time."""
-        self._balance += self._share
+        self.balance += self._share
 
     def withdraw(self, least: float = 0.0) -> bool:
         """Take one copy from the budget if that leaves at least ``least``. False if it does not."""
-        if self._balance < 1 + least:
+        if self.balance < 1 + least:
             return False
-        self._balance -= 1
+        self.balance -= 1
         return True
 
     def withdraw_for(self, now: float, suspect: Attempt) -> bool:
         """Take one copy for an attempt that seems to hang. Below twice the time of a suspicion it must leave a quarter of the reserve."""
-        if self.policy is None:
-            return False
-        certain = now - suspect.sent_at >= 2 * self._suspected_after(suspect)
-        return self.withdraw(0.0 if certain else self.policy.reserve / 4)
+        suspected_after = self.hung_after(suspect.source, suspect.task.pool) * _doubled(suspect.task)
+        certain = now - suspect.sent_at >= 2 * suspected_after
+        return self.policy is not None and self.withdraw(0.0 if certain else self.policy.reserve / 4)
 
     # which attempts take too long
 
@@ -126,27 +101,36 @@ class HedgingPolicy:
         hedged = min(self.hedged_after(source), self.hedged_after(source, streamed=True))
         return max(LOOK_LEAST, min(LOOK_MOST, source.attempt_limit(0), hung, hedged, LEAST_SECONDS))
 
-    def inspect(self, now: float, source: Source) -> Inspection:
-        """Inspect the attempts of a source, oldest first, down to the age at which no limit can have passed."""
-        found = Inspection()
+    def inspect(self, now: float, source: Source) -> tuple[list[tuple[Overdue, Attempt]], float]:
+        """Inspect the attempts of a source, oldest first, down to the age at which no limit can have passed.
+
+        Returns:
+            The attempts that have passed a limit, and when the next one will.
+        """
+        found, next_at = [], inf
         hedged_after = [self.hedged_after(source, streamed=streamed) if source.singles else inf for streamed in (False, True)]
         hung_after = {pool: self.hung_after(source, pool) for pool in source.pools}
         least = min(*hedged_after, source.attempt_limit(0), *hung_after.values())
         for attempt in source.attempts:
-            if now - attempt.sent_at < least:
-                found.next_at = min(found.next_at, attempt.sent_at + least)
+            age, task = now - attempt.sent_at, attempt.task
+            if age < least:
+                next_at = min(next_at, attempt.sent_at + least)
                 break
-            if attempt.why is None:
-                hung = hung_after.get(attempt.task.pool, inf) * _doubled(attempt.task)
-                hedge = inf if attempt.task.feed is not None else hedged_after[attempt.task.streamed]
-                found.sort(attempt, now, ((found.overdue, _limit(now, attempt)), *self._softer(attempt, found, hung, hedge)))
-        return found
-
-    def _softer(self, attempt: Attempt, found: Inspection, hung: float, hedge: float) -> tuple[tuple[list[Attempt], float], ...]:
-        """Return the limits that lead to a copy, besides the time limit: (list of the inspection, seconds)."""
-        if attempt is attempt.task.copy:
-            return ((found.again, 2 * hung),)
-        return ((found.hung, hung), (found.late, hedge)) if self.may_be_copied(attempt) else ()
+            if attempt.why is not None:
+                continue
+            limits = [(Overdue.TIMED_OUT, _limit(now, attempt))]
+            hung = hung_after.get(task.pool, inf) * _doubled(task)
+            if attempt is task.copy:
+                limits.append((Overdue.COPY_HUNG, 2 * hung))
+            elif self.may_be_copied(attempt):
+                limits.append((Overdue.HUNG, hung))
+                limits.append((Overdue.LATE, inf if task.feed is not None else hedged_after[task.streamed]))
+            for kind, limit in limits:
+                if age >= limit:
+                    found.append((kind, attempt))
+                    break
+                next_at = min(next_at, attempt.sent_at + limit)
+        return sorted(found, key=itemgetter(0)), next_at
 
     @staticmethod
     def behind(now: float, copy: Attempt) -> Attempt:
@@ -158,9 +142,6 @@ class HedgingPolicy:
             return (now - attempt.sent_at) / (_pace(attempt.source, task.pool) or inf)
 
         return min(copy, task.attempt, key=done)
-
-    def _suspected_after(self, attempt: Attempt) -> float:
-        return self.hung_after(attempt.source, attempt.task.pool) * _doubled(attempt.task)
 
     def hung_after(self, source: Source, pool: Pool) -> float:
         """Return the seconds after which an attempt is first suspected to hang."""
@@ -191,8 +172,7 @@ class HedgingPolicy:
     def others(task: Task) -> tuple[Source, ...]:
         """Return the sources that a copy of the task must avoid."""
         assert task.attempt is not None
-        origin = task.attempt.source
-        return task.excluded if origin in task.excluded else (*task.excluded, origin)
+        return task.avoiding(task.attempt.source)
 
     @staticmethod
     def is_well(pool: Pool) -> bool:
@@ -203,9 +183,9 @@ class HedgingPolicy:
         """Yield the tail copies that pay, one at a time; free capacity is checked again after each."""
         if self.policy is None or not self.policy.tail or not self.is_well(pool):
             return
-        room = CopyTargets(now, pool)
+        targets = CopyTargets(now, pool)
         for _, length, attempt in sorted(self._lasting(now, pool), key=lambda entry: -entry[0]):
-            target = room.quickest(self.others(attempt.task))
+            target = targets.quickest(self.others(attempt.task))
             if target is None:
                 continue
             pace = _pace(attempt.source, pool)

@@ -5,88 +5,35 @@ Scores are kept in a heap with one valid entry per source, so that the cost of a
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable
 from math import log
 from random import Random
-from typing import TYPE_CHECKING, Protocol
 
+from qreward.scheduler.heap import IndexedHeap
+from qreward.scheduler.state import Balancer, Source
 from qreward.settings.policies import LoadBalanceStrategy
-
-if TYPE_CHECKING:
-    from qreward.scheduler.endpoint_state import Source
-
-
-class Balancer(Protocol):
-    """The sources of one pool that may have a free slot. The caller of ``take`` checks the source, and offers it again when it has one.
-
-    Attributes:
-        by_speed: it prefers fast sources, so that a slow one may be left out at the end of a batch.
-    """
-
-    by_speed: bool
-
-    def offer(self, source: Source) -> None:
-        """Add a source that has a free slot, or whose score has changed."""
-
-    def take(self, avoided: tuple[Source, ...]) -> Source | None:
-        """Remove and return the best source that is not avoided."""
-
-    def sent(self, source: Source) -> None:
-        """A source was sent a task of this pool."""
-
-    def forget(self, source: Source) -> None:
-        """Remove a source that has left the pool."""
 
 
 class _Scored:
-    """Base class: lowest score first, earliest offered among equals. A heap entry is valid while its score is the current one."""
+    """Base class: lowest score first, earliest offered among equals."""
 
     by_speed = False
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Source]] = []
-        self._current: dict[Source, tuple[float, int]] = {}
-        self._number = 0
+        self._ready: IndexedHeap[Source] = IndexedHeap()
+        self.take = self._ready.take_outside
 
     def score(self, source: Source) -> float:
         raise NotImplementedError
 
     def offer(self, source: Source) -> None:
-        score = self.score(source)
-        held = self._current.get(source)
-        if held is not None and held[0] == score:
-            return
-        self._number += 1
-        self._current[source] = (score, self._number)
-        heappush(self._heap, (score, self._number, source))
-        if len(self._heap) > 2 * len(self._current) + 64:
-            self._heap = [(score, number, source) for source, (score, number) in self._current.items()]
-            heapify(self._heap)
-
-    def take(self, avoided: tuple[Source, ...]) -> Source | None:
-        heap, current = self._heap, self._current
-        aside: list[tuple[float, int, Source]] = []
-        found = None
-        while heap:
-            entry = heappop(heap)
-            source = entry[2]
-            if current.get(source) != entry[:2]:
-                continue
-            if source in avoided:
-                aside.append(entry)
-                continue
-            del current[source]
-            found = source
-            break
-        for entry in aside:
-            heappush(heap, entry)
-        return found
+        self._ready.put(source, self.score(source))
 
     def sent(self, source: Source) -> None:
         pass
 
     def forget(self, source: Source) -> None:
-        self._current.pop(source, None)
+        self._ready.drop(source)
 
 
 class ExpectedFinish(_Scored):
@@ -192,14 +139,11 @@ def _load(source: Source) -> float:
 
 def make_balancer(strategy: LoadBalanceStrategy, weights: dict[str, float], rng: Random) -> Balancer:
     """Return the balancer of a strategy. ``weights`` are by source name and take precedence over the sources' own weights."""
-    match strategy:
-        case LoadBalanceStrategy.EXPECTED_FINISH:
-            return ExpectedFinish()
-        case LoadBalanceStrategy.LEAST_CONNECTIONS:
-            return LeastConnections(weights)
-        case LoadBalanceStrategy.ROUND_ROBIN:
-            return WeightedRoundRobin(None)
-        case LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN:
-            return WeightedRoundRobin(weights)
-        case LoadBalanceStrategy.POWER_OF_TWO:
-            return PowerOfTwo(rng)
+    makers: dict[LoadBalanceStrategy, Callable[[], Balancer]] = {
+        LoadBalanceStrategy.EXPECTED_FINISH: ExpectedFinish,
+        LoadBalanceStrategy.LEAST_CONNECTIONS: lambda: LeastConnections(weights),
+        LoadBalanceStrategy.ROUND_ROBIN: lambda: WeightedRoundRobin(None),
+        LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN: lambda: WeightedRoundRobin(weights),
+        LoadBalanceStrategy.POWER_OF_TWO: lambda: PowerOfTwo(rng),
+    }
+    return makers[strategy]()

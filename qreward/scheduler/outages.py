@@ -12,27 +12,16 @@ Signs of life are an answer, the first token of an answer, and a rejection of a 
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
-from qreward.scheduler.request import Attempt, BatchFeed
+from qreward.scheduler.state import Attempt, BatchFeed, Pool, Source
 from qreward.scheduler.timer_wheel import TimerWheel
-
-if TYPE_CHECKING:
-    from qreward.scheduler.endpoint_state import Source
-    from qreward.scheduler.pool import Pool
 
 UNKNOWN = 0.25
 """Share of the timeout in which a source of unknown latency is expected to answer."""
 
 
 class OutageTracker:
-    """Tracks the pools without a live source and the feeds that wait for them.
-
-    Args:
-        wheel: the timer wheel for the feeds of pools that are down.
-    """
-
-    __slots__ = ("_down", "_wheel")
+    """Tracks the pools without a live source and the feeds that wait for them, whose timers are in ``wheel``."""
 
     def __init__(self, wheel: TimerWheel) -> None:
         self._wheel = wheel
@@ -96,9 +85,8 @@ class OutageTracker:
             self._wheel.remove(feed)
 
     def _set_due(self, feed: BatchFeed) -> None:
-        ends_at = _ends_at(feed)
-        if ends_at < inf and feed.failing is None:
-            self._wheel.move(feed, ends_at)
+        if feed.timeout is not None and feed.pool.down_since < inf and feed.failing is None:
+            self._wheel.move(feed, max(feed.pool.down_since, feed.opened_at) + feed.timeout)
 
 
 def deadline(now: float, source: Source, pool: Pool, timeout: float, since: float) -> float:
@@ -117,11 +105,6 @@ def deadline(now: float, source: Source, pool: Pool, timeout: float, since: floa
     if pool.down_since == inf:
         return now + timeout
     return min(now + timeout, max(pool.down_since + timeout, since + timeout, now + _usual(source, timeout)))
-
-
-def _ends_at(feed: BatchFeed) -> float:
-    """Return when the waiting items of a feed fail; inf while its pool is not down."""
-    return inf if feed.timeout is None else max(feed.pool.down_since, feed.opened_at) + feed.timeout
 
 
 def _usual(source: Source, timeout: float) -> float:

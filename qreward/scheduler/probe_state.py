@@ -20,11 +20,9 @@ from __future__ import annotations
 from enum import IntEnum
 from math import inf
 
-from qreward.quota.lease import inner_of
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.health import LONGEST_OPEN
-from qreward.scheduler.limits.adaptive import AdaptiveLimit
 from qreward.scheduler.outcome import ProbeResult
+from qreward.scheduler.state import Source
 
 LONGEST_AWAY = 30.0
 """Seconds for which a source is sent nothing because of probes alone; then a request checks whether they are right."""
@@ -56,10 +54,6 @@ class ProbeState:
         >>> source.ready_at(2.0)
         2.0
     """
-
-    __slots__ = (
-        "_answers", "_asked_at", "_away_since", "_believed", "_crowded", "_full", "_held_until", "_ready", "_requests", "_unready_at",
-    )  # fmt: skip
 
     def __init__(self) -> None:
         self._ready: bool | None = None
@@ -94,9 +88,9 @@ class ProbeState:
         return ProbeEffect.BETTER if better else ProbeEffect.NONE
 
     def _is_back(self, now: float, source: Source) -> bool:
-        health, window = source.health, inner_of(source.window)
-        if self._held_until > self._away_since and isinstance(window, AdaptiveLimit):
-            window.returned(now, source.inflight)
+        health = source.health
+        if self._held_until > self._away_since:
+            source.window.returned(now, source.inflight)
         of_another_kind = health.open_until > max(self._held_until, now + 1.5 * LONGEST_OPEN)  # out of service because its quota is used up
         tried = not of_another_kind and health.try_now(now, self._unready_at)
         return source.gate.ease(now) or tried
@@ -107,7 +101,7 @@ class ProbeState:
         if source.proven > self._away_since:
             self._believed = False
         patient = now - max(self._away_since, self._asked_at) <= LONGEST_AWAY
-        if answered or health.down or not (self._believed and patient):
+        if answered or health.marked_unhealthy or not (self._believed and patient):
             return ProbeEffect.NONE
         self._held_until = now + seconds
         if not health.in_service:
@@ -119,9 +113,7 @@ class ProbeState:
 
     def _see_crowd(self, now: float, source: Source, look: ProbeResult, seconds: float) -> None:
         was, self._crowded = self._crowded, (look.waiting or 0.0) >= max(1.0, CROWD * (look.running or 0.0))
-        window = inner_of(source.window)
-        if isinstance(window, AdaptiveLimit):
-            window.crowded_until = now + seconds if was and self._crowded else -inf
+        source.window.crowd(now + seconds if was and self._crowded else -inf)
 
 
 def _is_full(look: ProbeResult) -> bool | None:

@@ -29,17 +29,14 @@ from typing import Any, Final
 
 from qreward.errors import CircuitOpen, NoEndpoint, QRewardError, QueueFull, RequestTimeout
 from qreward.results import has_failed
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt
 from qreward.scheduler.health import HealthChange
-from qreward.scheduler.hedging import CopyTargets, HedgingPolicy
+from qreward.scheduler.hedging import CopyTargets, HedgingPolicy, Overdue
 from qreward.scheduler.limits.tokens import TokenEstimator
-from qreward.scheduler.load_balancing import Balancer
 from qreward.scheduler.outages import OutageTracker, deadline
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, Outcome, RateLimitInfo
-from qreward.scheduler.pool import ONLINE, Pool
-from qreward.scheduler.request import Attempt, BatchFeed, CancelReason, Task, TaskState
-from qreward.scheduler.stats.stalls import LEAST_INFLIGHT
+from qreward.scheduler.state import LOW, ONLINE, Attempt, Balancer, BatchFeed, CancelReason, Pool, Source, Task, TaskState
+from qreward.scheduler.stats import LEAST_INFLIGHT
 from qreward.scheduler.timer_wheel import PER_SECOND, Timed, TimerWheel
 from qreward.settings.policies import Hedge, Retry
 
@@ -89,7 +86,7 @@ def hopeless(pool: Pool) -> QRewardError | None:
     """Return the error if no source of a pool can ever serve a task, else None."""
     if not pool.sources:
         return NoEndpoint(f"the route {pool.name} has no endpoint left; add one, or register the route anew")
-    if not pool.in_service and all(source.health.down for source in pool.sources):
+    if not pool.in_service and all(source.health.marked_unhealthy for source in pool.sources):
         names = ", ".join(repr(source.name) for source in pool.sources)
         return CircuitOpen(f"every endpoint of the route {pool.name} is marked unhealthy ({names}); mark_healthy brings one back")
     return None
@@ -104,7 +101,7 @@ def described(outcome: Failure | Cancelled) -> str:
 
 def unfit(task: Task) -> QRewardError | None:
     """Return the task's last error if every source is unsuitable for it or marked unhealthy, else None."""
-    if task.unfit and all(source in task.unfit or source.health.down for source in task.pool.sources):
+    if task.unfit and all(source in task.unfit or source.health.marked_unhealthy for source in task.pool.sources):
         return task.last_error
     return None
 
@@ -140,12 +137,6 @@ class Scheduler:
             batches or tenants share a priority.
         hedge: when a request is also sent to a second source; None never hedges.
         most_waiting: tasks outside of batches that may wait in a pool; one more ends with ``QueueFull``. None is unlimited.
-
-    Attributes:
-        rng: as given.
-        out: the commands of the last input.
-        health_changes: sources that went out of service or came back, until the engine takes them.
-        wheel: timers of tasks, sources, pools and feeds.
     """
 
     def __init__(
@@ -156,10 +147,10 @@ class Scheduler:
         hedge: Hedge | None = None,
         most_waiting: int | None = None,
     ) -> None:
-        self.rng = rng
-        self.out: list[Command] = []
-        self.health_changes: list[HealthChange] = []
-        self.wheel = TimerWheel()
+        self.rng = rng  # as given
+        self.out: list[Command] = []  # the commands of the last input
+        self.health_changes: list[HealthChange] = []  # sources that went out of service or came back, until the engine takes them
+        self.wheel = TimerWheel()  # timers of tasks, sources, pools and feeds
         self.tokens = TokenEstimator(estimate)
         self._failure_policy = FailurePolicy(retry, rng)
         self._hedging = HedgingPolicy(hedge, retry.attempts)
@@ -224,9 +215,7 @@ class Scheduler:
         if attempt.ended:
             return
         attempt.ended = True
-        del source.attempts[attempt]
-        source.inflight -= 1
-        source.singles -= task.feed is None
+        source.ended(attempt)
         if not source.inflight:
             source.check_at = inf
             self.wheel.remove(source)
@@ -364,9 +353,12 @@ class Scheduler:
         loser = task.other(winner)
         assert loser is not None
         record_attempt(loser, "cancelled", now, detail=f"endpoint {winner.source.name!r} answered first")
-        if loser.why is None:
-            loser.why = CancelReason.BEATEN
-            self.out.append((CANCEL, loser))
+        self._cancel(loser, CancelReason.BEATEN)
+
+    def _cancel(self, attempt: Attempt, why: CancelReason) -> None:
+        if not attempt.ended and attempt.why is None:
+            attempt.why = why
+            self.out.append((CANCEL, attempt))
 
     def _continue(self, now: float, task: Task, verdict: RetryDecision) -> None:
         if task.attempt is not None and not verdict.final:  # another attempt is in flight, and its outcome decides
@@ -399,7 +391,7 @@ class Scheduler:
     def pump(self, now: float, pool: Pool) -> None:
         """Send waiting tasks to sources with capacity, each to the best one."""
         unable: tuple[Source, ...] = ()
-        while pool.queue:
+        while pool.queue.levels:
             source = self._ready(now, pool, unable)
             if source is None:
                 break
@@ -507,7 +499,7 @@ class Scheduler:
         if task.pool.down_since < inf and task.timeout is not None:
             task.deadline = deadline(now, source, task.pool, task.timeout, feed.opened_at)
             self.wheel.move(task, task.deadline)
-        if len(feed.buffer) < BatchFeed.LOW:
+        if len(feed.buffer) < LOW:
             self._ask(feed)
 
     def _cost(self, task: Task) -> float:
@@ -546,7 +538,6 @@ class Scheduler:
             else:
                 source.tally.retried += has_failed(task.trail or ())
         source.sent(now, attempt)
-        source.singles += task.feed is None
         if source.tokens is not None:
             self.tokens.reserve(now, attempt)
         task.pool.balancer.sent(source)
@@ -598,9 +589,8 @@ class Scheduler:
         attempts = task.attempt, task.copy
         task.attempt = task.copy = None
         for attempt in attempts:
-            if attempt is not None and not attempt.ended and attempt.why is None:
-                attempt.why = CancelReason.ABANDONED
-                self.out.append((CANCEL, attempt))
+            if attempt is not None:
+                self._cancel(attempt, CancelReason.ABANDONED)
 
     # loss of sources
 
@@ -662,20 +652,18 @@ class Scheduler:
         """Cancel attempts past their limit, copy those that seem to hang or are due for a hedge, and set the next inspection."""
         if now >= source.silence.alarm_at(source.inflight, source.latency.mean):
             self._on_stall(now, source)
-        found = self._hedging.inspect(now, source)
-        for attempt in (*found.overdue, *(self._hedging.behind(now, copy) for copy in found.again)):
-            if attempt.why is None:
-                attempt.why = CancelReason.OVERDUE
-                self.out.append((CANCEL, attempt))
-        rooms: dict[Pool, CopyTargets] = {}
-        for attempt in found.hung:
-            self._suspect(now, attempt, rooms)
-        for attempt in found.late:
-            self._hedge(now, attempt)
+        found, next_at = self._hedging.inspect(now, source)
+        targets: dict[Pool, CopyTargets] = {}
+        for kind, attempt in found:
+            if kind is Overdue.HUNG:
+                self._suspect(now, attempt, targets)
+            elif kind is Overdue.LATE:
+                self._hedge(now, attempt)
+            else:
+                self._cancel(attempt if kind is Overdue.TIMED_OUT else self._hedging.behind(now, attempt), CancelReason.OVERDUE)
         source.look_after = self._hedging.look_after(source)
-        alarm = source.silence.alarm_at(source.inflight, source.latency.mean)
-        soonest = min(found.next_at, alarm, now + source.look_after)
-        if any(self._hedging.may_be_copied(attempt) for attempt in (*found.hung, *found.late)):  # no source had capacity for the copy
+        soonest = min(next_at, source.silence.alarm_at(source.inflight, source.latency.mean), now + source.look_after)
+        if any(self._hedging.may_be_copied(attempt) for _, attempt in found):  # no source had capacity for the copy
             soonest = min(soonest, now + LOOK_LATER)
         source.check_at = max(soonest, now + min(LOOK_LATER, source.look_after / 8)) if source.inflight else inf
 
@@ -688,17 +676,17 @@ class Scheduler:
         self._report_down(now, source, f"none of {source.inflight} requests in flight was answered for {now - source.silence.since:.1f} s")
         source.silence.since = inf
         source.health.stall(now)
-        rooms: dict[Pool, CopyTargets] = {}
+        targets: dict[Pool, CopyTargets] = {}
         for attempt in list(source.attempts):
             if self._hedging.may_be_copied(attempt):
-                self._copy(now, attempt.task, rooms)
+                self._copy(now, attempt.task, targets)
         self.lost(now, source)
 
-    def _suspect(self, now: float, attempt: Attempt, rooms: dict[Pool, CopyTargets]) -> None:
+    def _suspect(self, now: float, attempt: Attempt, targets: dict[Pool, CopyTargets]) -> None:
         task = attempt.task
         if task.pool.awaits(now, self._hedging.others(task)) and self._hedging.withdraw_for(now, attempt):
             task.suspected += 1
-            self._copy(now, task, rooms)
+            self._copy(now, task, targets)
 
     def _hedge(self, now: float, attempt: Attempt) -> None:
         """Hedge a request if a source has capacity and is expected to answer sooner than the age of the attempt."""
@@ -713,16 +701,15 @@ class Scheduler:
             self._send(now, task, source)
         self._offer(now, source)
 
-    def _copy(self, now: float, task: Task, rooms: dict[Pool, CopyTargets]) -> None:
+    def _copy(self, now: float, task: Task, targets: dict[Pool, CopyTargets]) -> None:
         """Send a task to a second source, or queue it for one ahead of tasks that were never sent.
 
-        ``rooms`` caches the ``CopyTargets`` of this inspection, because each sorts all the sources of its pool.
+        ``targets`` caches the ``CopyTargets`` of this inspection, because each sorts all the sources of its pool.
         """
         avoided = self._hedging.others(task)
-        room = rooms.get(task.pool)
-        if room is None:
-            room = rooms[task.pool] = CopyTargets(now, task.pool)
-        avoided = (*avoided, *room.too_slow(avoided))
+        if task.pool not in targets:
+            targets[task.pool] = CopyTargets(now, task.pool)
+        avoided = (*avoided, *targets[task.pool].too_slow(avoided))
         source = self._ready(now, task.pool, avoided)
         if source is None:
             task.excluded = avoided
@@ -733,10 +720,10 @@ class Scheduler:
 
     def _check_idle(self, now: float, pool: Pool) -> None:
         """Check a pool with idle sources: send batch items that were held back, or copy the last items of batches."""
-        if pool.queue:
+        if pool.queue.levels:
             for source in pool.sources:
                 self._fill(now, source)
-        if not pool.queue:
+        if not pool.queue.levels:
             for task, source in self._hedging.tail(now, pool):
                 self._send(now, task, source)
                 self._offer(now, source)

@@ -22,8 +22,6 @@ class Timed(Protocol):
 class TimerWheel:
     """Items ordered by due time. The cost of adding and removing does not grow with the number of items."""
 
-    __slots__ = ("_buckets", "_heap", "_known")
-
     def __init__(self) -> None:
         self._buckets: dict[int, dict[Timed, None]] = {}
         self._heap: list[int] = []

@@ -13,10 +13,8 @@ from typing import Any
 from qreward.batching.backlog import ALL, OVER, Backlog, Deadlines, ItemState
 from qreward.codecs.rewards.base import MergeLimits
 from qreward.engine.instrumentation import TOLD
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outages import deadline
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import BatchFeed, RequestOptions, Task, TaskState
+from qreward.scheduler.state import BatchFeed, Pool, RequestOptions, Source, Task, TaskState
 from qreward.scoring import sizing
 from qreward.scoring.merge_spec import MergeSpec
 from qreward.scoring.sizing import EndpointLimits, LearnedLimits

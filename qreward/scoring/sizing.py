@@ -10,9 +10,8 @@ from collections.abc import Hashable
 from math import ceil, inf
 
 from qreward.codecs.rewards.base import ALONE, MergeLimits
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import ProbeResult
-from qreward.scheduler.pool import Pool
+from qreward.scheduler.state import Pool, Source
 
 MOST = 256
 """Maximum number of items per request at servers without a limit of their own."""

@@ -1,80 +1,52 @@
-"""Admission limits of the server: request rate, queue length, memory. A request over a limit is rejected with a retry time; none waits."""
+"""What a request has to pass before it is scored: the token, the request rate, the queue length, the memory, and the limits of its body.
+
+A request over a limit is rejected with a retry time; none waits. This module knows HTTP; it knows nothing of rewards.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from aiolimiter import AsyncLimiter
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Self
 
 from qreward.batching.reward_buffer import RewardBuffer
-from qreward.server.config import ServerConfig
-from qreward.server.http_errors import busy
+from qreward.server.config import ServerConfig, is_loopback
+from qreward.server.http_errors import HTTPError, busy
 
-_BISECTIONS = 24  # leaves 1e-7 of a request
+Receive = Callable[[], Awaitable[Any]]
 _FREED = 1.0
 """Retry time in seconds while memory is full; when memory will be freed cannot be predicted."""
 
 
+class ClientDisconnected(Exception):
+    """The caller has closed the connection."""
+
+
 class Admission:
-    """The limits of one server.
-
-    Args:
-        config: the limits.
-        buffer: the buffer whose queue length is limited.
-
-    Attributes:
-        pending: bytes of the requests that are being read or wait for their response.
-    """
+    """The limits of one server. ``pending`` are the bytes of the requests that are being read or wait for their response."""
 
     def __init__(self, config: ServerConfig, buffer: RewardBuffer) -> None:
-        self._config = config
+        self.config = config
         self._buffer = buffer
-        self._limiter: AsyncLimiter | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._paid_until = 0.0  # GCRA: when all admitted requests are paid for at the configured rate
         self.pending = 0
 
-    async def enter(self) -> None:
-        """Admit a scoring request before its body is read, or raise ``HTTPError``. Never waits."""
+    def enter(self) -> None:
+        """Admit a scoring request before its body is read, or raise ``HTTPError``."""
         if (seconds := self._buffer.room_in(1)) > 0:
             raise busy("queue_full", f"{self._buffer.waiting} completions wait to be scored, which is all that may", seconds)
-        if (rate := self._config.rate) is None:
+        if (rate := self.config.rate) is None:
             return
-        limiter = self._its_limiter(rate)
-        if not limiter.has_capacity(1):
-            raise busy("rate_limited", f"more than {rate:g} requests came in a second", _wait(limiter, rate))
-        await limiter.acquire(1)  # does not suspend: it has capacity
-
-    @contextmanager
-    def hold(self) -> Iterator[MemoryReservation]:
-        """The memory of one request. It is released when the context ends."""
-        held = MemoryReservation(self)
-        try:
-            yield held
-        finally:
-            self.pending -= held.bytes
-
-    def grow(self, count: int) -> None:
-        """Reserve ``count`` more bytes, or raise ``HTTPError``."""
-        if self.pending + count > self._config.max_pending_bytes:
-            raise busy("memory_full", f"requests of {self.pending} bytes are pending, and there is no room for more", _FREED)
-        self.pending += count
-
-    def _its_limiter(self, rate: float) -> AsyncLimiter:
-        loop = asyncio.get_running_loop()
-        if self._limiter is None or self._loop is not loop:  # a limiter belongs to one event loop
-            at_once = max(1.0, rate)
-            self._limiter, self._loop = AsyncLimiter(at_once, at_once / rate), loop
-        return self._limiter
+        now = asyncio.get_running_loop().time()
+        paid_until = max(self._paid_until, now) + 1 / rate
+        if (seconds := paid_until - now - max(1.0, rate) / rate) > 1e-9:
+            raise busy("rate_limited", f"more than {rate:g} requests came in a second", seconds)
+        self._paid_until = paid_until
 
 
 class MemoryReservation:
-    """The memory reserved for one request.
-
-    Attributes:
-        bytes: the reserved bytes.
-    """
+    """The memory of one request, released when the context ends."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -82,14 +54,86 @@ class MemoryReservation:
 
     def grow(self, count: int) -> None:
         """Reserve ``count`` more bytes, or raise ``HTTPError``."""
-        self._admission.grow(count)
+        pending = self._admission.pending
+        if pending + count > self._admission.config.max_pending_bytes:
+            raise busy("memory_full", f"requests of {pending} bytes are pending, and there is no room for more", _FREED)
+        self._admission.pending += count
         self.bytes += count
 
+    def __enter__(self) -> Self:
+        return self
 
-def _wait(limiter: AsyncLimiter, rate: float) -> float:
-    """Seconds until one request is allowed. The limiter reports only whether an amount fits, so the free capacity is found by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if limiter.has_capacity(middle) else (low, middle)
-    return (1.0 - low) / rate
+    def __exit__(self, *_: object) -> None:
+        self._admission.pending -= self.bytes
+
+
+def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
+    """Raise ``HTTPError`` unless the request carries the token.
+
+    Without a configured token, raise it if the request arrived at an IP address that other machines can reach.
+    """
+    if config.token is None:
+        host = (scope.get("server") or ("",))[0]
+        is_address = host[:1].isdigit() or ":" in host  # rather than a name, or the path of a Unix socket
+        if is_address and not is_loopback(host):
+            message = "a server without a token answers only requests from its own machine; set token in its configuration"
+            raise HTTPError(403, "forbidden", message)
+        return
+    given = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
+    scheme, _, token = given.partition(b" ")
+    right = hmac.compare_digest(token.strip(), config.token.get_secret_value().encode())
+    if scheme.lower() != b"bearer" or not right:
+        raise HTTPError(401, "unauthorized", "send the server's token as 'Authorization: Bearer ...'", {"www-authenticate": "Bearer"})
+
+
+async def read_body(receive: Receive, headers: Mapping[str, str], held: MemoryReservation, config: ServerConfig) -> bytes:
+    """Read the whole body.
+
+    Raises ``ClientDisconnected``, or ``HTTPError`` if the body is too long, too slow or compressed, or if there is no memory for it. The
+    connection stays open after a body that is too long: the server discards the rest, so that the client can read the error.
+    """
+    most = config.max_body_bytes
+    too_large = HTTPError(413, "body_too_large", f"the request is longer than {most} bytes; send fewer completions at once")
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise HTTPError(415, "packed_body", "send the body as it is, without a content-encoding")
+    declared = headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > most:
+        raise too_large
+    parts: list[bytes] = []
+    try:
+        async with asyncio.timeout(config.body_timeout):
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnected
+                parts.append(message.get("body", b""))
+                held.grow(len(parts[-1]))
+                if held.bytes > most:
+                    raise too_large
+                more = message.get("more_body", False)
+    except TimeoutError:
+        text = f"the request did not come whole within {config.body_timeout:g} s"
+        raise HTTPError(408, "body_timeout", text, {"connection": "close"}) from None
+    return b"".join(parts)
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
+    """Return the result of ``work``. If the caller disconnects, cancel it and raise ``ClientDisconnected``."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnected
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.wait({task, gone})
+        if not task.cancelled():
+            task.exception()  # marks the error as retrieved if the work failed while its caller disconnected
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,8 +1,9 @@
-"""The FastAPI app: its routes and exception handlers. ``Service`` implements the routes."""
+"""The FastAPI app: its routes, the middleware before them, and exception handlers. ``Service`` implements the routes."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,14 +16,18 @@ from starlette.responses import Response
 from qreward import __version__
 from qreward.errors import ConfigError
 from qreward.server import forms
+from qreward.server.admission import ClientDisconnected, check_caller
 from qreward.server.config import ServerConfig
-from qreward.server.http_errors import HTTPError
+from qreward.server.http_errors import HTTPError, draining
 from qreward.server.metrics import CONTENT_TYPE
-from qreward.server.middleware import JSON, AdmissionMiddleware, refused
-from qreward.server.request import ClientDisconnected
 from qreward.server.responses import write
 from qreward.server.service import Read, Service
 
+OPEN = ("/health", "/liveness")
+"""Paths that need no token, because health probes have none."""
+ALWAYS = (*OPEN, "/metrics")
+"""Paths that are served while the server drains."""
+JSON = "application/json"
 _LEFT = 499
 """Status counted for a caller that closed the connection, as in nginx. It is never received."""
 SCORING: dict[str, tuple[Read, tuple[type[msgspec.Struct], ...]]] = {
@@ -32,7 +37,6 @@ SCORING: dict[str, tuple[Read, tuple[type[msgspec.Struct], ...]]] = {
     "/v1/score": (forms.read_score, (forms.ScoreBody,)),
 }
 """Path -> the function that parses its body, and the accepted bodies."""
-LOOKING = ("/health", "/liveness", "/v1/models", "/metrics")
 
 
 def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any) -> FastAPI:
@@ -53,16 +57,16 @@ def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any)
     if config is not None and settings:
         raise ConfigError("give the settings as a config or by name, not both")
     service = Service(scorer, config or ServerConfig(**settings))
+    status_routes = _status_routes(service)
     app = FastAPI(title="qreward", version=__version__, docs_url=None, redoc_url=None, lifespan=_lifespan)
     app.state.qreward = service
-    app.add_middleware(AdmissionMiddleware, service=service, routes=frozenset((*SCORING, *LOOKING)))
-    app.add_exception_handler(HTTPError, _refuse)
-    app.add_exception_handler(ClientDisconnected, _left)
-    app.add_exception_handler(HTTPException, _no_such)
-    app.add_exception_handler(Exception, _failed)
+    app.add_middleware(AdmissionMiddleware, service=service, routes=frozenset((*SCORING, *status_routes)))
+    for kind, handler in ((HTTPError, _refuse), (ClientDisconnected, _left), (HTTPException, _no_route), (Exception, _failed)):
+        app.add_exception_handler(kind, handler)
     for path, (read, bodies) in SCORING.items():
         app.add_api_route(path, _scoring(service, read), methods=["POST"], openapi_extra=_described(bodies), name=path.strip("/"))
-    _add_looks(app, service)
+    for path, status in status_routes.items():
+        app.add_api_route(path, status, methods=["GET"], response_class=Response, name=path.strip("/"))
     return app
 
 
@@ -82,13 +86,12 @@ def _scoring(service: Service, read: Read) -> Callable[[Request], Any]:
     return rewards
 
 
-def _add_looks(app: FastAPI, service: Service) -> None:
-    """Add the routes for health, models and metrics."""
+def _status_routes(service: Service) -> dict[str, Callable[[], Any]]:
+    """Path -> the function that tells the health, the models or the metrics."""
 
     async def health() -> Response:
-        if service.draining:
-            return Response(write({"status": "draining"}), 503, media_type=JSON)
-        return Response(write({"status": "ok"}), media_type=JSON)
+        status = ("draining", 503) if service.draining else ("ok", 200)
+        return Response(write({"status": status[0]}), status[1], media_type=JSON)
 
     async def models() -> Response:
         model = {"id": service.config.model, "object": "model", "created": 0, "owned_by": "qreward"}
@@ -97,8 +100,7 @@ def _add_looks(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         return Response(service.metrics(), media_type=CONTENT_TYPE)
 
-    for path, look in zip(LOOKING, (health, health, models, metrics), strict=True):
-        app.add_api_route(path, look, methods=["GET"], response_class=Response, name=path.strip("/"))
+    return {"/health": health, "/liveness": health, "/v1/models": models, "/metrics": metrics}
 
 
 def _described(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
@@ -107,23 +109,75 @@ def _described(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}}}
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPError)
+class AdmissionMiddleware:
+    """Rejects requests while the server drains, checks the token, and counts responses, those of paths not in ``routes`` as ``other``.
+
+    It is plain ASGI, so that it costs almost nothing and never reads a body.
+    """
+
+    def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]], service: Service, routes: frozenset[str]) -> None:
+        self._app = app
+        self._service = service
+        self._routes = routes
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, begun, service, status = scope["path"], time.perf_counter(), self._service, 500  # until the app sends a status
+
+        async def counted_send(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = message.setdefault("headers", [])
+                if service.draining and not any(name == b"connection" for name, _ in headers):
+                    message["headers"] = [*headers, (b"connection", b"close")]
+            await send(message)
+
+        if path not in ALWAYS:
+            service.begin()
+        try:
+            await self._pass(scope, receive, counted_send, path)
+        finally:
+            if path not in ALWAYS:
+                service.end()
+            route = path if path in self._routes else "other"
+            service.requests.add(route, str(status))
+            service.seconds.observe(time.perf_counter() - begun, route)
+
+    async def _pass(self, scope: Any, receive: Any, send: Any, path: str) -> None:
+        try:
+            if self._service.draining and path not in ALWAYS:
+                raise draining()
+            if path not in OPEN:
+                check_caller(scope, self._service.config)
+        except HTTPError as error:
+            self._service.rejections.add(error.kind)
+            await error_response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def error_response(error: HTTPError) -> Response:
+    return Response(write(error.document()), error.status, error.headers, JSON)
+
+
+async def _refuse(request: Request, error: Any) -> Response:
     request.app.state.qreward.rejections.add(error.kind)
-    return refused(error)
+    return error_response(error)
 
 
-async def _left(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the signature of exception handlers
+async def _left(request: Request, error: Any) -> Response:  # noqa: ARG001 - the signature of exception handlers
     return Response(status_code=_LEFT)
 
 
-async def _no_such(request: Request, error: Exception) -> Response:
-    """Handle an unknown path or method."""
-    assert isinstance(error, HTTPException)
+async def _no_route(request: Request, error: Any) -> Response:
     kind = "method_not_allowed" if error.status_code == 405 else "not_found"
-    return refused(HTTPError(error.status_code, kind, f"there is no route {request.method} {request.url.path}", dict(error.headers or {})))
+    message = f"there is no route {request.method} {request.url.path}"
+    return error_response(HTTPError(error.status_code, kind, message, dict(error.headers or {})))
 
 
-async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG001
+async def _failed(request: Request, error: Any) -> Response:  # noqa: ARG001
     """Handle an unexpected error. Starlette re-raises it, so that it is logged."""
-    return refused(HTTPError(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))
+    return error_response(HTTPError(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))

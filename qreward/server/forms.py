@@ -21,6 +21,7 @@ from qreward.server.http_errors import HTTPError, invalid
 
 T = TypeVar("T")
 _PLACE = re.compile(r"(?P<words>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
+_SIDES = (("text_1", "queries", "data_1"), ("text_2", "documents", "data_2", "items"))
 _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+|\.\.\.)\]")
 
 
@@ -64,17 +65,12 @@ class ScoreBody(msgspec.Struct):
     activation: bool | None = None
 
 
-BODIES: tuple[type[msgspec.Struct], ...] = (OpenRlhfBody, BufferBody, ClassifyBody, ScoreBody)
-
-
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
     """The parsed body of a scoring request.
 
-    Args:
-        form: ``openrlhf``, ``buffer``, ``classify`` or ``score``. The response has the same form.
-        query: the completions to score, and their metadata.
-        activation: apply a sigmoid to the rewards.
+    ``form`` is ``openrlhf``, ``buffer``, ``classify`` or ``score``; the response has the same form. ``activation`` applies a sigmoid to the
+    rewards.
     """
 
     form: str
@@ -85,11 +81,31 @@ class ScoreRequest:
 def read_get_reward(body: bytes, config: ServerConfig) -> ScoreRequest:
     """Read the body of ``/get_reward``. A body with ``metadata`` has the buffer form, any other the OpenRLHF form. Raises ``HTTPError``."""
     document = _decode(body, dict[str, Any])
-    if "metadata" not in document:
-        return _openrlhf(document, config)
-    if "labels" in document:
+    form: type[BufferBody | OpenRlhfBody] = BufferBody if "metadata" in document else OpenRlhfBody
+    if form is BufferBody and "labels" in document:
         raise invalid(["labels"], "labels and metadata are members of different forms; put the label into the metadata")
-    return _buffer(document, config)
+    try:
+        asked = msgspec.convert(document, form)
+    except msgspec.ValidationError as error:
+        raise _misfit(error) from None
+    queries = _texts(asked.query, "query", config)
+    single = isinstance(asked.query, str)
+    prompts = None if asked.prompts is None else _texts(asked.prompts, "prompts", config)
+    if isinstance(asked, BufferBody):
+        metadata = [asked.metadata] if isinstance(asked.metadata, dict) else asked.metadata
+        _same_length(queries, "query", metadata=metadata, prompts=prompts)
+        query = Query(queries, with_prompts(metadata, prompts), single)
+        try:
+            check_mode(query, config.mode)
+        except BadRequest as error:
+            raise invalid(["query"], str(error)) from None
+        return ScoreRequest("buffer", query)
+    labels = [asked.labels] if isinstance(asked.labels, str) else asked.labels
+    _same_length(queries, "query", prompts=prompts, labels=labels)
+    metadata = with_prompts([{}] * len(queries), prompts)
+    if labels is not None:
+        metadata = [{**meta, "label": label} for meta, label in zip(metadata, labels, strict=True)]
+    return ScoreRequest("openrlhf", Query(queries, metadata, single))
 
 
 def read_classify(body: bytes, config: ServerConfig) -> ScoreRequest:
@@ -107,58 +123,25 @@ def read_classify(body: bytes, config: ServerConfig) -> ScoreRequest:
 def read_score(body: bytes, config: ServerConfig) -> ScoreRequest:
     """Read the body of ``/score``. Raises ``HTTPError``."""
     asked = _decode(body, ScoreBody)
-    left_name, left = _either(asked, ("text_1", "queries", "data_1"))
-    right_name, right = _either(asked, ("text_2", "documents", "data_2", "items"))
-    prompts, responses = _texts(left, left_name, config), _texts(right, right_name, config)
+    (left, prompts), (right, responses) = (_either(asked, names, config) for names in _SIDES)
     if len(prompts) == 1:
         prompts = prompts * len(responses)
-    _same_length(responses, right_name, prompts, left_name)
-    return ScoreRequest(
-        "score", Query(responses, [{"prompt": prompt} for prompt in prompts]), bool(asked.use_activation or asked.activation)
-    )
-
-
-def _openrlhf(document: dict[str, Any], config: ServerConfig) -> ScoreRequest:
-    asked = _converted(document, OpenRlhfBody)
-    queries = _texts(asked.query, "query", config)
-    prompts = None if asked.prompts is None else _texts(asked.prompts, "prompts", config)
-    labels = [asked.labels] if isinstance(asked.labels, str) else asked.labels
-    for name, listed in (("prompts", prompts), ("labels", labels)):
-        if listed is not None:
-            _same_length(listed, name, queries, "query")
-    metadata: list[dict[str, Any]] = with_prompts([{}] * len(queries), prompts)
-    if labels is not None:
-        metadata = [{**meta, "label": label} for meta, label in zip(metadata, labels, strict=True)]
-    return ScoreRequest("openrlhf", Query(queries, metadata, isinstance(asked.query, str)))
-
-
-def _buffer(document: dict[str, Any], config: ServerConfig) -> ScoreRequest:
-    asked = _converted(document, BufferBody)
-    queries = _texts(asked.query, "query", config)
-    metadata = [asked.metadata] if isinstance(asked.metadata, dict) else asked.metadata
-    prompts = None if asked.prompts is None else _texts(asked.prompts, "prompts", config)
-    for name, listed in (("metadata", metadata), ("prompts", prompts)):
-        if listed is not None:
-            _same_length(listed, name, queries, "query")
-    query = Query(queries, with_prompts(metadata, prompts), isinstance(asked.query, str))
-    try:
-        check_mode(query, config.mode)
-    except BadRequest as error:
-        raise invalid(["query"], str(error)) from None
-    return ScoreRequest("buffer", query)
+    _same_length(prompts, left, **{right: responses})
+    activation = bool(asked.use_activation or asked.activation)
+    return ScoreRequest("score", Query(responses, [{"prompt": prompt} for prompt in prompts]), activation)
 
 
 def _conversation(messages: list[dict[str, Any]], config: ServerConfig) -> Query:
     """Convert a conversation: the last message is the completion, and the last user message before it is the prompt."""
     if not messages:
         raise invalid(["messages"], "is empty; its last message is what is judged")
-    said = [_words(message, at) for at, message in enumerate(messages)]
-    _texts(said, "messages", config)
-    asked = [text for text, message in zip(said[:-1], messages[:-1], strict=True) if message.get("role") == "user"]
-    return Query([said[-1]], [{"prompt": asked[-1] if asked else "", "messages": messages[:-1]}], single=True)
+    texts = [_text_of(message, at) for at, message in enumerate(messages)]
+    _texts(texts, "messages", config)
+    prompts = [text for text, message in zip(texts[:-1], messages[:-1], strict=True) if message.get("role") == "user"]
+    return Query([texts[-1]], [{"prompt": prompts[-1] if prompts else "", "messages": messages[:-1]}], single=True)
 
 
-def _words(message: dict[str, Any], at: int) -> str:
+def _text_of(message: dict[str, Any], at: int) -> str:
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
@@ -175,23 +158,22 @@ def _texts(value: str | list[str] | None, name: str, config: ServerConfig) -> li
         raise invalid([name], f"holds {len(texts)} texts, and {config.max_items} are taken in one request; send it in parts")
     for at, text in enumerate(texts):
         if len(text) > config.max_text_chars:
-            raise invalid(
-                [name] if isinstance(value, str) else [name, at],
-                f"has {len(text)} characters, and {config.max_text_chars} are taken in one text",
-            )
+            place: list[str | int] = [name] if isinstance(value, str) else [name, at]
+            raise invalid(place, f"has {len(text)} characters, and {config.max_text_chars} are taken in one text")
     return texts
 
 
-def _either(asked: ScoreBody, names: Sequence[str]) -> tuple[str, str | list[str]]:
-    given = [(name, value) for name in names if (value := getattr(asked, name)) is not None]
+def _either(asked: ScoreBody, names: Sequence[str], config: ServerConfig) -> tuple[str, list[str]]:
+    given = [name for name in names if getattr(asked, name) is not None]
     if len(given) != 1:
         raise invalid([names[0]], f"send one of {', '.join(names)}, and not {len(given)} of them")
-    return given[0]
+    return given[0], _texts(getattr(asked, given[0]), given[0], config)
 
 
-def _same_length(listed: Sequence[Any], name: str, others: Sequence[Any], whose: str) -> None:
-    if len(listed) != len(others):
-        raise invalid([name], f"holds {len(listed)}, but {whose} holds {len(others)}; there must be one for each")
+def _same_length(expected: Sequence[Any], name: str, **others: Sequence[Any] | None) -> None:
+    for other, values in others.items():
+        if values is not None and len(values) != len(expected):
+            raise invalid([other], f"holds {len(values)}, but {name} holds {len(expected)}; there must be one for each")
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
@@ -202,13 +184,6 @@ def _decode(body: bytes, kind: type[T]) -> T:
     except REFUSED as error:
         message = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise HTTPError(400, "bad_json", f"the body is not JSON: {message}") from None
-
-
-def _converted(document: dict[str, Any], kind: type[T]) -> T:
-    try:
-        return msgspec.convert(document, kind)
-    except msgspec.ValidationError as error:
-        raise _misfit(error) from None
 
 
 def _misfit(error: Exception) -> HTTPError:

@@ -13,12 +13,8 @@ LONGEST_WAIT = 60.0
 class HTTPError(Exception):
     """A request that is answered with an error.
 
-    Args:
-        status: HTTP status of the response.
-        kind: machine-readable error type, such as ``queue_full``.
-        message: what happened, where, and what to change.
-        headers: headers of the response.
-        more: further members of the error object, such as ``where``.
+    ``kind`` is its machine-readable type, such as ``queue_full``; the message says what happened, where, and what to change; ``more`` are
+    further members of the error object, such as ``where``.
     """
 
     def __init__(self, status: int, kind: str, message: str, headers: dict[str, str] | None = None, **more: Any) -> None:
@@ -41,18 +37,11 @@ def busy(kind: str, message: str, seconds: float) -> HTTPError:
 
 
 def draining() -> HTTPError:
-    """A 503 error: the server is shutting down."""
-    return HTTPError(
-        503, "draining", "the server is shutting down and takes no new requests; send them to another server", {"connection": "close"}
-    )
+    message = "the server is shutting down and takes no new requests; send them to another server"
+    return HTTPError(503, "draining", message, {"connection": "close"})
 
 
 def invalid(where: Sequence[str | int], message: str) -> HTTPError:
     """A 422 error with the place in the body, such as ``["query", 3]``."""
     place = ".".join(map(str, where))
     return HTTPError(422, "invalid_request", f"{place}: {message}" if place else message, where=list(where))
-
-
-def too_large(most: int) -> HTTPError:
-    """A 413 error. The connection stays open: the server reads and discards the rest of the body, so that the client can read the error."""
-    return HTTPError(413, "body_too_large", f"the request is longer than {most} bytes; send fewer completions at once")

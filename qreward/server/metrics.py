@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -23,7 +24,6 @@ class Counter:
         self._values: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
 
     def add(self, *values: str, amount: float = 1.0) -> None:
-        """Add to the counter of the label values ``values``."""
         self._values[values] = self._values.get(values, 0.0) + amount
 
     def samples(self, name: str) -> Iterator[str]:
@@ -44,7 +44,6 @@ class Histogram:
             self._of("")
 
     def observe(self, value: float, of: str = "") -> None:
-        """Record one value. ``of`` is the value of the label."""
         series = self._of(of)
         series[bisect_left(self._bounds, value)] += 1
         series[-1] += value
@@ -63,43 +62,32 @@ class Histogram:
         return self._series.setdefault(of, [0.0] * (len(self._bounds) + 2))  # one bucket above all bounds, then the sum
 
 
-class Gauge:
-    """A Prometheus gauge: the current value of a number."""
-
-    kind = "gauge"
-
-    def __init__(self, value: float) -> None:
-        self._value = value
-
-    def samples(self, name: str) -> Iterator[str]:
-        yield f"{name} {_number(self._value)}"
-
-
-Metric = Counter | Histogram | Gauge
+Metric = Counter | Histogram | float
+"""A float is a gauge."""
 
 
 def exposition(metrics: Mapping[str, tuple[str, Metric]]) -> str:
     """Format metrics, given as name -> (help text, metric), as one text.
 
     Example:
-        >>> print(exposition({"qreward_queue_length": ("Completions that wait.", Gauge(3))}), end="")
+        >>> print(exposition({"qreward_queue_length": ("Completions that wait.", 3)}), end="")
         # HELP qreward_queue_length Completions that wait.
         # TYPE qreward_queue_length gauge
         qreward_queue_length 3
     """
     lines: list[str] = []
-    for name, (says, metric) in metrics.items():
-        lines += [f"# HELP {name} {says}", f"# TYPE {name} {metric.kind}", *metric.samples(name)]
+    for name, (text, metric) in metrics.items():
+        if isinstance(metric, Counter | Histogram):
+            kind, samples = metric.kind, list(metric.samples(name))
+        else:
+            kind, samples = "gauge", [f"{name} {_number(metric)}"]
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *samples]
     return "\n".join(lines) + "\n"
 
 
 def _braces(labels: Iterable[tuple[str, str]]) -> str:
-    pairs = [f'{name}="{_escaped(value)}"' for name, value in labels]
+    pairs = [f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels]
     return f"{{{','.join(pairs)}}}" if pairs else ""
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _number(value: float) -> str:

@@ -28,41 +28,40 @@ LABEL = "LABEL_0"
 def answer(asked: ScoreRequest, scored: Sequence[ScoreResult], model: str, mode: Mode) -> bytes:
     """Build the response body. Raises ``HTTPError`` if the form cannot express missing rewards, or if it would have no reward at all."""
     if asked.form == "buffer":
-        return write(answer_of(asked.query, [_tellable(one) for one in scored], mode))
+        return write(answer_of(asked.query, [_encodable(one) for one in scored], mode))
     if any(isinstance(one.cause, InvalidScores) for one in scored):  # clients must not send parts of the list instead, see InvalidScores
-        raise HTTPError(500, INVALID_SCORES, _summary(scored), errors=_errors(scored))
+        raise _error(500, INVALID_SCORES, scored)
     if scored and all(one.reward is None for one in scored):
-        raise nothing(scored)
+        raise _no_rewards(scored)
     if asked.form == "openrlhf":
-        return write(_openrlhf(scored))
-    rewards = [_squeezed(one.reward) if asked.activation else one.reward for one in scored]
-    row = _class_row if asked.form == "classify" else _score_row
-    data = [_with_error(row(at, reward), scored[at]) for at, reward in enumerate(rewards)]
-    named = {"id": f"{asked.form}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
-    return write({**named, "data": data})
+        if any(one.reward is None for one in scored):
+            raise _error(424, "scorer_failed", scored)
+        logs, rewards = _logs(scored), [one.reward for one in scored]
+        return write({"rewards": rewards, "scores": logs.get("score", rewards), "extra_logs": logs})
+    data: list[dict[str, Any]] = []
+    for at, one in enumerate(scored):
+        reward = _sigmoid(one.reward) if asked.activation and one.reward is not None else one.reward
+        if asked.form == "classify":
+            row: dict[str, Any] = {"index": at, "label": None if reward is None else LABEL, "probs": [reward], "num_classes": 1}
+        else:
+            row = {"index": at, "object": "score", "score": reward}
+        data.append(row if one.error is None else {**row, "error": one.error})
+    head = {"id": f"{asked.form}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
+    return write({**head, "data": data})
 
 
-def nothing(scored: Sequence[ScoreResult]) -> HTTPError:
-    """The error if no completion has a reward.
+def _error(status: int, kind: str, scored: Sequence[ScoreResult]) -> HTTPError:
+    return HTTPError(status, kind, summary(scored) or "", errors=[one.error for one in scored])
 
-    The status is 504 after timeouts, 503 during shutdown, 422 if the completions themselves are at fault, and 500 otherwise.
-    """
-    kinds = {type(one.cause) for one in scored}
-    if kinds == {RequestTimeout}:
-        return HTTPError(504, "timeout", _summary(scored), errors=_errors(scored))
-    if kinds == {ClientClosed}:
+
+def _no_rewards(scored: Sequence[ScoreResult]) -> HTTPError:
+    """The error if no completion has a reward: timeouts, a shutdown, completions that are at fault themselves, or else the scorer."""
+    causes = {type(one.cause) for one in scored}
+    if causes == {ClientClosed}:
         return draining()
-    if all(one.own for one in scored):
-        return HTTPError(422, "unscorable", _summary(scored), errors=_errors(scored))
-    return HTTPError(500, "scorer_failed", _summary(scored), errors=_errors(scored))
-
-
-def _openrlhf(scored: Sequence[ScoreResult]) -> dict[str, Any]:
-    if any(one.reward is None for one in scored):
-        raise HTTPError(424, "scorer_failed", _summary(scored), errors=_errors(scored))
-    rewards = [one.reward for one in scored]
-    logs = _logs(scored)
-    return {"rewards": rewards, "scores": logs.get("score", rewards), "extra_logs": logs}
+    if causes == {RequestTimeout}:
+        return _error(504, "timeout", scored)
+    return _error(422, "unscorable", scored) if all(one.own for one in scored) else _error(500, "scorer_failed", scored)
 
 
 def _logs(scored: Sequence[ScoreResult]) -> dict[str, list[float]]:
@@ -80,35 +79,10 @@ def _finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _class_row(at: int, reward: float | None) -> dict[str, Any]:
-    return {"index": at, "label": None if reward is None else LABEL, "probs": [reward], "num_classes": 1}
-
-
-def _score_row(at: int, reward: float | None) -> dict[str, Any]:
-    return {"index": at, "object": "score", "score": reward}
-
-
-def _with_error(row: dict[str, Any], one: ScoreResult) -> dict[str, Any]:
-    return row if one.error is None else {**row, "error": one.error}
-
-
-def _squeezed(reward: float | None) -> float | None:
-    """The sigmoid, which vLLM applies to the logit of a model with one class."""
-    if reward is None:
-        return None
+def _sigmoid(reward: float) -> float:
+    """What vLLM applies to the logit of a model with one class."""
     small = math.exp(-abs(reward))
     return 1 / (1 + small) if reward >= 0 else small / (1 + small)
-
-
-def _summary(scored: Sequence[ScoreResult]) -> str:
-    return summary(scored) or ""
-
-
-def _errors(scored: Sequence[ScoreResult]) -> list[str | None]:
-    return [one.error for one in scored]
-
-
-# JSON
 
 
 def write(document: Any) -> bytes:
@@ -116,7 +90,7 @@ def write(document: Any) -> bytes:
     return msgspec.json.encode(document, enc_hook=_plain)
 
 
-def _tellable(one: ScoreResult) -> ScoreResult:
+def _encodable(one: ScoreResult) -> ScoreResult:
     """Convert the scorer's metadata and feedback to JSON. Values that JSON cannot express become text."""
     return ScoreResult(one.reward, one.error, _raw(one.meta), None if one.feedback is None else _raw(one.feedback))
 

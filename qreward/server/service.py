@@ -12,12 +12,11 @@ from starlette.requests import Request
 from qreward.batching import BatchRecord
 from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
 from qreward.errors import BadRequest, ClientClosed, QueueFull
-from qreward.server.admission import Admission
+from qreward.server.admission import Admission, MemoryReservation, read_body, unless_gone
 from qreward.server.config import ServerConfig
 from qreward.server.forms import ScoreRequest
 from qreward.server.http_errors import busy, draining, invalid
-from qreward.server.metrics import SECONDS, SIZES, Counter, Gauge, Histogram, exposition
-from qreward.server.request import read_body, unless_gone
+from qreward.server.metrics import SECONDS, SIZES, Counter, Histogram, exposition
 from qreward.server.responses import answer
 
 Read = Callable[[bytes, ServerConfig], ScoreRequest]
@@ -28,13 +27,7 @@ _LAST_WORDS = 1.0
 class Service:
     """The state and operations that the routes of an app share.
 
-    Args:
-        scorer: see :class:`~qreward.batching.reward_buffer.RewardBuffer`.
-        config: the settings.
-
-    Attributes:
-        active: number of running requests.
-        draining: no new requests are accepted.
+    ``active`` is the number of running requests; while ``draining``, no new ones are accepted.
     """
 
     def __init__(self, scorer: Any, config: ServerConfig) -> None:
@@ -60,8 +53,8 @@ class Service:
 
     async def rewards(self, request: Request, read: Read) -> bytes:
         """Score a request and return the response body. Raises ``HTTPError``, or ``ClientDisconnected`` if the caller has left."""
-        await self.admission.enter()
-        with self.admission.hold() as held:
+        self.admission.enter()
+        with MemoryReservation(self.admission) as held:
             asked = read(await read_body(request.receive, request.headers, held, self.config), self.config)
             scored = await unless_gone(request.receive, self._score(asked))
             return answer(asked, scored, self.config.model, self.config.mode)
@@ -95,11 +88,7 @@ class Service:
             self._idle.set()
 
     async def drain(self) -> bool:
-        """Accept no new requests, finish the running ones, and abort those not finished within ``drain_timeout``. Does not raise.
-
-        Returns:
-            Whether all requests finished.
-        """
+        """Accept no new requests and finish the running ones. Abort those not finished in ``drain_timeout``, and return False."""
         self.draining = True
         try:
             async with asyncio.timeout(self.config.drain_timeout):
@@ -135,11 +124,11 @@ class Service:
                 "qreward_server_request_seconds": ("Seconds from request to answer, by route.", self.seconds),
                 "qreward_server_rejections_total": ("Requests that got no rewards, by reason.", self.rejections),
                 "qreward_server_completions_total": ("Completions that were scored, and that failed.", self.completions),
-                "qreward_server_active_requests": ("Requests under way.", Gauge(self.active)),
-                "qreward_server_pending_bytes": ("Bytes of requests that wait for their answer.", Gauge(self.admission.pending)),
-                "qreward_server_draining": ("1 while the server is about to end.", Gauge(self.draining)),
-                "qreward_serve_batch_queue_length": ("Completions that wait for a batch.", Gauge(self.buffer.waiting)),
-                "qreward_serve_batch_in_flight": ("Batches under way.", Gauge(stats.in_flight)),
+                "qreward_server_active_requests": ("Requests under way.", self.active),
+                "qreward_server_pending_bytes": ("Bytes of requests that wait for their answer.", self.admission.pending),
+                "qreward_server_draining": ("1 while the server is about to end.", self.draining),
+                "qreward_serve_batch_queue_length": ("Completions that wait for a batch.", self.buffer.waiting),
+                "qreward_serve_batch_in_flight": ("Batches under way.", stats.in_flight),
                 "qreward_serve_batch_wait_time_seconds": ("Seconds that a completion waited for its batch.", self.waits),
                 "qreward_serve_batch_execution_time_seconds": ("Seconds that the scorer took for a batch.", self.batch_seconds),
                 "qreward_serve_actual_batch_size": ("Completions in a batch.", self.sizes),

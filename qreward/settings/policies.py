@@ -32,7 +32,7 @@ from qreward.settings.base import (
     shown,
     wrong,
 )
-from qreward.spelling import did_you_mean
+from qreward.spelling import closest, did_you_mean
 
 _PLACE = re.compile(r"\{(prompt|response)\}")
 
@@ -311,6 +311,18 @@ _PATHS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/re
 """Paths that calls append to ``base_url``, and that users often leave at the end of a copied address."""
 
 
+SERVER_KINDS = ["openai", "vllm", "sglang", "tei", "openrlhf", "nim"]
+"""The accepted values of ``Endpoint.kind``. ``qreward.register_kind`` adds to them."""
+
+
+def _known_kind(value: str) -> str:
+    if value not in SERVER_KINDS:
+        near = closest(value, SERVER_KINDS)
+        known = f"{', '.join(map(repr, SERVER_KINDS[:-1]))} or {SERVER_KINDS[-1]!r}"
+        raise ValueError(f"must be {known}, not {shown(value)}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    return value
+
+
 class Endpoint(Policy):
     """One server that serves requests.
 
@@ -322,7 +334,7 @@ class Endpoint(Policy):
             not sent. Never shown.
         models: glob patterns of the models that the server serves.
         model_names: name of a model in calls -> its name on the server, where they differ.
-        kind: API of the server.
+        kind: API of the server: ``openai``, ``vllm``, ``sglang``, ``tei``, ``openrlhf``, ``nim``, or one that ``register_kind`` has added.
         weight: relative share under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``; no effect under the other strategies.
         limits: see :class:`Limits`.
         timeouts: see :class:`Timeouts`.
@@ -349,7 +361,7 @@ class Endpoint(Policy):
         "*",
     )
     model_names: dict[str, str] = Field(default_factory=dict)
-    kind: Literal["openai", "vllm", "sglang", "tei", "openrlhf", "nim"] = "openai"
+    kind: Annotated[str, AfterValidator(_known_kind)] = "openai"
     weight: Weight = 1.0
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()

@@ -25,8 +25,7 @@ from qreward.errors import (
     RequestError,
     StreamInterrupted,
 )
-from qreward.scheduler.endpoint_state import Source
-from qreward.scheduler.request import Task
+from qreward.scheduler.state import Source, Task
 from qreward.telemetry import names
 
 MOST = 4096

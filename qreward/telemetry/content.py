@@ -19,7 +19,7 @@ from opentelemetry.context import Context
 from qreward.engine.instrumentation import End
 from qreward.errors import ConfigError
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.request import Task
+from qreward.scheduler.state import Task
 from qreward.telemetry import names
 from qreward.telemetry.attributes import ResponseMetadata, error_type, said
 from qreward.telemetry.spans import SCOPE, version

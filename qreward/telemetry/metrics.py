@@ -50,8 +50,7 @@ def _limit(state: ClientState) -> Points:
 
 def _limit_changes(state: ClientState) -> Points:
     for source in state.sources:
-        changes: dict[tuple[str, str], int] = dict(getattr(source.window, "changes", {}))
-        for (direction, reason), times in changes.items():
+        for (direction, reason), times in dict(source.window.changes).items():
             where = place_of(source).attributes
             yield times, {**where, names.CHANGE_DIRECTION: direction, names.CHANGE_REASON: _REASONS.get(reason, reason)}
 

@@ -20,9 +20,8 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 
 from qreward.engine.instrumentation import End, error_of, outcome_of, queued, type_of
 from qreward.observers import CARRIED
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.request import Attempt, Task
+from qreward.scheduler.state import Attempt, Source, Task
 from qreward.telemetry import names
 from qreward.telemetry.attributes import (
     NOTHING,

@@ -21,8 +21,8 @@ from yarl import URL
 
 from qreward.codecs.base import Reply, TransportError
 from qreward.settings.policies import Endpoint
-from qreward.transport import connection_settings, transport_errors
-from qreward.transport.transport_errors import read_whole
+from qreward.transport import base, connection_settings
+from qreward.transport.base import ByteStream, HttpTransport
 
 CONNECTS_AT_ONCE = 64
 """Maximum number of connections that are opened to an endpoint at the same time. 2048 concurrent TLS handshakes stall the event loop for
@@ -33,7 +33,7 @@ _NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aioht
 _EXPECTED = (aiohttp.ClientError, OSError, HttpProcessingError, UnicodeError)
 
 
-class AiohttpTransport:
+class AiohttpTransport(HttpTransport):
     """Connections to one endpoint, in the event loop in which it is first used.
 
     Raises ``ConfigError`` for a CA bundle that cannot be read, a proxy that cannot be used, or headers that cannot be sent.
@@ -44,14 +44,14 @@ class AiohttpTransport:
         self._headers = CIMultiDict({istr(name): value for name, value in connection_settings.request_headers(endpoint).items()})
         self._proxy = connection_settings.proxy_of(endpoint)
         self._tls = connection_settings.tls_of(endpoint)
-        self._cap = endpoint.max_response_bytes
+        self.cap = endpoint.max_response_bytes
         self._urls: dict[str, URL] = {}
         self._session: aiohttp.ClientSession | None = None
         self._arriving: set[aiohttp.ClientResponse] = set()
         self._closed = False
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
-        """POST once. Raises ``TransportError``. On cancellation the connection is closed, so that the server notices."""
+        """As in the base class, without a stream object per request."""
         session = self._session or self._open()
         url = self._urls.get(path) or self._url(path)
         data = body if len(body) < _LARGE else io.BytesIO(body)
@@ -61,7 +61,7 @@ class AiohttpTransport:
             try:
                 content = response.content
                 read = await content.readany()
-                if not content.at_eof() or len(read) > self._cap:
+                if not content.at_eof() or len(read) > self.cap:
                     read = await self._read_on(response, read)
             except BaseException:
                 response.close()
@@ -73,31 +73,17 @@ class AiohttpTransport:
             failure = translate(error)
         raise failure  # outside the except block, so that aiohttp's error, which holds the request headers, is not its context
 
-    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
-        """GET, with the endpoint's headers. Raises ``TransportError``; on cancellation the connection is closed."""
+    async def begin(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> AiohttpStream:
         session = self._session or self._open()
         url = self._urls.get(path) or self._url(path)
+        data = body if body is None or len(body) < _LARGE else io.BytesIO(body)
         try:
-            stream = AiohttpStream(await session.get(url, headers=headers, allow_redirects=False), self._arriving)
-        except _EXPECTED as error:
-            failure = translate(error)
-        else:
-            return await read_whole(stream, self._cap)
-        raise failure
-
-    async def stream(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> AiohttpStream:
-        """As ``post``, but returns as soon as the status and headers have arrived."""
-        session = self._session or self._open()
-        url = self._urls.get(path) or self._url(path)
-        data = body if len(body) < _LARGE else io.BytesIO(body)
-        try:
-            return AiohttpStream(await session.post(url, data=data, headers=headers, allow_redirects=False), self._arriving)
+            return AiohttpStream(await session.request(method, url, data=data, headers=headers, allow_redirects=False), self._arriving)
         except _EXPECTED as error:
             failure = translate(error)
         raise failure
 
     async def aclose(self) -> None:
-        """Close all connections; requests in flight fail."""
         self._closed = True
         for response in self._arriving:
             response.close()  # closing only the session would leave a task that reads the response waiting forever
@@ -107,7 +93,7 @@ class AiohttpTransport:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
-            raise transport_errors.closed()
+            raise base.closed()
         endpoint = self._endpoint
         connector = GatedConnector(
             connect=endpoint.timeouts.connect,
@@ -136,28 +122,26 @@ class AiohttpTransport:
         return url
 
     async def _read_on(self, response: aiohttp.ClientResponse, beginning: bytes) -> bytes:
-        """Read the rest of a response body that did not arrive in one piece, up to ``max_response_bytes``."""
-        self._check_size(response.content_length or 0)
-        pieces, size = [beginning], len(beginning)
-        self._check_size(size)
+        """Read the rest of a response body that did not arrive in one piece."""
+        pieces, size = [beginning], max(len(beginning), response.content_length or 0)
+        if size > self.cap:
+            raise base.too_long(self.cap)
+        size = len(beginning)
         while piece := await response.content.readany():
             pieces.append(piece)
             size += len(piece)
-            self._check_size(size)
+            if size > self.cap:
+                raise base.too_long(self.cap)
         return b"".join(pieces)
 
-    def _check_size(self, size: int) -> None:
-        if size > self._cap:
-            raise transport_errors.too_long(self._cap)
 
-
-class AiohttpStream:
+class AiohttpStream(ByteStream):
     """A response whose body has not been read yet. It is in the set ``arriving`` until the body ends or the stream is closed.
 
     At the end of the body, aiohttp itself returns the connection to the pool.
     """
 
-    __slots__ = ("_arriving", "_content", "_response", "headers", "status")
+    __slots__ = ("_arriving", "_content", "_response")
 
     def __init__(self, response: aiohttp.ClientResponse, arriving: set[aiohttp.ClientResponse]) -> None:
         self._response = response
@@ -165,10 +149,9 @@ class AiohttpStream:
         self._content = response.content
         arriving.add(response)
         self.status = response.status
-        self.headers: Mapping[str, str] = response.headers
+        self.headers = response.headers
 
     async def read(self) -> bytes:
-        """Return the bytes that have arrived since the last call, or ``b""`` at the end. Raises ``TransportError``."""
         try:
             if data := await self._content.readany():
                 return data
@@ -184,19 +167,12 @@ class AiohttpStream:
         raise failure
 
     async def drain(self, seconds: float) -> None:
-        """Read to the end of the body, for ``seconds`` at most, so that the connection can be reused."""
-        try:
-            if not self._content.is_eof():
-                async with asyncio.timeout(seconds):
-                    while await self._content.readany():
-                        pass
-        except _EXPECTED:  # includes TimeoutError
-            pass
-        finally:
+        if self._content.is_eof():  # the usual case, without a timer
             self._leave()
+        else:
+            await super().drain(seconds)
 
     async def aclose(self) -> None:
-        """Close the stream. The connection is closed unless the body was read to its end."""
         self._leave()
 
     def _leave(self) -> None:
@@ -231,28 +207,28 @@ class GatedConnector(aiohttp.TCPConnector):
 
 def translate(error: BaseException) -> TransportError:
     """Return the ``TransportError`` for an exception of aiohttp."""
-    if transport_errors.is_local(error):
-        return transport_errors.no_room(_reason(error))
+    if base.is_local(error):
+        return base.out_of_resources(_reason(error))
     if isinstance(error, _NOT_SENT):
         return _not_sent(error)
     if isinstance(error, aiohttp.SocketTimeoutError):
-        return transport_errors.silence()
+        return base.silence()
     if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):  # its status 400 is aiohttp's, not the server's
-        return transport_errors.not_http(type(error).__name__)
-    return transport_errors.broken(_reason(error))
+        return base.not_http(type(error).__name__)
+    return base.broken(_reason(error))
 
 
 def _not_sent(error: BaseException) -> TransportError:
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return transport_errors.no_connection_in_time()
+        return base.no_connection_in_time()
     if isinstance(error, aiohttp.ClientHttpProxyError):
-        return transport_errors.no_connection(f"the proxy answered {error.status}", "check proxy")
+        return base.no_connection(f"the proxy answered {error.status}", "check proxy")
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         reason = getattr(error.certificate_error, "verify_message", "") or "refused"
-        return transport_errors.no_connection(f"TLS certificate: {reason}", "set verify to the server's CA bundle")
-    if isinstance(error, aiohttp.ClientConnectorSSLError) and getattr(error.os_error, "reason", "") in transport_errors.NOT_TLS:
-        return transport_errors.not_tls()
-    return transport_errors.no_connection(_reason(error))
+        return base.no_connection(f"TLS certificate: {reason}", "set verify to the server's CA bundle")
+    if isinstance(error, aiohttp.ClientConnectorSSLError) and getattr(error.os_error, "reason", "") in base.NOT_TLS:
+        return base.no_connection("the server does not speak TLS at this port", "write base_url with http://, or with the port for https")
+    return base.no_connection(_reason(error))
 
 
 def _reason(error: BaseException) -> str:

@@ -1,49 +1,130 @@
-"""The interfaces of HTTP backends: ``HttpTransport`` sends requests and ``ByteStream`` reads a response body. They move bytes only.
+"""What the HTTP backends share: ``HttpTransport`` sends requests, ``ByteStream`` reads a response body; and the errors of connections.
 
-Codecs (``qreward.codecs.base.Codec``) turn requests into bytes and bytes into answers.
+They move bytes only. Codecs (``qreward.codecs.base.Codec``) turn requests into bytes and bytes into answers. The message of an error must
+not contain the text of a library's exception, which may hold a URL or headers.
 """
 
 from __future__ import annotations
 
+import asyncio
+import errno
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
 
-from qreward.codecs.base import Reply
+from qreward.codecs.base import Reply, TransportError
 
 
-class ByteStream(Protocol):
+class ByteStream(ABC):
     """An HTTP response whose body has not been read yet. ``headers`` is case-insensitive. One task reads at a time."""
+
+    __slots__ = ("headers", "status")
 
     status: int
     headers: Mapping[str, str]
 
+    @abstractmethod
     async def read(self) -> bytes:
         """Return the bytes that have arrived since the last call, waiting for at least one; ``b""`` at the end of the body.
 
         Raises ``TransportError``. In that case, and on cancellation, the connection is closed.
         """
 
-    async def drain(self, seconds: float) -> None:
-        """Release the connection for other requests if the body ends within ``seconds``, else close it. Raises nothing."""
-
+    @abstractmethod
     async def aclose(self) -> None:
         """Close the stream. The connection is closed immediately, unless the body was read to its end.
 
         Can be called more than once, and while another task reads.
         """
 
+    async def drain(self, seconds: float) -> None:
+        """Release the connection for other requests if the body ends within ``seconds``, else close it. Raises nothing."""
+        try:
+            async with asyncio.timeout(seconds):
+                while await self.read():
+                    pass
+        except (TransportError, TimeoutError):
+            pass
+        finally:
+            await self.aclose()
 
-class HttpTransport(Protocol):
-    """Connections to one endpoint, in one event loop."""
+    async def read_whole(self, cap: int) -> Reply:
+        """Return the whole response, whose body may have ``cap`` bytes at most. Raises ``TransportError``. Always closes the stream."""
+        pieces, size = [], 0
+        try:
+            while piece := await self.read():
+                pieces.append(piece)
+                size += len(piece)
+                if size > cap:
+                    raise too_long(cap)
+            return Reply(self.status, self.headers, b"".join(pieces))
+        finally:
+            await self.aclose()
 
-    async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
-        """POST exactly once, without automatic retries. Raises ``TransportError``. On cancellation the connection is closed."""
 
-    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
-        """GET, with the endpoint's headers. Raises ``TransportError``; on cancellation the connection is closed."""
+class HttpTransport(ABC):
+    """Connections to one endpoint, in one event loop. Responses may have ``cap`` bytes at most."""
 
-    async def stream(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> ByteStream:
-        """As ``post``, but returns as soon as the status and headers have arrived."""
+    cap: int
 
+    @abstractmethod
+    async def begin(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> ByteStream:
+        """Send a request exactly once, without automatic retries, with the endpoint's headers. Return when the headers have arrived.
+
+        Raises ``TransportError``. On cancellation the connection is closed, so that the server notices.
+        """
+
+    @abstractmethod
     async def aclose(self) -> None:
         """Close all connections."""
+
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
+        return await (await self.begin("POST", path, body, headers)).read_whole(self.cap)
+
+    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
+        return await (await self.begin("GET", path, None, headers)).read_whole(self.cap)
+
+    async def stream(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> ByteStream:
+        return await self.begin("POST", path, body, headers)
+
+
+_LOCAL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
+"""OpenSSL's reasons for an answer to the ClientHello that is not TLS."""
+
+
+def is_local(error: BaseException) -> bool:
+    """Return True if this machine, not the endpoint, caused the error: it has no file descriptors, buffers or memory left."""
+    return isinstance(error, OSError) and error.errno in _LOCAL
+
+
+def out_of_resources(reason: str) -> TransportError:
+    return TransportError(f"this machine cannot open another connection ({reason}); raise `ulimit -n`", sent=False, local=True)
+
+
+def closed() -> TransportError:
+    return TransportError("the client was closed before the request was sent; make a new one", sent=False)
+
+
+def no_connection(reason: str, advice: str = "check base_url, and that the server is up") -> TransportError:
+    return TransportError(f"no connection ({reason}); {advice}", sent=False)
+
+
+def no_connection_in_time() -> TransportError:
+    return TransportError("no connection within timeouts.connect; check base_url, and that the server is up", sent=False, timeout=True)
+
+
+def silence() -> TransportError:
+    return TransportError("no data for longer than timeouts.read", timeout=True)
+
+
+def not_http(reason: str) -> TransportError:
+    return TransportError(f"the answer is not proper HTTP ({reason})", malformed=True)
+
+
+def too_long(cap: int) -> TransportError:
+    return TransportError(f"the answer is longer than max_response_bytes ({cap}); raise it, or ask for less", malformed=True)
+
+
+def broken(reason: str) -> TransportError:
+    return TransportError(f"the connection broke before the answer was complete ({reason})")

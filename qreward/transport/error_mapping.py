@@ -1,7 +1,7 @@
 """Conversion of error responses and transport errors to a ``Failure``: its kind, and an error that says what the user can change.
 
 The steps are: ``parse_error_body`` extracts the message and the error codes from the body, ``status_of`` maps codes, types and phrases to
-the HTTP status that the server should have sent, and ``_VERDICTS`` maps the status to a kind of failure, an error class and advice.
+the HTTP status that the server should have sent, and ``_MEANINGS`` maps the status to a kind of failure, an error class and advice.
 
 Bodies that are read: OpenAI and vLLM ``{"error": {"message", "type", "code"}}``, ``{"error": "text"}``, TEI ``{"error", "error_type"}``
 and ``{"message", "code", "type"}``, SGLang ``{"object": "error", "message", "code"}``, FastAPI ``{"detail": ...}``, lists of one of
@@ -21,8 +21,8 @@ import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs import rate_limit_headers
-from qreward.codecs.base import Malformed, Reply, TransportError, Unfinished
-from qreward.codecs.finish_reason import GIVEN_UP
+from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished
+from qreward.codecs.finish_reason import ABORTED
 from qreward.errors import (
     AuthenticationFailed,
     BadRequest,
@@ -43,9 +43,7 @@ _LOOKED_AT = 8192  # characters or bytes that are examined; the texts that are s
 class ErrorBody(msgspec.Struct, frozen=True):
     """The content of a server's error response.
 
-    Attributes:
-        text: the human-readable message, on one line.
-        names: the machine-readable codes (code, type, status), most specific first, in lower case with ``_``.
+    ``text`` is the message, on one line; ``names`` are the codes (code, type, status), most specific first, in lower case with ``_``.
     """
 
     text: str
@@ -81,31 +79,23 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _text(document: dict[str, Any]) -> str:
-    for member in ("message", "error", "detail", "msg", "error_message", "title"):
-        if said := _said(document.get(member)):
-            return one_line(said)
-    return ""
+def _text(document: dict[Any, Any]) -> str:
+    members = ("message", "error", "detail", "msg", "error_message", "title")
+    return next((one_line(text) for member in members if (text := _message(document.get(member)))), "")
 
 
-def _said(value: Any) -> str:
+def _message(value: Any) -> str:
     """Return the message of a text or of FastAPI's list of ``{"loc", "msg", "input"}``. ``input`` is the user's data and is left out."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict):
-        return _text(value)
-    if isinstance(value, list):
-        return "; ".join(filter(None, map(_said_of_place, value[:3])))
+    match value:
+        case str():
+            return value
+        case {"loc": [*place], **rest} if text := _text(rest):
+            return f"{'.'.join(map(str, place))}: {text}" if place else text
+        case dict():
+            return _text(value)
+        case list():
+            return "; ".join(filter(None, (_message(item) for item in value[:3] if not isinstance(item, list))))
     return ""
-
-
-def _said_of_place(item: Any) -> str:
-    if not isinstance(item, dict):
-        return _said(item) if not isinstance(item, list) else ""
-    place = item.get("loc")
-    where = ".".join(map(str, place)) if isinstance(place, list) else ""
-    said = _text(item)
-    return f"{where}: {said}" if where and said else said
 
 
 def _names(document: dict[str, Any]) -> tuple[str, ...]:
@@ -114,15 +104,8 @@ def _names(document: dict[str, Any]) -> tuple[str, ...]:
 
 
 QUOTA = frozenset({
-    "insufficient_quota",
-    "billing_hard_limit_reached",
-    "billing_hard_limit",
-    "billing_not_active",
-    "insufficient_balance",
-    "insufficient_credits",
-    "insufficient_funds",
-    "payment_required",
-    "402",
+    "insufficient_quota", "billing_hard_limit_reached", "billing_hard_limit", "billing_not_active", "insufficient_balance",
+    "insufficient_credits", "insufficient_funds", "payment_required", "402",
 })  # fmt: skip
 """Names that mean that the account's quota or credit is used up."""
 
@@ -163,31 +146,28 @@ _SAYS_TOO_LONG = re.compile(
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "context_window_exceeded"})
 
 
-def status_of(complaint: ErrorBody) -> int | None:
+def status_of(error_body: ErrorBody) -> int | None:
     """Return the HTTP status that an error body stands for: by the first known name, else by a phrase in the text, else None.
 
     Example:
         >>> status_of(ErrorBody("slow down", ("rate_limit_exceeded",)))
         429
     """
-    for name in complaint.names:
-        if name in _STATUS_OF:
-            status = _STATUS_OF[name]
+    overloaded = _SAYS_OVERLOAD.search(error_body.text) is not None
+    for name in error_body.names:
+        status = _STATUS_OF.get(name) or (int(name) if name.isdecimal() and 400 <= int(name) < 600 else None)
+        if status is not None:
             # servers use the type "invalid_request_error" for everything, so a phrase that means overload takes precedence
-            return 503 if status == 400 and _SAYS_OVERLOAD.search(complaint.text) else status
-        if name.isdecimal() and 400 <= int(name) < 600:
-            return int(name) if int(name) != 400 or not _SAYS_OVERLOAD.search(complaint.text) else 503
-    if _SAYS_OVERLOAD.search(complaint.text):
-        return 503
-    return 400 if is_too_long(complaint) else None
+            return 503 if status == 400 and overloaded else status
+    return 503 if overloaded else 400 if is_too_long(error_body) else None
 
 
-def is_too_long(complaint: ErrorBody) -> bool:
+def is_too_long(error_body: ErrorBody) -> bool:
     """Return True if the input exceeds the model's context, as reported by OpenAI, vLLM, SGLang, TEI, llama.cpp and Gemini."""
-    return not _TOO_LONG.isdisjoint(complaint.names) or _SAYS_TOO_LONG.search(complaint.text) is not None
+    return not _TOO_LONG.isdisjoint(error_body.names) or _SAYS_TOO_LONG.search(error_body.text) is not None
 
 
-_OVERLOADED, _TRANSIENT, _REFUSED = FailureKind.OVERLOADED, FailureKind.TRANSIENT, FailureKind.REFUSED
+_TRANSIENT, _REFUSED = FailureKind.TRANSIENT, FailureKind.REFUSED
 _SHOWN = 300  # maximum characters of a server's message that are shown
 _SHOWN_BODY = 200  # maximum characters of a malformed body that are shown
 
@@ -205,83 +185,68 @@ def _wrong_setup(error: type[RequestError], advice: str) -> FailureMeaning:
     return FailureMeaning(FailureKind.UNSUITABLE, error, advice, misconfigured=True)
 
 
-_OVERLOAD = FailureMeaning(_OVERLOADED, RateLimited)
 _QUOTA = FailureMeaning(FailureKind.QUOTA, RateLimited, "the account is used up: add credit, or take the endpoint out")
 _INVALID_SCORES = FailureMeaning(
     _TRANSIENT, InvalidResponse, "the scorer of endpoint {endpoint!r} must return one reward for each completion"
 )
 _TOO_LONG_BODY = FailureMeaning(FailureKind.UNSUITABLE, BadRequest, "shorten the input, or route it to a model with a longer context")
-_PASSING = FailureMeaning(_TRANSIENT, ServerError)
-_WRONG = FailureMeaning(_REFUSED, BadRequest)
-_KEY = _wrong_setup(AuthenticationFailed, "check api_key of endpoint {endpoint!r}")
+_REDIRECT = _wrong_setup(InvalidResponse, "set base_url of endpoint {endpoint!r} to the final address")
 _PLACE = _wrong_setup(BadRequest, "check base_url of endpoint {endpoint!r}, and that it serves {model!r} (model_names maps names)")
-_ELSEWHERE = _wrong_setup(InvalidResponse, "set base_url of endpoint {endpoint!r} to the final address")
+_SERVER = FailureMeaning(_TRANSIENT, ServerError)
+_REQUEST = FailureMeaning(_REFUSED, BadRequest)
 
-_VERDICTS = {
+_MEANINGS = {
     402: _QUOTA,
-    401: _KEY,
-    403: _KEY,
-    404: _PLACE,
-    405: _PLACE,
+    **dict.fromkeys((401, 403), _wrong_setup(AuthenticationFailed, "check api_key of endpoint {endpoint!r}")),
+    **dict.fromkeys((404, 405, 410), _PLACE),
     407: _wrong_setup(AuthenticationFailed, "check user and password in proxy of endpoint {endpoint!r}"),
-    408: _PASSING,
-    409: _PASSING,
-    410: _PLACE,
+    **dict.fromkeys((408, 409, 424, 425, 499), _SERVER),
     413: FailureMeaning(_REFUSED, BadRequest, "send a smaller request"),
-    424: _PASSING,
-    425: _PASSING,
-    429: _OVERLOAD,
-    499: _PASSING,
     501: _wrong_setup(ServerError, "the server of endpoint {endpoint!r} does not offer this; check its kind and base_url"),
-    503: _OVERLOAD,
-    529: _OVERLOAD,
+    **dict.fromkeys((429, 503, 529), FailureMeaning(FailureKind.OVERLOADED, RateLimited)),
 }
 
 
 def failure_from_reply(reply: Reply, endpoint: str, model: str, secrets: Secrets, now: float | None = None) -> Failure:
-    """Return the failure for an HTTP response with a status other than 2xx.
-
-    Args:
-        reply: the response.
-        endpoint: the endpoint's name.
-        model: the requested model.
-        secrets: the secrets that the message must not show.
-        now: wall clock in seconds, as ``time.time()`` (the default); dates in headers are compared to it.
-    """
+    """Return the failure for an HTTP response with a status other than 2xx. ``now`` is the wall clock, for dates in headers."""
+    about = _About(reply, endpoint, model, secrets)
     if 300 <= reply.status < 400:
-        return _failure(_ELSEWHERE, reply, f"it points to {_target(reply)}", endpoint, model, secrets, now)
-    complaint = parse_error_body(reply.body)
-    return _failure(_verdict(reply.status, complaint), reply, complaint.text, endpoint, model, secrets, now)
+        return about.failure(_REDIRECT, f"it points to {_target(reply)}", now)
+    error_body = parse_error_body(reply.body)
+    return about.failure(_meaning_of(reply.status, error_body), error_body.text, now)
 
 
-def failure_from_embedded(error: object, reply: Reply, endpoint: str, model: str, secrets: Secrets, now: float | None = None) -> Failure:
-    """Return the failure for a body that carries an ``error`` although its status is 2xx."""
-    complaint = error_body_of(error)
-    words = f"an error in the body: {complaint.text or 'without a message'}"
-    return _failure(_verdict(reply.status, complaint), reply, words, endpoint, model, secrets, now)
+def failure_from_body(
+    error: Malformed | EmbeddedError | Unfinished, reply: Reply, endpoint: str, model: str, secrets: Secrets, now: float | None = None
+) -> Failure:
+    """Return the failure for a body that is not a valid answer, that carries an error, or whose answer is incomplete, despite a status 2xx.
 
-
-def failure_from_malformed(error: Malformed, reply: Reply, endpoint: str, model: str, secrets: Secrets) -> Failure:
-    """Return the failure for a body that is not a valid answer. The message shows the beginning of the body."""
-    beginning = shorten(secrets, reply.body[:_LOOKED_AT].decode("utf-8", "replace"), _SHOWN_BODY)
-    words = f"{error}" + (f"; it begins: {beginning}" if beginning else "")
-    message = f"endpoint {endpoint!r} answered {reply.status} for model {model!r}: {words}"
-    return Failure(
-        _TRANSIENT, _error(InvalidResponse, message, reply, endpoint, model, secrets), limits=rate_limit_headers.read(reply.headers)
-    )
-
-
-def failure_from_unfinished(error: Unfinished, reply: Reply, endpoint: str, model: str, secrets: Secrets) -> Failure:
-    """Return the failure for an incomplete answer: transient (retried) if the server aborted it, else refused (ends the request)."""
-    kind = _TRANSIENT if error.ending in GIVEN_UP else _REFUSED
-    words = shorten(secrets, str(error), _SHOWN)
-    message = f"endpoint {endpoint!r} answered {reply.status} for model {model!r} with an answer that is not whole: {words}"
-    return Failure(kind, _error(InvalidResponse, message, reply, endpoint, model, secrets), limits=rate_limit_headers.read(reply.headers))
+    The message for an invalid body shows its beginning. An incomplete answer is retried if the server aborted it; else it ends the request.
+    """
+    about = _About(reply, endpoint, model, secrets)
+    match error:
+        case EmbeddedError():
+            error_body = error_body_of(error.body)
+            return about.failure(
+                _meaning_of(reply.status, error_body), f"an error in the body: {error_body.text or 'without a message'}", now
+            )
+        case Malformed():
+            beginning = shorten(secrets, reply.body[:_LOOKED_AT].decode("utf-8", "replace"), _SHOWN_BODY)
+            kind, words = _TRANSIENT, f": {error}" + (f"; it begins: {beginning}" if beginning else "")
+        case Unfinished():
+            kind = _TRANSIENT if error.ending in ABORTED else _REFUSED
+            words = f" with an answer that is not whole: {shorten(secrets, str(error), _SHOWN)}"
+    return Failure(kind, about.error(InvalidResponse, words), limits=rate_limit_headers.read(reply.headers))
 
 
 def failure_from_transport(error: TransportError, endpoint: str, model: str, secrets: Secrets) -> Failure:
     """Return the failure for an attempt that received no complete response."""
-    kind, cls = _of_transport(error)
+    kind: FailureKind = _TRANSIENT
+    cls: type[RequestError] = InvalidResponse if error.malformed else ConnectionFailed
+    if error.local or not error.sent:
+        kind, cls = FailureKind.LOCAL if error.local else FailureKind.UNREACHABLE, ConnectionFailed
+    elif error.timeout:
+        kind, cls = FailureKind.TIMEOUT, RequestTimeout
     message = f"endpoint {endpoint!r}, model {model!r}: {shorten(secrets, str(error), _SHOWN)}"
     return Failure(kind, cls(message, endpoint=endpoint, model=model))
 
@@ -295,52 +260,47 @@ def shorten(secrets: Secrets, text: str, most: int) -> str:
     return clean if len(clean) <= most else clean[: most - 3] + "..."
 
 
-def _verdict(status: int, complaint: ErrorBody) -> FailureMeaning:
-    """Return the verdict for a status. The code in the body takes precedence for 200 and 400, and for 500 if it means overload."""
-    spoken = status_of(complaint)
-    if status in (200, 400) or (status == 500 and spoken in (429, 503, 529)):
-        status = spoken or status
-    if QUOTA.intersection(complaint.names) and status < 500:
+def _meaning_of(status: int, error_body: ErrorBody) -> FailureMeaning:
+    """Return the meaning of a status. The code in the body takes precedence for 200 and 400, and for 500 if it means overload."""
+    stated = status_of(error_body)
+    if status in (200, 400) or (status == 500 and stated in (429, 503, 529)):
+        status = stated or status
+    if QUOTA.intersection(error_body.names) and status < 500:
         return _QUOTA
-    if INVALID_SCORES in complaint.names:
+    if INVALID_SCORES in error_body.names:
         return _INVALID_SCORES
-    if status in (400, 413, 422) and is_too_long(complaint):
+    if status in (400, 413, 422) and is_too_long(error_body):
         return _TOO_LONG_BODY
-    if (known := _VERDICTS.get(status)) is not None:
-        return known
-    return _WRONG if 400 <= status < 500 else _PASSING
+    return _MEANINGS.get(status) or (_REQUEST if 400 <= status < 500 else _SERVER)
 
 
-def _failure(verdict: FailureMeaning, reply: Reply, words: str, endpoint: str, model: str, secrets: Secrets, now: float | None) -> Failure:
-    message = f"endpoint {endpoint!r} answered {reply.status} for model {model!r}"
-    if words:
-        message += f": {shorten(secrets, words, _SHOWN)}"
-    if verdict.advice:
-        message += f"; {verdict.advice.format(endpoint=endpoint, model=model)}"
-    return Failure(
-        verdict.kind,
-        _error(verdict.error, message, reply, endpoint, model, secrets),
-        retry_after=rate_limit_headers.retry_after(reply.headers, time.time() if now is None else now),
-        should_retry=rate_limit_headers.should_retry(reply.headers),
-        misconfigured=verdict.misconfigured,
-        limits=rate_limit_headers.read(reply.headers, now),
-    )
+class _About(NamedTuple):
+    """A response with what an error about it names, and the secrets that the error must not show."""
 
+    reply: Reply
+    endpoint: str
+    model: str
+    secrets: Secrets
 
-def _error(cls: type[RequestError], message: str, reply: Reply, endpoint: str, model: str, secrets: Secrets) -> RequestError:
-    request_id = reply.headers.get("x-request-id")
-    shown = shorten(secrets, request_id, _SHOWN_BODY) if request_id else None
-    return cls(message, endpoint=endpoint, model=model, status_code=reply.status, request_id=shown)
+    def failure(self, meaning: FailureMeaning, words: str, now: float | None) -> Failure:
+        headers = self.reply.headers
+        message = f": {shorten(self.secrets, words, _SHOWN)}" if words else ""
+        if meaning.advice:
+            message += f"; {meaning.advice.format(endpoint=self.endpoint, model=self.model)}"
+        return Failure(
+            meaning.kind,
+            self.error(meaning.error, message),
+            retry_after=rate_limit_headers.retry_after(headers, time.time() if now is None else now),
+            should_retry=rate_limit_headers.should_retry(headers),
+            misconfigured=meaning.misconfigured,
+            limits=rate_limit_headers.read(headers, now),
+        )
 
-
-def _of_transport(error: TransportError) -> tuple[FailureKind, type[RequestError]]:
-    if error.local:
-        return FailureKind.LOCAL, ConnectionFailed
-    if not error.sent:
-        return FailureKind.UNREACHABLE, ConnectionFailed
-    if error.timeout:
-        return FailureKind.TIMEOUT, RequestTimeout
-    return _TRANSIENT, InvalidResponse if error.malformed else ConnectionFailed
+    def error(self, cls: type[RequestError], words: str) -> RequestError:
+        status, request_id = self.reply.status, self.reply.headers.get("x-request-id")
+        shown = shorten(self.secrets, request_id, _SHOWN_BODY) if request_id else None
+        message = f"endpoint {self.endpoint!r} answered {status} for model {self.model!r}{words}"
+        return cls(message, endpoint=self.endpoint, model=self.model, status_code=status, request_id=shown)
 
 
 def _target(reply: Reply) -> str:

@@ -8,23 +8,23 @@ request on the connection, and above a few hundred connections each request beco
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import re
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from types import ModuleType
 from typing import Any
 
-from qreward.codecs.base import Reply, TransportError
+from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint
-from qreward.transport import connection_settings, transport_errors
-from qreward.transport.transport_errors import read_whole
+from qreward.transport import base, connection_settings
+from qreward.transport.base import ByteStream, HttpTransport
 
 _PACKAGES = ("httpx", "httpx2")
 
 
-class HttpxTransport:
+class HttpxTransport(HttpTransport):
     """Sends requests through ``endpoint.http_client``, which belongs to the user and is never closed here.
 
     Raises ``ConfigError`` if that is neither an ``AsyncClient`` nor an ``AsyncBaseTransport``.
@@ -34,28 +34,19 @@ class HttpxTransport:
         self._package, self._client = _client_of(endpoint)
         self._headers = connection_settings.request_headers(endpoint)
         self._base_url = endpoint.base_url
-        self._cap = endpoint.max_response_bytes
+        self.cap = endpoint.max_response_bytes
         self._timeout = self._package.Timeout(None, connect=endpoint.timeouts.connect, read=endpoint.timeouts.read)
         self._closed = False
 
-    async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
-        """POST once. Raises ``TransportError``; on cancellation the connection is closed."""
-        return await read_whole(await self._begin("POST", path, body, headers), self._cap)
-
-    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
-        """GET, with the endpoint's headers. Raises ``TransportError``; on cancellation the connection is closed."""
-        return await read_whole(await self._begin("GET", path, None, headers), self._cap)
-
-    async def stream(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> HttpxStream:
-        """As ``post``, but returns as soon as the status and headers have arrived."""
-        return await self._begin("POST", path, body, headers)
-
-    async def _begin(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> HttpxStream:
+    async def begin(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> HttpxStream:
         if self._closed:
-            raise transport_errors.closed()
+            raise base.closed()
         package = self._package
+        merged = package.Headers(self._headers)
+        merged.update(headers or {})
         try:
-            return HttpxStream(package, await self._send(method, path, body, headers))
+            request = self._client.build_request(method, self._base_url + path, content=body, headers=merged, timeout=self._timeout)
+            return HttpxStream(package, await self._client.send(request, stream=True, follow_redirects=False))
         except package.HTTPStatusError as error:  # raised by a hook of the user that calls raise_for_status
             return HttpxStream(package, error.response, _given(_body_if_read(package, error.response)))
         except _expected(package) as error:
@@ -66,27 +57,20 @@ class HttpxTransport:
         """Refuse further requests. The user's client stays open."""
         self._closed = True
 
-    async def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> Any:
-        merged = self._package.Headers(self._headers)
-        merged.update(headers or {})
-        request = self._client.build_request(method, self._base_url + path, content=body, headers=merged, timeout=self._timeout)
-        return await self._client.send(request, stream=True, follow_redirects=False)
 
-
-class HttpxStream:
+class HttpxStream(ByteStream):
     """A response whose body has not been read yet. If a hook has closed it, ``pieces`` holds the body that was read before."""
 
-    __slots__ = ("_package", "_pieces", "_response", "headers", "status")
+    __slots__ = ("_package", "_pieces", "_response")
 
     def __init__(self, package: Any, response: Any, pieces: AsyncGenerator[bytes, None] | None = None) -> None:
         self._package = package
         self._response = response
         self._pieces: AsyncGenerator[bytes, None] = response.aiter_bytes() if pieces is None else pieces
-        self.status: int = response.status_code
-        self.headers: Mapping[str, str] = response.headers
+        self.status = response.status_code
+        self.headers = response.headers
 
     async def read(self) -> bytes:
-        """Return the bytes that have arrived since the last call, or ``b""`` at the end. Raises ``TransportError``."""
         try:
             return await anext(self._pieces, b"")
         except _expected(self._package) as error:
@@ -97,19 +81,7 @@ class HttpxStream:
         await self.aclose()
         raise failure
 
-    async def drain(self, seconds: float) -> None:
-        """Read to the end of the body, for ``seconds`` at most, so that the connection can be reused."""
-        try:
-            async with asyncio.timeout(seconds):
-                while await self.read():
-                    pass
-        except (TransportError, TimeoutError):
-            pass
-        finally:
-            await self.aclose()
-
     async def aclose(self) -> None:
-        """Close the stream. The connection is closed unless the body was read to its end."""
         expected = _expected(self._package)
         with contextlib.suppress(*expected):  # RuntimeError: another task is reading; closing the response below ends its read
             await self._pieces.aclose()
@@ -123,24 +95,22 @@ def translate(package: Any, error: Exception) -> TransportError:
     The exception's text is used only to distinguish a broken connection from malformed HTTP. The text of a ``RuntimeError``, such as a
     closed client, is shown.
     """
-    if _is_local(error):
-        return transport_errors.no_room(type(error).__name__)
+    what = type(error).__name__
+    cause: BaseException | None = error
+    while cause is not None:
+        if base.is_local(cause):
+            return base.out_of_resources(what)
+        cause = cause.__cause__ or cause.__context__
     if isinstance(error, RuntimeError) and not isinstance(error, package.StreamError):
         return TransportError(f"http_client cannot be used: {error}", sent="closed" not in str(error) or "loop" in str(error))
-    return _of_line(package, error)
-
-
-def _of_line(package: Any, error: Exception) -> TransportError:
-    what = type(error).__name__
     if isinstance(error, package.ConnectTimeout | package.PoolTimeout):
-        return transport_errors.no_connection_in_time()
+        return base.no_connection_in_time()
     if isinstance(error, package.ConnectError | package.ProxyError | package.UnsupportedProtocol | package.InvalidURL):
-        return transport_errors.no_connection(what, "check base_url, and TLS and proxy of http_client")
+        return base.no_connection(what, "check base_url, and TLS and proxy of http_client")
     if isinstance(error, package.TimeoutException):
-        return transport_errors.silence()
-    if isinstance(error, package.DecodingError) or _is_broken_http(package, error):
-        return transport_errors.not_http(what)
-    return transport_errors.broken(what)
+        return base.silence()
+    broken = isinstance(error, package.RemoteProtocolError) and not re.search("disconnected|peer closed", str(error), re.IGNORECASE)
+    return base.not_http(what) if broken or isinstance(error, package.DecodingError) else base.broken(what)
 
 
 def _expected(package: Any) -> tuple[type[Exception], ...]:
@@ -164,20 +134,6 @@ def _client_of(endpoint: Endpoint) -> tuple[ModuleType, Any]:
     kinds = "an httpx.AsyncClient or httpx.AsyncBaseTransport (httpx2's will do)"
     hint = "; a synchronous client cannot be used" if type(given).__name__ == "Client" else ""
     raise ConfigError(f"endpoint {endpoint.name!r}: http_client must be {kinds}, not a {type(given).__name__}{hint}")
-
-
-def _is_local(error: BaseException | None) -> bool:
-    """Return True if the error or one of its causes means that this machine could not open a connection."""
-    while error is not None:
-        if transport_errors.is_local(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _is_broken_http(package: Any, error: Exception) -> bool:
-    text = str(error).lower()
-    return isinstance(error, package.RemoteProtocolError) and "disconnected" not in text and "peer closed" not in text
 
 
 def _body_if_read(package: Any, response: Any) -> bytes:

@@ -15,28 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
+from qreward.codecs.chat import ChatCodec
 from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
 from qreward.codecs.sse import Event, EventTooLong, Parser
 from qreward.observers import with_carried
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled, Failure
-from qreward.transport import connection_settings, transport_errors
-from qreward.transport.base import ByteStream
-from qreward.transport.error_mapping import failure_from_embedded, failure_from_malformed, failure_from_reply, failure_from_unfinished
-from qreward.transport.redaction import Secrets
-
-if TYPE_CHECKING:
-    from qreward.codecs.chat import ChatCodec
-    from qreward.transport.backend import EndpointConnection
+from qreward.transport import connection_settings
+from qreward.transport.base import ByteStream, too_long
+from qreward.transport.connection import EndpointConnection, failure_of
 
 DRAIN = 0.1
 """Seconds to wait for the end of a body after ``[DONE]``, so that its connection can be reused. The openai SDK waits as long."""
-
-Conclude = Callable[[Reply | Exception], Answer | Failure]
-"""Converts a complete response or an exception to an outcome."""
 
 _OPTIONS = "stream_options"
 _REFUSALS = (400, 422)
@@ -49,28 +42,23 @@ _LOOKED_AT = 8192  # bytes of the beginning, to recognise a stream, and to show 
 class ChatStream:
     """An open stream of one chat completion. One task reads it; any task may close it.
 
-    Attributes:
-        headers: the response headers, case-insensitive.
-        limits: the server's rate limits from the headers, or None. They are here and not in the ``Answer``, because they are valid when
-            the stream opens and outdated when it ends.
-        outcome: None while the stream is open; then ``Answer``, ``Failure``, or ``Cancelled`` if it was closed early.
-        on_close: called once, after the stream was closed.
+    ``limits`` are the server's rate limits from the headers; they are here and not in the ``Answer``, because they are outdated when the
+    stream ends. ``outcome`` is None while the stream is open, and ``Cancelled`` if it was closed early. ``on_close`` is called once.
     """
 
     __slots__ = (
-        "_assembly", "_beginning", "_body", "_call", "_conclude", "_done", "_known", "_line", "_parser", "_whole", "headers", "limits",
-        "on_close", "outcome",
+        "_assembly", "_beginning", "_body", "_call", "_connection", "_done", "_known", "_parser", "_whole", "headers",
+        "limits", "on_close", "outcome",
     )  # fmt: skip
 
-    def __init__(self, body: ByteStream, line: EndpointConnection, call: WireRequest, conclude: Conclude) -> None:
+    def __init__(self, body: ByteStream, connection: EndpointConnection, call: WireRequest) -> None:
         self.headers: Mapping[str, str] = body.headers
         self.limits = rate_limit_headers.read(body.headers)
         self.outcome: Answer | Failure | Cancelled | None = None
         self.on_close: Callable[[], object] | None = None
         self._body = body
-        self._line = line
+        self._connection = connection
         self._call = call
-        self._conclude = conclude
         self._parser = Parser()
         self._assembly = StreamAccumulator(call.model)
         self._known = False  # True once it is known whether this is a stream
@@ -126,9 +114,9 @@ class ChatStream:
         if self._whole is None:
             return self._chunks(self._parser.feed(data))
         self._whole += data
-        cap = self._line.endpoint.max_response_bytes
+        cap = self._connection.endpoint.max_response_bytes
         if len(self._whole) > cap:
-            raise transport_errors.too_long(cap)
+            raise too_long(cap)
         return []
 
     def _look_at(self, beginning: bytes) -> bool:
@@ -142,12 +130,12 @@ class ChatStream:
 
     def _chunks(self, events: Iterator[Event]) -> list[ChatChunk]:
         """Return the chunks in these events, up to the event that ends the stream."""
-        chunks, said = [], self._beginning
-        assembly, model, cap = self._assembly, self._call.model, self._line.endpoint.max_response_bytes
+        chunks, data = [], self._beginning
+        assembly, model, cap = self._assembly, self._call.model, self._connection.endpoint.max_response_bytes
         try:
             for event in events:
-                said = event.data
-                if said.startswith(_DONE):
+                data = event.data
+                if data.startswith(_DONE):
                     self._done = True
                     self._settle(self._ended(well=True))
                     break
@@ -155,20 +143,20 @@ class ChatStream:
                 if chunk is not None:
                     assembly.add(chunk)
                     if assembly.size > cap:
-                        self._settle(self._conclude(transport_errors.too_long(cap)))
+                        self._settle(self._failure_of(too_long(cap)))
                         break
                     chunks.append(chunk)
         except EmbeddedError as error:
-            self._settle(failure_from_embedded(error.body, *self._about(said)))
+            self._settle(self._failure(error, data))
         except (Malformed, EventTooLong, RecursionError) as error:
-            self._settle(self._malformed(str(error), said))
+            self._settle(self._failure(Malformed(str(error)), data))
         return chunks
 
     def _end(self) -> list[ChatChunk]:
         """Return the remaining chunks at the end of the body, and set the outcome."""
         if self._whole is not None:
             reply = Reply(self._body.status, self.headers, bytes(self._whole))
-            outcome = self._conclude(reply)
+            outcome = self._connection.outcome_of(reply, self._call)
             self._settle(outcome)
             return [whole_chunk(reply.body, self._call.model)] if isinstance(outcome, Answer) else []
         chunks = self._chunks(self._parser.finish())
@@ -180,34 +168,33 @@ class ChatStream:
         """Return the outcome of a stream that has ended. ``well`` is True if it counts as complete, for example after ``[DONE]``."""
         assembly = self._assembly
         if assembly.empty:
-            return self._malformed("the stream has no chunk with a choice", self._beginning)
+            return self._failure(Malformed("the stream has no chunk with a choice"), self._beginning)
         if not well and not self._finished():
-            return self._conclude(TransportError("the stream ended before the answer did (no finish_reason)"))
+            return self._failure_of(TransportError("the stream ended before the answer did (no finish_reason)"))
         try:
             for ending in assembly.endings():
                 cast("ChatCodec", self._call.codec).check_ending(ending)
         except Unfinished as error:
-            return failure_from_unfinished(error, *self._about(b""))
+            return self._failure(error, b"")
         usage = assembly.usage
         return Answer(assembly) if usage is None else Answer(assembly, usage.prompt_tokens, usage.completion_tokens)
 
     def _broken(self, error: Exception) -> Answer | Failure:
         """Return the outcome of a stream that broke. An answer that was already complete remains valid."""
-        return self._ended(well=True) if isinstance(error, TransportError) and self._finished() else self._conclude(error)
+        return self._ended(well=True) if isinstance(error, TransportError) and self._finished() else self._failure_of(error)
 
     def _finished(self) -> bool:
         asked = self._call.params.get("n")
         return self._assembly.finished(asked if isinstance(asked, int) else 1)
 
-    def _malformed(self, words: str, said: bytes) -> Failure:
-        return failure_from_malformed(Malformed(words), *self._about(said))
+    def _failure_of(self, error: Exception) -> Failure:
+        return failure_of(error, self._connection.endpoint, self._call, self._connection)
 
-    def _about(self, said: bytes) -> tuple[Reply, str, str, Secrets]:
-        call, line = self._call, self._line
-        return Reply(self._body.status, self.headers, said), line.name, call.model, line.secrets.and_headers(call.headers)
+    def _failure(self, error: Malformed | EmbeddedError | Unfinished, data: bytes) -> Failure:
+        return self._connection.failure_from_body(error, Reply(self._body.status, self.headers, data), self._call)
 
 
-async def open_stream(line: EndpointConnection, call: WireRequest, conclude: Conclude) -> ChatStream | Failure:
+async def open_stream(connection: EndpointConnection, call: WireRequest) -> ChatStream | Failure:
     """Send a streamed request. Raises ``BadRequest`` if the request cannot be sent, and ``TransportError``.
 
     Token usage is requested through ``stream_options`` unless the caller set them. If the server rejects ``stream_options``, the request
@@ -215,39 +202,25 @@ async def open_stream(line: EndpointConnection, call: WireRequest, conclude: Con
     """
     if call.headers is not None:
         connection_settings.check_call_headers(call.headers, call.model)
-    ours = _OPTIONS not in call.params and line.takes_stream_options
-    body = await _ask(line, call, {_OPTIONS: {"include_usage": True}} if ours else {})
+    cap = connection.endpoint.max_response_bytes
+    ours = _OPTIONS not in call.params and connection.takes_stream_options
+    body = await _ask(connection, call, {_OPTIONS: {"include_usage": True}} if ours else {})
     refused = body.status in _REFUSALS
     if ours and refused:
-        reply = await _read_whole(body, line)
+        reply = await body.read_whole(cap)
         if _OPTIONS.encode() not in reply.body:
-            return _refused(line, call, reply)
-        body = await _ask(line, call, {})
+            return connection.failure_from_reply(reply, call)
+        body = await _ask(connection, call, {})
     if not 200 <= body.status < 300:
-        return _refused(line, call, await _read_whole(body, line))
+        return connection.failure_from_reply(await body.read_whole(cap), call)
     if ours and refused:
-        line.takes_stream_options = False  # the second request succeeded, so the options were the reason
-    return ChatStream(body, line, call, conclude)
+        connection.takes_stream_options = False  # the second request succeeded, so the options were the reason
+    return ChatStream(body, connection, call)
 
 
-async def _ask(line: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
+async def _ask(connection: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
     codec, model = call.codec, call.model
     asked = WireRequest(codec, model, call.inputs, {**call.params, "stream": True, **options}, None)
-    return await line.transport.stream(codec.path, codec.encode(asked, line.renamed.get(model, model)), with_carried(call.headers))
-
-
-def _refused(line: EndpointConnection, call: WireRequest, reply: Reply) -> Failure:
-    return failure_from_reply(reply, line.name, call.model, line.secrets.and_headers(call.headers))
-
-
-async def _read_whole(body: ByteStream, line: EndpointConnection) -> Reply:
-    """Read the whole body of a response that is not a stream."""
-    cap, content = line.endpoint.max_response_bytes, bytearray()
-    try:
-        while piece := await body.read():
-            content += piece
-            if len(content) > cap:
-                raise transport_errors.too_long(cap)
-    finally:
-        await body.aclose()
-    return Reply(body.status, body.headers, bytes(content))
+    return await connection.transport.stream(
+        codec.path, codec.encode(asked, connection.renamed.get(model, model)), with_carried(call.headers)
+    )

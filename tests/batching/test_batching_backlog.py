@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import qreward.batching
 from qreward.batching import Backlog, Item, halves
 from qreward.batching.backlog import OVER, TAKEN, WAITING
-from qreward.scheduler.queueing.queue import AGEING, SWEEP
+from qreward.scheduler.queue import AGEING, SWEEP
 
 PURE = ("backlog", "policy", "settings")
 IMPURE = {"asyncio", "threading", "time", "datetime", "concurrent", "socket", "logging", "random"}

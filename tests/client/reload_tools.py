@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.results import Usage
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Failure
+from qreward.scheduler.state import Source
 from qreward.settings.client import ClientConfig
 from qreward.testing.virtual_time import run_in_virtual_time
 

@@ -16,7 +16,7 @@ from reload_tools import MODEL, Servers, ask, begin, config_of, endpoint, run, s
 
 from qreward import ConfigError, Hedge, Limits, NoEndpoint, QRewardClient, QueueFull, Retry, Route, SyncQRewardClient, Timeouts
 from qreward.errors import ServerError
-from qreward.scheduler.limits.adaptive import AdaptiveLimit
+from qreward.scheduler.limits.concurrency import AdaptiveLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.settings.client import ClientConfig
@@ -101,10 +101,10 @@ def test_an_endpoint_that_was_marked_unhealthy_stays_so_even_if_it_is_replaced()
     client = QRewardClient.from_config(BEFORE)
     client.mark_unhealthy("a")
     client.reload(config_of(endpoint("a", api_key="sk-b"), endpoint("b")))
-    assert source_of(client, "a").health.down
+    assert source_of(client, "a").health.marked_unhealthy
     client.reload(config_of(endpoint("b")))
     client.reload(config_of(endpoint("a"), endpoint("b")))
-    assert not source_of(client, "a").health.down, "one that was removed is forgotten"
+    assert not source_of(client, "a").health.marked_unhealthy, "one that was removed is forgotten"
 
 
 # while it works

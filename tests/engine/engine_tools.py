@@ -11,7 +11,7 @@ from qreward import Endpoint, Limits, QRewardClient
 from qreward.errors import ServerError
 from qreward.results import Usage
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
-from qreward.scheduler.request import Attempt, Task
+from qreward.scheduler.state import Attempt, Task
 from qreward.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
 
 MODEL = "judge-7b"

@@ -11,7 +11,7 @@ from engine_tools import client_of, endpoints, leftovers, now, on_virtual_time
 from stream_wire import OPENED, Step, StreamWire, ask, heard, spoken, words
 
 from qreward import RequestTimeout, StreamInterrupted, Timeouts
-from qreward.scheduler.stats.latency import KNOWN
+from qreward.scheduler.stats import KNOWN
 
 SEEN = 120
 """Streams after which the silence of an endpoint would be noticed."""

@@ -22,7 +22,7 @@ from qreward import (
 )
 from qreward.engine.stream_sink import AHEAD
 from qreward.scheduler.outcome import RateLimit, RateLimitInfo
-from qreward.scheduler.stats.latency import GAP_LEAST
+from qreward.scheduler.stats import GAP_LEAST
 
 
 def test_the_pieces_come_one_by_one_and_then_the_whole_with_its_usage() -> None:

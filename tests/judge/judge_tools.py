@@ -13,7 +13,7 @@ from qreward.errors import BadRequest, RateLimited, ServerError
 from qreward.judge import Judge
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.testing.virtual_time import VirtualTimeLoop
-from qreward.transport.error_mapping import failure_from_unfinished
+from qreward.transport.error_mapping import failure_from_body
 from qreward.transport.redaction import secrets_of
 
 MODEL = "judge-7b"
@@ -92,7 +92,7 @@ class JudgeWire:
         try:
             return Answer(call.codec.decode(answer(said), call), 10, 5)
         except Unfinished as error:
-            return failure_from_unfinished(error, Reply(200, {}, b""), str(endpoint.name), model, secrets_of(endpoint))
+            return failure_from_body(error, Reply(200, {}, b""), str(endpoint.name), model, secrets_of(endpoint))
 
     async def aclose(self) -> None:
         """Nothing is open."""

@@ -16,9 +16,9 @@ from qreward import Endpoint, Limits, QRewardClient
 from qreward.engine.probing import LATE, LONGEST_LOOK, ProbingEngine
 from qreward.errors import ConnectionFailed
 from qreward.results import Usage
-from qreward.scheduler.endpoint_state import make_source
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, ProbeResult
 from qreward.scheduler.scheduler import Scheduler
+from qreward.scheduler.state import make_source
 from qreward.settings.policies import Retry
 from qreward.testing.virtual_time import run_in_virtual_time
 

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.endpoint_state import Source, make_source
-from qreward.scheduler.limits.adaptive import AdaptiveLimit
+from qreward.scheduler.limits.concurrency import AdaptiveLimit
 from qreward.scheduler.outcome import Answer, ProbeResult
 from qreward.scheduler.probe_state import LONGEST_AWAY, VALID, ProbeEffect, ProbeState
-from qreward.scheduler.request import Attempt, Task
+from qreward.scheduler.state import Attempt, Source, Task, make_source
 from qreward.settings.policies import Limits
 
 READY, AWAY, SILENT = ProbeResult(ready=True), ProbeResult(ready=False), ProbeResult()
@@ -111,7 +110,7 @@ def test_an_account_that_is_used_up_is_no_matter_of_readiness() -> None:
 
 def test_one_that_an_operator_took_out_stays_out() -> None:
     source, sight = fresh()
-    source.health.down = True
+    source.health.mark_unhealthy()
     look(sight, source, AWAY, READY)
     assert source.ready_at(0.0) == inf
 

@@ -16,12 +16,10 @@ from qreward import Endpoint, QRewardClient
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.rewards.registry import SCORE
-from qreward.codecs.rewards.server_info import PROBES
 from qreward.scheduler.outcome import ProbeResult
 from qreward.testing import FakeEndpoint, FakeFleet
 from qreward.testing.spec import Latency
 from qreward.transport.backend import HttpBackend
-from qreward.transport.probes import LOOKS
 
 SCORES = ("tei", "openrlhf")
 KEY = "sk-for-the-judge"
@@ -89,11 +87,6 @@ def test_each_kind_says_whether_it_is_ready_and_what_it_has_to_do(kind: Any, idl
             await wire.aclose()
 
     asyncio.run(test())
-
-
-def test_a_look_asks_for_what_its_kind_is_known_to_tell() -> None:
-    assert LOOKS.keys() == PROBES.keys()
-    assert all(set(paths) <= set(PROBES[kind]) for kind, paths in LOOKS.items())
 
 
 def test_nobody_there_is_not_ready_and_a_broken_setup_says_nothing() -> None:

@@ -12,7 +12,7 @@ from random import Random
 from qreward.quota.lease import Lease
 from qreward.quota.ledger import Ledger
 from qreward.quota.messages import MINUTE, RENEW, Demand, RenewReply, RenewRequest
-from qreward.scheduler.limits.window import FixedLimit
+from qreward.scheduler.limits.concurrency import FixedLimit
 from qreward.settings.policies import Limits
 
 MANY = 1000.0
@@ -41,7 +41,7 @@ class Member:
         limits, tenure, lapsed = self.room.limits, self.tenure, self.tenure.lapse(self.room.now)
         want, rate = min(self.backlog, MANY), inf if self.backlog else 0.0
         ask = RenewRequest()
-        if limits.rpm is not None:
+        if tenure.requests is not None and limits.rpm is not None:
             ask.requests = tenure.requests.need(limits.rpm, lapsed=lapsed, want=want, rate=rate)
         if tenure.tokens is not None and limits.tpm is not None:
             ask.tokens = tenure.tokens.need(limits.tpm, lapsed=lapsed, want=want * self.cost, rate=rate)
@@ -71,7 +71,7 @@ class Member:
         tenure = self.tenure
         if not tenure.may_send(self.room.now):
             return inf
-        ready = max(tenure.requests.ready_at, -inf if tenure.tokens is None else tenure.tokens.ready_at)
+        ready = max((quota.ready_at for quota in tenure.quotas), default=-inf)
         return max(ready, self.flying[0]) if self.in_flight >= tenure.window.limit else ready
 
     def may_send(self) -> bool:
@@ -80,7 +80,8 @@ class Member:
     def send(self) -> None:
         """All that it may now."""
         while self.may_send():
-            self.tenure.requests.take(self.room.now)
+            if self.tenure.requests is not None:
+                self.tenure.requests.take(self.room.now)
             if self.tenure.tokens is not None:
                 self.tenure.tokens.take(self.room.now, self.cost)
             self.backlog -= 1
@@ -143,7 +144,7 @@ class Room:
         member.alive = False
         member.flying.clear()
         if noticed:
-            self.ledger.bury(self.now, member.name)
+            self.ledger.remove_dead(self.now, member.name)
 
     def check(self) -> None:
         """What all may believe to hold is never more than there is."""

@@ -17,7 +17,7 @@ import engine_tools
 from engine_tools import FakeWire, client_of
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward.quota import transports as carriers_room
+from qreward.quota import renewal as carriers_room
 from qreward.quota.ledger import Ledger
 from qreward.quota.messages import RenewReply, RenewRequest
 from qreward.testing.virtual_time import run_in_virtual_time
@@ -62,19 +62,17 @@ class Table:
 
 
 class Turns:
-    """In the place of a sharing's thread and of its bell."""
-
-    over = False
+    """In the place of a sharing's thread and of its event."""
 
     def __init__(self, client: QRewardClient) -> None:
         self.sharing = client._runtime._sharing
         self.rung = asyncio.Event()
         self.asleep = False  # stopped, as by a debugger
-        client._runtime._sharing._bell = client._runtime._sharing._thread = self  # type: ignore[assignment]
+        client._runtime._sharing._wake = client._runtime._sharing._thread = self  # type: ignore[assignment]
         client._runtime._sharing.aclose = self.aclose  # type: ignore[method-assign]
         self.task = asyncio.ensure_future(self.keep())
 
-    def ring(self) -> None:
+    def set(self) -> None:
         self.rung.set()
 
     async def aclose(self) -> None:

@@ -14,7 +14,7 @@ from quota_child import KEY, asked
 from qreward.integrations.ray import limit_actor as room
 from qreward.integrations.ray.limit_actor import LedgerActor, RayLedgerTransport
 from qreward.quota.messages import LEASE
-from qreward.quota.transports import make_transport
+from qreward.quota.renewal import make_transport
 
 
 class RayActorError(Exception):

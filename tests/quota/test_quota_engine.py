@@ -92,7 +92,7 @@ async def test_an_idle_client_leaves_and_renews_no_more_and_comes_back_with_its_
     await asyncio.sleep(10)
     renewals = house.table.renewals
     assert sharing(client) == "idle"
-    assert not house.table.only.seats
+    assert not house.table.only.members
     await asyncio.sleep(1000)
     assert house.table.renewals == renewals
     before = now()
@@ -121,7 +121,7 @@ async def test_a_process_that_slept_longer_than_its_lease_sends_nothing_before_i
     await asyncio.sleep(3)
     assert len(wire.sent) == 1
     turns.asleep = False
-    turns.ring()
+    turns.set()
     await asked
     assert len(wire.sent) == 2
 
@@ -242,7 +242,7 @@ async def test_sharing_may_be_switched_on_and_off_live_while_work_waits(house: H
     await asyncio.sleep(10)
     assert sent_since(wire, before) >= 98
     assert client.stats()["a"].state.sharing is None  # type: ignore[union-attr]
-    assert not house.table.only.seats
+    assert not house.table.only.members
     await stop(work)
 
 
@@ -250,9 +250,9 @@ async def test_sharing_may_be_switched_on_and_off_live_while_work_waits(house: H
 async def test_closing_gives_the_share_back_at_once(house: House) -> None:
     client, _ = house.client(rpm=600)
     await call(client, 1)
-    assert len(house.table.only.seats) == 1
+    assert len(house.table.only.members) == 1
     await client.aclose()
-    assert not house.table.only.seats
+    assert not house.table.only.members
     assert house.table.closed == 1
 
 
@@ -262,16 +262,16 @@ async def test_an_endpoint_that_is_removed_leaves_when_its_last_answer_is_there(
     client.add_endpoint(house.endpoint("b", max_concurrency=2))
     asked = asyncio.ensure_future(call(client, 1))
     await asyncio.sleep(1)
-    members = sum(len(ledger.seats) for ledger in house.table.ledgers.values())
+    members = sum(len(ledger.members) for ledger in house.table.ledgers.values())
     assert members >= 1
     for name in ("a", "b"):
         if client.stats()[name].state.in_flight:  # type: ignore[union-attr]
             client.remove_endpoint(name)
     await asyncio.sleep(1)
-    assert sum(len(ledger.seats) for ledger in house.table.ledgers.values()) >= 1
+    assert sum(len(ledger.members) for ledger in house.table.ledgers.values()) >= 1
     await asked
     await asyncio.sleep(3)
-    assert not any(ledger.seats for ledger in house.table.ledgers.values())
+    assert not any(ledger.members for ledger in house.table.ledgers.values())
 
 
 def test_sharing_without_anything_to_share_says_what_to_set() -> None:

@@ -7,7 +7,7 @@ from math import inf
 import msgspec
 import pytest
 
-from qreward.quota.ledger import TURN, Ledger, level
+from qreward.quota.ledger import TURN, Ledger, water_level
 from qreward.quota.messages import LEASE, LINGER, MINUTE, PERIOD, Demand, Grant, RenewReply, RenewRequest
 
 
@@ -108,7 +108,7 @@ def test_what_a_dead_process_had_is_there_at_once() -> None:
     ledger.renew(0.0, "a", slots(hold=8, using=8))
     assert ledger.silent(1.0) == []
     assert ledger.silent(2.0) == ["a"]
-    ledger.bury(2.0, "a")
+    ledger.remove_dead(2.0, "a")
     assert part_of(ledger.renew(2.0, "b", slots()).permits).hold == 8
 
 
@@ -143,7 +143,7 @@ def test_a_reply_that_was_lost_costs_nothing_for_long() -> None:
 def test_what_a_dead_process_had_in_hand_counts_as_used_for_a_minute() -> None:
     ledger = Ledger()
     grant = part_of(ledger.renew(0.0, "a", rate(60)).requests).grant
-    ledger.bury(0.0, "a")
+    ledger.remove_dead(0.0, "a")
     ledger.renew(30.0, "b", rate(60, want=0))
     assert ledger.requests.counted() == grant
     ledger.renew(61.0, "b", rate(60, want=0))
@@ -155,7 +155,7 @@ def test_who_leaves_in_good_order_gives_back_what_it_did_not_use() -> None:
     grant = part_of(ledger.renew(0.0, "a", rate()).requests).grant
     ledger.leave(0.5, "a", rate(spent=1.0, left=grant - 1))
     assert ledger.requests.counted() == 1
-    assert not ledger.seats
+    assert not ledger.members
 
 
 def test_who_gives_back_what_it_got_is_not_charged_for_it() -> None:
@@ -210,6 +210,6 @@ def test_a_ledger_survives_its_travels() -> None:
 
 
 def test_water_finds_its_level() -> None:
-    assert level(0.0, [(1.0, 5.0)]) == 1.0
-    assert level(3.0, [(0.0, 1.0), (0.0, 5.0), (4.0, 5.0)]) == 2.0
-    assert level(9.0, []) == inf
+    assert water_level(0.0, [(1.0, 5.0)]) == 1.0
+    assert water_level(3.0, [(0.0, 1.0), (0.0, 5.0), (4.0, 5.0)]) == 2.0
+    assert water_level(9.0, []) == inf

@@ -90,7 +90,7 @@ def test_a_killed_process_is_noticed_long_before_its_lease_runs_out(place: Path)
         child.kill()
         child.wait()
     carrier._clock = lambda: time.monotonic() + FRESH + 0.01
-    carrier._books[KEY]._clock = carrier._clock
+    carrier._files[KEY]._clock = carrier._clock
     share = carrier.renew(KEY, "b", asked())
     assert (share.members, permits(share)) == (1, 8)
     assert not list(place.glob("*.a"))
@@ -110,9 +110,9 @@ def test_a_process_that_lives_and_is_silent_keeps_its_share_until_its_lease_runs
                 time.sleep(0.01)
                 child.send_signal(signal.SIGSTOP)
         now = time.monotonic()
-        carrier._books[KEY]._clock = lambda: now + FRESH + 0.1
+        carrier._files[KEY]._clock = lambda: now + FRESH + 0.1
         assert permits(carrier.renew(KEY, "b", asked())) == 0
-        carrier._books[KEY]._clock = lambda: now + LEASE + 0.1
+        carrier._files[KEY]._clock = lambda: now + LEASE + 0.1
         assert permits(carrier.renew(KEY, "b", asked())) == 8
     carrier.close()
 
@@ -132,7 +132,7 @@ def test_processes_killed_in_the_middle_of_writing_never_spoil_the_ledger(place:
         hold = permits(share)
         assert not share.young, "the ledger before the last is still there"
         assert share.members >= 1
-    carrier._books[KEY]._clock = lambda: time.monotonic() + FRESH + 0.01
+    carrier._files[KEY]._clock = lambda: time.monotonic() + FRESH + 0.01
     carrier.renew(KEY, "steady", asked(hold=hold))
     assert permits(carrier.renew(KEY, "steady", asked(hold=hold))) == 8
     carrier.close()
@@ -143,13 +143,13 @@ def test_what_was_half_written_is_as_if_it_had_not_been_begun(place: Path, clock
     carrier = FileTransport(place, clock)
     for hold in (0, 8, 8):
         carrier.renew(KEY, "a", asked(hold=hold))
-    serial = carrier._books[KEY]._serial
+    serial = carrier._files[KEY]._serial
     with ledger_file(place).open("r+b") as file:
         file.seek((serial + 1) % 2 * SLOT)
         file.write(b"\xff" * torn)  # a process began to write the next one, and died
     share = carrier.renew(KEY, "a", asked(hold=8))
     assert (share.young, permits(share)) == (False, 8)
-    assert carrier._books[KEY]._serial == serial + 1
+    assert carrier._files[KEY]._serial == serial + 1
     carrier.close()
 
 
@@ -235,7 +235,7 @@ def test_who_holds_the_lock_and_does_not_go_on_is_waited_for_a_moment_only(place
     monkeypatch.setattr(books, "PATIENCE", 0.02)
     one, other = FileTransport(place), FileTransport(place)
     one.renew(KEY, "a", asked())
-    with one._books[KEY].opened("a"), pytest.raises(TimeoutError, match="another process holds the lock of the ledger"):
+    with one._files[KEY].locked("a"), pytest.raises(TimeoutError, match="another process holds the lock of the ledger"):
         other.renew(KEY, "b", asked())
     assert other.renew(KEY, "b", asked()).members == 2
     one.close(), other.close()

@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
         if (member := self.one(pick)) is not None:
             self.members.remove(member)
             if noticed:
-                self.ledger.bury(self.now, member.name)
+                self.ledger.remove_dead(self.now, member.name)
 
     @rule(pick=picks)
     def leave(self, pick: int) -> None:

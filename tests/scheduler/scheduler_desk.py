@@ -20,12 +20,11 @@ from qreward.errors import (
     RequestTimeout,
     ServerError,
 )
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, BatchFeed, Task
+from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import Scheduler
+from qreward.scheduler.state import Attempt, BatchFeed, Pool, Source, Task
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
 NORMAL = 5
@@ -89,7 +88,7 @@ class Desk:
     def new_pool(
         self, name: str, strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH, weights: dict[str, float] | None = None
     ) -> Pool:
-        return Pool(name, [], make_balancer(strategy, weights or {}, self.rng))
+        return Pool(name, [], make_balancer(strategy, weights or {}, self.rng), Queue())
 
     def add(self, name: str, limits: Limits | None = None, *, pools: Iterable[Pool] | None = None, **more: Any) -> Source:
         """Make a source and let it join."""
@@ -122,7 +121,7 @@ class Desk:
     def mark(self, name: str, *, down: bool) -> None:
         source = self[name]
         if down:
-            source.health.down = True
+            source.health.mark_unhealthy()
             self.scheduler.lost(self.now, source)
         else:
             source.health.restore()

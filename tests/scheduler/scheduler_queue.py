@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.load_balancing import ExpectedFinish
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.queueing.queue import Queue
-from qreward.scheduler.request import BatchFeed, Task
+from qreward.scheduler.queue import Queue
+from qreward.scheduler.state import BatchFeed, Pool, Source, Task
 
 A, B, C = (Source(name, Random(0)) for name in "abc")
-POOL = Pool("p", [], ExpectedFinish())
+POOL = Pool("p", [], ExpectedFinish(), Queue())
 
 
 def task(

@@ -10,12 +10,10 @@ from sys import float_info
 from typing import Any
 
 from qreward.errors import QRewardError
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, BatchFeed, CancelReason, Task, TaskState
 from qreward.scheduler.scheduler import CANCEL, FINISH, LOOK_LATER, MORE, SEND, Command, Scheduler
+from qreward.scheduler.state import Attempt, BatchFeed, CancelReason, Pool, Source, Task, TaskState
 from qreward.scheduler.timer_wheel import PER_SECOND
 
 BUCKET = 1 / PER_SECOND
@@ -129,7 +127,7 @@ class Watch:
         assert source in task.pool.sources, f"{source} does not serve {task.pool}"
         assert all(other.task is not task or other.source is not source for other in self.live), "a copy goes to the source that has it"
         assert source not in task.unfit, f"{source} has said that it cannot serve the task"
-        assert not source.health.down, f"{source} is marked down"
+        assert not source.health.marked_unhealthy, f"{source} is marked down"
         assert now >= self._stay_away.get(source, -inf), f"{source} asked us to stay away until {self._stay_away[source]}, it is {now}"
         if isinstance(source.requests, Gcra):
             self._rates.setdefault(source, Rate(source.requests.rate, source.requests.burst)).sent(now)
@@ -157,7 +155,7 @@ class Watch:
         pools = dict.fromkeys(pool for source in self.sources for pool in source.pools) | dict.fromkeys(feed.pool for feed in self.feeds)
         for pool in pools:
             well = [source.health for source in pool.sources if source.health.in_service]
-            assert all(not health.down and health.open_until == -inf for health in well)
+            assert all(not health.marked_unhealthy and health.open_until == -inf for health in well)
             assert pool.in_service == len(well), f"{pool} counts {pool.in_service} sources in service, but {len(well)} are"
             assert pool.back == sum(health.allowed > 1 for health in well)
         timed = sum(item.due >= 0 for items in (self.open, self.sources, pools, self.feeds) for item in items)
@@ -182,7 +180,7 @@ class Watch:
                 assert task.due >= 0, "a task waits for a time that never comes"
             else:
                 assert task.state is TaskState.QUEUED
-                assert any(source not in task.excluded and not source.health.down for source in task.pool.sources), (
+                assert any(source not in task.excluded and not source.health.marked_unhealthy for source in task.pool.sources), (
                     f"a task waits in {task.pool} although it avoids {task.excluded}, and nobody else is there"
                 )
 

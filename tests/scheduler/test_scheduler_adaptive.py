@@ -10,14 +10,13 @@ from random import Random
 import pytest
 
 from qreward.errors import RateLimited
-from qreward.scheduler.endpoint_state import Source
-from qreward.scheduler.limits.adaptive import TUNING, AdaptiveLimit, Elasticity
+from qreward.scheduler.limits.concurrency import TUNING, AdaptiveLimit, Elasticity
 from qreward.scheduler.limits.rate import LearnedRate
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, BatchFeed, Task
+from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import FINISH, MORE, SEND, Scheduler
+from qreward.scheduler.state import Attempt, BatchFeed, Pool, Source, Task
 from qreward.settings.policies import Retry
 
 SECONDS = 300.0
@@ -34,7 +33,7 @@ class Loop:
         self.window = AdaptiveLimit(self.rng, most)
         self.source = Source("s", self.rng, window=self.window, learned=LearnedRate())
         self.scheduler = Scheduler(Retry(), self.rng)
-        self.pool = Pool("p", [], ExpectedFinish())
+        self.pool = Pool("p", [], ExpectedFinish(), Queue())
         self.now, self.answers, self.rejects, self.serving, self.peak = 0.0, 0, 0, 0, 0
         self.done: list[float] = []
         self.sent: list[float] = []
@@ -228,14 +227,6 @@ def test_a_small_limit_of_an_operator_is_used_at_once_and_kept_where_it_pays() -
 
 def test_a_large_limit_of_an_operator_is_a_limit_not_a_target() -> None:
     assert AdaptiveLimit(Random(0), 1000).limit == TUNING.start
-
-
-def test_failures_and_cancellations_move_nothing() -> None:
-    window = AdaptiveLimit(Random(0))
-    for _ in range(100):
-        window.sent(0.0, 8)
-        window.ended()
-    assert window.limit == TUNING.start
 
 
 def test_without_enough_work_it_learns_nothing() -> None:

@@ -10,30 +10,29 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qreward.scheduler.endpoint_state import make_source
 from qreward.scheduler.limits.headers import DOUBT, FORGOTTEN, LONGEST_WAIT, REMEMBERED, HeaderRateLimit, near_usual
 from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, Failure, RateLimit, RateLimitInfo
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Task
+from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import Scheduler
+from qreward.scheduler.state import Pool, Task, make_source
 from qreward.settings.policies import Limits, Retry
 
 
 def meter_that_was_told(limit: float | None, remaining: float, reset: float | None, *, window: float | None = None) -> HeaderRateLimit:
     """As of an answer at 1 s to a request that left at 0 s, with nothing else in flight."""
     meter = HeaderRateLimit()
-    meter.told(1.0, 0.0, RateLimit(limit, remaining, reset, window))
+    meter.update(1.0, 0.0, RateLimit(limit, remaining, reset, window))
     return meter
 
 
 def window_that_was_told(limit: float, remaining: float, reset: float) -> HeaderRateLimit:
     """The same of what is known to be a window: with use, ``remaining`` and ``reset`` have both fallen."""
     meter = HeaderRateLimit()
-    meter.told(0.5, -0.5, RateLimit(limit, limit, reset + 0.5))
+    meter.update(0.5, -0.5, RateLimit(limit, limit, reset + 0.5))
     meter.take(0.6)
-    meter.told(1.0, 0.6, RateLimit(limit, remaining, reset))
+    meter.update(1.0, 0.6, RateLimit(limit, remaining, reset))
     return meter
 
 
@@ -77,7 +76,7 @@ def test_a_limit_that_is_never_reached_costs_nothing() -> None:
     meter = meter_that_was_told(1e6, 1e6 - 1, 0.1)
     for second in range(1, 500):
         send(meter, 20, float(second))
-        meter.told(second + 0.5, float(second), RateLimit(1e6, 1e6 - 20, 0.5))
+        meter.update(second + 0.5, float(second), RateLimit(1e6, 1e6 - 20, 0.5))
         assert meter.ready_at == -inf
 
 
@@ -86,7 +85,7 @@ def test_what_was_sent_since_that_request_left_is_taken_off() -> None:
     send(meter, 1, 2.0)
     send(meter, 1, 3.0)
     send(meter, 4, 4.0)
-    meter.told(5.0, 2.0, RateLimit(100, 11, 26.0))  # somebody else has used most of it
+    meter.update(5.0, 2.0, RateLimit(100, 11, 26.0))  # somebody else has used most of it
     send(meter, 6, 5.0)  # 11, less the 5 sent at 3 s and at 4 s
     assert meter.ready_at == pytest.approx(31.0)
 
@@ -95,8 +94,8 @@ def test_what_an_earlier_request_tells_is_old() -> None:
     meter = meter_that_was_told(100, 10, 30.0)
     for now in (2.0, 3.0):
         send(meter, 1, now)
-    meter.told(4.0, 3.0, RateLimit(100, 8, 27.0))
-    meter.told(5.0, 2.0, RateLimit(100, 0, 900.0))
+    meter.update(4.0, 3.0, RateLimit(100, 8, 27.0))
+    meter.update(5.0, 2.0, RateLimit(100, 0, 900.0))
     send(meter, 8, 5.0)
     assert meter.ready_at == 31.0
 
@@ -105,21 +104,21 @@ def test_of_requests_of_one_instant_the_last_that_is_heard_tells() -> None:
     meter = meter_that_was_told(100, 10, 30.0)
     send(meter, 4, 2.0)
     for left in (8, 9, 7):  # any order; the fourth has not told yet
-        meter.told(3.0, 2.0, RateLimit(100, left, 28.0))
+        meter.update(3.0, 2.0, RateLimit(100, left, 28.0))
     send(meter, 6, 3.0)
     assert meter.ready_at == 31.0
 
 
 def test_what_else_is_in_flight_at_first_is_taken_off() -> None:
     meter = HeaderRateLimit()
-    meter.told(1.0, 0.0, RateLimit(10, 9, 50.0), others=7)
+    meter.update(1.0, 0.0, RateLimit(10, 9, 50.0), others=7)
     send(meter, 2, 1.0)
     assert meter.ready_at == 51.0
 
 
 def test_an_operators_limit_holds_besides() -> None:
     meter = HeaderRateLimit(Gcra(0.5))
-    meter.told(1.0, 0.0, RateLimit(6000, 5999, 60.0))
+    meter.update(1.0, 0.0, RateLimit(6000, 5999, 60.0))
     meter.take(1.0)
     assert meter.ready_at == pytest.approx(2.9)
 
@@ -152,7 +151,7 @@ def test_a_bucket_is_known_by_its_reset_that_grows_with_use() -> None:
     assert meter.refill == 0.0
     for number, sent_at in enumerate(range(2, 8)):
         send(meter, 100, float(sent_at))
-        meter.told(sent_at + 0.1, float(sent_at), RateLimit(600, 500 - 90 * number, 10 + 9.0 * number))
+        meter.update(sent_at + 0.1, float(sent_at), RateLimit(600, 500 - 90 * number, 10 + 9.0 * number))
     assert meter.window == 60.0
     assert meter.refill == pytest.approx(10.0)
 
@@ -182,10 +181,10 @@ def test_a_bucket_smaller_than_its_limit_fills_only_so_far() -> None:
     meter = meter_that_was_told(600, 0, 1.0)  # of ten
     for sent_at, left in ((2.0, 9.0), (3.0, 4.0), (3.5, 0.0)):
         send(meter, 1, sent_at)
-        meter.told(sent_at + 0.01, sent_at, RateLimit(600, left, (10 - left) / 10))
+        meter.update(sent_at + 0.01, sent_at, RateLimit(600, left, (10 - left) / 10))
     assert meter.refill == pytest.approx(10.0)
     meter.take(100.0)
-    meter.told(100.1, 100.0, RateLimit(600, 9.0, 0.1))
+    meter.update(100.1, 100.0, RateLimit(600, 9.0, 0.1))
     send(meter, 9, 100.1)
     assert meter.ready_at > 100.1
 
@@ -201,7 +200,7 @@ def test_a_window_that_is_over_tells_nothing_of_the_next() -> None:
     meter = window_that_was_told(100, 5, 9.0)
     send(meter, 5, 9.0)
     send(meter, 10, 10.0)  # a new one
-    meter.told(10.5, 9.0, RateLimit(100, 0, 0.5))
+    meter.update(10.5, 9.0, RateLimit(100, 0, 0.5))
     send(meter, 90, 10.5)
 
 
@@ -212,9 +211,9 @@ def test_a_limit_without_a_reset_comes_back_in_a_minute_or_in_the_window_it_name
 
 def test_a_limit_alone_counts_if_it_names_its_window() -> None:
     meter = HeaderRateLimit()
-    meter.told(1.0, 0.0, RateLimit(100, None, None))
+    meter.update(1.0, 0.0, RateLimit(100, None, None))
     assert meter.ready_at == -inf
-    meter.told(1.0, 0.0, RateLimit(100, None, None, window=10.0))
+    meter.update(1.0, 0.0, RateLimit(100, None, None, window=10.0))
     send(meter, 100, 1.0)
     assert meter.ready_at == pytest.approx(1.1)
 
@@ -229,7 +228,7 @@ def test_windows_are_usual_ones_if_they_are_near(seconds: float, window: float) 
 
 def tokens_that_were_told(limit: float, remaining: float, reset: float) -> HeaderRateLimit:
     meter = HeaderRateLimit(doubt=DOUBT)
-    meter.told(1.0, 0.0, RateLimit(limit, remaining, reset))
+    meter.update(1.0, 0.0, RateLimit(limit, remaining, reset))
     return meter
 
 
@@ -247,7 +246,7 @@ def test_what_the_server_charges_for_a_guess_is_learned() -> None:
         now += 0.01
         meter.take(now, 100.0, 200.0)
         left -= 700.0  # it reserves far more than it uses
-        meter.told(now + 0.005, now, RateLimit(1e6, max(0.0, left), 60.0 - (now - 1.0)))
+        meter.update(now + 0.005, now, RateLimit(1e6, max(0.0, left), 60.0 - (now - 1.0)))
         meter.settle(100.0, 90.0)
         if left < 700.0:
             break
@@ -279,7 +278,7 @@ def test_a_request_that_was_turned_away_gives_its_tokens_back() -> None:
 @pytest.mark.parametrize("said", [RateLimit(0, 0, 10.0), RateLimit(None, 5, None), RateLimit(None, None, 30.0), RateLimit(5, None, 1.0)])
 def test_what_says_nothing_of_use_changes_nothing(said: RateLimit) -> None:
     meter = HeaderRateLimit()
-    meter.told(1.0, 0.0, said)
+    meter.update(1.0, 0.0, said)
     assert meter.ready_at == -inf
 
 
@@ -290,11 +289,11 @@ def test_nothing_left_is_not_believed_when_answers_come_all_the_same() -> None:
         waits.append(max(0.0, meter.ready_at - now))
         now = max(now, meter.ready_at)
         meter.take(now)
-        meter.told(now + 1.0, now, RateLimit(100, 0, 1e9))
+        meter.update(now + 1.0, now, RateLimit(100, 0, 1e9))
         now += 1.0
     assert waits == [LONGEST_WAIT, *[0.0] * 9]
     meter.take(now)
-    meter.told(now + 1.0, now, RateLimit(100, 40, 30.0))  # sense again
+    meter.update(now + 1.0, now, RateLimit(100, 40, 30.0))  # sense again
     send(meter, 40, now + 1.0)
     assert meter.ready_at > now + 1.0
 
@@ -304,7 +303,7 @@ def test_nothing_left_is_believed_when_the_one_that_asks_is_turned_away() -> Non
     for _ in range(3):
         now = meter.ready_at
         meter.take(now)
-        meter.told(now + 1.0, now, RateLimit(100, 0, 1e9), answered=False)
+        meter.update(now + 1.0, now, RateLimit(100, 0, 1e9), answered=False)
         assert meter.ready_at == pytest.approx(now + LONGEST_WAIT)
 
 
@@ -319,7 +318,7 @@ def test_whatever_is_told_it_is_asked_again_within_a_minute(steps: list[tuple[fl
         now += gap
         if meter.ready_at <= now:
             meter.take(now, 100.0 if tokens else 1.0, 120.0)
-        meter.told(now, now - latency, said, answered=answered)
+        meter.update(now, now - latency, said, answered=answered)
         assert meter.ready_at <= now + LONGEST_WAIT
         assert not isnan(meter.ready_at)
         if tokens:
@@ -377,7 +376,7 @@ def play(server: Limited, seconds: float, latency: float, seed: int, most: int =
             said = said or server.says(now)
             if not let_in:
                 held = now + (said.reset or 0.0) / (server.limit if server.bucket else 1)
-            meter.told(now, sent_at, said, answered=let_in, others=len(flying))
+            meter.update(now, sent_at, said, answered=let_in, others=len(flying))
 
 
 @given(
@@ -414,7 +413,7 @@ class Stage:
 
     def __init__(self, estimate: tuple[float, float] = (0.0, 0.0)) -> None:
         self.scheduler = Scheduler(Retry(), Random(0), lambda _: estimate)
-        self.pool = Pool("p", [], ExpectedFinish())
+        self.pool = Pool("p", [], ExpectedFinish(), Queue())
         self.source = make_source("a", Random(0), Limits(max_concurrency=8))
         self.scheduler.join(0.0, self.source, self.pool)
 

@@ -10,7 +10,7 @@ from scheduler_desk import ERRORS, Desk
 
 from qreward.errors import BadRequest, ClientClosed, RequestTimeout, ServerError
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.request import Attempt, Task
+from qreward.scheduler.state import Attempt, Task
 from qreward.settings.policies import Limits, LoadBalanceStrategy, Retry
 
 K = FailureKind

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scheduler_desk import Desk
 from scheduler_memory import bytes_left_by
 
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.load_balancing import Balancer, ExpectedFinish, LeastConnections, PowerOfTwo, WeightedRoundRobin, make_balancer
+from qreward.scheduler.state import Source
 from qreward.settings.policies import Limits, LoadBalanceStrategy
 
 S = LoadBalanceStrategy

@@ -8,9 +8,8 @@ from scheduler_warm import HANGS_ONLY, PACE, live, warm_all
 
 from qreward.errors import QueueFull, RequestTimeout
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.pool import LEAST_WINDOW, reserve
-from qreward.scheduler.request import TaskState
 from qreward.scheduler.scheduler import LOOK_LATER
+from qreward.scheduler.state import LEAST_WINDOW, TaskState, reserve
 from qreward.settings.policies import Retry
 
 K = FailureKind

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scheduler_desk import Desk
 from scheduler_warm import copy, live, warm, warm_all
 
+from qreward.scheduler.hedging import Overdue
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind
-from qreward.scheduler.request import BatchFeed, CancelReason, Task
+from qreward.scheduler.state import BatchFeed, CancelReason, Task
 from qreward.settings.policies import Hedge, Retry
 
 K = FailureKind
@@ -396,9 +397,8 @@ def test_what_is_looked_at_is_the_oldest_first_and_no_more_than_is_due() -> None
         desk.submit()
         desk.wait(0.1)
     first = desk.at("a")[0]
-    found = desk.scheduler._hedging.inspect(first.sent_at + 2.45, desk["a"])
-    assert len(found.late) == 5
-    assert found.hung == found.overdue == []
-    assert found.next_at == pytest.approx(2.5, abs=0.05)
-    assert desk.scheduler._hedging.inspect(1.0, desk["a"]).next_at == pytest.approx(2.0)
+    found, next_at = desk.scheduler._hedging.inspect(first.sent_at + 2.45, desk["a"])
+    assert [kind for kind, _ in found] == [Overdue.LATE] * 5
+    assert next_at == pytest.approx(2.5, abs=0.05)
+    assert desk.scheduler._hedging.inspect(1.0, desk["a"]) == ([], pytest.approx(2.0))
     assert desk.scheduler._hedging.hung_after(desk["a"], desk.pool) == inf

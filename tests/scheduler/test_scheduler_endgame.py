@@ -7,9 +7,8 @@ from scheduler_desk import CHUNK, Desk
 from scheduler_warm import PACE, live, warm, warm_all
 
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.queueing.queue import Queue
-from qreward.scheduler.request import BatchFeed
-from qreward.scheduler.tail_guard import REFRESH
+from qreward.scheduler.queue import Queue
+from qreward.scheduler.state import REFRESH, BatchFeed
 
 SLOW = 10 * PACE
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_queue import A, B, feed, order, queue, task
 
-from qreward.scheduler.queueing.fair import FEW, MOST_OWED, Fair, Flow
-from qreward.scheduler.queueing.queue import Queue
-from qreward.scheduler.request import BatchFeed, Task
+from qreward.scheduler.fair_queueing import FEW, MOST_OWED, Fair, Flow
+from qreward.scheduler.queue import Queue
+from qreward.scheduler.state import BatchFeed, Task
 from qreward.settings.policies import Priority
 
 

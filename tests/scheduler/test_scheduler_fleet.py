@@ -9,7 +9,7 @@ from scheduler_desk import ERRORS, Desk
 
 from qreward.errors import CircuitOpen, NoEndpoint
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.request import Attempt, Task
+from qreward.scheduler.state import Attempt, Task
 from qreward.settings.policies import Limits, LoadBalanceStrategy, Retry
 
 K = FailureKind

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.limits.cooldown import FIRST, LONGEST, Cooldown
+from qreward.scheduler.health import FIRST, LONGEST, Cooldown
 
 
 class Middle(Random):

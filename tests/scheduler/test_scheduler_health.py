@@ -202,8 +202,8 @@ def test_each_change_between_in_service_back_and_neither_is_told_once() -> None:
         fail(watched, 0.0, task)
     watched.sent(watched.open_until)
     watched.ok(5.0, watched.since, LIMIT)
-    watched.down = True
-    watched.down = True
+    watched.mark_unhealthy()
+    watched.mark_unhealthy()
     watched.restore()
     assert told == [(-1, -1), (1, 0), (0, 1), (-1, -1), (1, 1)]
 
@@ -228,7 +228,7 @@ def test_a_request_sent_before_the_open_time_has_passed_does_not_begin_the_way_b
 
 def test_an_operator_takes_it_out_and_brings_it_back_with_a_clean_record() -> None:
     sick, _ = opened(4)
-    sick.down = True
+    sick.mark_unhealthy()
     assert not sick.in_service
     sick.restore()
     assert sick.in_service

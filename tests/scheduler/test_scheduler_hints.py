@@ -7,42 +7,42 @@ from random import Random
 
 import pytest
 
-from qreward.scheduler.endpoint_state import make_source, standing
 from qreward.scheduler.limits.headers import DOUBT, LONGEST_WAIT, HeaderRateLimit
 from qreward.scheduler.outcome import RateLimit, RateLimitInfo
+from qreward.scheduler.state import make_source, standing
 from qreward.settings.policies import Limits
 
 
 def test_a_server_that_says_when_to_come_back_is_asked_then_by_one_request_whatever_else_it_tells() -> None:
     meter = HeaderRateLimit(doubt=DOUBT)
-    meter.told(1.0, 0.0, RateLimit(None, 0, 360.0), answered=False, hint=1.5)
+    meter.update(1.0, 0.0, RateLimit(None, 0, 360.0), answered=False, hint=1.5)
     assert meter.ready_at == 2.5
     meter.take(2.5, 100.0)
     assert meter.ready_at == 2.5 + LONGEST_WAIT
-    meter.told(2.6, 2.5, RateLimit(None, 0, 360.0), answered=False, hint=1.5)
+    meter.update(2.6, 2.5, RateLimit(None, 0, 360.0), answered=False, hint=1.5)
     assert meter.ready_at == pytest.approx(4.1)
 
 
 def test_what_was_told_with_a_reject_is_forgotten_when_a_later_request_is_answered_without_a_word_of_it() -> None:
     for refund in (0.0, 100.0):  # what the request that was turned away had reserved comes back
         meter = HeaderRateLimit(doubt=DOUBT)
-        meter.told(1.0, 0.0, RateLimit(None, 0, 360.0), answered=False, hint=1.0)
+        meter.update(1.0, 0.0, RateLimit(None, 0, 360.0), answered=False, hint=1.0)
         meter.settle(refund, 0.0)
-        meter.untold(1.5, 0.9, answered=True)  # sent before that was said
+        meter.update(1.5, 0.9, None, answered=True)  # sent before that was said
         assert meter.ready_at > 1.9 or refund
         meter.take(2.0, 100.0)
-        meter.untold(2.1, 2.0, answered=False)  # it failed, which says nothing: the next may ask at once
+        meter.update(2.1, 2.0, None, answered=False)  # it failed, which says nothing: the next may ask at once
         assert meter.ready_at <= 2.1
         meter.take(2.2, 100.0)
-        meter.untold(2.3, 2.2, answered=True)
+        meter.update(2.3, 2.2, None, answered=True)
         assert meter.ready_at == -inf
         assert meter.rate == inf
 
 
 def test_a_limit_of_which_answers_go_on_telling_is_not_forgotten() -> None:
     meter = HeaderRateLimit()
-    meter.told(1.0, 0.0, RateLimit(100, 0, 20.0))
-    meter.untold(1.5, 0.5, answered=True)
+    meter.update(1.0, 0.0, RateLimit(100, 0, 20.0))
+    meter.update(1.5, 0.5, None, answered=True)
     assert meter.ready_at == 21.0
 
 

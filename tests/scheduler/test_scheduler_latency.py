@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_memory import bytes_left_by
 
-from qreward.scheduler.stats.latency import LatencyStats, Quantiles
+from qreward.scheduler.stats import LatencyStats, Quantiles
 
 seconds = st.floats(2e-4, 1e5)
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qreward.scheduler.stats.latency import LatencyStats
-from qreward.scheduler.stats.output_lengths import ENOUGH, LONG, REFRESH, STRETCH, OutputLengths
+from qreward.scheduler.stats import ENOUGH, LONG, REFRESH, STRETCH, LatencyStats, OutputLengths
 
 WIDTH = exp(0.1)
 """Quotient of the limits of a bucket: what is told is right to about half of it."""

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from scheduler_desk import Desk, failure
 
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
-from qreward.scheduler.request import Attempt, Task
+from qreward.scheduler.state import Attempt, Task
 from qreward.settings.policies import Limits, LoadBalanceStrategy, Retry
 
 NAMES = ("a", "b", "c", "d")
@@ -138,7 +138,7 @@ class Machine(RuleBasedStateMachine):
         if known:
             waiting = [task for task in self.desk.watch.open if task.attempt is None and task.pool is self.pools[first]]
             self.desk.reroute(known, self.pools[first], strategy)
-            if any(not self.desk[name].health.down for name in known):
+            if any(not self.desk[name].health.marked_unhealthy for name in known):
                 early = [task for task in waiting if task.deadline > self.desk.now]
                 assert all(task in self.desk.watch.open or task.unfit for task in early), "a new route failed what waits"
 

@@ -17,10 +17,10 @@ from scheduler_desk import Desk, failure
 from simulator import Server, Simulation
 
 from qreward.scheduler.failure_policy import Budget
-from qreward.scheduler.limits.adaptive import TUNING, AdaptiveLimit
+from qreward.scheduler.limits.concurrency import TUNING, AdaptiveLimit
 from qreward.scheduler.limits.rate import BURST, Gcra, LearnedRate
 from qreward.scheduler.outcome import Failure, Outcome
-from qreward.scheduler.stats.latency import Quantiles
+from qreward.scheduler.stats import FADE, Quantiles
 from qreward.scheduler.timer_wheel import PER_SECOND
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
@@ -101,14 +101,10 @@ IN_SECONDS: dict[str, tuple[str, ...]] = {
     "failure_policy": ("QUOTA_AWAY",),
     "scheduler": ("LOOK_LATER", "ONLINE", "STALLED"),
     "hedging": ("LOOK_LEAST", "LOOK_MOST", "LEAST_GAIN", "LEAST_SECONDS"),
-    "tail_guard": ("REFRESH", "LONGEST"),
-    "health": ("FIRST_OPEN", "LONGEST_OPEN"),
-    "endpoint_state": ("ATTEMPT_FIRST", "ATTEMPT_LEAST", "SOON"),
-    "limits.cooldown": ("FIRST", "LONGEST"),
-    "queueing.priority_level": ("BULK",),
-    "queueing.entries": ("PATIENCE",),
-    "queueing.queue": ("AGEING",),
-    "stats.stalls": ("LEAST_SECONDS",),
+    "health": ("FIRST_OPEN", "LONGEST_OPEN", "FIRST", "LONGEST"),
+    "state": ("ATTEMPT_FIRST", "ATTEMPT_LEAST", "SOON", "REFRESH", "LONGEST"),
+    "queue": ("BULK", "PATIENCE", "AGEING"),
+    "stats": ("LEAST_SECONDS",),
 }
 """Every constant of the scheduler that is a time, but for two modules: a rate is learned from hints second by second, and what endpoints
 advertise are windows of usual seconds and minutes. Streams have times of their own, which are not played here."""
@@ -118,12 +114,16 @@ def quantiles(factor: float) -> type[Quantiles]:
     """Quantiles of times whose buckets begin at ``factor`` times the usual smallest one."""
 
     class Multiplied(Quantiles):
+        @property
+        def factor(self) -> float:
+            return 1.0 if self.fade_after == FADE else factor  # those of output lengths hold no times
+
         def add(self, value: float) -> None:
-            super().add(value / factor)
+            super().add(value / self.factor)
 
         def at(self, quantile: float) -> float | None:
             found = super().at(quantile)
-            return None if found is None else found * factor
+            return None if found is None else found * self.factor
 
     return Multiplied
 
@@ -135,12 +135,12 @@ def multiply_constants(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
             monkeypatch.setattr(place, name, getattr(place, name) * factor)
     for module in ("timer_wheel", "scheduler"):
         monkeypatch.setattr(importlib.import_module(f"qreward.scheduler.{module}"), "PER_SECOND", PER_SECOND / factor)
-    adaptive = importlib.import_module("qreward.scheduler.limits.adaptive")
+    adaptive = importlib.import_module("qreward.scheduler.limits.concurrency")
     monkeypatch.setattr(adaptive, "TUNING", replace(TUNING, hold=TUNING.hold * factor, settle=TUNING.settle * factor))
     monkeypatch.setattr(
         importlib.import_module("qreward.scheduler.load_balancing"), "log", lambda seconds: log(seconds / factor)
     )  # scores are rounded
-    monkeypatch.setattr(importlib.import_module("qreward.scheduler.stats.latency"), "Quantiles", quantiles(factor))
+    monkeypatch.setattr(importlib.import_module("qreward.scheduler.stats"), "Quantiles", quantiles(factor))
     monkeypatch.setattr(Gcra.__init__, "__defaults__", (BURST * factor,))
     monkeypatch.setattr(Budget, "TTL", Budget.TTL * factor)
 

@@ -14,9 +14,8 @@ from scheduler_warm import live
 from simulator import Server, Simulation
 
 from qreward.errors import ServerError
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.request import Task
+from qreward.scheduler.state import Source, Task
 from qreward.settings.policies import Hedge, Limits, Retry
 
 K = FailureKind
@@ -201,7 +200,7 @@ def test_a_connection_that_fails_counts_against_its_source_wherever_the_task_has
     desk.mark("b", down=False)
     for number, task in enumerate(tasks):
         desk.fail(live(task), K.TRANSIENT, after=0.0)
-        desk.mark("b", down=number < 4 and not desk["b"].health.down)
+        desk.mark("b", down=number < 4 and not desk["b"].health.marked_unhealthy)
         desk.mark("b", down=False)
         desk.ok(live(desk.submit()), after=0.1)
     at_b = [attempt for attempt in desk.at("b") if attempt.task in tasks]

@@ -25,14 +25,12 @@ from scheduler_desk import Desk, failure
 from scheduler_scenarios import random_simulation
 from simulator import Server, Simulation
 
-from qreward.scheduler.limits.adaptive import TUNING, AdaptiveLimit
+from qreward.scheduler.limits.concurrency import TUNING, AdaptiveLimit, FixedLimit
 from qreward.scheduler.limits.rate import BURST
-from qreward.scheduler.limits.window import FixedLimit
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
-from qreward.scheduler.queueing.priority_level import BULK
-from qreward.scheduler.queueing.queue import AGEING
-from qreward.scheduler.request import Attempt, BatchFeed, Task
+from qreward.scheduler.queue import AGEING, BULK
 from qreward.scheduler.scheduler import MORE, SEND
+from qreward.scheduler.state import Attempt, BatchFeed, Task
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
 K = FailureKind

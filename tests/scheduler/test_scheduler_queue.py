@@ -10,11 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_queue import A, B, C, feed, order, queue, task
 
-from qreward.scheduler.endpoint_state import Source
-from qreward.scheduler.queueing.entries import MOST_GROUPS, PATIENCE
-from qreward.scheduler.queueing.priority_level import BULK
-from qreward.scheduler.queueing.queue import AGEING, LEVELS, SWEEP, Queue
-from qreward.scheduler.request import Task, TaskState
+from qreward.scheduler.queue import AGEING, BULK, LEVELS, MOST_GROUPS, PATIENCE, SWEEP, Queue
+from qreward.scheduler.state import Source, Task, TaskState
 from qreward.settings.policies import Priority
 
 

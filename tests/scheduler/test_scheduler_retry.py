@@ -40,7 +40,7 @@ def test_no_kind_of_failure_is_without_a_rule() -> None:
 
 @pytest.mark.parametrize("kind", FailureKind)
 def test_an_endpoint_that_says_no_is_not_asked_again(kind: FailureKind) -> None:
-    assert not rule_for(failure(kind, should_retry=False)).again
+    assert not rule_for(failure(kind, should_retry=False)).retryable
 
 
 @pytest.mark.parametrize("kind", FailureKind)
@@ -53,7 +53,7 @@ def test_an_endpoint_that_says_yes_is_asked_again_by_the_rule_of_the_kind(kind: 
 
 
 def test_what_cannot_be_written_is_not_tried_again_whatever_anyone_says() -> None:
-    assert not rule_for(failure(K.UNSENDABLE, should_retry=True)).again
+    assert not rule_for(failure(K.UNSENDABLE, should_retry=True)).retryable
 
 
 @given(st.integers(1, 60), st.floats(0.01, 5), st.floats(0.01, 60), st.integers(0, 2**32))

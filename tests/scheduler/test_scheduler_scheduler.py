@@ -10,8 +10,8 @@ from scheduler_watch import BUCKET
 
 from qreward.errors import RequestTimeout, ServerError
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind
-from qreward.scheduler.request import Attempt, BatchFeed, Task, TaskState
 from qreward.scheduler.scheduler import FINISH, SEND, Scheduler
+from qreward.scheduler.state import LOW, Attempt, Task, TaskState
 from qreward.settings.policies import Limits, Priority, Retry
 
 K = FailureKind
@@ -269,7 +269,7 @@ def test_a_bulk_is_read_as_it_is_needed() -> None:
     for _ in range(300):
         while desk.watch.asked:
             desk.serve(feed)
-        assert len(feed.buffer) <= CHUNK + BatchFeed.LOW
+        assert len(feed.buffer) <= CHUNK + LOW
         desk.ok(desk.at("a")[0], after=0.1)
     assert len(desk.watch.finished) == 300
 

@@ -11,8 +11,8 @@ from scheduler_desk import Desk
 from scheduler_warm import HANGS_ONLY, live, warm_all
 
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.request import Attempt, Task, TaskState
-from qreward.scheduler.stats.stalls import FACTOR, LEAST_ANSWERS, LEAST_DUE, LEAST_INFLIGHT, LEAST_SECONDS, StallDetector
+from qreward.scheduler.state import Attempt, Task, TaskState
+from qreward.scheduler.stats import FACTOR, LEAST_ANSWERS, LEAST_DUE, LEAST_INFLIGHT, LEAST_SECONDS, StallDetector
 from qreward.settings.policies import Hedge, LoadBalanceStrategy, Retry
 
 K = FailureKind

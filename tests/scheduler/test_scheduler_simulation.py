@@ -15,7 +15,7 @@ from simulator import Server, Simulation
 
 from qreward.scheduler.health import LONGEST_OPEN
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.request import BatchFeed
+from qreward.scheduler.state import LOW
 from qreward.settings.policies import Limits, LoadBalanceStrategy, Retry
 
 SEEDS = range(300)
@@ -217,7 +217,7 @@ def test_what_is_kept_is_in_proportion_to_what_is_in_flight_not_to_the_input() -
     simulation.run()
     assert len(desk.watch.finished) == 30_000
     assert 0 < most["open"] <= 2 * in_flight, "in flight, and a few that wait to be tried again"
-    assert most["waiting"] <= 2 * in_flight + CHUNK + BatchFeed.LOW
+    assert most["waiting"] <= 2 * in_flight + CHUNK + LOW
     assert most["timed"] <= 2 * most["open"] + len(desk.sources)
 
 

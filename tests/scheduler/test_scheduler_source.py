@@ -7,15 +7,14 @@ from random import Random
 
 import pytest
 
-from qreward.scheduler.endpoint_state import ATTEMPT_FIRST, ATTEMPT_LEAST, Source, SourceCounters
-from qreward.scheduler.limits.window import DEFAULT_LIMIT, FixedLimit
+from qreward.scheduler.limits.concurrency import DEFAULT_LIMIT, FixedLimit
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, Task
+from qreward.scheduler.queue import Queue
+from qreward.scheduler.state import ATTEMPT_FIRST, ATTEMPT_LEAST, Attempt, Pool, Source, SourceCounters, Task
 from qreward.settings.policies import Limits
 
-POOL = Pool("p", [], ExpectedFinish())
+POOL = Pool("p", [], ExpectedFinish(), Queue())
 
 
 def source(limits: Limits | None = None, **more: float) -> Source:
@@ -59,7 +58,7 @@ def test_the_latest_of_gate_health_and_rate_counts() -> None:
 
 def test_an_operator_or_removal_holds_it_until_an_event() -> None:
     down, removed = source(), source()
-    down.health.down = True
+    down.health.mark_unhealthy()
     removed.removed = True
     assert down.ready_at(0.0) == removed.ready_at(0.0) == inf
 

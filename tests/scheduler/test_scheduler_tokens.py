@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_desk import Desk
 
-from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.limits.tokens import FIRST_OUTPUT
 from qreward.scheduler.outcome import FailureKind
-from qreward.scheduler.request import Task
+from qreward.scheduler.state import Source, Task
 from qreward.settings.policies import Limits
 
 TPM = 6000.0

@@ -6,9 +6,8 @@ import pytest
 from scheduler_desk import Desk
 from scheduler_warm import HANGS_ONLY, PACE, copy, live, warm, warm_all
 
-from qreward.scheduler.endpoint_state import ATTEMPT_LEAST
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.request import CancelReason, Task, TaskState
+from qreward.scheduler.state import ATTEMPT_LEAST, CancelReason, Task, TaskState
 from qreward.settings.policies import Hedge, Retry
 
 K = FailureKind
@@ -20,7 +19,7 @@ STALL = 0.1
 
 def hang(desk: Desk, name: str) -> Task:
     """A task that was sent to a source, which is not going to answer."""
-    others = [other for other in desk.sources if other != name and not desk[other].health.down]
+    others = [other for other in desk.sources if other != name and not desk[other].health.marked_unhealthy]
     for other in others:
         desk.mark(other, down=True)
     task = desk.submit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qreward.scheduler.limits.window import DEFAULT_LIMIT, PATIENCE, FixedLimit
+from qreward.scheduler.limits.concurrency import DEFAULT_LIMIT, PATIENCE, FixedLimit
 
 
 def answers(window: FixedLimit, count: int) -> None:

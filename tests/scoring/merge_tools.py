@@ -57,8 +57,8 @@ class EncodingWire(ListWire):
 
     async def send(self, endpoint: Endpoint, call: Any) -> Any:
         try:
-            asked, codec = bound(call, endpoint)
-            codec.encode(asked, call.model)
+            asked, _, _ = bound(call, endpoint)
+            asked.codec.encode(asked, call.model)
         except BadRequest as error:
             self.sent.append((endpoint.name, 0.0, list(call.inputs)))
             return Failure(FailureKind.UNSENDABLE, error)

@@ -18,10 +18,9 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.base import MergeLimits
 from qreward.codecs.rewards.registry import SCORE
-from qreward.scheduler.endpoint_state import Source, make_source
 from qreward.scheduler.load_balancing import make_balancer
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, RequestOptions, Task
+from qreward.scheduler.queue import Queue
+from qreward.scheduler.state import Attempt, Pool, RequestOptions, Source, Task, make_source
 from qreward.scoring import sizing as spread
 from qreward.scoring.merge_queue import MergedItem, MergedRequest, MergeQueue, Split
 from qreward.scoring.merge_spec import EmbeddingsSpec, MergeSpec
@@ -31,7 +30,7 @@ from qreward.settings.policies import LoadBalanceStrategy
 
 def pool_of(*limits: Limits) -> Pool:
     sources = [make_source(f"s{number}", Random(1), each) for number, each in enumerate(limits)]
-    return Pool("'*'", sources, make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}, Random(1)))
+    return Pool("'*'", sources, make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}, Random(1)), Queue())
 
 
 def send(source: Source, pool: Pool, now: float = 0.0) -> None:
@@ -88,12 +87,12 @@ def test_what_is_left_is_cut_into_somewhat_more_lists_than_there_are_places() ->
 def test_only_places_that_can_be_used_now_count() -> None:
     pool = pool_of(fixed(4), fixed(6))
     first, second = pool.sources
-    second.health.down = True
+    second.health.mark_unhealthy()
     assert spread.places(0.0, pool) == 4
     for _ in range(4):
         send(first, pool)
     assert spread.places(0.0, pool) == 4, "those under way"
-    first.health.down = True
+    first.health.mark_unhealthy()
     assert spread.places(0.0, pool_of()) == 1
 
 

@@ -13,10 +13,10 @@ from server_tools import Lengths, run, served
 from qreward.cli import main
 from qreward.errors import ConfigError
 from qreward.server import ServerConfig, create_app
+from qreward.server.admission import check_caller
 from qreward.server.config import helps, token_of
 from qreward.server.http_errors import HTTPError
 from qreward.server.import_string import load_object
-from qreward.server.request import check_caller
 
 TOKEN = "tok-hidden-1"
 BODY = {"query": ["a"]}

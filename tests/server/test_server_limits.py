@@ -214,13 +214,13 @@ def test_the_hint_of_a_rate_is_what_is_missing_of_one_request() -> None:
         config = ServerConfig(rate=0.5)
         async with RewardBuffer(Lengths()) as buffer:
             admission = Admission(config, buffer)
-            await admission.enter()
+            admission.enter()
             await asyncio.sleep(0.5)  # of the 2 s for one
             with pytest.raises(HTTPError) as refused:
-                await admission.enter()
+                admission.enter()
             assert refused.value.headers["retry-after"] == "2"
             assert int(refused.value.headers["retry-after-ms"]) in {1500, 1501}  # rounded up
             await asyncio.sleep(1.501)
-            await admission.enter()
+            admission.enter()
 
     run_in_virtual_time(main())

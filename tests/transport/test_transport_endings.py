@@ -116,20 +116,20 @@ def test_a_stream_for_a_program_that_reads_the_reason_itself_ends_as_the_server_
 
 
 def test_a_legacy_completion_that_was_given_up_is_an_error_of_its_prompt_alone() -> None:
-    call, codec = bound(WireRequest(COMPLETE, "davinci", ["a", "b", "c"], {}, None), Endpoint("http://gpu-0/v1"))
+    call, _, _ = bound(WireRequest(COMPLETE, "davinci", ["a", "b", "c"], {}, None), Endpoint("http://gpu-0/v1"))
     texts = [{"text": "t", "index": at, "finish_reason": reason} for at, reason in enumerate(("stop", "abort", "length"))]
-    items = codec.decode(json.dumps({"choices": texts}).encode(), call).items
+    items = call.codec.decode(json.dumps({"choices": texts}).encode(), call).items  # type: ignore[attr-defined]
     assert [type(item) for item in items] == [list, InvalidResponse, list]
     assert "given up by the server" in str(items[1])
 
 
 def test_a_reward_in_a_chat_completion_that_was_given_up_is_none() -> None:
-    call, codec = bound(WireRequest(SCORE, "rm", [SCORE.item(("q", "a"))], {}, None), Endpoint("http://gpu-0/v1", kind="nim"))
+    call, _, _ = bound(WireRequest(SCORE, "rm", [SCORE.item(("q", "a"))], {}, None), Endpoint("http://gpu-0/v1", kind="nim"))
     found = {}
     for reason in ("stop", "length", None, "abort", "content_filter", "odd"):
         choice = {"index": 0, "finish_reason": reason, "message": {"content": "reward:1.5"}}
         try:
-            found[reason] = codec.decode(json.dumps({"choices": [choice]}).encode(), call).items
+            found[reason] = call.codec.decode(json.dumps({"choices": [choice]}).encode(), call).items  # type: ignore[attr-defined]
         except Malformed as error:
             found[reason] = "not whole" in str(error)
     assert found == {"stop": [1.5], "length": [1.5], None: [1.5], "abort": True, "content_filter": True, "odd": True}

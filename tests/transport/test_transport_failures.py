@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from qreward.codecs.base import Malformed, Reply, TransportError
+from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError
 from qreward.codecs.rate_limit_headers import retry_after, should_retry
 from qreward.errors import (
     AuthenticationFailed,
@@ -25,7 +25,7 @@ from qreward.errors import (
     ServerError,
 )
 from qreward.scheduler.outcome import Failure, FailureKind
-from qreward.transport.error_mapping import failure_from_embedded, failure_from_malformed, failure_from_reply, failure_from_transport
+from qreward.transport.error_mapping import failure_from_body, failure_from_reply, failure_from_transport
 from qreward.transport.redaction import Secrets
 
 NONE = Secrets()
@@ -157,7 +157,7 @@ EMBEDDED: list[tuple[Any, FailureKind]] = [
 
 @pytest.mark.parametrize(("error", "kind"), EMBEDDED)
 def test_what_an_error_in_a_successful_answer_means(error: Any, kind: FailureKind) -> None:
-    got = failure_from_embedded(error, Reply(200, CIMultiDict({"retry-after": "3"}), b""), "gpu-0", "judge-7b", NONE, NOW)
+    got = failure_from_body(EmbeddedError(error), Reply(200, CIMultiDict({"retry-after": "3"}), b""), "gpu-0", "judge-7b", NONE, NOW)
     assert (got.kind, got.retry_after) == (kind, 3.0)
     assert "answered 200 for model 'judge-7b': an error in the body: " in str(got.error)
 
@@ -226,7 +226,7 @@ def test_what_a_broken_line_means(error: TransportError, kind: FailureKind, cls:
 
 
 def test_a_body_that_is_no_answer_shows_how_it_begins() -> None:
-    got = failure_from_malformed(Malformed("the answer is not JSON"), Reply(200, {}, b"<html>\n" + b"x" * 999), "gpu-0", "judge-7b", NONE)
+    got = failure_from_body(Malformed("the answer is not JSON"), Reply(200, {}, b"<html>\n" + b"x" * 999), "gpu-0", "judge-7b", NONE)
     assert (got.kind, type(got.error)) == (TRANSIENT, InvalidResponse)
     assert str(got.error).startswith("endpoint 'gpu-0' answered 200 for model 'judge-7b': the answer is not JSON; it begins: <html> xxx")
     assert len(str(got.error)) < 320
@@ -297,7 +297,9 @@ def test_no_body_is_too_odd_to_be_a_failure(seed: int) -> None:
         cut = body[: dice.randrange(len(body) + 1)]
         for raw in (body, cut):
             assert isinstance(failure(dice.choice([400, 429, 500, 503]), raw), Failure), f"seed {seed}: {raw!r}"
-        assert isinstance(failure_from_embedded(json.loads(body), Reply(200, {}, body), "e", "m", NONE), Failure), f"seed {seed}: {body!r}"
+        assert isinstance(failure_from_body(EmbeddedError(json.loads(body)), Reply(200, {}, body), "e", "m", NONE), Failure), (
+            f"seed {seed}: {body!r}"
+        )
 
 
 def _odd(dice: random.Random, depth: int) -> Any:

@@ -25,7 +25,7 @@ def call() -> WireRequest:
 
 
 def connections(wire: HttpBackend) -> int:
-    return len(wire._lines) + len(wire._dismissed)
+    return len(wire._connections) + len(wire._dismissed)
 
 
 async def all_closed(wire: HttpBackend, server: Server) -> None:

@@ -13,23 +13,23 @@ from hypothesis import strategies as st
 
 from qreward.codecs.sse import MOST_BYTES, Event, EventTooLong, Parser
 
-Found = tuple[list[Event], str, int | None, bool]
+Found = tuple[list[Event], bool]
 
 
 def parsed(pieces: Iterable[bytes], most: int = MOST_BYTES) -> Found:
-    """All events, the last id and retry, and whether an event was too long."""
+    """All events, and whether one was too long."""
     parser, events = Parser(most), []
     try:
         for piece in pieces:
             events.extend(parser.feed(piece))
         events.extend(parser.finish())
     except EventTooLong:
-        return events, parser.last_id, parser.retry, True
-    return events, parser.last_id, parser.retry, False
+        return events, True
+    return events, False
 
 
 def events_of(*pieces: bytes) -> list[tuple[bytes, str]]:
-    events, _, _, too_long = parsed(pieces)
+    events, too_long = parsed(pieces)
     assert not too_long
     return [(event.data, event.name) for event in events]
 
@@ -86,13 +86,6 @@ def test_an_event_is_given_as_soon_as_its_blank_line_is_there() -> None:
         assert [*parser.feed(end[enough - 1 : enough])] == [Event(b"2")]
 
 
-def test_the_last_id_and_the_retry_are_kept() -> None:
-    assert parsed([b"id: 7\nretry: 1500\ndata: 1\n\nid: 8\n\n"])[1:3] == ("8", 1500)
-    assert parsed([b"id: 7\n\nid\n\n"])[1] == ""
-    for odd in (b"id: a\0b\nretry: soon\n\n", b"retry: -1\n\n", "retry: ²\n\n".encode(), b"retry: %s\n\n" % (b"9" * 5000)):
-        assert parsed([odd])[1:3] == ("", None)
-
-
 TOO_LONG = {
     "one line": [b"data: " + b"x" * 60],
     "without an end": [b"data: ", *[b"x"] * 60],
@@ -107,8 +100,8 @@ TOO_LONG = {
 @pytest.mark.parametrize("name", TOO_LONG)
 def test_an_event_beyond_the_limit_is_an_error_after_the_events_before_it_and_nothing_follows(name: str) -> None:
     pieces = [b"data: good\n\n", *TOO_LONG[name], b"\n\ndata: late\n\n"]
-    assert parsed(pieces, 50) == ([Event(b"good")], "", None, True)
-    assert parsed([b"".join(pieces)], 50) == ([Event(b"good")], "", None, True)
+    assert parsed(pieces, 50) == ([Event(b"good")], True)
+    assert parsed([b"".join(pieces)], 50) == ([Event(b"good")], True)
     parser = Parser(50)
     with pytest.raises(EventTooLong, match="longer than 50 bytes"):
         [*parser.feed(TOO_LONG["one line"][0])]
@@ -121,9 +114,9 @@ def test_an_event_beyond_the_limit_is_an_error_after_the_events_before_it_and_no
 def test_events_as_long_as_the_limit_pass_and_comments_and_other_events_do_not_count() -> None:
     stream = b"data: " + b"x" * 44 + b"\n\n"
     for end in (b"\n", b"\r\n", b"\r"):
-        events, _, _, too_long = parsed([(b": comment of fifty bytes, or nearly so" + end) * 9 + stream.replace(b"\n", end)] * 3, 50)
+        events, too_long = parsed([(b": comment of fifty bytes, or nearly so" + end) * 9 + stream.replace(b"\n", end)] * 3, 50)
         assert (len(events), too_long) == (3, False)
-        assert parsed([stream.replace(b"x\n", b"xx\n").replace(b"\n", end)], 50) == ([], "", None, True)
+        assert parsed([stream.replace(b"x\n", b"xx\n").replace(b"\n", end)], 50) == ([], True)
 
 
 def test_a_long_line_in_many_pieces_costs_no_more_than_it_must() -> None:
@@ -139,7 +132,7 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 def by_the_book(stream: bytes, most: int) -> Found:
     events: list[Event] = []
     data: list[bytes] = []
-    name, last_id, retry, size = "", "", None, 0
+    name, size = "", 0
     for line in [*_LINE_END.split(stream.removeprefix(b"\xef\xbb\xbf")), b""]:
         if not line:
             events += [Event(b"\n".join(data), name)] if data else []
@@ -147,7 +140,7 @@ def by_the_book(stream: bytes, most: int) -> Found:
             continue
         size += 0 if line.startswith(b":") else len(line)
         if size > most or len(line) > most:
-            return events, last_id, retry, True
+            return events, True
         field, _, value = line.partition(b":")
         value = value[1:] if value[:1] == b" " else value
         if field in (b"data", b"error"):
@@ -155,11 +148,7 @@ def by_the_book(stream: bytes, most: int) -> Found:
             name = "error" if field == b"error" else name
         elif field == b"event":
             name = value.decode("utf-8", "replace")
-        elif field == b"id" and b"\0" not in value:
-            last_id = value.decode("utf-8", "replace")
-        elif field == b"retry" and re.fullmatch(rb"[0-9]{1,9}", value):
-            retry = int(value)
-    return events, last_id, retry, False
+    return events, False
 
 
 _FIELDS = [b"data: ", b"data:", b"data", b"event: error", b"event: x", b"error: y", b"id: 4", b"retry: 9"]

@@ -14,8 +14,8 @@ from transport_server import ENGINES, PATIENCE, Connection, Request, Script, Ser
 
 from qreward.codecs.base import TransportError
 from qreward.settings.policies import Endpoint, Timeouts
-from qreward.transport.backend import open_transport
 from qreward.transport.base import ByteStream
+from qreward.transport.connection import open_transport
 
 PATH = "/chat/completions"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-request-id: r-1\r\ntransfer-encoding: chunked\r\n\r\n"

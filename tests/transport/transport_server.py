@@ -17,8 +17,8 @@ import httpx
 import httpx2
 
 from qreward.settings.policies import Endpoint
-from qreward.transport.backend import open_transport
 from qreward.transport.base import HttpTransport
+from qreward.transport.connection import open_transport
 
 CERTIFICATE = Path(__file__).parent / "data" / "loopback.pem"
 KEY = Path(__file__).parent / "data" / "loopback.key"

@@ -5,10 +5,36 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from qreward import BatchResult, Endpoint, QRewardClient, Result, RewardModel, Score, SyncQRewardClient
+from qreward import (
+    BatchResult,
+    Endpoint,
+    ListCodec,
+    MergeLimits,
+    QRewardClient,
+    Result,
+    RewardModel,
+    Score,
+    ServerKind,
+    SyncQRewardClient,
+    register_kind,
+)
 
 ENDPOINT = Endpoint("http://gpu-0:8000", kind="tei", reward=RewardModel(label="helpfulness"))
 PAIRS = [("6 x 7?", "42"), ("6 x 7?", "41")]
+
+
+class AcmeReward(ListCodec):
+    path = "/reward"
+    native = True
+    member = "texts"
+    rows_in = "rewards"
+    limits = MergeLimits(items=64)
+
+
+def use_a_kind_of_ones_own() -> None:
+    assert_type(register_kind(ServerKind("acme", {"score": AcmeReward}, probe=("/health",))), None)  # type: ignore[func-returns-value]
+    register_kind(ServerKind("acme", {"score": {"": AcmeReward, "pooling": AcmeReward}}))
+    Endpoint("http://gpu-0:8000", kind="acme")
 
 
 async def use() -> None:

@@ -43,10 +43,7 @@ class Score(float):
 class ItemAnswer(msgspec.Struct, gc=False):
     """The result of one item of a list. Implements ``qreward.results.Answered``.
 
-    Attributes:
-        value: a ``Score``, label -> probability, a vector, choices, ...
-        usage: its share of the usage of the whole request.
-        estimated: True if the server reported only the total, so that ``usage`` is a share by the estimated size of the items.
+    ``usage`` is its share of the usage of the whole request, ``estimated`` by the size of the items if the server reported only the total.
     """
 
     value: Any
@@ -58,8 +55,8 @@ class ItemAnswer(msgspec.Struct, gc=False):
 
     def text(self) -> str:
         """Return the text of the first choice if the result is a completion; else ``""``."""
-        said = self._first().get("text")
-        return said if isinstance(said, str) else ""
+        text = self._first().get("text")
+        return text if isinstance(text, str) else ""
 
     @property
     def finish_reason(self) -> str | None:
@@ -72,19 +69,15 @@ class ItemAnswer(msgspec.Struct, gc=False):
 
 
 class ListAnswer(msgspec.Struct, gc=False):
-    """The response to a list of items, at least one of which has a value.
+    """The response to a list of items: for each, in the order of the request, its value or an ``InvalidResponse``.
 
-    Attributes:
-        items: for each item, in the order of the request, its value or an ``InvalidResponse``.
-        usage: of the whole request.
-        each: usage of each item, if the server reports it.
-        sizes: estimated prompt tokens of each item.
-        outputs: size of the generated text of each item, if any.
+    ``usage`` is that of the whole request, and ``each`` that of each item, if the server reports it; else it is estimated by ``sizes``, the
+    prompt tokens of each item, and ``outputs``, the size of its generated text.
     """
 
     items: list[Any]
     usage: Usage | None
-    each: list[Usage | None] | None
+    each: Sequence[Usage | None] | None
     sizes: list[float]
     outputs: list[float] | None = None
 
@@ -100,22 +93,21 @@ class ListAnswer(msgspec.Struct, gc=False):
 
     def shares(self) -> list[ItemAnswer | InvalidResponse]:
         """Return the result or the error of each item, each result with its share of the usage."""
-        usages, estimated = self._usages()
+        whole, count = self.usage, len(self.items)
+        estimated = self.each is None and whole is not None and count > 1
+        usages = self._estimated(whole) if estimated and whole is not None else self.each or [whole] * count
         return [
             item if isinstance(item, InvalidResponse) else ItemAnswer(item, usage, estimated)
             for item, usage in zip(self.items, usages, strict=True)
         ]
 
-    def _usages(self) -> tuple[Sequence[Usage | None], bool]:
-        if self.each is not None:
-            return self.each, False
-        whole, count = self.usage, len(self.items)
-        if whole is None or count == 1:
-            return [whole] * count, False
+    def _estimated(self, whole: Usage) -> list[Usage]:
         prompts = share(whole.prompt_tokens, self.sizes)
         outputs = share(whole.completion_tokens, self.outputs or self.sizes)
-        totals = share(whole.total_tokens, self.sizes) if self.outputs is None else _sums(prompts, outputs)
-        return [Usage(*counts) for counts in zip(prompts, outputs, totals, strict=True)], True
+        totals = share(whole.total_tokens, self.sizes)
+        if self.outputs is not None:
+            totals = [None if None in pair else sum(pair) for pair in zip(prompts, outputs, strict=True)]  # type: ignore[arg-type]
+        return [Usage(*counts) for counts in zip(prompts, outputs, totals, strict=True)]
 
 
 def share(total: int | None, sizes: Sequence[float]) -> list[int | None]:
@@ -138,25 +130,19 @@ def share(total: int | None, sizes: Sequence[float]) -> list[int | None]:
     return list(counts)
 
 
-def _sums(prompts: list[int | None], outputs: list[int | None]) -> list[int | None]:
-    return [None if prompt is None or output is None else prompt + output for prompt, output in zip(prompts, outputs, strict=True)]
-
-
 class Choices(ItemAnswer, gc=False):
-    """The choices of a completion for one prompt."""
+    """The choices of a completion for one prompt; built as a list of openai ``CompletionChoice``."""
 
     def build(self) -> Any:
-        """Return a list of openai ``CompletionChoice``."""
         from openai.types import CompletionChoice  # noqa: PLC0415 - takes most of a second, and is often not needed
 
         return [CompletionChoice.construct(**{"logprobs": None, **choice}) for choice in self.value]
 
 
 class Moderated(ItemAnswer, gc=False):
-    """The moderation of one input."""
+    """The moderation of one input; built as an openai ``Moderation``."""
 
     def build(self) -> Any:
-        """Return an openai ``Moderation``."""
         from openai.types import Moderation  # noqa: PLC0415
 
         return Moderation.construct(**self.value)

@@ -5,15 +5,10 @@ Knows no particular server. Functions raise only ``Malformed``, ``EmbeddedError`
 
 from __future__ import annotations
 
-import base64
 import math
 import re
-import sys
-from array import array
 from collections.abc import Collection, Sequence
 from typing import Any
-
-import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, Unfinished
@@ -26,10 +21,7 @@ class InvalidRow(Exception):
 
 def read(body: bytes) -> Any:
     """Return the decoded document. Raises ``Malformed``, or ``EmbeddedError`` for an error in one of the forms of these servers."""
-    try:
-        document = msgspec.json.decode(body)
-    except jsonio.REFUSED:
-        document = jsonio.read_leniently(body)
+    document = jsonio.read(body)
     if isinstance(document, dict) and is_error(document):
         raise EmbeddedError(document)
     return document
@@ -52,10 +44,10 @@ def check_ending(reason: object) -> None:
 
 
 def member(document: Any, name: str) -> list[Any]:
-    """Return a required list of the response. Raises ``Malformed`` if it is missing."""
-    found = document.get(name) if isinstance(document, dict) else None
+    """Return a required list of the response, or the response itself if the name is ``""``. Raises ``Malformed`` if it is missing."""
+    found = (document.get(name) if isinstance(document, dict) else None) if name else document
     if not isinstance(found, list):
-        raise Malformed(f"the answer has no {name}")
+        raise Malformed(f"the answer has no {name}" if name else "the answer is not an array of results")
     return found
 
 
@@ -72,16 +64,12 @@ def in_order(rows: list[Any], count: int) -> list[Any]:
     Raises ``Malformed`` if the number of rows and items differs, or the indexes do not match the items.
     """
     rows = as_many(rows, count, "results")
-    indexes = [row.get("index") if isinstance(row, dict) else None for row in rows]
+    indexes: list[Any] = [row.get("index") if isinstance(row, dict) else None for row in rows]
     if all(index is None for index in indexes):
         return rows
-    return [row for _, row in sorted(zip(_whole(indexes, count), rows, strict=True), key=lambda pair: pair[0])]
-
-
-def _whole(indexes: list[Any], count: int) -> list[int]:
     if not all(type(index) is int for index in indexes) or set(indexes) != set(range(count)):
         raise Malformed("the indexes of the results do not match the items")
-    return indexes
+    return [row for _, row in sorted(zip(indexes, rows, strict=True), key=lambda pair: pair[0])]
 
 
 def number(raw: Any, what: str = "score") -> float:
@@ -93,7 +81,16 @@ def number(raw: Any, what: str = "score") -> float:
             value = math.inf
         if math.isfinite(value):
             return value
-    raise InvalidRow(f"its {what} is {shown(raw)}, not a finite number")
+    raise InvalidRow(f"its {what} is {safe_repr(raw)}, not a finite number")
+
+
+def is_number(raw: Any) -> bool:
+    """Return whether ``number`` accepts a value."""
+    try:
+        number(raw)
+    except InvalidRow:
+        return False
+    return True
 
 
 def numbers(raw: Any, what: str) -> list[float]:
@@ -101,9 +98,12 @@ def numbers(raw: Any, what: str) -> list[float]:
 
     Raises ``InvalidRow`` for anything else.
     """
-    values = _unpacked(raw, what) if isinstance(raw, str) else raw
+    try:
+        values = jsonio.base64_floats(raw) if isinstance(raw, str) else raw
+    except ValueError:
+        raise InvalidRow(f"its {what} is a text, but not base64 of float32") from None
     if not isinstance(values, list) or not values:
-        raise InvalidRow(f"its {what} is {shown(raw)}, not a list of numbers")
+        raise InvalidRow(f"its {what} is {safe_repr(raw)}, not a list of numbers")
     if set(map(type, values)) == {float} and all(map(math.isfinite, values)):
         return values
     return [number(value, what) for value in values]
@@ -112,20 +112,20 @@ def numbers(raw: Any, what: str) -> list[float]:
 def row_of(raw: Any) -> dict[str, Any]:
     """Return a row that must be an object and not an error. Raises ``InvalidRow`` otherwise."""
     if not isinstance(raw, dict):
-        raise InvalidRow(f"its result is {shown(raw)}, not an object")
+        raise InvalidRow(f"its result is {safe_repr(raw)}, not an object")
     if is_error(raw):
         raise InvalidRow("the server reports an error for it")
     return raw
 
 
-def chosen(values: Sequence[float], label: int | str | None, names: Sequence[str], *, last: bool, what: str) -> float:
+def by_position(values: Sequence[float], label: int | str | None, names: Sequence[str], *, last: bool, what: str) -> float:
     """Return one of several numbers: by position or name; without a label the only one, or the last if ``last`` is True.
 
     Raises ``InvalidRow`` if the label does not select a number.
     """
     if isinstance(label, str):
         if label not in names:
-            raise InvalidRow(f"its {what} has no {label!r}; label may be a position, or one of the names in labels ({told(names)})")
+            raise InvalidRow(f"its {what} has no {label!r}; label may be a position, or one of the names in labels ({safe_names(names)})")
         label = names.index(label)
     if label is None:
         if len(values) > 1 and not last:
@@ -144,7 +144,7 @@ def labelled(row: Any) -> dict[str, float]:
         {'good': 0.75, 'bad': 0.25}
     """
     if not isinstance(row, list) or not row:
-        raise InvalidRow(f"its result is {shown(row)}, not a list of labels")
+        raise InvalidRow(f"its result is {safe_repr(row)}, not a list of labels")
     found: dict[str, float] = {}
     for entry in map(row_of, row):
         label = entry.get("label")
@@ -154,18 +154,18 @@ def labelled(row: Any) -> dict[str, float]:
     return found
 
 
-def picked(attributes: dict[str, float], label: int | str | None, usual: str) -> float:
+def by_name(attributes: dict[str, float], label: int | str | None, usual: str) -> float:
     """Return one of several named numbers: that of the label, else the one named ``usual``, else the only one. Raises ``InvalidRow``."""
     if isinstance(label, int):
-        return chosen(list(attributes.values()), label, (), last=False, what="answer")
+        return by_position(list(attributes.values()), label, (), last=False, what="answer")
     if label is None:
         label = usual if usual in attributes or len(attributes) != 1 else next(iter(attributes))
     if label not in attributes:
-        raise InvalidRow(f"it has {told(attributes)}; say which is the reward: RewardModel(label=...)")
+        raise InvalidRow(f"it has {safe_names(attributes)}; say which is the reward: RewardModel(label=...)")
     return attributes[label]
 
 
-def shown(raw: Any) -> str:
+def safe_repr(raw: Any) -> str:
     """Return a value for a message. Of texts, lists and objects only the type is shown, because they may repeat a secret."""
     if raw is None:
         return "null"
@@ -174,7 +174,7 @@ def shown(raw: Any) -> str:
     return _KINDS.get(type(raw), "something else")
 
 
-def told(names: Collection[str]) -> str:
+def safe_names(names: Collection[str]) -> str:
     """Return names for a message. Unless all of them are simple words, only their number is shown, because they may repeat a secret."""
     words = [name for name in names if _WORD.fullmatch(name)]
     return ", ".join(words) if words and len(words) == len(names) else f"{len(names)} names" if names else "no names"
@@ -182,14 +182,3 @@ def told(names: Collection[str]) -> str:
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z_]{0,30}\d?")
 _KINDS = {int: "a number too large", str: "a text", list: "a list", dict: "an object"}
-
-
-def _unpacked(text: str, what: str) -> list[float]:
-    floats = array("f")
-    try:
-        floats.frombytes(base64.b64decode(text, validate=True))
-    except ValueError:
-        raise InvalidRow(f"its {what} is a text, but not base64 of float32") from None
-    if sys.byteorder == "big":
-        floats.byteswap()
-    return floats.tolist()

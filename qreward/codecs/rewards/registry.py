@@ -1,7 +1,4 @@
-"""The table of codecs by kind of server, operation and route, and the operations themselves.
-
-``bound`` makes a call for an operation into a call with the codec of an endpoint.
-"""
+"""The registry of the kinds of servers, and the operations themselves."""
 
 from __future__ import annotations
 
@@ -10,22 +7,27 @@ from functools import lru_cache
 from typing import Any
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.rewards.base import ListCodec, Operation, pair_item, parts_item, text_item, token_item
-from qreward.codecs.rewards.openai_lists import CompletionList, EmbeddingList, ModerationList, OpenAIEmbeddingList
-from qreward.codecs.rewards.openrlhf_nim import NimReward, OpenRlhfReward
-from qreward.codecs.rewards.sglang import SglangClassify, SglangLabels, SglangRerank
-from qreward.codecs.rewards.tei import TeiEmbeddings, TeiLabels, TeiPredict, TeiRerank
-from qreward.codecs.rewards.vllm import Rerank, VectorScore, VllmClassify, VllmLabels, VllmPooling, VllmRerank, VllmScore, VllmVectorScore
+from qreward.codecs.embeddings import EMBEDDINGS
+from qreward.codecs.rewards.base import ListCodec, Operation, ServerKind, pair_item, parts_item, text_item, token_item
+from qreward.codecs.rewards.nim import NIM
+from qreward.codecs.rewards.openai import OPENAI, EmbeddingList
+from qreward.codecs.rewards.openrlhf import OPENRLHF
+from qreward.codecs.rewards.sglang import SGLANG
+from qreward.codecs.rewards.tei import TEI
+from qreward.codecs.rewards.vllm import VLLM
 from qreward.errors import BadRequest, ConfigError
-from qreward.settings.policies import Endpoint, RewardModel
+from qreward.settings.policies import SERVER_KINDS, Endpoint, RewardModel
+from qreward.spelling import did_you_mean
 
-_PARTIAL = ("top_n", "top_k")
+BUILT_IN = (OPENAI, VLLM, SGLANG, TEI, OPENRLHF, NIM)
+_KINDS = {kind.name: kind for kind in BUILT_IN}
+_USUAL = RewardModel()
 
 
 def _check_ranking(params: Mapping[str, Any]) -> None:
     if not isinstance(params.get("query"), str):
         raise BadRequest(f"rerank needs a query, which is a text, not a {type(params.get('query')).__name__}")
-    if name := next((name for name in _PARTIAL if params.get(name)), None):
+    if name := next((name for name in ("top_n", "top_k") if params.get(name)), None):
         raise BadRequest(f"{name} is not supported: every document gets a score; sort the results and keep the best")
 
 
@@ -47,36 +49,53 @@ COMPLETE = Operation("completions", token_item, _check_choices)
 """Legacy completions of each item, a text or its token ids. -> ``list[dict]``, the ``n`` choices."""
 MODERATE = Operation("moderations", parts_item)
 """A moderation of each item, a text or a list of parts. -> ``dict``"""
+_OPERATIONS = [operation.name for operation in (SCORE, CLASSIFY, RERANK, EMBED, COMPLETE, MODERATE)]
 
 
-_TABLE: dict[tuple[str, str], dict[str, type[ListCodec]]] = {
-    ("openai", "score"): {"embeddings": VectorScore},
-    ("openai", "rerank"): {"": Rerank},
-    ("openai", "embeddings"): {"": OpenAIEmbeddingList},
-    ("openai", "completions"): {"": CompletionList},
-    ("openai", "moderations"): {"": ModerationList},
-    ("vllm", "score"): {
-        "": VllmClassify, "classify": VllmClassify, "pooling": VllmPooling, "score": VllmScore, "embeddings": VllmVectorScore,
-    },
-    ("vllm", "classify"): {"": VllmLabels},
-    ("vllm", "rerank"): {"": VllmRerank},
-    ("vllm", "embeddings"): {"": EmbeddingList},
-    ("vllm", "completions"): {"": CompletionList},
-    ("sglang", "score"): {"": SglangClassify, "classify": SglangClassify, "embeddings": VectorScore},
-    ("sglang", "classify"): {"": SglangLabels},
-    ("sglang", "rerank"): {"": SglangRerank},
-    ("sglang", "embeddings"): {"": EmbeddingList},
-    ("sglang", "completions"): {"": CompletionList},
-    ("tei", "score"): {"": TeiPredict, "classify": TeiPredict},
-    ("tei", "classify"): {"": TeiLabels},
-    ("tei", "rerank"): {"": TeiRerank},
-    ("tei", "embeddings"): {"": TeiEmbeddings},
-    ("openrlhf", "score"): {"": OpenRlhfReward},
-    ("nim", "score"): {"": NimReward},
-}  # fmt: skip
-"""(kind, operation) -> route -> codec; the route ``""`` is the default."""
+def register_kind(kind: ServerKind) -> None:
+    """Make a kind of reward server known, so that ``Endpoint(kind=...)`` accepts its name.
 
-_USUAL = RewardModel()
+    It is known in this process only. A process that gets a client or an ``Endpoint`` by pickling has to register the kind as well: call
+    ``register_kind`` in the module that defines the codecs, and import that module there. A kind that was registered before under this name
+    is replaced; the built-in kinds cannot be replaced.
+
+    Args:
+        kind: the record of the kind; see :class:`ServerKind`.
+
+    Raises:
+        ConfigError: the name is not a text, or is that of a built-in kind; an operation is not known; a codec has no path.
+
+    Example:
+        class AcmeReward(ListCodec):    # POST /reward {"texts": ["a", "b"]} -> {"rewards": [0.5, 0.25]}
+            path = "/reward"
+            native = True
+            member = "texts"
+            rows_in = "rewards"
+
+        register_kind(ServerKind("acme", {"score": AcmeReward}, probe=("/health",)))
+        endpoint = Endpoint("http://gpu-0:8000", kind="acme")
+    """
+    if not isinstance(kind, ServerKind) or not isinstance(kind.name, str) or not kind.name:
+        raise ConfigError("register_kind takes a ServerKind, whose name is the value of Endpoint.kind")
+    if any(kind.name == built_in.name for built_in in BUILT_IN):
+        raise ConfigError(f"the kind {kind.name!r} is built in; give yours another name")
+    for operation in kind.codecs:
+        if operation not in _OPERATIONS:
+            raise ConfigError(f"kind {kind.name!r}: there is no operation {operation!r}; {did_you_mean(operation, _OPERATIONS)}")
+        for codec in kind.routes(operation).values():
+            if not (isinstance(codec, type) and issubclass(codec, ListCodec) and getattr(codec, "path", "").startswith("/")):
+                raise ConfigError(f"kind {kind.name!r}: the codec of {operation!r} must be a ListCodec with a path such as '/reward'")
+    _KINDS[kind.name] = kind
+    if kind.name not in SERVER_KINDS:
+        SERVER_KINDS.append(kind.name)
+    _codec_of.cache_clear()
+
+
+def kind_of(name: str) -> ServerKind:
+    """Return the record of a kind. Raises ``ConfigError`` for one that is not registered in this process."""
+    if name not in _KINDS:
+        raise ConfigError(f"the kind of server {name!r} is not registered in this process; call register_kind in a module it imports")
+    return _KINDS[name]
 
 
 def codec_of(kind: str, operation: Operation, settings: RewardModel = _USUAL) -> ListCodec:
@@ -93,9 +112,9 @@ def codec_of(kind: str, operation: Operation, settings: RewardModel = _USUAL) ->
 
 @lru_cache(maxsize=4096)
 def _codec_of(kind: str, operation: Operation, settings: RewardModel) -> ListCodec:
-    routes = _TABLE.get((kind, operation.name))
-    if routes is None:
-        kinds = sorted(each for each, name in _TABLE if name == operation.name)
+    routes = kind_of(kind).routes(operation.name)
+    if not routes:
+        kinds = sorted(each.name for each in _KINDS.values() if operation.name in each.codecs)
         raise ConfigError(f"an endpoint of kind {kind!r} does not support {operation.name}; the kinds that do are {', '.join(kinds)}")
     route = (settings.route or "") if operation is SCORE else ""
     if route not in routes:
@@ -110,30 +129,26 @@ def _codec_of(kind: str, operation: Operation, settings: RewardModel) -> ListCod
 
 def settings_of(endpoint: Endpoint) -> RewardModel:
     """Return the endpoint's ``reward`` settings, or the defaults if it has none."""
-    settings: RewardModel | None = getattr(endpoint, "reward", None)
-    return _USUAL if settings is None else settings
+    return _USUAL if endpoint.reward is None else endpoint.reward
 
 
-def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, ListCodec]:
-    """Return a call with the codec of an endpoint, and the codec. Raises ``ConfigError`` if the endpoint does not support the operation."""
-    if isinstance(call.codec, ListCodec):
-        return call, call.codec
-    assert isinstance(call.codec, Operation)
-    codec = codec_of(endpoint.kind, call.codec, settings_of(endpoint))
-    return WireRequest(codec, call.model, call.inputs, call.params, call.headers), codec
+def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, str, bool]:
+    """Return a call with the codec of an endpoint, its path, and whether the path is relative to the root of the server.
 
-
-def embeddings_place(kind: str) -> tuple[str, bool]:
-    """Return the path of the embeddings API, and whether it is relative to the root of the server instead of the base URL.
-
-    For a kind without a known embeddings API, the path of the OpenAI API is returned.
+    Raises ``ConfigError`` if the endpoint does not support the operation.
 
     Example:
-        >>> embeddings_place("tei"), embeddings_place("vllm"), embeddings_place("nim")
-        (('/v1/embeddings', True), ('/embeddings', False), ('/embeddings', False))
+        >>> [bound(WireRequest(EMBEDDINGS, "m", "", {}, None), Endpoint("http://a", kind=kind))[1:] for kind in ("tei", "vllm", "nim")]
+        [('/v1/embeddings', True), ('/embeddings', False), ('/embeddings', False)]
     """
-    codec = _TABLE.get((kind, EMBED.name), {}).get("", EmbeddingList)
-    return codec.path, codec.native
+    codec = call.codec
+    if isinstance(codec, Operation):
+        found = codec_of(endpoint.kind, codec, settings_of(endpoint))
+        return WireRequest(found, call.model, call.inputs, call.params, call.headers), found.path, found.native
+    if codec is EMBEDDINGS:
+        place = kind_of(endpoint.kind).routes(EMBED.name).get("", EmbeddingList)
+        return call, place.path, place.native
+    return call, codec.path, isinstance(codec, ListCodec) and codec.native
 
 
 def server_root(base_url: str) -> str:

@@ -1,4 +1,4 @@
-"""Codecs of SGLang: the native ``/classify``, whose ``embedding`` is the reward; ``/v1/classify`` for classes; ``/v1/rerank``.
+"""The kind ``sglang``: the native ``/classify``, whose ``embedding`` is the reward; ``/v1/classify`` for classes; ``/v1/rerank``.
 
 ``/v1/classify`` always applies a softmax, so a reward model, which has one class, would always return 1.0.
 """
@@ -8,44 +8,35 @@ from __future__ import annotations
 from typing import Any
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Malformed, WireRequest
-from qreward.codecs.finish_reason import GIVEN_UP, described, ending_of
-from qreward.codecs.rewards import parsing
+from qreward.codecs.base import WireRequest
+from qreward.codecs.finish_reason import ABORTED, described, ending_of
 from qreward.codecs.rewards.answers import Score
-from qreward.codecs.rewards.base import TextCodec
+from qreward.codecs.rewards.base import NumberCodec, ServerKind
+from qreward.codecs.rewards.openai import CompletionList, EmbeddingList, Rerank, VectorScore
 from qreward.codecs.rewards.parsing import InvalidRow
-from qreward.codecs.rewards.vllm import Rerank, VllmLabels
+from qreward.codecs.rewards.vllm import VllmLabels
 from qreward.results import Usage
 
 
-class SglangClassify(TextCodec):
+class SglangClassify(NumberCodec):
     """The native ``POST /classify``: an array of ``{"embedding", "meta_info"}`` in the order of the texts."""
 
     path = "/classify"
     native = True
     member = "text"
+    rows_in = ""
+    value_in = "embedding"
 
     def rows(self, document: Any, call: WireRequest) -> list[Any]:
-        if isinstance(document, dict) and "embedding" in document:
-            document = [document]
-        if not isinstance(document, list):
-            raise Malformed("the answer is not an array of embeddings")
-        return parsing.in_order(document, len(call.inputs))
+        return super().rows([document] if isinstance(document, dict) and "embedding" in document else document, call)
 
     def value(self, row: Any) -> Score:
-        row = parsing.row_of(row)
         ending = ending_of(_meta(row).get("finish_reason"))
-        if ending in GIVEN_UP:
+        if ending in ABORTED:
             raise InvalidRow(described(ending))
-        vector = parsing.numbers(row.get("embedding"), "embedding")
-        return Score(parsing.chosen(vector, self.settings.label, self.settings.labels, last=False, what="embedding"))
+        return super().value(row)
 
-    def usage(self, document: Any) -> Usage | None:
-        each = self.usages(document if isinstance(document, list) else [document])
-        counts = [used.prompt_tokens for used in each or () if used is not None and used.prompt_tokens is not None]
-        return Usage(sum(counts), None, sum(counts)) if counts else None
-
-    def usages(self, rows: list[Any]) -> list[Usage | None] | None:
+    def usages(self, rows: list[Any]) -> list[Usage] | None:
         found = [jsonio.usage_of(_meta(row)) for row in rows]
         if any(used is None or used.prompt_tokens is None for used in found):
             return None
@@ -56,7 +47,7 @@ class SglangLabels(VllmLabels):
     """``POST /v1/classify`` for the probability of each label."""
 
     path = "/v1/classify"
-    has_template = False
+    chats = False
 
     def defaults(self) -> dict[str, Any]:
         return {}
@@ -73,14 +64,24 @@ class SglangRerank(Rerank):
 
     path = "/v1/rerank"
     native = True
-    score_member = "score"
-
-    def results(self, document: Any) -> list[Any]:
-        if not isinstance(document, list):
-            raise Malformed("the answer is not an array of rankings")
-        return document
+    rows_in = ""
+    value_in = "score"
 
 
 def _meta(row: Any) -> dict[str, Any]:
     found = row.get("meta_info") if isinstance(row, dict) else None
     return found if isinstance(found, dict) else {}
+
+
+SGLANG = ServerKind(
+    "sglang",
+    {
+        "score": {"": SglangClassify, "classify": SglangClassify, "embeddings": VectorScore},
+        "classify": SglangLabels,
+        "rerank": SglangRerank,
+        "embeddings": EmbeddingList,
+        "completions": CompletionList,
+    },
+    probe=("/health", "/v1/loads"),
+    chat=True,
+)

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, cast
 
 from qreward.errors import CircuitOpen, RequestError, RequestTimeout
 from qreward.scheduler.failure_policy import backoff
-from qreward.scheduler.functions.heap import IndexedHeap
 from qreward.scheduler.functions.limits import AimdLimit
 from qreward.scheduler.functions.state import Call, CallFailure, ConcurrencyGroup, Function, KeyState
 from qreward.scheduler.health import HealthChange
+from qreward.scheduler.heap import IndexedHeap
 from qreward.scheduler.outcome import Answer, Cancelled
-from qreward.scheduler.queueing.queue import AGEING
-from qreward.scheduler.request import Attempt, CancelReason, TaskState
+from qreward.scheduler.queue import AGEING
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
+from qreward.scheduler.state import Attempt, CancelReason, TaskState
 
 if TYPE_CHECKING:
-    from qreward.scheduler.endpoint_state import Source
+    from qreward.scheduler.state import Source
 
 
 def learn(now: float, attempt: Attempt, call: Call, outcome: Answer | CallFailure) -> bool:

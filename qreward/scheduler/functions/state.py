@@ -13,10 +13,10 @@ from math import inf
 from typing import Any, cast
 from weakref import WeakSet
 
-from qreward.scheduler.functions.heap import IndexedHeap
 from qreward.scheduler.functions.limits import Adapting, AimdLimit, Breaker, FunctionOptions, Hedging, SlidingWindowLimit, adapted
-from qreward.scheduler.request import Attempt, Task, TaskState
-from qreward.scheduler.stats.latency import Quantiles
+from qreward.scheduler.heap import IndexedHeap
+from qreward.scheduler.state import Attempt, Task, TaskState
+from qreward.scheduler.stats import Quantiles
 
 ADAPTIVE_START = 32
 """Initial adaptive limit of tries in flight if no limit is configured."""

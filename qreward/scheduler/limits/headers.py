@@ -31,8 +31,8 @@ from qreward.scheduler.outcome import RateLimit
 
 MINUTE = 60.0
 """Window of a limit in seconds if nothing else is known."""
-DEFAULT_COLUMNS = (1.0, 10.0, 60.0, 3600.0, 86400.0)
-LONG = DEFAULT_COLUMNS[2:]
+USUAL_WINDOWS = (1.0, 10.0, 60.0, 3600.0, 86400.0)
+LONG = USUAL_WINDOWS[2:]
 """Windows that can be recognised from one response: an empty small bucket would look like a window of one second."""
 NEAR, EXACT = 0.25, 0.05
 """Relative tolerances within which a window is taken for a usual one: a measured window, and one seen in a single response."""
@@ -70,29 +70,18 @@ class HeaderRateLimit:
         pace: the configured limit, which applies as well.
         doubt: 0 where costs are known beforehand (requests), ``DOUBT`` where they are estimates (tokens).
 
-    Attributes:
-        window: seconds in which the whole limit is available again, or None if unknown.
-        refill: amount per second; 0 for a window, which is refilled at once.
-        scale: tokens that the server charges for one token of a plain estimate; always 1 for requests.
-
     Example:
         >>> limit = HeaderRateLimit()
-        >>> limit.told(2.0, 1.0, RateLimit(limit=600, remaining=0, reset=30.0))
+        >>> limit.update(2.0, 1.0, RateLimit(limit=600, remaining=0, reset=30.0))
         >>> limit.ready_at
         32.0
     """
 
-    __slots__ = (
-        "_ask_at", "_at", "_began", "_bucket", "_confirmed", "_doubt", "_follows", "_full_at", "_guessed", "_heard", "_lag", "_largest",
-        "_left", "_longest", "_lowest", "_mark", "_most", "_newest", "_nonsense", "_open", "_paid", "_peak", "_probe_at", "_reference",
-        "_sends", "_sums", "_told_at", "_used", "pace", "refill", "scale", "window",
-    )  # fmt: skip
-
     def __init__(self, pace: Gcra | None = None, *, doubt: float = 0.0) -> None:
         self.pace = pace
-        self.window: float | None = None
-        self.refill = 0.0
-        self.scale = 1.0
+        self.window: float | None = None  # seconds in which the whole limit is available again, or None if unknown
+        self.refill = 0.0  # amount per second; 0 for a window, which is refilled at once
+        self.scale = 1.0  # tokens that the server charges for one token of a plain estimate; always 1 for requests
         self._doubt = doubt
         # accounting
         self._left, self._at = inf, -inf  # remaining amount, and as of when; inf while unknown
@@ -176,26 +165,24 @@ class HeaderRateLimit:
 
     # advertisements
 
-    def told(
-        self, now: float, sent_at: float, said: RateLimit, *, answered: bool = True, others: float = 0.0, hint: float | None = None
+    def update(
+        self, now: float, sent_at: float, said: RateLimit | None, *, answered: bool = True, others: float = 0.0, hint: float | None = None
     ) -> None:
-        """Apply an advertisement.
+        """A request ended, or its streamed answer began. Apply what the response advertises.
 
         Args:
             now: when the response arrived.
             sent_at: when its request was sent.
-            said: the advertised limit.
+            said: the advertised limit, or None. If a request was answered without it, after the last advertisement, the limit ends.
             answered: the request was served, not rejected.
             others: cost of the other requests in flight; used only for the first advertisement.
             hint: seconds after which a rejected request may be retried, as the server said; takes precedence over inferred times.
         """
-        self._take_in(now, sent_at, said, answered, others)
-        if hint is not None:
-            self._ask_at = now + hint
-
-    def untold(self, now: float, sent_at: float, *, answered: bool, hint: float | None = None) -> None:
-        """A request ended without this limit being advertised. If it was answered and sent after the last advertisement, the limit ends."""
-        if hint is not None:
+        if said is not None:
+            self._take_in(now, sent_at, said, answered, others)
+            if hint is not None:
+                self._ask_at = now + hint
+        elif hint is not None:
             self._ask_at = min(self._ask_at, now + hint)
         elif sent_at > self._told_at:
             if answered:
@@ -321,7 +308,7 @@ class HeaderRateLimit:
         if not self._bucket:
             return limit / found if found else 0.0
         window = self.window or found or MINUTE
-        if window not in DEFAULT_COLUMNS and used > 0.5 * limit:  # it was measured from a small difference; this one is large
+        if window not in USUAL_WINDOWS and used > 0.5 * limit:  # it was measured from a small difference; this one is large
             seen = limit * reset / used
             window = seen if abs(seen - window) <= NEAR * window else window
         return limit / window
@@ -369,4 +356,4 @@ def near_usual(seconds: float) -> float:
         >>> near_usual(57.0), near_usual(25.0)
         (60.0, 25.0)
     """
-    return next((window for window in DEFAULT_COLUMNS if abs(seconds - window) <= NEAR * window), seconds)
+    return next((window for window in USUAL_WINDOWS if abs(seconds - window) <= NEAR * window), seconds)

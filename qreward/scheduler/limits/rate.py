@@ -23,25 +23,27 @@ BURST = 0.1
 class Gcra:
     """A limit on requests or tokens per second."""
 
-    __slots__ = ("_arrival", "burst", "rate")
-
     def __init__(self, rate: float, burst: float = BURST) -> None:
         self.rate = rate
         self.burst = burst
-        self._arrival = float("-inf")
+        self._arrival = -inf
 
     @property
     def ready_at(self) -> float:
         """Earliest time at which a request conforms. A past time means now."""
         return self._arrival - self.burst
 
-    def take(self, now: float, cost: float = 1.0) -> None:
-        """Charge for a request."""
+    def take(self, now: float, cost: float = 1.0, _plain: float | None = None) -> None:
+        """Charge for a request. (``HeaderRateLimit`` also takes a plain estimate of its cost.)"""
         self._arrival = max(self._arrival, now) + cost / self.rate
 
     def give_back(self, cost: float) -> None:
         """Correct an earlier charge: return the unused part, or charge the excess if ``cost`` is negative."""
         self._arrival -= cost / self.rate
+
+    def settle(self, reserved: float, used: float) -> None:
+        """A request ended for which ``reserved`` was charged and which used ``used``; 0 if it was not served."""
+        self.give_back(reserved - used)
 
 
 SPAN = 60
@@ -55,8 +57,6 @@ EVIDENCE = 5
 class LearnedRate:
     """No limit until a reject carries a hint; then a limit on requests per second by GCRA."""
 
-    __slots__ = ("_accepted", "_answered", "_began", "_changed", "_cut", "_in_vain", "_pace", "_raised")
-
     def __init__(self) -> None:
         self._pace: Gcra | None = None
         self._accepted: dict[int, int] = {}  # second -> requests sent and not rejected, over the last minute
@@ -67,9 +67,9 @@ class LearnedRate:
         self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
 
     @property
-    def rate(self) -> float | None:
-        """Requests per second, or None while there is no limit."""
-        return None if self._pace is None else self._pace.rate
+    def rate(self) -> float:
+        """Requests per second; inf while there is no limit."""
+        return inf if self._pace is None else self._pace.rate
 
     @property
     def ready_at(self) -> float:

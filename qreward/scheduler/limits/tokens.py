@@ -12,11 +12,9 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from qreward.scheduler.limits.headers import HeaderRateLimit
-
 if TYPE_CHECKING:
     from qreward.scheduler.outcome import Answer
-    from qreward.scheduler.request import Attempt
+    from qreward.scheduler.state import Attempt
 
 FIRST_OUTPUT = 256.0
 """Output tokens expected of an answer before the first one."""
@@ -24,8 +22,6 @@ FIRST_OUTPUT = 256.0
 
 class TokenEstimator:
     """Estimates the tokens of requests, and learns from the tokens that answers report."""
-
-    __slots__ = ("_estimate", "_output", "_scale")
 
     def __init__(self, estimate: Callable[[Any], tuple[float, float]] | None) -> None:
         self._estimate = estimate
@@ -38,24 +34,17 @@ class TokenEstimator:
         assert pace is not None
         prompt, most = self._estimate(attempt.task.payload) if self._estimate else (0.0, 0.0)
         expected = FIRST_OUTPUT if self._output is None else self._output
-        output = most if attempt.source.reserved and most else min(expected, most) if most else expected
+        reserved = attempt.source.reserved and most
         attempt.prompt = prompt
-        attempt.cost = prompt * self._scale + output
-        if isinstance(pace, HeaderRateLimit):
-            pace.take(now, attempt.cost, prompt + (most or FIRST_OUTPUT if attempt.source.reserved else min(FIRST_OUTPUT, most or inf)))
-        else:
-            pace.take(now, attempt.cost)
+        attempt.cost = prompt * self._scale + (most if reserved else min(expected, most or inf))
+        pace.take(now, attempt.cost, prompt + (most if reserved else min(FIRST_OUTPUT, most or inf)))
 
     def settle(self, attempt: Attempt, answer: Answer | None) -> None:
         """Correct the charge by the tokens that the answer reports. Without an answer the whole charge is returned."""
         pace = attempt.source.tokens
         if pace is None or not attempt.cost:  # sent before there was a limit
             return
-        used = 0.0 if answer is None else self._used(attempt, answer)
-        if isinstance(pace, HeaderRateLimit):
-            pace.settle(attempt.cost, used)
-        else:
-            pace.give_back(attempt.cost - used)
+        pace.settle(attempt.cost, 0.0 if answer is None else self._used(attempt, answer))
 
     def _used(self, attempt: Attempt, answer: Answer) -> float:
         """Return the tokens to charge for an answer, and update the estimates."""

@@ -17,7 +17,7 @@ from qreward.settings.policies import Endpoint
 from qreward.testing import FakeEndpoint, FakeFleet, Faults
 from qreward.testing.rewards import NAN, REFUSED, Scoring, score_of
 from qreward.transport.backend import HttpBackend
-from qreward.transport.error_mapping import failure_from_embedded, failure_from_reply
+from qreward.transport.error_mapping import failure_from_body, failure_from_reply
 from qreward.transport.redaction import Secrets
 
 K = FailureKind
@@ -217,5 +217,5 @@ def test_an_error_with_status_200_is_an_error_and_its_zero_is_no_reward(kind: st
     asked = call(SCORE, ["a"] if kind != "nim" else [("q", "a")])
     with pytest.raises(EmbeddedError) as caught:
         codec(kind, asked).decode(json.dumps(document).encode(), asked)
-    failure = failure_from_embedded(caught.value.body, Reply(200, {}, b""), "gpu-0", "m", Secrets(), 0.0)
+    failure = failure_from_body(caught.value, Reply(200, {}, b""), "gpu-0", "m", Secrets(), 0.0)
     assert failure.kind is expected

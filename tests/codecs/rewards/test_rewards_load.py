@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reward_tools import run
 
-from qreward.codecs.rewards.registry import server_root
-from qreward.codecs.rewards.server_info import PROBES, Load, ServerLimits, of_headers, read_load, samples
+from qreward.codecs.rewards.registry import kind_of, server_root
+from qreward.codecs.rewards.server_info import READERS, Load, ServerLimits, read_load
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
 from qreward.testing.rewards import Scoring
 
@@ -47,21 +47,16 @@ INFO = {
 }
 
 TOLD: list[tuple[str, Any, Load]] = [
-    ("/metrics", VLLM, Load(running=5.0, waiting=7.0, used=0.75)),
-    ("/metrics", b"vllm:gpu_cache_usage_perc 0.5\n", Load(used=0.5)),
-    ("/metrics", SGLANG, Load(running=4.0, waiting=5.0, used=0.5)),
+    ("/metrics", VLLM, Load(running=5.0, waiting=7.0)),
+    ("/metrics", SGLANG, Load(running=4.0, waiting=5.0)),
     ("/metrics", b"# TYPE te_queue_size gauge\r\nte_queue_size 6\r\n", Load(waiting=6.0)),
-    ("/load", {"server_load": 3}, Load(requests=3.0)),
-    ("/v1/loads", LOADS, Load(running=10.0, waiting=7.0, used=0.9, limits=ServerLimits(concurrency=128))),
+    ("/v1/loads", LOADS, Load(running=10.0, waiting=7.0, limits=ServerLimits(concurrency=128))),
     ("/get_load", [{"dp_rank": 0, "num_reqs": 9, "num_waiting_reqs": 4, "num_tokens": 8}], Load(running=5.0, waiting=4.0)),
-    ("/get_load", {"load": 2}, Load(running=2.0)),
     ("/info", INFO, Load(models=("BAAI/x",), limits=ServerLimits(32, 512, 510, 16384))),
-    ("/v1/models", {"data": [{"id": "a"}, {"id": 7}, {}, "b", {"id": "c"}]}, Load(models=("a", "c"))),
+    ("/v1/models", {"data": [{"id": "a"}, {"id": 7}, {}, "b", {"id": "c"}]}, Load(ready=True, models=("a", "c"))),
     ("/v1/loads", {"loads": [{}]}, Load()),
     ("/info", {"max_client_batch_size": 0, "max_input_length": None}, Load()),
-    ("/load", {"server_load": -1}, Load()),
-    ("/load", {"server_load": True}, Load()),
-    ("/unknown", {"server_load": 3}, Load()),
+    ("/v1/loads", {"loads": [{"num_running_reqs": -1, "num_waiting_reqs": True}]}, Load()),
 ]
 
 
@@ -79,7 +74,7 @@ def test_health_is_a_matter_of_the_status() -> None:
         assert read_load(path, 404, b"") == Load()
 
 
-@given(st.sampled_from(sorted({path for paths in PROBES.values() for path in paths})), st.integers(100, 599), st.binary(max_size=80))
+@given(st.sampled_from(["/health", *READERS]), st.integers(100, 599), st.binary(max_size=80))
 def test_no_body_is_too_odd(path: str, status: int, body: bytes) -> None:
     assert isinstance(read_load(path, status, body), Load)
 
@@ -88,28 +83,35 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just(10**400),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["loads", "data", "id", "load", "server_load", "num_reqs", "token_usage", *INFO]), inner, max_size=4
-        )
+        | st.dictionaries(st.sampled_from(["loads", "data", "id", "num_reqs", "num_running_reqs", *INFO]), inner, max_size=4)
     ),
     max_leaves=12,
 )
 
 
-@given(st.sampled_from(["/load", "/v1/loads", "/get_load", "/info", "/v1/models"]), JSON)
+@given(st.sampled_from(["/v1/loads", "/get_load", "/info", "/v1/models"]), JSON)
 def test_no_document_is_too_odd(path: str, document: Any) -> None:
     load = read_load(path, 200, json.dumps(document).encode())
-    for told in (load.running, load.waiting, load.requests, load.used):
+    for told in (load.running, load.waiting):
         assert told is None or 0 <= told < float("inf")
 
 
 def test_labels_may_hold_anything_and_odd_lines_are_passed_over() -> None:
-    assert samples('a{x="}\\" 9"} 1\nb 2e1\nc\n{} 3\n1d 4\ne{x="y" 5\nf +Inf\ng  7 1700\n') == {"a": [1.0], "b": [20.0], "g": [7.0]}
+    text = """te_queue_size{x="}\\" 9"} 1
+te_queue_size 2e1
+te_queue_size
+te_queue_size{x="y" 5
+te_queue_size_max 9
+te_queue_size +Inf
+te_queue_size  7 1700
+"""
+    assert read_load("/metrics", 200, text.encode()) == Load(waiting=28.0)
 
 
-def test_tei_tells_with_each_answer_how_long_it_waited() -> None:
-    assert of_headers({"x-queue-time": "25", "x-compute-tokens": "64"}) == Load(queue_seconds=0.025, compute_tokens=64)
-    assert of_headers({"x-queue-time": "-1", "x-compute-tokens": "inf"}) == Load()
+def test_a_path_with_a_reader_of_its_own_is_read_by_it() -> None:
+    readers = {"/queue": lambda body: Load(waiting=float(body))}
+    assert read_load("/queue", 200, b"3", readers) == Load(waiting=3.0)
+    assert read_load("/queue", 503, b"3", readers) == Load()
 
 
 def test_later_news_go_over_earlier_and_leave_the_rest() -> None:
@@ -134,7 +136,7 @@ def test_a_list_has_no_more_items_than_the_server_says_and_than_it_has_places() 
 
 async def _probe(session: aiohttp.ClientSession, url: str, kind: str) -> Load:
     load = Load()
-    for path in PROBES[kind]:
+    for path in (*kind_of(kind).probe, "/metrics", "/info", "/v1/models"):
         async with session.get(server_root(url) + path) as response:
             load = load.joined(read_load(path, response.status, await response.read()))
     return load
@@ -173,8 +175,7 @@ def test_a_fake_server_tells_of_items_while_it_works_on_them(kind: Any, path: st
     if kind == "tei":
         assert (load.waiting, load.limits) == (items, ServerLimits(4, 3, 8192, 16384))
     else:
-        assert (load.running, load.waiting, load.used, load.models) == (items, 3 * items, 0.25, ("rm",))
-    assert load.requests == (4 if kind == "vllm" else None)
+        assert (load.running, load.waiting, load.models) == (items, 3 * items, ("rm",))
 
 
 def test_a_server_that_has_no_such_routes_tells_nothing() -> None:

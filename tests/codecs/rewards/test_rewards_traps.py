@@ -8,7 +8,7 @@ import pytest
 from reward_tools import answered, call, codec, decoded, failed, written
 
 from qreward.codecs.base import Malformed, WireRequest
-from qreward.codecs.rewards.openrlhf_nim import attributes_of
+from qreward.codecs.rewards.nim import attributes_of
 from qreward.codecs.rewards.parsing import InvalidRow
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 from qreward.errors import BadRequest, InvalidResponse
@@ -36,6 +36,12 @@ def test_vllm_is_told_not_to_squeeze_by_the_name_its_version_knows() -> None:
 def test_what_the_caller_says_goes_over_the_settings() -> None:
     assert written("vllm", call(SCORE, ["a"], use_activation=True))["use_activation"] is True
     assert written("tei", call(SCORE, ["a"], raw_scores=False))["raw_scores"] is False
+
+
+@pytest.mark.parametrize(("kind", "name"), [("vllm", "input"), ("tei", "inputs"), ("openrlhf", "labels"), ("sglang", "text")])
+def test_a_parameter_does_not_replace_the_items(kind: str, name: str) -> None:
+    with pytest.raises(BadRequest, match=f"'{name}' holds the items"):
+        written(kind, call(SCORE, ["a"], **{name: ["b"]}))
 
 
 def test_the_reward_of_vllm_is_the_last_of_its_probs() -> None:

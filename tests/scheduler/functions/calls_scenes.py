@@ -14,7 +14,7 @@ from calls_desk import AT_ONCE, Adapting, Breaking, Broken, Desk, Hedging, Pause
 
 from qreward.scheduler.functions.state import CallFailure, Function
 from qreward.scheduler.outcome import CANCELLED, Answer
-from qreward.scheduler.request import Attempt
+from qreward.scheduler.state import Attempt
 
 MOST_STEPS = 200_000
 LONG = 300.0

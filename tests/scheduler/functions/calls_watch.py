@@ -11,12 +11,12 @@ from math import inf
 from typing import Any
 
 from qreward.errors import CircuitOpen, RequestTimeout
-from qreward.scheduler.functions.heap import SWEEP, IndexedHeap
 from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.functions.state import HEDGES_AT_ONCE, Call, CallFailure, Function, KeyState
+from qreward.scheduler.heap import SWEEP, IndexedHeap
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.request import Attempt, CancelReason
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
+from qreward.scheduler.state import Attempt, CancelReason
 
 ROUNDING = 1e-9
 

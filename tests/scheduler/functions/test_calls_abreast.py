@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from calls_desk import AT_ONCE, Breaking, Desk, Pause
 
-from qreward.scheduler.request import CancelReason
+from qreward.scheduler.state import CancelReason
 
 
 def test_a_call_that_has_not_failed_is_tried_once() -> None:

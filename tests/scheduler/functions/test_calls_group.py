@@ -5,7 +5,7 @@ from __future__ import annotations
 from calls_desk import AT_ONCE, Breaking, Desk, Hedging, Rate
 
 from qreward.scheduler.outcome import CANCELLED, Answer
-from qreward.scheduler.queueing.queue import AGEING
+from qreward.scheduler.queue import AGEING
 
 HIGH, NORMAL, LOW = 0, 5, 9
 

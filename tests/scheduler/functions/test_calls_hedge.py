@@ -6,7 +6,7 @@ import pytest
 from calls_desk import AT_ONCE, Breaking, Desk, Hedging, Pause, Rate
 
 from qreward.scheduler.functions.state import ENOUGH, HEDGES_AT_ONCE
-from qreward.scheduler.request import CancelReason
+from qreward.scheduler.state import CancelReason
 
 AFTER = Hedging(0.5, 0.0, 1, 1.0)
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from qreward.scheduler.functions.state import CallFailure
 from qreward.scheduler.outcome import CANCELLED, Answer
-from qreward.scheduler.request import Attempt
+from qreward.scheduler.state import Attempt
 
 MOST_WAKES = 5_000
 KEYS = ("a", "b", "c")

@@ -7,7 +7,7 @@ from calls_scenes import Scene
 
 from qreward.errors import CircuitOpen, RequestTimeout
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.request import CancelReason
+from qreward.scheduler.state import CancelReason
 
 SEEDS = range(200)
 

@@ -1,17 +1,23 @@
-"""Codecs of the OpenAI APIs that take lists: embeddings, legacy completions and moderations."""
+"""The kind ``openai``: embeddings, legacy completions, moderations, rankings, and rewards as vectors of one number."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from qreward.codecs import json as jsonio
-from qreward.codecs.base import WireRequest
+from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.rewards import parsing
-from qreward.codecs.rewards.base import ListCodec, MergeLimits, Parts
+from qreward.codecs.rewards.base import ListCodec, MergeLimits, NumberCodec, ServerKind
 from qreward.codecs.rewards.parsing import InvalidRow
 
-OPENAI_LIMITS = MergeLimits(items=2048, tokens=300_000)
-"""Limits of one embeddings request, as documented in the openai package."""
+
+class VectorScore(NumberCodec):
+    """``POST /embeddings`` of a server that returns a reward as a vector of one number (SGLang, vLLM, and servers with their API).
+
+    A longer vector is an embedding and not a reward, unless the settings select one of its numbers by ``label``.
+    """
+
+    path = "/embeddings"
+    value_in = "embedding"
 
 
 class EmbeddingList(ListCodec):
@@ -24,9 +30,9 @@ class EmbeddingList(ListCodec):
 
 
 class OpenAIEmbeddingList(EmbeddingList):
-    """The same with the limits of OpenAI's own API."""
+    """The same with the limits of OpenAI's own API, as documented in the openai package."""
 
-    limits = OPENAI_LIMITS
+    limits = MergeLimits(items=2048, tokens=300_000)
 
 
 class CompletionList(ListCodec):
@@ -56,20 +62,46 @@ class CompletionList(ListCodec):
 
 
 class ModerationList(ListCodec):
-    """``POST /moderations``: one result per item, by position. A list of parts is one item."""
+    """``POST /moderations``: one result per item. A list of parts is one item."""
 
     path = "/moderations"
-
-    def write(self, items: list[Any], model: str, params: dict[str, Any]) -> bytes:
-        if isinstance(items[0], Parts):
-            return jsonio.write(model, "input", items[0].parts, params, all_text=False)
-        return super().write(items, model, params)
-
-    def rows(self, document: Any, call: WireRequest) -> list[Any]:
-        return parsing.as_many(parsing.member(document, "results"), len(call.inputs), "results")
+    rows_in = "results"
 
     def value(self, row: Any) -> dict[str, Any]:
         found = parsing.row_of(row)
         if not isinstance(found.get("flagged"), bool):
             raise InvalidRow("its result has no 'flagged'")
         return found
+
+
+class Rerank(ListCodec):
+    """``POST /rerank`` of vLLM and Jina. The items are documents; all share the query of the call. Results are sorted and have an index."""
+
+    path = "/rerank"
+    member = "documents"
+    rows_in = "results"
+    value_in = "relevance_score"
+
+    def rows(self, document: Any, call: WireRequest) -> list[Any]:
+        rows = parsing.member(document, self.rows_in)
+        if any(not isinstance(row, dict) or row.get("index") is None for row in rows):
+            raise Malformed("the ranking has no indexes, so its scores cannot be matched to documents")
+        return parsing.in_order(rows, len(call.inputs))
+
+    def value(self, row: Any) -> float:
+        return parsing.number(parsing.row_of(row).get(self.value_in))
+
+
+OPENAI = ServerKind(
+    "openai",
+    {
+        "score": {"embeddings": VectorScore},
+        "rerank": Rerank,
+        "embeddings": OpenAIEmbeddingList,
+        "completions": CompletionList,
+        "moderations": ModerationList,
+    },
+    probe=("/v1/models",),
+    chat=True,
+    lists_models=True,
+)

@@ -13,8 +13,9 @@ levels or time.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from heapq import heappop, heappush, heapreplace
 from typing import Generic, TypeVar
+
+from qreward.scheduler.heap import IndexedHeap
 
 MOST_OWED = 64.0
 """A request can be charged at most this many times its first charge in addition, so that one absurd answer cannot lock out a flow. The debt
@@ -24,17 +25,12 @@ FEW = 8
 
 
 class Flow:
-    """One participant in fair queueing.
-
-    Attributes:
-        tag: its position on the virtual clock, in units of cost.
-        owed: cost that its answers used beyond their charge; negative if they used less.
-    """
+    """One participant in fair queueing."""
 
     __slots__ = ("owed", "tag")
 
-    tag: float
-    owed: float
+    tag: float  # its position on the virtual clock, in units of cost
+    owed: float  # cost that its answers used beyond their charge; negative if they used less
 
     def waits(self) -> bool:
         """Return whether it has a request waiting."""
@@ -45,72 +41,44 @@ Key = TypeVar("Key", bound=Hashable)
 F = TypeVar("F", bound=Flow)
 
 
-class FairHeap(Generic[F]):
-    """Heap of flows by tag, ties in turn. An entry is corrected or removed when it reaches the top, if its flow has advanced or is idle."""
-
-    __slots__ = ("_heap", "_joined", "_number", "_waits")
+class FairHeap(IndexedHeap[F]):
+    """Heap of flows by tag, ties in turn. A flow that has advanced or is idle is moved or removed when it reaches the top."""
 
     def __init__(self, waits: Callable[[F], bool]) -> None:
+        super().__init__()
         self._waits = waits
-        self._heap: list[tuple[float, int, F]] = []
-        self._joined: set[F] = set()
-        self._number = 0
 
     def join(self, flow: F) -> None:
         """Add a flow if it is not in the heap."""
-        if flow not in self._joined:
-            self._joined.add(flow)
-            heappush(self._heap, self._place(flow))
+        if flow not in self:
+            self.put(flow, flow.tag)
 
     def first(self) -> F | None:
         """Return the flow to be served next, or None if none has requests waiting."""
-        heap = self._heap
-        while heap:
-            tag, _, flow = heap[0]
+        while (flow := super().first()) is not None:
             if not self._waits(flow):
-                heappop(heap)
-                self._joined.remove(flow)
-            elif flow.tag > tag:
-                heapreplace(heap, self._place(flow))
+                self.drop(flow)
+            elif flow.tag > self._heap[0][0]:
+                self.put(flow, flow.tag)
             else:
                 return flow
         return None
 
     def least(self, flow: F) -> float:
         """Return the lowest tag: that of the next flow, or of ``flow`` if that is lower."""
-        if self._heap and self._heap[0][2] is flow and self._heap[0][0] == flow.tag:
-            return flow.tag
         first = self.first()
         return flow.tag if first is None else min(flow.tag, first.tag)
 
-    def clear(self) -> None:
-        self._heap.clear()
-        self._joined.clear()
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def _place(self, flow: F) -> tuple[float, int, F]:
-        self._number += 1
-        return flow.tag, self._number, flow
-
 
 class Fair(Generic[Key, F]):
-    """Flows that share a resource. While there is only one, nothing is charged.
-
-    Attributes:
-        alone: the only flow, or None if there are several or none.
-        flows: all known flows, including idle ones.
-    """
-
-    __slots__ = ("_clock", "_few", "_turns", "alone", "flows")
+    """Flows that share a resource. While there is only one, nothing is charged."""
 
     def __init__(self) -> None:
-        self.flows: dict[Key, F] = {}
+        self.flows: dict[Key, F] = {}  # all known flows, including idle ones
         self._turns: FairHeap[F] = FairHeap(lambda flow: flow.waits())
         self._clock = 0.0
         self._few = FEW
-        self.alone: F | None = None
+        self.alone: F | None = None  # the only flow, or None if there are several or none
 
     def add(self, key: Key, flow: F) -> None:
         """Add a new flow."""
@@ -156,7 +124,7 @@ class Fair(Generic[Key, F]):
             return
         self.alone = None
         if len(self.flows) <= 1:
-            self._turns.clear()
+            self._turns.empty()
             for left in self.flows.values():
                 self.alone = left
                 left.owed = 0.0
@@ -164,7 +132,7 @@ class Fair(Generic[Key, F]):
     def clear(self) -> None:
         """Reset everything, since no request waits."""
         if self.alone is None:
-            self._turns.clear()
+            self._turns.empty()
         self.flows.clear()
         self.alone = None
         self._clock = 0.0

@@ -1,8 +1,13 @@
-"""A concurrency limit that adapts to the capacity of its source, without prior knowledge.
+"""Concurrency limits: how many requests a source may have in flight. ``FixedLimit`` is configured; ``AdaptiveLimit`` finds the capacity.
 
-Two signals move it. *Rejects* show the capacity of the source: the requests that it still serves. *Elasticity* shows whether more requests
-in flight still increase throughput, from the time per token; it also works where a server queues without ever rejecting. Both are measured
-against the limit's own earlier rounds, never against a lowest latency, which for language models is only that of the shortest answer.
+The scheduler reads only ``limit``, and reports sends, answers and rejects so that a limit can adapt. A limit also classifies rejects:
+either the source is unavailable or over a rate (its cooldown starts), or it is only full. Failures and timeouts do not move a limit;
+``health`` judges them.
+
+Two signals move the adaptive limit, without prior knowledge. *Rejects* show the capacity of the source: the requests that it still serves.
+*Elasticity* shows whether more requests in flight still increase throughput, from the time per token; it also works where a server queues
+without ever rejecting. Both are measured against the limit's own earlier rounds, never against a lowest latency, which for language models
+is only that of the shortest answer.
 
 W1  Start at a usual size and double every round while throughput keeps up. A small configured limit is used from the start. If that is too
     much, the first rejects show the capacity within a round trip.
@@ -14,8 +19,6 @@ W4  From there, try one slot more after many clean answers. Each try that succee
     reject is not counted as new information. Tries end where elasticity shows that more does not increase throughput. If a failed try
     costs a wait, because the source requested one, the next try comes after twenty times that wait.
 W5  If no request is still served, twice in a row, the source is unavailable and not full: start again, with half of its former capacity.
-
-Failures and timeouts do not move the limit; ``health`` judges them.
 """
 
 from __future__ import annotations
@@ -24,7 +27,89 @@ from dataclasses import dataclass
 from math import inf, log
 from random import Random
 
-from qreward.scheduler.limits.window import Changes, count_change
+DEFAULT_LIMIT = 64
+"""Requests in flight at an endpoint whose capacity is unknown."""
+PATIENCE = 100
+"""Answers after which a lowered limit is raised again. This bounds rejects to about one in so many requests."""
+
+
+Changes = dict[tuple[str, str], int]
+"""How often a limit changed: (``up`` or ``down``, reason in one word) -> count."""
+
+
+def count_change(changes: Changes, before: int, after: int, why: str) -> None:
+    """Count a change of a limit; equal values are not counted."""
+    if after != before:
+        key = ("up" if after > before else "down", why)
+        changes[key] = changes.get(key, 0) + 1
+
+
+class ConcurrencyLimit:
+    """How many requests a source may have in flight: a limit that never changes. Subclasses adapt it to the events.
+
+    ``inflight`` and ``others`` are counted after the event. ``reason`` says why ``limit`` has its value.
+    """
+
+    reason = "fixed"
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.changes: Changes = {}
+
+    def sent(self, now: float, inflight: int, /) -> None:
+        """A request was sent."""
+
+    def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int, /) -> None:
+        """An answer arrived, of ``tokens`` output tokens, or None if the source does not report them."""
+
+    def rejected(self, now: float, sent_at: float, hint: float | None, others: int, /) -> bool:  # noqa: ARG002 - for subclasses
+        """A request was rejected while ``others`` are in flight, with a wait of ``hint`` seconds or None. True if a cooldown must start.
+
+        A hint starts a cooldown in any case. If this returns False, the hint is not treated as a sign of a rate limit.
+        """
+        return True
+
+    def returned(self, now: float, inflight: int, /) -> None:
+        """The source is back after it served nothing. Rejects while it became unavailable said nothing about its capacity."""
+
+    def crowd(self, until: float, /) -> None:
+        """Until then requests are known to wait inside the server, and the limit should not grow."""
+
+
+class FixedLimit(ConcurrencyLimit):
+    """A configured limit, or the default.
+
+    A source that rejects requests beyond its own capacity but serves the rest gets no cooldown. The limit falls to the number it still
+    serves for a hundred answers (fewer where it is small), and doubles from there. A single reject among good answers is noise.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        super().__init__(DEFAULT_LIMIT if limit is None else limit)
+        self._set = self.limit
+        self._good = 0  # answers since the last reject
+        self._clean = 0  # answers since the limit last changed
+        self._closed_at = -inf
+
+    def ok(self, _now: float, _sent_at: float, _tokens: int | None, _inflight: int) -> None:
+        self._good += 1
+        if self.limit < self._set:
+            self._clean += 1
+            if self._clean >= min(PATIENCE, 4 * self.limit):
+                self._move(2 * self.limit, "answers")
+
+    def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
+        lone, self._good = self._good >= self._set / 2, 0
+        if hint is not None or others == 0:  # unavailable, or over a rate: no evidence of its capacity
+            self._closed_at = now
+            self._move(self._set, "away")
+            return True
+        if not lone and sent_at >= self._closed_at:
+            self._move(min(self.limit, others), "rejected")
+        return False
+
+    def _move(self, limit: int, why: str) -> None:
+        before, self._clean, self.limit = self.limit, 0, max(1, min(self._set, limit))
+        count_change(self.changes, before, self.limit, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +146,6 @@ class Elasticity:
     It is d ln(throughput) / d ln(limit), from differences of consecutive rounds, so that slow changes of the source itself do not count.
     """
 
-    __slots__ = ("_last", "_xx", "_xy")
-
     def __init__(self) -> None:
         self._last: tuple[float, float] | None = None
         self._xy = self._xx = 0.0
@@ -91,40 +174,28 @@ class Elasticity:
 class _Round:
     """Answers to requests that were sent under one value of the limit."""
 
-    __slots__ = ("answers", "limit", "peak", "seconds", "since", "tokens")
-
     def __init__(self, limit: int, since: float, peak: int) -> None:
         self.limit, self.since, self.peak = limit, since, peak
         self.answers, self.seconds, self.tokens = 0, 0.0, 0.0
 
 
-class AdaptiveLimit:
+class AdaptiveLimit(ConcurrencyLimit):
     """An adaptive concurrency limit. The module docstring lists its rules.
 
     Args:
         rng: for random rounding.
         most: the configured limit, which is never exceeded; None for ``MOST``.
-
-    Attributes:
-        crowded_until: until then requests are known to wait inside the server, and the limit does not grow.
     """
-
-    __slots__ = (
-        "_away", "_base", "_blame_until", "_capped", "_clean", "_elasticity", "_floor", "_good", "_held", "_mark", "_no_try_before",
-        "_reject_after", "_rng", "_round", "_rounds", "_side", "_start", "_starting",
-        "_step", "changes", "crowded_until", "limit", "most", "reason",
-    )  # fmt: skip
 
     def __init__(self, rng: Random, most: int | None = None) -> None:
         self._rng = rng
         self.most = MOST if most is None else most
         self._start = most if most is not None and most <= TUNING.trusted else min(TUNING.start, self.most)
-        self.limit = self._start
+        super().__init__(self._start)
         self._held = 0.0  # the base under which it last went many answers without a reject
         self._rounds = 1
         self.reason = "start"
-        self.changes: Changes = {}
-        self.crowded_until = -inf
+        self.crowded_until = -inf  # until then requests are known to wait inside the server, and the limit does not grow
         self._elasticity = Elasticity()
         self._side = 1.0
         self._good = self.most  # answers since the last reject
@@ -182,11 +253,10 @@ class AdaptiveLimit:
         self._yield_to(now, others, max(others, self._floor) if tried else others)
         return not tried
 
-    def ended(self) -> None:
-        """A request ended in any other way, which says nothing about capacity."""
+    def crowd(self, until: float) -> None:
+        self.crowded_until = until
 
-    def returned(self, now: float, inflight: int) -> None:
-        """The source is back after it served nothing (W5). Rejects while it became unavailable said nothing about its capacity."""
+    def returned(self, now: float, inflight: int) -> None:  # W5
         if self.limit < max(self._start, self._held / 2):
             self.reason = "back: starting again"
             self._begin(now, inflight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -13,7 +14,7 @@ SWEEP = 64
 
 
 class IndexedHeap(Generic[T]):
-    """A heap in which each item has one position. Items of equal rank are ordered by their numbers."""
+    """A heap in which each item has one position. Items of equal rank are ordered by their numbers, then by when they were put."""
 
     __slots__ = ("_entries", "_heap", "_pushes")
 
@@ -35,12 +36,14 @@ class IndexedHeap(Generic[T]):
         self._sweep()
 
     def drop(self, item: T) -> None:
+        """Remove an item if it is in the heap."""
         entry = self._entries.pop(item, None)
         if entry is not None:
             entry[3] = None  # so that a heap keeps no removed item alive
             self._sweep()
 
     def first(self) -> T | None:
+        """Return the first item without removing it, or None."""
         heap = self._heap
         while heap:
             item: T | None = heap[0][3]
@@ -64,7 +67,25 @@ class IndexedHeap(Generic[T]):
         del self._entries[item]
         return item
 
+    def take_outside(self, avoided: Container[T]) -> T | None:
+        """Remove and return the first item that is not in ``avoided``, or None."""
+        heap, aside, found = self._heap, [], None
+        while heap:
+            entry = heappop(heap)
+            item: T | None = entry[3]
+            if item is None:
+                continue
+            if item not in avoided:
+                del self._entries[item]
+                found = item
+                break
+            aside.append(entry)
+        for entry in aside:
+            heappush(heap, entry)
+        return found
+
     def empty(self) -> list[T]:
+        """Remove and return all items, in order."""
         items = [entry[3] for entry in sorted(self._entries.values())]
         self._entries.clear()
         self._heap.clear()
@@ -72,6 +93,10 @@ class IndexedHeap(Generic[T]):
 
     def __contains__(self, item: T) -> bool:
         return item in self._entries
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate over the items in any order."""
+        return iter(self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -1,0 +1,67 @@
+"""The kind ``nim``: NVIDIA NIM's reward models, which answer a chat with a line of numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from qreward.codecs.base import Malformed, WireRequest
+from qreward.codecs.chat import joined
+from qreward.codecs.rewards import parsing
+from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.base import ALONE, ListCodec, ServerKind
+from qreward.codecs.rewards.parsing import InvalidRow
+
+_ATTRIBUTE = re.compile(r"\s*([A-Za-z][\w .-]{0,40}?)\s*:\s*([^\s,]+)\s*")
+
+
+class NimReward(ListCodec):
+    """``POST /chat/completions`` with a response such as ``helpfulness:1.25,correctness:0.43`` or ``reward:-7.1``.
+
+    A request contains one conversation; only concurrent requests increase the throughput. The reward is the attribute named by the
+    settings' ``label``, else ``reward``, else the only one.
+    """
+
+    path = "/chat/completions"
+    texts = False
+    chats = True
+    rows_in = "choices"
+    limits = ALONE
+
+    def rows(self, document: Any, call: WireRequest) -> list[Any]:
+        choices = parsing.member(document, self.rows_in)
+        if not choices:
+            raise Malformed("the answer has no choices")
+        return parsing.in_order(choices[:1], len(call.inputs))
+
+    def value(self, row: Any) -> Score:
+        row = parsing.row_of(row)
+        parsing.check_ending(row.get("finish_reason"))  # "length" is usual here, and the text of numbers is still complete
+        message = row.get("message")
+        if isinstance(message, list) and message:  # an earlier form of the hosted API
+            message = message[0]
+        attributes = attributes_of(joined(message.get("content")) if isinstance(message, dict) else "")
+        return Score(parsing.by_name(attributes, self.settings.label, "reward"), attributes)
+
+
+def attributes_of(text: str) -> dict[str, float]:
+    """Parse a line such as ``helpfulness:1.25,correctness:0.43``. Raises ``InvalidRow`` for anything else.
+
+    Example:
+        >>> attributes_of("helpfulness:1.25, correctness:-0.5")
+        {'helpfulness': 1.25, 'correctness': -0.5}
+    """
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        match = _ATTRIBUTE.fullmatch(part)
+        if match is None or match[1] in found:
+            raise InvalidRow("its text is not a list of attributes such as helpfulness:1.25,correctness:0.43")
+        try:
+            value = float(match[2])
+        except ValueError:
+            raise InvalidRow(f"its {match[1]} is a text, not a finite number") from None
+        found[match[1]] = parsing.number(value, match[1])
+    return found
+
+
+NIM = ServerKind("nim", {"score": NimReward}, probe=("/v1/health/ready",), lists_models=True)

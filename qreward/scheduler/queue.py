@@ -1,0 +1,577 @@
+"""The queue of a pool. Sources with a free slot take tasks from it.
+
+There are ten priority levels. Each entry sorts by its arrival time plus ``AGEING`` seconds per level, so that urgent tasks go first and
+none starves. Within a level retries go first, then tenants in turn; of a tenant its single tasks (those outside of batches) first, then
+its batches in turn. Tenants, and the batches of a tenant, share by cost (see ``fair_queueing``).
+
+Tasks that ended while they waited are dropped when the queue encounters them.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable
+from itertools import chain, islice
+from math import inf
+
+from qreward.scheduler.fair_queueing import Fair, FairHeap, Flow
+from qreward.scheduler.heap import IndexedHeap
+from qreward.scheduler.state import BatchFeed, Source, Task, TaskState
+
+QUEUED = TaskState.QUEUED
+PATIENCE = 600.0
+"""Seconds after which a task without a deadline is as urgent as one whose deadline is now."""
+MOST_GROUPS = 32
+LAST = 1e9
+"""Seconds by which each failure moves a task back in the order for a half-open source."""
+BULK = 60.0
+"""Seconds of waiting after which a batch's next item goes ahead of newer single tasks of its level and tenant."""
+LEAST_COST = 1.0
+LEVELS = 10
+AGEING = 15.0
+"""Seconds of waiting that outweigh one level of priority."""
+SWEEP = 64
+"""Tasks that may have ended in the queue before they are removed."""
+
+
+def due(task: Task) -> float:
+    """Return the time by which a task is ordered: its deadline, or ``PATIENCE`` after its submission if that is sooner.
+
+    Tasks of equal timeouts keep their order, and no task starves.
+    """
+    return min(task.born + PATIENCE, task.deadline)
+
+
+def rank(task: Task, source: Source) -> float:
+    """Return the sort key of a task that was sent before: its age.
+
+    A half-open source receives the tasks with the fewest failures first. Otherwise a few tasks that always fail would keep every source out
+    of service.
+    """
+    return task.born if source.health.allowed > 1 else task.born + LAST * len(task.failures)
+
+
+class DeadlineQueue:
+    """Tasks that were never sent, earliest deadline first, equal deadlines in the order of arrival.
+
+    Tasks of equal timeouts arrive in the order of their deadlines, so they are appended to a deque. Only tasks with an earlier deadline
+    than its last one go to a heap. Either may contain tasks that have ended.
+    """
+
+    __slots__ = ("_last", "early", "line")
+
+    def __init__(self) -> None:
+        self.line: deque[Task] = deque()
+        self.early: IndexedHeap[Task] = IndexedHeap()
+        self._last = -inf  # due time of the last task in ``line``
+
+    def put(self, task: Task) -> None:
+        by = task.born + PATIENCE  # inlined from ``due``: hot path
+        if task.deadline < by:  # noqa: PLR1730
+            by = task.deadline
+        if by >= self._last or not (self.line or self.early):
+            self._last = by
+            self.line.append(task)
+        else:
+            self.early.put(task, by)
+
+    def head(self) -> Task | None:
+        """Return the most urgent task, or None."""
+        line = self.line
+        while line and line[0].state is not QUEUED:
+            line.popleft()
+        if self.early:
+            while (task := self.early.first()) is not None and task.state is not QUEUED:
+                self.early.drop(task)
+            if task is not None and (not line or self.early.rank() < due(line[0])):
+                return task
+        return line[0] if line else None
+
+    def pop(self, task: Task) -> None:
+        """Remove the task that ``head`` has just returned."""
+        if self.line and self.line[0] is task:
+            self.line.popleft()
+        else:
+            self.early.drop(task)
+
+    def sweep(self) -> None:
+        """Drop all tasks that have ended."""
+        self.line = deque(task for task in self.line if task.state is QUEUED)
+        for task in [task for task in self.early if task.state is not QUEUED]:
+            self.early.drop(task)
+
+    def all(self) -> list[Task]:
+        """Return the tasks that still wait."""
+        self.sweep()
+        return [*self.line, *self.early]
+
+    def __len__(self) -> int:
+        return len(self.line) + len(self.early)
+
+
+class RetryQueue:
+    """Tasks that were sent before, grouped by the sources they avoid and by their number of failures.
+
+    The first grouping keeps tasks that a source must not take from blocking others. The second keeps tasks that fail from blocking those
+    that do not; see ``rank``.
+    """
+
+    __slots__ = ("groups", "most_avoided")
+
+    def __init__(self) -> None:
+        self.most_avoided = -1  # most sources that one task avoids; -1 without tasks. May be too large, never too small
+        self.groups: dict[tuple[tuple[Source, ...], int], deque[Task]] = {}
+
+    def put(self, task: Task) -> None:
+        self.most_avoided = max(self.most_avoided if self.groups else -1, len(task.excluded))
+        self.groups.setdefault((task.excluded, len(task.failures)), deque()).append(task)
+
+    def first(self, source: Source) -> deque[Task] | None:
+        """Return the group with the oldest head among those that a source may take; a bounded number of groups is checked."""
+        best: deque[Task] | None = None
+        least = inf
+        for group, line in list(islice(self.groups.items(), MOST_GROUPS)):
+            if self._waits(group, line) and source not in group[0] and (by := rank(line[0], source)) < least:
+                best, least = line, by
+        return best
+
+    def waits(self) -> bool:
+        """Return whether any task waits."""
+        while self.groups:
+            if self._waits(*next(iter(self.groups.items()))):
+                return True
+        return False
+
+    def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
+        """Remove and return the tasks that avoid all of the usable sources."""
+        stuck = [group for group in self.groups if all(source in group[0] for source in usable)]
+        return [task for group in stuck for task in self.groups.pop(group) if task.state is QUEUED]
+
+    def sweep(self) -> None:
+        """Drop all tasks that have ended."""
+        groups = {group: deque(task for task in line if task.state is QUEUED) for group, line in self.groups.items()}
+        self.groups = {group: line for group, line in groups.items() if line}
+
+    def all(self) -> list[Task]:
+        """Return the tasks that still wait."""
+        return [task for task in chain.from_iterable(self.groups.values()) if task.state is QUEUED]
+
+    def _waits(self, group: tuple[tuple[Source, ...], int], line: deque[Task]) -> bool:
+        while line and line[0].state is not QUEUED:
+            line.popleft()
+        if not line:
+            del self.groups[group]
+        return bool(line)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.groups.values()))
+
+
+class BatchFlow(Flow):
+    """One batch among the batches of its tenant."""
+
+    __slots__ = ("feed",)
+
+    def __init__(self, feed: BatchFeed) -> None:
+        self.feed = feed
+
+    @property
+    def born(self) -> float:
+        """Arrival time of a single task that would be as urgent as the next item."""
+        return self.feed.served + BULK
+
+    @property
+    def tenant(self) -> str | None:
+        return self.feed.tenant
+
+    def waits(self) -> bool:
+        return self.feed.lined
+
+
+class TenantFlow(Flow):
+    """All that one tenant has waiting at a level, except retries."""
+
+    __slots__ = ("bulks", "name", "singles")
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.singles = DeadlineQueue()
+        self.bulks: Fair[BatchFeed, BatchFlow] = Fair()
+
+    def next(self, bulk: bool) -> Task | BatchFlow | None:
+        """Return the next entry: a single task, unless none waits or a batch has waited for long. ``bulk``: batches may be taken."""
+        head = self.singles.head()
+        if bulk and self.bulks.flows:
+            first = self.bulks.first()
+            if first is not None and (head is None or first.born < head.born):
+                return first
+        return head
+
+    def waits(self) -> bool:
+        return self.next(bulk=True) is not None
+
+    def has_single(self) -> bool:
+        return self.singles.head() is not None
+
+
+Found = Task | BatchFlow | deque[Task] | None
+"""A single task, a batch whose next item is to be taken, or a group of retries whose head is to be taken."""
+
+
+class PriorityLevel:
+    """The entries of one level."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.again = RetryQueue()
+        self.items_again = RetryQueue()  # retries of batch items
+        self._tenants: Fair[str | None, TenantFlow] = Fair()
+        self._online: FairHeap[TenantFlow] = FairHeap(TenantFlow.has_single)  # kept while there are several tenants
+
+    # adding
+
+    def tenant(self, name: str | None) -> TenantFlow:
+        """Return the tenant of that name, created if needed. The caller is about to add a task or a feed to it."""
+        alone = self._tenants.alone
+        return alone if alone is not None and alone.name == name else self._enter(name)
+
+    def put_feed(self, feed: BatchFeed) -> None:
+        bulks = self.tenant(feed.tenant).bulks
+        bulk = bulks.flows.get(feed)
+        if bulk is None:
+            bulk = BatchFlow(feed)
+            bulks.add(feed, bulk)
+        if bulks.alone is None:
+            bulks.awake(bulk)
+        feed.lined = True
+
+    def _enter(self, name: str | None) -> TenantFlow:
+        tenants = self._tenants
+        tenant = tenants.flows.get(name)
+        if tenant is None:
+            if tenants.alone is not None:
+                self._online.join(tenants.alone)
+            tenant = TenantFlow(name)
+            tenants.add(name, tenant)
+        if tenants.alone is None:
+            tenants.awake(tenant)
+            self._online.join(tenant)
+        return tenant
+
+    # taking
+
+    def take(self, source: Source, now: float, bulk: bool, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed | None] | None:
+        """Remove and return the task that a source should take, with its feed if it is a batch item that was never sent."""
+        if self.again.groups or self.items_again.groups:
+            return self.remove(self.best(source, bulk)[1], now, cost)
+        alone = self._tenants.alone
+        return self.remove(self._turn(bulk) if alone is None else alone.next(bulk), now, cost)
+
+    def best(self, source: Source, bulk: bool) -> tuple[float, Found]:
+        """Return what a source should take, and the arrival time of the most urgent entry that it may take; inf if there is none."""
+        alone = self._tenants.alone
+        fresh = self._turn(bulk) if alone is None else alone.next(bulk)
+        found: Found = fresh
+        age = first = inf if fresh is None else fresh.born
+        if alone is None and (online := self._online.first()) is not None:
+            single = online.next(bulk=False)  # a batch's turn must not cost a single task its rank among the levels
+            age = age if single is None else min(age, single.born)
+        if self.again.groups or self.items_again.groups:
+            line = self._retried(source)
+            if line is not None and (retried := rank(line[0], source)) <= first:
+                age, found = min(age, retried), line
+        return age, found
+
+    def remove(self, found: Found, now: float, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed | None] | None:
+        """Remove and return the entry that ``best`` has just found."""
+        if found is None:
+            return None
+        if isinstance(found, deque):
+            return found.popleft(), None
+        alone = self._tenants.alone
+        tenant = alone or self._tenants.flows[found.tenant]
+        if not isinstance(found, Task):
+            return self._take_item(tenant, found, now, cost)
+        tenant.singles.pop(found)
+        if alone is None:
+            self._charge(found, cost, tenant)
+        return found, None
+
+    def _take_item(self, tenant: TenantFlow, bulk: BatchFlow, now: float, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed]:
+        feed = bulk.feed
+        task = feed.buffer.popleft()
+        task.feed = feed
+        feed.served = now
+        if not feed.buffer:
+            feed.lined = False
+        if self._tenants.alone is None or tenant.bulks.alone is None:
+            self._charge(task, cost, tenant, bulk)
+        if feed.ended and not feed.lined:
+            tenant.bulks.forget(feed)
+        return task, feed
+
+    def _turn(self, bulk: bool) -> Task | BatchFlow | None:
+        """Return the next entry of the tenant whose turn it is."""
+        tenant = self._tenants.first() if bulk else self._online.first()
+        return None if tenant is None else tenant.next(bulk)
+
+    def _retried(self, source: Source) -> deque[Task] | None:
+        line = self.again.first(source)
+        items = self.items_again.first(source)
+        return items if line is None or (items is not None and rank(items[0], source) < rank(line[0], source)) else line
+
+    # costs
+
+    def passed(self, task: Task, cost: Callable[[Task], float]) -> None:
+        """Charge a task that was sent without waiting while other tasks wait."""
+        alone = self._tenants.alone
+        if alone is None or alone.name != task.tenant:
+            tenant = self._enter(task.tenant)
+            if self._tenants.alone is None:
+                self._charge(task, cost, tenant)
+
+    def settle(self, task: Task, charge: float, used: float) -> None:
+        """Record the real cost of a task that was charged ``charge``."""
+        feed = task.feed
+        name = task.tenant if feed is None else feed.tenant
+        self._tenants.settle(name, charge, used)
+        if feed is not None and (tenant := self._tenants.flows.get(name)) is not None:
+            tenant.bulks.settle(feed, charge, used)
+
+    def _charge(self, task: Task, cost: Callable[[Task], float], tenant: TenantFlow, bulk: BatchFlow | None = None) -> None:
+        task.charge = max(LEAST_COST, cost(task))
+        if self._tenants.alone is None:
+            self._tenants.charge(tenant, task.charge)
+        if bulk is not None and tenant.bulks.alone is None:
+            tenant.bulks.charge(bulk, task.charge)
+
+    # removal
+
+    def waits(self) -> bool:
+        """Return whether anything waits."""
+        alone = self._tenants.alone
+        if alone is not None and (line := alone.singles.line) and line[0].state is QUEUED:
+            return True  # fast path
+        if self._tenants.first() is not None:
+            return True
+        return bool(self.again.groups or self.items_again.groups) and (self.again.waits() or self.items_again.waits())
+
+    def drop_feed(self, feed: BatchFeed) -> None:
+        feed.lined = False
+        tenant = self._tenants.flows.get(feed.tenant)
+        if tenant is not None:
+            tenant.bulks.forget(feed)
+
+    def most_avoided(self) -> int:
+        """Return the most sources that a task sent before avoids; -1 if there is no such task."""
+        return max((line.most_avoided for line in (self.again, self.items_again) if line.groups), default=-1)
+
+    def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
+        """Remove and return the tasks that avoid all of the usable sources."""
+        return self.again.reclaim(usable) + self.items_again.reclaim(usable)
+
+    def tasks(self) -> list[Task]:
+        """Return the waiting tasks, except those in the buffers of feeds."""
+        singles = [task for tenant in self._tenants.flows.values() for task in tenant.singles.all()]
+        return self.again.all() + self.items_again.all() + singles
+
+    def feeds(self) -> list[BatchFeed]:
+        """Return the feeds with a non-empty buffer."""
+        return [bulk.feed for tenant in self._tenants.flows.values() for bulk in tenant.bulks.flows.values() if bulk.waits()]
+
+    def sweep(self) -> None:
+        """Drop all tasks that have ended."""
+        self.again.sweep()
+        self.items_again.sweep()
+        for tenant in self._tenants.flows.values():
+            tenant.singles.sweep()
+
+    def rest(self) -> None:
+        """Reset fair queueing, since nothing waits, and release references to tenants and feeds."""
+        alone = self._tenants.alone
+        if alone is None:
+            self._tenants.clear()
+            self._online.empty()
+        elif alone.bulks.flows:
+            alone.bulks.clear()
+
+    def __len__(self) -> int:
+        tenants = self._tenants.flows.values()
+        tasks = len(self.again) + len(self.items_again) + sum(len(tenant.singles) for tenant in tenants)
+        return tasks + sum(len(bulk.feed.buffer) for tenant in tenants for bulk in tenant.bulks.flows.values() if bulk.waits())
+
+
+class Queue:
+    """Tasks and feeds of one pool.
+
+    Args:
+        cost: returns the expected cost of a task, in any unit, such as tokens; at least 1 is charged. Called only while several tenants or
+            batches share a level.
+    """
+
+    def __init__(self, cost: Callable[[Task], float] = lambda _task: 1.0) -> None:
+        self.cost = cost  # as given; may be changed at any time
+        self.levels: list[int] = []  # the priority levels with entries; empty if nothing waits
+        self.waiting = 0  # waiting tasks that do not belong to a batch, including those that were sent before
+        self._levels: dict[int, PriorityLevel] = {}  # empty ones are kept, since they are often needed again at once
+        self._ended = 0
+        self._most_ended = SWEEP
+
+    # adding
+
+    def put(self, task: Task) -> None:
+        """Add a task. One that was sent before goes ahead of new ones of its level."""
+        task.state = QUEUED
+        task.lined = True
+        level = self._open(task.level)
+        if task.feed is not None:
+            level.items_again.put(task)
+            return
+        self.waiting += 1
+        if task.sent_at is not None:
+            level.again.put(task)
+        else:
+            level.tenant(task.tenant).singles.put(task)
+
+    def put_feed(self, feed: BatchFeed) -> None:
+        """Add a feed with a non-empty buffer."""
+        if not feed.lined:
+            self._open(feed.level).put_feed(feed)
+
+    # taking
+
+    def key(self, source: Source, *, bulk: bool = True) -> float:
+        """Return the sort key of the best entry for a source; smaller is sooner, inf if there is none. For ``bulk`` see ``take``."""
+        return min((self._levels[level].best(source, bulk)[0] + level * AGEING for level in self.levels), default=inf)
+
+    def take(self, source: Source, now: float, *, bulk: bool = True) -> tuple[Task, BatchFeed | None] | None:
+        """Remove and return the best task for a source, with its feed if it is a batch item that was never sent; None if there is none.
+
+        Args:
+            source: the source that takes the task.
+            now: the time, in seconds.
+            bulk: False if batch items must wait. Retries of batch items need not: this source may be the only one they do not avoid.
+        """
+        levels = self.levels
+        if len(levels) == 1:
+            level = self._levels[levels[0]]
+            entry = level.take(source, now, bulk, self.cost)
+        elif levels:
+            found = [(each, *self._levels[each].best(source, bulk)) for each in levels]
+            number, _, what = min(found, key=lambda best: best[1] + best[0] * AGEING)
+            level = self._levels[number]
+            entry = level.remove(what, now, self.cost)
+        else:
+            return None
+        if entry is not None:
+            task, feed = entry
+            if feed is None:
+                task.lined = False
+                if task.feed is None:
+                    self.waiting -= 1
+            elif feed.lined:
+                return entry
+        self._close_if_idle(level)
+        return entry
+
+    def left(self) -> float:
+        """Return the number of items that the waiting feeds still hold or will read; inf if the length of an input is unknown."""
+        return sum(len(feed.buffer) if feed.ended else inf if feed.left is None else feed.left for feed in self._feeds())
+
+    def empty(self) -> list[Task]:
+        """Remove and return all tasks, including those in the buffers of feeds."""
+        tasks = self._out([task for level in self._busy() for task in level.tasks()])
+        for feed in self._feeds():
+            tasks += feed.buffer
+            feed.buffer.clear()
+            feed.lined = False
+        self._levels.clear()
+        self.levels.clear()
+        return tasks
+
+    def most_avoided(self) -> int:
+        """Return the most sources that a task sent before avoids; -1 if there is no such task."""
+        return max((level.most_avoided() for level in self._busy()), default=-1)
+
+    def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
+        """Remove and return the tasks that avoid all of the usable sources."""
+        tasks = self._out([task for level in self._busy() for task in level.reclaim(usable)])
+        for level in self._busy():
+            self._close_if_idle(level)
+        return tasks
+
+    def drop_feed(self, feed: BatchFeed) -> None:
+        """Remove a feed for good, if it is in the queue."""
+        if feed.level in self.levels:
+            self._levels[feed.level].drop_feed(feed)
+            self._close_if_idle(self._levels[feed.level])
+
+    def ended(self, task: Task) -> None:
+        """Remove a task that has ended; its state must have changed before. Does nothing if the task is not in the queue."""
+        if task.lined:
+            self._out([task])
+            self._ended += 1
+            if self._ended >= self._most_ended:
+                self._sweep()
+            self._close_if_idle(self._levels[task.level])
+
+    def take_back(self, task: Task) -> None:
+        """Remove a task that no longer needs to wait; its state must have changed before. It may be added again."""
+        self._out([task])
+        level = self._levels[task.level]
+        level.sweep()
+        self._close_if_idle(level)
+
+    # costs
+
+    def passed(self, task: Task) -> None:
+        """Charge the tenant of a task that is sent without waiting while other tasks wait."""
+        if task.level in self.levels:
+            self._levels[task.level].passed(task, self.cost)
+
+    def settle(self, task: Task, used: float) -> None:
+        """Replace the charge of a task that has ended by its real cost. Does nothing if the task was not charged.
+
+        Args:
+            task: a task with a charge; settling clears the charge.
+            used: real cost, in the unit of ``cost``.
+        """
+        charge, task.charge = task.charge, 0.0
+        if task.level in self.levels:
+            self._levels[task.level].settle(task, charge, used)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._busy()))
+
+    def _busy(self) -> list[PriorityLevel]:
+        return [self._levels[level] for level in self.levels]
+
+    def _feeds(self) -> list[BatchFeed]:
+        return [feed for level in self._busy() for feed in level.feeds()]
+
+    def _out(self, tasks: list[Task]) -> list[Task]:
+        """Update the counts for tasks that leave the queue out of turn."""
+        for task in tasks:
+            task.lined = False
+            self.waiting -= task.feed is None
+        return tasks
+
+    def _open(self, number: int) -> PriorityLevel:
+        level = self._levels.get(number)
+        if level is None:
+            level = self._levels[number] = PriorityLevel(number)
+        if number not in self.levels:
+            insort(self.levels, number)
+        return level
+
+    def _close_if_idle(self, level: PriorityLevel) -> None:
+        if not level.waits() and level.number in self.levels:
+            level.rest()
+            self.levels.remove(level.number)
+
+    def _sweep(self) -> None:
+        """Drop ended tasks. It runs after as many have ended as the queue held the last time, so that the cost per task is constant."""
+        for level in self._busy():
+            level.sweep()
+        self._ended, self._most_ended = 0, max(SWEEP, len(self))

@@ -1,1 +1,0 @@
-"""The queue of a route: priorities, deadlines, retries, fair queueing."""

@@ -1,0 +1,667 @@
+"""The state that the scheduler decides by: tasks and attempts at them, batches, sources, and the pools that bring both together.
+
+Only the scheduler changes it; the engine keeps its own objects in ``handle``. ``Source.ready_at`` combines all limits of a source into one
+time, the earliest at which it may be sent a request; limiters are not chained.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import islice
+from math import ceil, inf
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from qreward.quota.lease import Lease
+from qreward.scheduler.health import IN_A_ROW, Cooldown, Health
+from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
+from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
+from qreward.scheduler.limits.rate import Gcra, LearnedRate
+from qreward.scheduler.outcome import Answer, Failure, RateLimitInfo
+from qreward.scheduler.stats import LONG, LatencyStats, OutputLengths, StallDetector, StreamTiming
+from qreward.settings.policies import Limits
+
+if TYPE_CHECKING:
+    from qreward.errors import QRewardError
+    from qreward.results import AttemptRecord
+
+
+class TaskState(IntEnum):
+    """State of a task: new, queued for a source, waiting for its retry time, in flight, or ended."""
+
+    NEW = 0
+    QUEUED = 1
+    WAITING = 2
+    SENT = 3
+    DONE = 4
+
+
+class CancelReason(IntEnum):
+    """Why the scheduler cancels an attempt: its time limit passed, the task was abandoned, or another attempt answered first."""
+
+    OVERDUE = 1
+    ABANDONED = 2
+    BEATEN = 3
+
+
+class RequestOptions(NamedTuple):
+    """Options of the tasks of one call."""
+
+    level: int  # priority, 0 (most urgent) to 9
+    timeout: float | None = None  # seconds each task may take, queueing included, or None
+    hedge: bool = True  # a task may be sent to a second source while the first still works on it
+    tenant: str | None = None  # name of the tenant for fair queueing, or None
+    restarts: bool = False  # a streamed answer may be restarted from the beginning after parts of it were delivered
+    streamed: bool = False  # the answers are streamed
+
+    def task(self, payload: Any, pool: Pool, sink: Any, index: int) -> Task:
+        """Create a task with these options."""
+        task = Task(payload, pool, self.level, self.timeout, sink, index, self.tenant)
+        task.hedge, task.restarts, task.streamed = self.hedge, self.restarts, self.streamed
+        return task
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Task:
+    """One logical request. What has no comment is explained at ``RequestOptions``."""
+
+    payload: Any  # the request content; opaque to the scheduler
+    pool: Pool
+    level: int
+    timeout: float | None
+    sink: Any  # the waiter to which the engine delivers the outcome; opaque to the scheduler
+    index: int  # its position within its ``sink``
+    tenant: str | None = None  # for a batch item the feed's tenant applies
+    feed: BatchFeed | None = None  # the batch it was taken from
+    state: TaskState = TaskState.NEW
+    lined: bool = False  # it is in the queue
+    number: int = 0  # unique among the live tasks of a scheduler
+    born: float = 0.0  # when it was submitted, or taken from its feed
+    sent_at: float | None = None  # when it was first sent
+    deadline: float = inf
+    due: int = -1  # belongs to the timer wheel
+    charge: float = 0.0  # tokens that fair queueing has charged for it and not yet corrected
+    attempt: Attempt | None = None  # the older one of its attempts in flight
+    copy: Attempt | None = None  # the other one, at another source
+    hedge: bool = True
+    restarts: bool = False
+    streamed: bool = False
+    sends: int = 0  # how often it was sent
+    copies: int = 0  # how many of those sends were copies of an attempt in flight
+    tries: int = 0  # failed attempts that were charged to it
+    overdue: int = 0  # attempts that exceeded their time limit; raises the next limit
+    suspected: int = 0  # how often one of its attempts was suspected to hang
+    failures: tuple[tuple[Source, float], ...] = ()  # where and when it failed, if the task itself may be the cause
+    excluded: tuple[Source, ...] = ()  # sources it should not go to now
+    unfit: tuple[Source, ...] = ()  # of them, those that can never serve it
+    trail: list[AttemptRecord] | None = None  # one record per attempt that failed or lost to another
+    last_error: QRewardError | None = None
+    items: tuple[Task, ...] = ()  # the tasks that are merged into this one
+    serial: int = 0  # used by the engine's instrumentation, as are the next two: its number once assigned
+    told: int = 0  # whether its end was reported
+    span: Any = None
+
+    def load(self, now: float, source: Source) -> bool:  # noqa: ARG002 - for those that are late bound
+        """Bind the payload just before the task is sent, with no attempt in flight. False if there is nothing to send.
+
+        Subclasses that choose their content late override it.
+        """
+        return True
+
+    def holds(self, attempt: Attempt) -> bool:
+        """Return whether the attempt is a current one of this task, so that its answer counts."""
+        return attempt is self.attempt or attempt is self.copy
+
+    def other(self, attempt: Attempt) -> Attempt | None:
+        """Return the attempt in flight besides the given one, or None."""
+        return self.copy if attempt is self.attempt else self.attempt
+
+    def avoiding(self, source: Source) -> tuple[Source, ...]:
+        """Return the sources it should not go to now, and this one."""
+        return self.excluded if source in self.excluded else (*self.excluded, source)
+
+    def drop(self, attempt: Attempt) -> None:
+        """Forget one of its attempts, which has ended. The other one, if any, continues."""
+        if attempt is self.attempt:
+            self.attempt = self.copy
+        self.copy = None
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Attempt:
+    """One attempt at a task, at one source."""
+
+    task: Task
+    source: Source
+    sent_at: float
+    overdue: int = 0  # how many attempts of its task had exceeded their time limit when it was sent
+    number: int = 1  # its position among the task's attempts, counted from 1
+    hedge: bool = False  # it was sent while another attempt of the task was in flight
+    why: CancelReason | None = None  # why the scheduler cancelled it
+    ended: bool = False  # its end was reported
+    committed: bool = False  # its streamed answer is being delivered to the caller
+    won: bool = False  # its answer is the task's answer
+    held: float = 0.0  # seconds for which it waited for the caller to read
+    holds_since: float | None = None  # when it began to wait, if it waits now
+    cost: float = 0.0  # tokens reserved for it
+    prompt: float = 0.0  # estimated tokens of the prompt, before scaling
+    failure: Failure | None = None  # the failure that the scheduler determined itself (a time limit), instead of a reported outcome
+    span: Any = None  # used by the engine's instrumentation
+    handle: Any = None  # used by the engine, for example for an asyncio task
+
+    def __post_init__(self) -> None:
+        self.overdue = self.task.overdue
+
+    def held_until(self, now: float) -> float:
+        """Return the seconds for which it has waited for the caller to read, up to ``now``."""
+        return self.held if self.holds_since is None else self.held + now - self.holds_since
+
+
+LOW = 8
+"""Tasks in the buffer of a batch below which more input is requested."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class BatchFeed:
+    """A batch of tasks of one priority. The scheduler takes tasks from ``buffer`` and requests more from the engine when it runs low.
+
+    Tasks in the buffer are input that was read ahead. They are not bound to a source, and their timeout has not started.
+    """
+
+    pool: Pool
+    level: int
+    sink: Any
+    opened_at: float
+    tenant: str | None = None
+    timeout: float | None = None  # seconds that each of its tasks may take
+    buffer: deque[Task] = field(default_factory=deque)
+    lined: bool = False  # it is in the queue, that is, the buffer is not empty
+    asked: bool = False  # more input was requested
+    ended: bool = False  # all input was read
+    left: int | None = None  # items that are still to be taken, if the size of the input is known
+    served: float = field(init=False)  # when an item was last taken
+    failing: Callable[[], QRewardError] | None = None
+    """Factory of errors for items that wait or are read while no source of the pool is alive; None otherwise. The engine may fail an item
+    with it instead of appending the item to a non-empty buffer."""
+    due: int = -1  # belongs to the timer wheel
+    postponed: bool = False  # used by ``outages``
+
+    def __post_init__(self) -> None:
+        self.served = self.opened_at
+
+
+ATTEMPT_FIRST = 120.0
+"""Seconds an attempt may take at a source whose latency is not known yet."""
+ATTEMPT_LEAST = 10.0
+ATTEMPT_FACTOR = 8.0
+"""An attempt may take this many times the 99th percentile of this source's latency, or this many times what an answer of the pool's
+99th percentile length takes at this source, whichever is longer."""
+MOST_DOUBLINGS = 3
+"""How often a task's time limit doubles at most, from the second time on that the task exceeded one."""
+SOON = 1.0
+"""Seconds within which a source must be expected to accept work to count as available soon."""
+HELD = 0.05
+"""Share of an answer's time for which a slow reader may have held it up; beyond that the answer does not move the concurrency limit."""
+
+
+@dataclass(slots=True)
+class SourceCounters:
+    """Counts of requests since the source was created, by outcome."""
+
+    sent: int = 0
+    ok: int = 0
+    rejected: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    retried: int = 0
+    hedged: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Source:
+    """One endpoint, or one function: its limits, cooldown, health, latency and requests in flight.
+
+    ``limits.adaptive`` is not read here: ``window`` and ``learned`` are None for a source with configured limits only, see ``make_source``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rng: Random,
+        limits: Limits | None = None,
+        *,
+        weight: float = 1.0,
+        attempt_timeout: float | None = None,
+        window: ConcurrencyLimit | None = None,
+        learned: LearnedRate | None = None,
+    ) -> None:
+        limits = limits or Limits()
+        self.name = name
+        self.weight = weight
+        self.handle: object = None
+        self.pools: list[Pool] = []
+        self.removed = False
+        # limits
+        self.window: ConcurrencyLimit = window or FixedLimit(limits.max_concurrency)
+        self.learned = learned  # a rate limit learned from rejected requests; None if only the configured limits apply
+        self.requests: Gcra | HeaderRateLimit | None = Gcra(limits.rpm / 60) if limits.rpm else None
+        self.tokens: Gcra | HeaderRateLimit | None = Gcra(limits.tpm / 60) if limits.tpm else None
+        self.reserved = limits.tpm_counts == "reserved"
+        self.metered = False  # its answers have carried rate limit headers
+        self.share: Lease | None = None  # the lease on limits that are shared with other processes
+        self.gate = Cooldown(rng)
+        self.attempt_timeout = attempt_timeout  # seconds one attempt may take as configured; None if that limit is learned
+        # requests in flight, oldest first, including those being cancelled
+        self.attempts: dict[Attempt, None] = {}
+        self.inflight = 0  # their number
+        self.singles = 0  # how many of them do not belong to a batch
+        self.look_after = ATTEMPT_LEAST  # age in seconds from which they are inspected
+        self.check_at = inf  # when to inspect them next; inf while there is none
+        self.due = -1  # belongs to the timer wheel
+        # what was observed
+        self.tally = SourceCounters()
+        self.latency = LatencyStats()
+        self.tempo: StreamTiming | None = None  # timing of its streams, from the first one on
+        self.silence = StallDetector()
+        self.health = Health(rng, self._health_changed)
+        self.down_since: float | None = None  # when it was found to be out of service, until an answer shows that it is back
+        self.answered_at = -inf  # when the latest answer came
+        self.proven = -inf  # when the most recently sent request that was answered had been sent
+        self.unanswered = 0  # consecutive requests that timed out without a sign of life of the source in between
+        self.trouble = ""  # message of its last failure other than overload
+
+    def ready_at(self, now: float) -> float:
+        """Return the earliest time at which it may be sent a request. A past time means now, inf means not before some event."""
+        health = self.health
+        if self.inflight >= self.window.limit or self.inflight >= health.allowed or health.marked_unhealthy or self.removed:
+            return inf
+        at = max(health.open_until, self.gate.opens_at)
+        if self.learned is not None:
+            at = max(at, self.learned.ready_at)
+        if self.share is not None and not self.share.may_send(now):
+            return inf
+        if self.requests is not None:
+            at = max(at, self.requests.ready_at)
+        if self.tokens is not None:
+            at = max(at, self.tokens.ready_at)
+        return at
+
+    def sent(self, now: float, attempt: Attempt) -> None:
+        """A request is sent."""
+        self.attempts[attempt] = None
+        self.inflight += 1
+        self.singles += attempt.task.feed is None
+        self.tally.sent += 1
+        self.window.sent(now, self.inflight)
+        self.silence.sent(now, self.inflight)
+        if self.gate.closed:
+            self.gate.sent(now)
+        if self.health.open_until != -inf:
+            self.health.sent(now)
+        if self.learned is not None:
+            self.learned.sent(now)
+        if self.requests is not None:
+            self.requests.take(now)
+
+    def ended(self, attempt: Attempt) -> None:
+        """A request has ended in any way."""
+        del self.attempts[attempt]
+        self.inflight -= 1
+        self.singles -= attempt.task.feed is None
+
+    def began(self, now: float, sent_at: float) -> None:
+        """The first token of a stream arrived."""
+        if self.tempo is None:
+            self.tempo = StreamTiming()
+        self.tempo.began(now - sent_at)
+        self.unanswered = 0
+        if self.silence.since != inf:
+            self.silence.since = now
+
+    def answered(self, now: float, sent_at: float, answer: Answer, held: float = 0.0) -> None:
+        """An answer arrived, ``held`` seconds of which it waited for its reader. ``inflight`` no longer counts it."""
+        self.answered_at, self.proven = now, max(self.proven, sent_at)
+        self.unanswered = 0
+        self.latency.add(now - sent_at - held, answer.output_tokens)
+        self.silence.broken(now, self.inflight, self.latency.mean)
+        if held <= HELD * (now - sent_at):
+            self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
+        self.gate.ok(sent_at)
+        if self.learned is not None:
+            self.learned.ok(now)
+        if not self.health.clean:
+            self.health.ok(now, sent_at, self.window.limit)
+        tally = self.tally
+        tally.ok += 1
+        tally.prompt_tokens += answer.prompt_tokens or 0
+        tally.output_tokens += answer.output_tokens or 0
+        if answer.limits is not None or self.metered:
+            self.advertised(now, sent_at, answer.limits, used=(answer.prompt_tokens or 0) + (answer.output_tokens or 0))
+
+    def advertised(
+        self, now: float, sent_at: float, limits: RateLimitInfo | None, used: int | None = None, hint: float | None = None
+    ) -> None:
+        """A request ended, or its streamed answer began. Update the rate limits that the server advertises.
+
+        Args:
+            now: seconds.
+            sent_at: when the request was sent.
+            limits: the advertised rate limits, or None if there were none.
+            used: tokens, if the request was served; None if it was rejected or failed.
+            hint: seconds after which a rejected request may be retried, as the server said.
+        """
+        if self.learned is None or (limits is None and not self.metered):  # only the configured limits apply
+            return
+        for unit, cost, doubt in (("requests", 1, 0.0), ("tokens", used or 0, DOUBT)):
+            limit, advertised = getattr(self, unit), None if limits is None else getattr(limits, unit)
+            if advertised is not None and not isinstance(limit, HeaderRateLimit):
+                limit, self.metered = HeaderRateLimit(limit, doubt=doubt), True
+                setattr(self, unit, limit)
+            if isinstance(limit, HeaderRateLimit):
+                limit.update(now, sent_at, advertised, answered=used is not None, others=self.inflight * cost, hint=hint)
+
+    def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
+        """It rejected a request because of overload. ``inflight`` no longer counts that request."""
+        self.tally.rejected += 1
+        away = self.window.rejected(now, sent_at, hint, self.inflight)
+        if away or hint is not None:
+            self.gate.rejected(now, sent_at, hint)
+        if self.learned is not None:
+            self.learned.refused(sent_at)
+            if away and hint is not None:
+                self.learned.hinted(now, hint)
+
+    def _health_changed(self, in_service: int, is_back: int) -> None:
+        for pool in self.pools:
+            pool.in_service += in_service
+            pool.back += is_back
+
+    def was_well(self, then: float, *, asked_now: bool) -> bool:
+        """Return whether it served other tasks around the time ``then`` at which a task failed here.
+
+        It did if it has answered since, without having been out of service in between. Where the task has now failed at another source
+        (``asked_now`` is False), it is enough that this source is still in service.
+        """
+        health = self.health
+        return then >= health.serving_since and (self.answered_at > then or (not asked_now and health.is_back))
+
+    def is_alive(self) -> bool:
+        """Return False if it is known not to answer: it is out of service, half-open or removed, or shows no sign of life."""
+        return self.health.is_back and self.unanswered < IN_A_ROW and not self.removed
+
+    def available_soon(self, now: float) -> bool:
+        """Return whether it is expected to accept work within about a second."""
+        soon = now + SOON
+        if not self.health.in_service or self.removed or self.gate.opens_at >= soon:
+            return False
+        if not self.metered:
+            return True
+        return not any(isinstance(limit, HeaderRateLimit) and limit.ready_at > soon for limit in (self.requests, self.tokens))
+
+    def rate(self) -> float:
+        """Return the answers per second it can give: its concurrency limit over the mean latency, capped by its rate limits."""
+        rates = [self.window.limit / max(self.latency.mean, 1e-6)]
+        rates += [limit.rate for limit in (self.requests, self.learned) if limit is not None]
+        return min(rates)
+
+    def is_essential(self) -> bool:
+        """Return whether one of its pools has too few other sources in service to do without it."""
+        return not all(pool.has_other(self) for pool in self.pools)
+
+    def attempt_limit(self, overdue: int) -> float:
+        """Return the seconds an attempt may take, for a task that exceeded a time limit ``overdue`` times before."""
+        if self.attempt_timeout is not None:
+            return self.attempt_timeout
+        slow = self.latency.slow
+        if slow is None:
+            return ATTEMPT_FIRST * 2.0 ** min(overdue, MOST_DOUBLINGS)
+        rare = max((pool.lengths.rare * pool.lengths.pace(self.latency) for pool in self.pools if pool.lengths.rare < inf), default=0.0)
+        return max(ATTEMPT_LEAST, ATTEMPT_FACTOR * max(slow, rare) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS))
+
+    def expected_finish(self) -> float:
+        """Return the seconds in which it is expected to answer: the mean latency, growing with its load; 0 if unknown."""
+        return self.latency.mean * (1.0 + self.inflight / self.window.limit)
+
+    def __repr__(self) -> str:
+        return f"<Source {self.name!r} {self.inflight}/{self.window.limit} in flight>"
+
+
+def make_source(name: str, rng: Random, limits: Limits, *, weight: float = 1.0, attempt_timeout: float | None = None) -> Source:
+    """Create a source that adapts to its endpoint's capacity within ``limits``, unless ``limits.adaptive`` is off.
+
+    Limits that are shared with other processes are leased.
+    """
+    window = AdaptiveLimit(rng, limits.max_concurrency) if limits.adaptive else None
+    learned = LearnedRate() if limits.adaptive else None
+    source = Source(name, rng, limits, weight=weight, attempt_timeout=attempt_timeout, window=window, learned=learned)
+    if limits.shared != "none":
+        share = source.share = Lease(limits, source.window)
+        source.requests, source.tokens, source.window = share.requests, share.tokens, share.window
+    return source
+
+
+class Availability(NamedTuple):
+    """Whether a source may be sent a request, and why not."""
+
+    reason: str  # a short description of the obstacle; ``ready`` if there is none
+    seconds: float  # for how long it is sent nothing; 0 if it may be sent a request now, inf if that depends on an event
+
+
+def standing(now: float, source: Source) -> Availability:
+    """Return whether a source may be sent a request now; if not, the obstacle that lasts longest."""
+    health = source.health
+    if source.removed:
+        return Availability("removed", inf)
+    if health.marked_unhealthy:
+        return Availability("marked unhealthy", inf)
+    waits = [(at - now, reason) for at, reason in _obstacles(source) if at > now]
+    if waits:
+        seconds, reason = max(waits)
+        return Availability(reason, seconds)
+    if source.inflight >= health.allowed:
+        return Availability(f"coming back: {health.allowed:g} at a time", inf)
+    if source.inflight >= source.window.limit:
+        return Availability("window full", inf)
+    return Availability("ready", 0.0)
+
+
+def _obstacles(source: Source) -> Iterator[tuple[float, str]]:
+    yield source.health.open_until, "out of service after failures"
+    asked = source.gate.uncapped_hint
+    capped = "" if asked is None else f"; it asked for {asked:.4g} s, which max_retry_after shortens"
+    yield source.gate.opens_at, f"it turned requests away{capped}"
+    if source.learned is not None:
+        yield source.learned.ready_at, f"paced at {source.learned.rate:.3g} requests/s, learned from rejects"
+    for limit, unit in ((source.requests, "requests"), (source.tokens, "tokens")):
+        if limit is not None and limit.ready_at == inf:
+            yield inf, "waiting for its share"
+        elif limit is not None:
+            yield limit.ready_at, f"no {unit} left, as it says itself" if limit.rate == inf else f"limit of {limit.rate:.3g} {unit}/s"
+
+
+class Balancer(Protocol):
+    """The sources of one pool that may have a free slot. The caller of ``take`` checks the source, and offers it again when it has one."""
+
+    by_speed: bool
+    """It prefers fast sources, so that a slow one may be left out at the end of a batch."""
+
+    def offer(self, source: Source) -> None:
+        """Add a source that has a free slot, or whose score has changed."""
+
+    def take(self, avoided: tuple[Source, ...]) -> Source | None:
+        """Remove and return the best source that is not avoided."""
+
+    def sent(self, source: Source) -> None:
+        """A source was sent a task of this pool."""
+
+    def forget(self, source: Source) -> None:
+        """Remove a source that has left the pool."""
+
+
+class TaskQueue(Protocol):
+    """The queue of one pool. ``queueing.queue.Queue`` implements and describes it."""
+
+    cost: Callable[[Task], float]
+    levels: list[int]
+    waiting: int
+
+    def put(self, task: Task) -> None: ...
+    def put_feed(self, feed: BatchFeed) -> None: ...
+    def key(self, source: Source, *, bulk: bool = True) -> float: ...
+    def take(self, source: Source, now: float, *, bulk: bool = True) -> tuple[Task, BatchFeed | None] | None: ...
+    def left(self) -> float: ...
+    def empty(self) -> list[Task]: ...
+    def most_avoided(self) -> int: ...
+    def reclaim(self, usable: tuple[Source, ...]) -> list[Task]: ...
+    def drop_feed(self, feed: BatchFeed) -> None: ...
+    def ended(self, task: Task) -> None: ...
+    def take_back(self, task: Task) -> None: ...
+    def passed(self, task: Task) -> None: ...
+    def settle(self, task: Task, used: float) -> None: ...
+    def __len__(self) -> int: ...
+
+
+ONLINE = 30.0
+"""Seconds after an interactive request (one outside of a batch) in which another is expected."""
+RESERVE, LEAST_WINDOW = 0.1, 8
+"""Share of a concurrency limit that is reserved for interactive requests while some are expected, and the least limit with a reserve."""
+
+
+def reserve(window: int) -> int:
+    """Return the slots of a concurrency limit that are reserved for interactive requests."""
+    return ceil(RESERVE * window) if window >= LEAST_WINDOW else 0
+
+
+class Pool:
+    """One route at run time. A source may be in several pools; its limits apply to all of them together."""
+
+    def __init__(self, name: str, sources: list[Source], balancer: Balancer, queue: TaskQueue) -> None:
+        self.name = name
+        self.asked: set[str] = set()  # the models that were routed to it; maintained by the fleet
+        self.balancer = balancer
+        self.queue = queue
+        self.lengths = OutputLengths()  # of its answers
+        self.endgame = TailGuard()
+        self.bulks = 0  # started tasks that came from a batch and have not ended
+        self.interactive_until = -inf  # interactive requests are expected until then
+        self.feeds: dict[BatchFeed, None] = {}  # the open batches
+        self.down_since = inf  # since when no source is alive while batches wait; inf while one is alive, or without batches
+        self.due = -1  # belongs to the timer wheel
+        self.sources: list[Source] = []
+        self.in_service = self.back = 0  # how many of its sources are ``in_service``, and how many ``is_back``; see ``Health``
+        self._found = 0  # index of the last source found to be available soon
+        self._alive: Source | None = None  # the source that was found alive last
+        for source in sources:
+            self.join(source)
+
+    def join(self, source: Source) -> None:
+        self.sources.append(source)
+        source.pools.append(self)
+        self.in_service += source.health.in_service
+        self.back += source.health.is_back
+
+    def leave(self, source: Source) -> None:
+        self.sources.remove(source)
+        source.pools.remove(self)
+        self.in_service -= source.health.in_service
+        self.back -= source.health.is_back
+        self.balancer.forget(source)
+
+    def has_other(self, source: Source) -> bool:
+        """Return whether the pool can do without this source: at least half of the others are in service and not half-open for a probe."""
+        well = self.back - source.health.is_back
+        return well > 0 and 2 * well >= len(self.sources) - 1
+
+    def is_alive(self) -> bool:
+        """Return whether any source is alive."""
+        alive = self._alive
+        if alive is None or self not in alive.pools or not alive.is_alive():
+            alive = self._alive = next((source for source in self.sources if source.is_alive()), None)
+        return alive is not None
+
+    def awaits(self, now: float, avoided: tuple[Source, ...]) -> bool:
+        """Return whether a source outside of ``avoided`` is available soon."""
+        return next(self._worth_waiting_for(now, avoided), None) is not None
+
+    def usable(self, now: float, most: int) -> tuple[Source, ...]:
+        """Return up to ``most`` sources that are available soon."""
+        return tuple(islice(self._worth_waiting_for(now), most))
+
+    def _worth_waiting_for(self, now: float, avoided: tuple[Source, ...] = ()) -> Iterator[Source]:
+        """Yield the sources that are available soon. The search starts where the last one was found, to check few sources."""
+        if not self.in_service:
+            return
+        size, first = len(self.sources), self._found
+        for place in range(first, first + size):
+            source = self.sources[place % size]
+            if source not in avoided and source.available_soon(now):
+                self._found = place % size
+                yield source
+
+    def gives_bulk_to(self, now: float, source: Source) -> bool:
+        """Return whether a source may take batch items. While interactive requests are expected, some slots are reserved for them."""
+        if now < self.interactive_until:
+            # while interactive requests wait no slot is kept free: the queue's order decides, but batch items keep to their share
+            held = source.inflight - source.singles if self.queue.waiting else source.inflight
+            if held >= source.window.limit - reserve(source.window.limit):
+                return False
+        return not (self.balancer.by_speed and self.endgame.holds_back(now, source, self))
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.name!r} {len(self.queue)} waiting, {self.sources}>"
+
+
+MARGIN = 2.0
+"""A source's finish time may be this many times that of the faster ones. A strict 1.3 halves the copies but leaves capacity idle
+(simulated)."""
+SWAY = 1.1
+"""Tolerance for small changes of seconds per token between two evaluations of the pool."""
+REFRESH, SHARE = 0.1, 0.1
+"""Least seconds between two evaluations of the pool, and the time between them as a share of the remaining time of its batches."""
+LONGEST = 5.0
+"""Most seconds between two evaluations."""
+
+
+class TailGuard:
+    """Keeps a slow source from one of the last items of a pool's batches if faster sources will finish that item sooner.
+
+    The rule is earliest completion time, as in list scheduling for unequal machines (HEFT, Topcuoglu et al., IEEE TPDS 2002). Output
+    lengths are not known beforehand, and long answers end last, so the comparison assumes an answer that is longer than most.
+    """
+
+    def __init__(self) -> None:
+        self._look_at = -inf
+        self._limit = inf  # highest seconds per token that still helps
+
+    def holds_back(self, now: float, source: Source, pool: Pool) -> bool:
+        """Return whether the source should leave the remaining batch items to faster sources."""
+        if now >= self._look_at:
+            self._limit, drain = self._slowest(now, pool)
+            self._look_at = now + max(REFRESH, min(SHARE * drain, LONGEST))
+        return self._limit < inf and pool.lengths.pace(source.latency) > SWAY * self._limit
+
+    @staticmethod
+    def _slowest(now: float, pool: Pool) -> tuple[float, float]:
+        """Return the highest seconds per token that still helps, and the seconds until all items are taken.
+
+        The first is inf while much is left or little is known.
+        """
+        left, lengths = pool.queue.left(), pool.lengths
+        long = lengths.at(1 - LONG)
+        if left == inf or not long:
+            return inf, 0.0
+        rates = [(lengths.pace(source.latency), source.rate()) for source in pool.sources if source.available_soon(now)]
+        rate = 0.0
+        quickest = slowest = limit = inf
+        for pace, each in sorted((pace, each) for pace, each in rates if pace):
+            if not rate:
+                quickest = pace
+            elif limit == inf and long * pace > MARGIN * (left / rate + long * quickest):
+                limit = slowest
+            slowest = pace
+            rate += each
+        return limit, left / rate if rate else 0.0

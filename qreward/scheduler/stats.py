@@ -1,0 +1,242 @@
+"""What is measured of endpoints, in constant memory: latencies, timing of streams, output lengths, stalls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import exp, inf, log
+
+_GROWTH = 0.1
+_SMALLEST = 1e-4
+_OFFSET = -int(log(_SMALLEST) / _GROWTH)
+_BUCKETS = 256
+
+
+class Quantiles:
+    """Quantiles of positive numbers, exact to about 5 %.
+
+    They come from counts in logarithmic buckets of 10 % width, as in DDSketch (Masson et al., VLDB 2019). The counts are halved after every
+    ``fade_after`` numbers, so that old ones fade.
+    """
+
+    def __init__(self, fade_after: int | None = None) -> None:
+        self._counts = [0] * _BUCKETS
+        self.count = 0
+        self.fade_after = fade_after
+
+    def add(self, value: float) -> None:
+        bucket = int(log(value) / _GROWTH + _OFFSET) if value > _SMALLEST else 0  # inlined from ``bucket()``: hot path
+        self._counts[bucket if bucket < _BUCKETS else _BUCKETS - 1] += 1
+        self.count += 1
+        if self.count == self.fade_after:
+            self._counts = [count >> 1 for count in self._counts]
+            self.count = sum(self._counts)
+
+    def bucket(self, value: float) -> int:
+        """Return the number of the bucket in which a value is counted."""
+        return min(_BUCKETS - 1, int(log(value) / _GROWTH + _OFFSET)) if value > _SMALLEST else 0
+
+    def beyond(self, share: float) -> list[float]:
+        """Return for each bucket the value that ``share`` of all values in later buckets exceed, 0 if there are none."""
+        found, rank, above = [0.0] * _BUCKETS, 0, 0.0  # ``above``: values in buckets after ``top``
+        top = _BUCKETS - 1
+        for bucket in range(_BUCKETS - 1, -1, -1):
+            while rank and above + self._counts[top] < share * rank:
+                above += self._counts[top]
+                top -= 1
+            found[bucket] = exp((top - _OFFSET + 0.5) * _GROWTH) if rank else 0.0
+            rank += self._counts[bucket]
+        return found
+
+    def at(self, quantile: float) -> float | None:
+        """Return the value below which the share ``quantile`` of all values lies, or None without values."""
+        rank = quantile * self.count
+        for bucket, count in enumerate(self._counts):
+            rank -= count
+            if count and rank <= 0:
+                return exp((bucket - _OFFSET + 0.5) * _GROWTH)
+        return None
+
+
+class LatencyStats:
+    """Latency of one source: mean and quantiles of the time of an answer, and seconds per token.
+
+    The mean starts at the first answer and moves 10 % of the way with each later one. Quantiles are refreshed every 32 answers. Seconds per
+    token is a ratio of sums over about the last 20 answers, because a mean of ratios would follow the shortest answers.
+
+    Attributes:
+        quick: 5th percentile in seconds, 0 before 20 answers.
+    """
+
+    def __init__(self) -> None:
+        self.mean = self.pace = self.quick = 0.0  # mean time of an answer in seconds
+        self.slow: float | None = None  # 99th percentile in seconds, None before 20 answers
+        self.told = False  # the source reports tokens; if it does not, ``pace`` is seconds per answer
+        self._answers = 0
+        self._seconds = self._tokens = 0.0
+        self._quantiles = Quantiles(fade_after=1000)
+        self.at = self._quantiles.at
+
+    def add(self, seconds: float, tokens: int | None = None) -> None:
+        """Add an answer and its output tokens, None if the source does not report them."""
+        self.mean += (seconds - self.mean) * (0.1 if self._answers > 10 else 1.0 / (self._answers + 1))
+        self._answers += 1
+        self._quantiles.add(seconds)
+        if tokens and not self.told:
+            self.told, self._seconds, self._tokens = True, 0.0, 0.0
+        self._seconds = 0.95 * self._seconds + seconds
+        self._tokens = 0.95 * self._tokens + (tokens or 1)
+        self.pace = self._seconds / self._tokens  # seconds per token, 0 while unknown
+        if self._answers >= KNOWN and (self._answers % 32 == 0 or self.slow is None):
+            self.slow = self._quantiles.at(0.99)
+            self.quick = self._quantiles.at(0.05) or 0.0
+
+
+KNOWN = 20
+"""Values needed before a quantile is used."""
+FIRST_FACTOR, FIRST_LEAST, FIRST_MOST = 4.0, 5.0, 120.0
+GAP_FACTOR, GAP_LEAST, GAP_MOST = 20.0, 5.0, 60.0
+MOST_DOUBLINGS = 3
+
+
+class StreamTiming:
+    """Times to the first token and gaps between tokens of one source's streams, and the limits derived from them.
+
+    First token: clamp(4 x p99, 5 s, 120 s), doubled each time the task has exceeded a limit before, for the task may just be long. Before
+    20 first tokens were seen only the time limit of the attempt applies.
+    Gap: clamp(20 x p99, 5 s, 60 s), and 60 s before 20 gaps were seen.
+    """
+
+    def __init__(self) -> None:
+        self._first = Quantiles(fade_after=1000)
+        self._gaps = Quantiles(fade_after=1000)
+
+    def began(self, seconds: float) -> None:
+        """A first token arrived ``seconds`` after its request was sent."""
+        self._first.add(seconds)
+
+    def went_on(self, gaps: Iterable[float]) -> None:
+        """Add gaps between tokens, in seconds."""
+        for gap in gaps:
+            self._gaps.add(gap)
+
+    def first(self, quantile: float) -> float | None:
+        """Return the seconds within which the share ``quantile`` of first tokens arrived, or None before 20 of them."""
+        return self._first.at(quantile) if self._first.count >= KNOWN else None
+
+    def first_limit(self, overdue: int) -> float | None:
+        """Return the seconds a first token may take, for a task that exceeded a limit ``overdue`` times; None before 20 first tokens."""
+        slow = self.first(0.99)
+        if slow is None:
+            return None
+        return min(FIRST_MOST, max(FIRST_LEAST, FIRST_FACTOR * slow) * 2.0 ** min(overdue, MOST_DOUBLINGS))
+
+    def gap_limit(self) -> float:
+        """Return the seconds that may pass between two tokens."""
+        slow = self._gaps.at(0.99) if self._gaps.count >= KNOWN else None
+        return GAP_MOST if slow is None else min(GAP_MOST, max(GAP_LEAST, GAP_FACTOR * slow))
+
+
+ENOUGH = 100
+"""Answers needed before ``rare`` and ``extreme`` are known."""
+RARE, EXTREME = 0.99, 0.999
+FADE = 4000
+"""Answers after which older ones count half."""
+REFRESH = 32
+LONG = 0.03
+"""A long answer is one exceeded by this share of the answers. Long answers, and not the mean, determine the end of a batch."""
+STRETCH = 1.6
+"""Least length of a long answer as a multiple of the tokens done already, where few answers were as long."""
+
+
+class OutputLengths:
+    """Output lengths of the answers of a pool, in tokens, over all of its sources, and predictions for answers in progress.
+
+    The time of an answer is the source's seconds per token times the length of the answer, and the length depends on the request only. So
+    the lengths seen at all sources predict how long an answer still takes that is not complete after a given number of tokens. A source
+    that does not report tokens is assumed to return answers of the pool's mean length.
+
+    Attributes:
+        rare, extreme: 99th and 99.9th percentile in tokens; inf before a hundred answers.
+    """
+
+    def __init__(self) -> None:
+        self._sizes = Quantiles(fade_after=FADE)
+        self.at = self._sizes.at
+        self._beyond: list[float] = []
+        self._fresh = 0
+        self._told = False
+        self.mean = 1.0  # tokens of an answer, moving average; 1 while no source reports tokens
+        self.rare = self.extreme = inf
+
+    def add(self, seconds: float, tokens: int | None, latency: LatencyStats) -> None:
+        """Add an answer that took ``seconds`` at a source whose ``latency`` already includes it."""
+        if tokens:
+            self.mean += (tokens - self.mean) * (0.02 if self._told else 1.0)
+            self._told = True
+        pace = self.pace(latency)
+        self._sizes.add(tokens or (seconds / pace if pace else self.mean))
+        self._fresh += 1
+        if self._fresh >= REFRESH:
+            self._fresh = 0
+            self._beyond = []
+            if self._sizes.count >= ENOUGH:
+                self.rare = self._sizes.at(RARE) or inf
+                self.extreme = self._sizes.at(EXTREME) or inf
+
+    def pace(self, latency: LatencyStats) -> float:
+        """Return the seconds per token at a source, 0 if it has not answered yet."""
+        return latency.pace if latency.told else latency.pace / self.mean
+
+    def long(self, least: float) -> float:
+        """Return the length in tokens of a long answer among those longer than ``least``."""
+        if not self._beyond:
+            self._beyond = self._sizes.beyond(LONG)
+        return max(self._beyond[self._sizes.bucket(least)], STRETCH * least)
+
+
+LEAST_INFLIGHT = 3
+"""Requests in flight below which silence is no evidence."""
+LEAST_ANSWERS = 20
+LEAST_SECONDS = 2.5
+FACTOR = 3.0
+"""A stall is this many times the longest silence so far."""
+LEAST_DUE = 24.0
+"""Least number of answers that are overdue in a stall; the chance of that is e^-24 if answers arrive independently."""
+_MEMORY = 0.9995
+
+
+class StallDetector:
+    """Detects a stalled source: it has requests in flight, and has answered none of them for far longer than ever before.
+
+    A dead endpoint with all slots in use shows no failure, only silence. The normal length of a silence is measured in answers that were
+    due meanwhile (requests in flight over the mean time of an answer, Little's law), since that number is about the same at any load. A
+    server that answers in batches shows long silences, which are learned as well.
+    """
+
+    def __init__(self) -> None:
+        self.since = inf  # when it last showed a sign of life under load; inf while it has too few requests in flight
+        self._longest = 0.0
+        self._answers = 0
+
+    def sent(self, now: float, inflight: int) -> None:
+        """A request was sent."""
+        if inflight == LEAST_INFLIGHT and self.since == inf:
+            self.since = now
+
+    def broken(self, now: float, inflight: int, mean: float) -> None:
+        """The source showed a sign of life. ``inflight`` no longer counts that request; ``mean`` is the mean latency in seconds."""
+        if self.since != inf and mean > 0:
+            self._longest = max(_MEMORY * self._longest, (now - self.since) * (inflight + 1) / mean)
+            self._answers += 1
+        self.since = now if inflight >= LEAST_INFLIGHT else inf
+
+    def ended(self, inflight: int) -> None:
+        """A request ended without a sign of life."""
+        if inflight < LEAST_INFLIGHT:
+            self.since = inf
+
+    def alarm_at(self, inflight: int, mean: float) -> float:
+        """Return when the source counts as stalled if it stays silent; inf if it is not silent or too little is known."""
+        if self.since == inf or self._answers < LEAST_ANSWERS or inflight < LEAST_INFLIGHT:
+            return inf
+        return self.since + max(LEAST_SECONDS, FACTOR * self._longest * mean / inflight, LEAST_DUE * mean / inflight)

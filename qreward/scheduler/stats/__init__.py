@@ -1,1 +1,0 @@
-"""Measurements of endpoints: latencies, output lengths, stalls."""

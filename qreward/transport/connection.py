@@ -1,0 +1,160 @@
+"""The connection to one endpoint: its transport, the outcome of what it replies, and the probes of its server.
+
+A probe fetches readiness and load, by the record of the server's kind (``qreward.codecs.rewards.base.ServerKind``). Only ``TransportError``
+and cancellation are raised.
+"""
+
+from __future__ import annotations
+
+from qreward.codecs import rate_limit_headers
+from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
+from qreward.codecs.rewards.registry import kind_of, server_root
+from qreward.codecs.rewards.server_info import MODELS, Load, read_load
+from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
+from qreward.scheduler.outcome import Answer, Failure, FailureKind, ProbeResult
+from qreward.settings.policies import Endpoint
+from qreward.transport.aiohttp_backend import AiohttpTransport
+from qreward.transport.base import HttpTransport
+from qreward.transport.error_mapping import failure_from_body, failure_from_reply, failure_from_transport, shorten
+from qreward.transport.httpx_backend import HttpxTransport
+from qreward.transport.redaction import secrets_of
+
+SHAREABLE = frozenset({"weight", "price", "models", "probe", "limits", "timeouts"})
+"""Settings of an endpoint on which its connections do not depend, except some of the limits and timeouts; see ``_of_connections``."""
+PASSING = frozenset({408, 425, 429})
+"""Temporary statuses, which say nothing about the endpoint's settings."""
+
+
+class EndpointConnection:
+    """An endpoint with the objects that are created once for it: its transport, the names of its models, its secrets.
+
+    Attributes:
+        info: the server information that changes only when the server restarts; None until it was fetched.
+        in_flight: number of requests in flight.
+        retired: True if it accepts no new requests and is closed when the last request has ended.
+    """
+
+    __slots__ = ("_root", "endpoint", "in_flight", "info", "name", "renamed", "retired", "secrets", "takes_stream_options", "transport")
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint  # referenced, so that no other object gets its id
+        self.name = endpoint.name
+        self.renamed = endpoint.model_names
+        self.transport = open_transport(endpoint)
+        self.secrets = secrets_of(endpoint)
+        self.takes_stream_options = True  # until the server rejects them
+        self.info: Load | None = None
+        self.in_flight = 0
+        self.retired = False
+        self._root: HttpTransport | None = None
+
+    def serves(self, endpoint: Endpoint) -> bool:
+        """Return True if ``endpoint`` can use these connections: no setting on which they depend differs."""
+        return _of_connections(self.endpoint) == _of_connections(endpoint)
+
+    def root_transport(self) -> HttpTransport:
+        """Return the transport for the server's own routes, which are outside its ``/v1``."""
+        if self._root is None:
+            root = server_root(self.endpoint.base_url)
+            rooted = self.endpoint.model_copy(update={"base_url": root})
+            self._root = self.transport if root == self.endpoint.base_url else open_transport(rooted)
+        return self._root
+
+    async def aclose(self) -> None:
+        await self.transport.aclose()
+        if self._root is not None:
+            await self._root.aclose()
+
+    def outcome_of(self, reply: Reply, call: WireRequest) -> Answer | Failure:
+        """Return the answer in a reply, or the failure if it is an error or malformed."""
+        if not 200 <= reply.status < 300:
+            return self.failure_from_reply(reply, call)
+        try:
+            value = call.codec.decode(reply.body, call)
+        except (Malformed, EmbeddedError, Unfinished) as error:
+            return self.failure_from_body(error, reply, call)
+        usage, limits = value.usage, rate_limit_headers.read(reply.headers)
+        if usage is None:
+            return Answer(value, limits=limits)
+        return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits)
+
+    def failure_from_reply(self, reply: Reply, call: WireRequest) -> Failure:
+        return failure_from_reply(reply, self.name, call.model, self.secrets.and_headers(call.headers))
+
+    def failure_from_body(self, error: Malformed | EmbeddedError | Unfinished, reply: Reply, call: WireRequest) -> Failure:
+        return failure_from_body(error, reply, self.name, call.model, self.secrets.and_headers(call.headers))
+
+    async def probe(self) -> ProbeResult:
+        """Probe the server. It is not ready if no connection can be opened; a timeout or a broken connection leaves readiness unknown."""
+        kind = kind_of(self.endpoint.kind)
+        load, statuses = Load(), {}
+        for path in kind.probe:
+            try:
+                reply = await self.get(path)
+            except TransportError as error:
+                self.info = None
+                unreachable = not (error.sent or error.timeout or error.local)
+                return ProbeResult(ready=False if unreachable else None)
+            load = load.joined(read_load(path, reply.status, reply.body, kind.readers))
+            statuses[path] = reply.status
+            if load.ready is False:
+                self.info = None
+                break
+        else:
+            if kind.info is not None and self.info is None:
+                try:
+                    reply = await self.get(kind.info)
+                    self.info = read_load(kind.info, reply.status, reply.body, kind.readers)
+                except TransportError:  # the next probe tries again
+                    pass
+        items = None if self.info is None else self.info.limits.list_items
+        return ProbeResult(load.ready, load.running, load.waiting, load.limits.concurrency, items, _trouble(kind.name, load, statuses))
+
+    async def get(self, path: str) -> Reply:
+        """GET a path under the server's root. For kind ``openai``, the list of models is fetched under the endpoint's ``base_url``."""
+        if path == MODELS and self.endpoint.kind == "openai":
+            return await self.transport.get("/models")
+        return await self.root_transport().get(path)
+
+
+def open_transport(endpoint: Endpoint) -> HttpTransport:
+    """Return the transport for an endpoint: the user's ``http_client`` if there is one, else aiohttp. Raises ``ConfigError``."""
+    return AiohttpTransport(endpoint) if endpoint.http_client is None else HttpxTransport(endpoint)
+
+
+def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connection: EndpointConnection | None) -> Failure:
+    """Return the failure for an exception of an attempt. ``connection`` is None if it could not be made."""
+    match error:
+        case TransportError() if connection is not None:
+            return failure_from_transport(error, connection.name, call.model, connection.secrets.and_headers(call.headers))
+        case BadRequest():
+            error.model = error.model or call.model
+            return Failure(FailureKind.UNSENDABLE, error)
+        case ClientClosed():
+            return Failure(FailureKind.UNSENDABLE, error)
+        case ConfigError():
+            return Failure(FailureKind.UNSUITABLE, error, misconfigured=True)
+    secrets = secrets_of(endpoint).and_headers(call.headers)  # an unexpected exception, such as one of the user's own http_client
+    text = f"unexpected {type(error).__name__}: {shorten(secrets, str(error), 300)}"
+    failure = RequestError(
+        f"endpoint {endpoint.name!r}, model {call.model!r}: {text}; nothing more is tried", endpoint=endpoint.name, model=call.model
+    )
+    if secrets.hide(repr(error)) == repr(error):
+        failure.__cause__ = error
+    return Failure(FailureKind.UNSENDABLE, failure)
+
+
+def _of_connections(endpoint: Endpoint) -> list[object]:
+    timeouts, limits = endpoint.timeouts, endpoint.limits
+    rest = [getattr(endpoint, name) for name in Endpoint.model_fields if name not in SHAREABLE]
+    return [timeouts.connect, timeouts.read, limits.connects_per_second, *rest]
+
+
+def _trouble(kind: str, load: Load, statuses: dict[str, int]) -> str | None:
+    """Return why probes of this server apparently never work, or None."""
+    if not statuses:
+        return f"a server of kind {kind!r} says nothing of itself; leave probe out"
+    if load != Load() or any(status < 300 or status >= 500 or status in PASSING for status in statuses.values()):
+        return None
+    answers = ", ".join(f"GET {path} was answered with {status}" for path, status in statuses.items())
+    return f"{answers}; check that it is a server of kind {kind!r}, its base_url and its api_key, or leave probe out"

@@ -1,0 +1,222 @@
+"""A kind of reward server that a user adds: from its record to scores, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from qreward import ConfigError, Endpoint, InvalidResponse, ListCodec, MergeLimits, QRewardClient, RewardModel, ServerKind, register_kind
+from qreward.codecs.base import Malformed, WireRequest
+from qreward.codecs.rewards import registry
+from qreward.codecs.rewards.server_info import Load, ServerLimits
+from qreward.settings.policies import SERVER_KINDS
+from qreward.transport.backend import HttpBackend
+
+
+class AcmeReward(ListCodec):
+    """``POST /reward {"texts": ["a", "b"]} -> {"rewards": [0.5, 0.25]}``"""
+
+    path = "/reward"
+    native = True
+    member = "texts"
+    rows_in = "rewards"
+    limits = MergeLimits(items=4)
+
+
+class AcmeAspects(ListCodec):
+    """``POST /aspects {"pairs": [{"q", "a"}]} -> {"tables": {"good": [...], "bad": [...]}}``"""
+
+    path = "/aspects"
+    native = True
+    pairs = True
+    texts = False
+
+    def body(self, items: list[Any]) -> dict[str, Any]:
+        return {"pairs": [{"q": item.prompt, "a": item.response} for item in items]}
+
+    def rows(self, document: Any, call: Any) -> list[Any]:
+        return [{"score": good - bad} for good, bad in zip(document["tables"]["good"], document["tables"]["bad"], strict=True)]
+
+
+def info(body: bytes) -> Load:
+    return Load(limits=ServerLimits(items=json.loads(body)["most"]))
+
+
+ACME = ServerKind("acme", {"score": {"": AcmeReward, "pooling": AcmeAspects}}, probe=("/ready",), info="/limits", readers={"/limits": info})
+
+
+@pytest.fixture(autouse=True)
+def acme() -> Iterator[None]:
+    register_kind(ACME)
+    yield
+    registry._KINDS.pop("acme")
+    SERVER_KINDS.remove("acme")
+
+
+class Acme:
+    """A small server of this kind."""
+
+    def __init__(self) -> None:
+        self.lists: list[int] = []
+        self.reply: Any = None
+
+    async def serve(self, request: web.BaseRequest) -> web.Response:
+        if request.path == "/ready":
+            return web.Response()
+        if request.path == "/limits":
+            return web.json_response({"most": 2})
+        body = await request.json()
+        if request.path == "/aspects":
+            lengths = [len(pair["a"]) for pair in body["pairs"]]
+            return web.json_response({"tables": {"good": lengths, "bad": [1] * len(lengths)}})
+        assert request.path == "/reward", request.path
+        self.lists.append(len(body["texts"]))
+        return web.json_response({"rewards": [float(len(text)) for text in body["texts"]]} if self.reply is None else self.reply)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        runner = web.ServerRunner(web.Server(self.serve))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        finally:
+            await runner.cleanup()
+
+
+def test_its_name_is_a_kind_of_endpoint_and_its_server_gives_scores_in_lists() -> None:
+    async def main() -> None:
+        server, texts = Acme(), ["a" * length for length in range(1, 11)]
+        async with server.running() as url, QRewardClient([Endpoint(url, kind="acme", proxy="")]) as client:
+            batch = await client.batch_score(texts, model="rm")
+            assert batch.scores() == [float(len(text)) for text in texts]
+            assert max(server.lists) == 4
+            assert await client.score("abc", model="rm") == 3.0
+            with pytest.raises(ConfigError, match="does not support rerank"):
+                await client.rerank("q", ["a"], model="rm")
+
+    asyncio.run(main())
+
+
+def test_a_route_of_it_may_take_pairs_in_a_body_of_its_own() -> None:
+    async def main() -> None:
+        async with Acme().running() as url:
+            endpoint = Endpoint(url, kind="acme", proxy="", reward=RewardModel(route="pooling"))
+            async with QRewardClient([endpoint]) as client:
+                assert await client.score("q", "answer", model="rm") == 5.0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("reply", [{"rewards": [1.0]}, {"rewards": None}, {"rewards": ["good", "bad"]}, {}, [1.0, 2.0], {"error": "x"}])
+def test_a_reply_in_another_form_is_an_error_and_no_score(reply: Any) -> None:
+    async def main() -> None:
+        server = Acme()
+        server.reply = reply
+        async with server.running() as url, QRewardClient([Endpoint(url, kind="acme", proxy="")], retry={"attempts": 1}) as client:
+            batch = await client.batch_score(["a", "b"], model="rm")
+            assert [result.ok for result in batch] == [False, False]
+
+    asyncio.run(main())
+
+
+def test_a_codec_that_does_not_expect_a_reply_makes_it_an_invalid_response() -> None:
+    codec = registry.codec_of("acme", registry.SCORE, RewardModel(route="pooling"))
+    call = WireRequest(codec, "rm", registry.SCORE.validate([("q", "a")]), {}, None)
+    for body in (b"[]", b"{}", b'{"tables": {"good": [1]}}', b'{"tables": {"good": [1], "bad": ["x"]}}'):
+        with pytest.raises(Malformed, match="another form than AcmeAspects expects"):
+            codec.decode(body, call)
+
+
+def test_its_probe_tells_readiness_and_limits() -> None:
+    async def main() -> None:
+        backend = HttpBackend()
+        async with Acme().running() as url:
+            found = await backend.look(Endpoint(url, kind="acme", proxy=""))
+        await backend.aclose()
+        assert (found.ready, found.items, found.trouble) == (True, 2, None)
+
+    asyncio.run(main())
+
+
+def test_an_unknown_kind_is_an_error_with_the_closest_name() -> None:
+    with pytest.raises(ConfigError, match=r"kind: must be 'openai', .* or 'acme', not 'acmee'; did you mean 'acme'\?"):
+        Endpoint("http://gpu-0", kind="acmee")
+
+
+def test_a_record_that_cannot_be_meant_is_refused() -> None:
+    class NoPath(ListCodec):
+        pass
+
+    for kind, message in (
+        (ServerKind("tei", {"score": AcmeReward}), "'tei' is built in"),
+        (ServerKind("", {"score": AcmeReward}), "takes a ServerKind"),
+        ("acme", "takes a ServerKind"),
+        (ServerKind("other", {"scores": AcmeReward}), "did you mean 'score'?"),
+        (ServerKind("other", {"score": NoPath}), "a path such as '/reward'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            register_kind(kind)  # type: ignore[arg-type]
+    assert "other" not in SERVER_KINDS
+
+
+def test_a_kind_that_is_registered_again_is_replaced() -> None:
+    class Other(AcmeReward):
+        path = "/other"
+
+    assert registry.codec_of("acme", registry.SCORE).path == "/reward"
+    register_kind(ServerKind("acme", {"score": Other}))
+    assert registry.codec_of("acme", registry.SCORE).path == "/other"
+    assert SERVER_KINDS.count("acme") == 1
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_process_that_gets_a_pickled_client_has_to_register_the_kind_as_well(registered: bool, tmp_path: Path) -> None:
+    script = textwrap.dedent("""
+        import asyncio, pickle, sys
+        from qreward import ConfigError, ListCodec, ServerKind, register_kind
+
+        class AcmeReward(ListCodec):
+            path, native, member, rows_in = "/reward", True, "texts", "rewards"
+
+        if sys.argv[1] == "True":
+            register_kind(ServerKind("acme", {"score": AcmeReward}))
+
+        async def main():
+            async with pickle.load(open("client.pickle", "rb")) as client:
+                print(await client.score("abc", model="rm"))
+
+        try:
+            asyncio.run(main())
+        except ConfigError as error:
+            print(error)
+    """)
+
+    async def main() -> str:
+        async with Acme().running() as url:
+            (tmp_path / "client.pickle").write_bytes(pickle.dumps(QRewardClient([Endpoint(url, kind="acme", proxy="")])))
+            arguments = [sys.executable, "-c", script, str(registered)]
+            process = await asyncio.create_subprocess_exec(*arguments, cwd=tmp_path, stdout=subprocess.PIPE)
+            return (await process.communicate())[0].decode().strip()
+
+    said = asyncio.run(main())
+    assert said == "3.0" if registered else "call register_kind" in said
+
+
+def test_the_values_of_a_kind_are_errors_of_their_items_where_they_are_no_numbers() -> None:
+    codec = registry.codec_of("acme", registry.SCORE)
+    call = WireRequest(codec, "rm", ["a", "b"], {}, None)
+    good, bad = codec.decode(b'{"rewards": [1.5, null]}', call).items
+    assert good == 1.5
+    assert isinstance(bad, InvalidResponse)

@@ -19,7 +19,7 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.engine import background
 from qreward.engine.batch import BatchWaiter
-from qreward.engine.fleet import LiveFleet
+from qreward.engine.fleet import Fleet
 from qreward.engine.instrumentation import watch_for
 from qreward.engine.probing import ProbingEngine
 from qreward.engine.protocols import Wire
@@ -148,7 +148,7 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
         scheduler = Scheduler(config.retry, rng, options.tokens_of, config.hedge, config.max_queued)
         self._engine: ProbingEngine = ProbingEngine(scheduler, wire_factory, clock=clock, watch=watch_for(watcher, observers, clock))
         self._collectors: dict[Hashable, RequestMerger] = {}
-        self._fleet: LiveFleet = LiveFleet(self._engine, config.endpoints, config.routes)
+        self._fleet: Fleet = Fleet(self._engine, config.endpoints, config.routes)
         self._lists = KnownLists()
         self._engine.watch_over(self._fleet.sources, self._lists.look)
         self._carriers = LedgerTransports()

@@ -22,7 +22,7 @@ from qreward.engine.batch import BatchWaiter
 from qreward.engine.fleet import Fleet
 from qreward.engine.instrumentation import watch_for
 from qreward.engine.probing import ProbingEngine
-from qreward.engine.protocols import Wire
+from qreward.engine.driver import Wire
 from qreward.engine.single import Single
 from qreward.engine.snapshots import ClientState, state_of, stats_of
 from qreward.errors import ConfigError

@@ -16,7 +16,7 @@ from qreward.chat_namespace import SyncOpenAINamespace
 from qreward.client import QRewardClient
 from qreward.codecs.rewards.answers import Score
 from qreward.engine.portal import portal
-from qreward.engine.protocols import Wire
+from qreward.engine.driver import Wire
 from qreward.errors import ClientClosed
 from qreward.options import DEFAULT, Watching
 from qreward.results import BatchResult, FleetStats

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from qreward.engine.background import tell
-from qreward.engine.driver import LoopDriver
+from qreward.engine.driver import LoopDriver, Waiter
 from qreward.engine.snapshots import Tallies, result_of
 from qreward.errors import BadRequest, BatchInterrupted, ClientClosed, DeadlineExceeded, QRewardError
 from qreward.results import BatchResult, BatchStats, Result
@@ -41,7 +41,7 @@ class BatchProgress(Protocol):
     def close(self) -> None: ...
 
 
-class BatchWaiter:
+class BatchWaiter(Waiter):
     """The waiter of a batch.
 
     Args:

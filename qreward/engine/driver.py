@@ -12,23 +12,100 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import Context
 from functools import partial
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from qreward.engine.background import run_in_background, tell
 from qreward.engine.instrumentation import LOG, Instrumentation, within
-from qreward.engine.protocols import CommandRunner, SchedulerProtocol, Waiter, WakeListener, Wire
-from qreward.engine.snapshots import unexpected
-from qreward.errors import ClientClosed, QRewardError
-from qreward.scheduler.outcome import CANCELLED, Outcome, RateLimitInfo
+from qreward.errors import ClientClosed, InvalidResponse, QRewardError
+from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.health import HealthChange
+from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
 from qreward.scheduler.request import Attempt, BatchFeed, Task
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
 
 TURNS = 64
 """Attempts that one task makes before it yields to the event loop."""
+
+
+class Wire(Protocol):
+    """A backend that sends requests. Each event loop has its own.
+
+    A backend may also have ``stream(endpoint, call)`` (see ``stream_sink``), ``look(endpoint)`` to probe an endpoint (see ``probing``),
+    and ``keep(endpoints)``, which is called in the event loop when endpoints other than these are no longer used.
+    """
+
+    async def send(self, endpoint: Any, call: Any) -> Answer | Failure:
+        """Make one attempt. Raises only ``CancelledError``; the connection is then closed."""
+
+    async def aclose(self) -> None: ...
+
+
+class SchedulerProtocol(Protocol):
+    """The inputs that the engine gives to a scheduler: that of endpoints, or that of scheduled functions.
+
+    After each input, the engine takes the resulting commands from ``out`` and the changes from ``health_changes``.
+    """
+
+    out: list[Command]
+    health_changes: list[HealthChange]
+
+    def submit(self, now: float, task: Any, /) -> None: ...
+    def withdraw(self, now: float, tasks: list[Any], /) -> None: ...
+    def event(self, now: float, attempt: Any, outcome: Any) -> None: ...
+    def tick(self, now: float, /) -> None: ...
+    def next_wake(self) -> float | None: ...
+
+
+class CommandRunner(Protocol):
+    """Runs the commands of its waiters: a loop driver or a thread driver."""
+
+    def run(self, out: list[Command]) -> object: ...
+
+    def post(self, command: Command) -> None:
+        """Run a command, from any thread."""
+
+
+class WakeListener(Protocol):
+    """A user of an engine other than its loop drivers."""
+
+    def wake_soon(self) -> None:
+        """Check the next wake time again, because the scheduler was changed elsewhere."""
+
+
+class Waiter(Protocol):
+    """The receiver of the outcomes of tasks: a single call or a batch. It is the ``sink`` of its tasks.
+
+    Attributes:
+        shell: the loop driver that runs its attempts.
+        context: the context variables of its caller.
+        carry: carries out one attempt, or None to use ``Wire.send``. Raises only ``CancelledError``.
+    """
+
+    __slots__ = ()
+    shell: LoopDriver
+    context: Context
+
+    @property
+    def carry(self) -> Callable[[Attempt], Awaitable[Outcome]] | None: ...
+
+    def start(self, attempt: Attempt) -> None:
+        """Have ``LoopDriver.carry_out`` run for an attempt, in a task whose context is the caller's or a copy of it."""
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
+
+    def read(self, feed: BatchFeed) -> bool:
+        """Put more input into the feed's buffer. Returns False if that happens later, followed by ``LoopDriver.refill``."""
+        raise AssertionError(f"a {type(self).__name__} has no feed: {feed}")
+
+    def close(self) -> None:
+        """End unfinished tasks with ``ClientClosed``, because the client is closed."""
+
+    def abandon(self) -> list[Task]:
+        """Return the unfinished tasks without notifying their caller. Called when the event loop was closed."""
 
 
 S = TypeVar("S", bound=SchedulerProtocol)
@@ -235,7 +312,9 @@ class LoopDriver:
             what = command[0]
             if what == SEND:
                 attempt: Attempt = command[1]
-                self._note(attempt)
+                self._attempts[attempt] = None
+                if self.watch is not None:
+                    self.watch.sent(attempt)
                 sink = attempt.task.sink
                 if kept is None and sink is mine:
                     kept = attempt
@@ -251,11 +330,6 @@ class LoopDriver:
                 # not by recursion: its depth would grow with the number of endpoint slots
                 out += self._change(self.engine.scheduler.refill, command[1])
         return kept
-
-    def _note(self, attempt: Attempt) -> None:
-        self._attempts[attempt] = None
-        if self.watch is not None:
-            self.watch.sent(attempt)
 
     def _finish(self, task: Task, outcome: Any, source: Any, seconds: float) -> None:
         if self.watch is not None:
@@ -297,7 +371,10 @@ class LoopDriver:
             self.later(partial(self.ended, attempt, CANCELLED))
             raise
         except Exception as error:  # a backend must not raise; if one does, the item fails and nothing hangs
-            outcome = unexpected(attempt, error)
+            name = attempt.source.name
+            failure = InvalidResponse(f"endpoint {name!r}: the HTTP backend failed: {type(error).__name__}", endpoint=name)
+            failure.__cause__ = error
+            outcome = Failure(FailureKind.UNSENDABLE, failure)
         return self.ended(attempt, outcome, mine)
 
     def spawn(self, attempt: Attempt, context: Context, mine: Waiter | None = None) -> None:

@@ -6,16 +6,16 @@ import asyncio
 from contextvars import copy_context
 from typing import Any
 
-from qreward.engine.driver import LoopDriver
+from qreward.engine.driver import LoopDriver, Waiter
 from qreward.engine.snapshots import result_of
 from qreward.errors import ClientClosed, QRewardError
 from qreward.results import Result
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import CANCELLED, Answer
-from qreward.scheduler.request import Attempt, BatchFeed, Task, TaskState
+from qreward.scheduler.request import Attempt, Task, TaskState
 
 
-class Single:
+class Single(Waiter):
     """The waiter of a single call."""
 
     carry = None
@@ -74,9 +74,6 @@ class Single:
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._result = result_of(task, outcome, source, seconds)
         self._wake()
-
-    def read(self, feed: BatchFeed) -> bool:
-        raise AssertionError(f"a single call has no feed: {feed}")
 
     def close(self) -> None:
         task = self._task

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
-from qreward.errors import InvalidResponse, QRewardError
+from qreward.engine.driver import Engine
+from qreward.errors import QRewardError
 from qreward.results import AttemptRecord, EndpointState, EndpointStats, Result, RouteLoad, retries, with_trail
 from qreward.scheduler.endpoint_state import Source, standing, why_window
-from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, Task
+from qreward.scheduler.request import Task
+from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.stats.latency import Quantiles
-
-if TYPE_CHECKING:
-    from qreward.engine.driver import Engine
-    from qreward.scheduler.scheduler import Scheduler
-    from qreward.settings.policies import Endpoint
+from qreward.settings.policies import Endpoint
 
 
 def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Result[object]:
@@ -29,15 +27,6 @@ def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None,
         return Result(task.index, outcome.value, None, source.name, seconds, queued, trail)
     endpoint = trail[-1].endpoint if trail else None
     return Result(task.index, None, with_trail(outcome, trail), endpoint, 0.0, queued, trail)
-
-
-def unexpected(attempt: Attempt, error: Exception) -> Failure:
-    """Return the failure for a backend that raised, which a backend must not do."""
-    wrapped = InvalidResponse(
-        f"endpoint {attempt.source.name!r}: the HTTP backend failed: {type(error).__name__}", endpoint=attempt.source.name
-    )
-    wrapped.__cause__ = error
-    return Failure(FailureKind.UNSENDABLE, wrapped)
 
 
 def stats_of(source: Source, now: float) -> EndpointStats:

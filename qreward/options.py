@@ -119,9 +119,9 @@ def watching(telemetry: Any = DEFAULT, observers: Any = ()) -> tuple[Any, Any, l
         raise ConfigError(f"observers must be a list of observers, such as [MyObserver()], not {type(observers).__name__}")
     if telemetry is None:
         return None, None, list(observers)
-    from qreward.telemetry.telemetry import Telemetry, default  # noqa: PLC0415 - OpenTelemetry takes a while to import
+    from qreward.telemetry.telemetry import Telemetry  # noqa: PLC0415 - OpenTelemetry takes a while to import
 
-    found = default() if telemetry is DEFAULT else telemetry
+    found = Telemetry() if telemetry is DEFAULT else telemetry
     if not isinstance(found, Telemetry):
         raise ConfigError(f"telemetry must be a Telemetry, or None for none, not {type(found).__name__}")
     return found, found.watcher, list(observers)

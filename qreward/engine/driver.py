@@ -60,22 +60,6 @@ class SchedulerProtocol(Protocol):
     def next_wake(self) -> float | None: ...
 
 
-class CommandRunner(Protocol):
-    """Runs the commands of its waiters: a loop driver or a thread driver."""
-
-    def run(self, out: list[Command]) -> object: ...
-
-    def post(self, command: Command) -> None:
-        """Run a command, from any thread."""
-
-
-class WakeListener(Protocol):
-    """A user of an engine other than its loop drivers."""
-
-    def wake_soon(self) -> None:
-        """Check the next wake time again, because the scheduler was changed elsewhere."""
-
-
 class Waiter(Protocol):
     """The receiver of the outcomes of tasks: a single call or a batch. It is the ``sink`` of its tasks.
 
@@ -133,7 +117,7 @@ class Engine(Generic[S]):
         self.watch = watch
         self.lock = threading.Lock()
         self.scheduler = scheduler
-        self.wake_listeners: list[WakeListener] = []
+        self.wake_listeners: list[Callable[[], object]] = []  # for users of the engine other than its loop drivers
         self.closed = False
         self._wire_factory = wire_factory
         self._shells: dict[asyncio.AbstractEventLoop, LoopDriver] = {}
@@ -171,8 +155,8 @@ class Engine(Generic[S]):
             self.log_health()
         for command in out:
             home = runner_of(command)
-            if home is here:
-                home.run([command])
+            if here is not None and home is here:
+                here.run([command])
             else:
                 home.post(command)
         self._wake_all()
@@ -199,8 +183,8 @@ class Engine(Generic[S]):
 
     def _wake_all(self) -> None:
         self.wake_loops()
-        for neighbour in self.wake_listeners:
-            neighbour.wake_soon()
+        for wake_soon in self.wake_listeners:
+            wake_soon()
 
     async def aclose(self) -> None:
         """Close the engine. Unfinished tasks fail with ``ClientClosed``, and the connections of all event loops are closed."""
@@ -499,9 +483,7 @@ class LoopDriver:
         self.engine.forget(self)
 
 
-def runner_of(command: Command) -> CommandRunner:
-    """Return the runner of a command: the loop or thread driver of its waiter."""
+def runner_of(command: Command) -> Any:
+    """Return the driver of a command's waiter, a loop driver or a thread driver: ``run`` runs commands, ``post`` does from any thread."""
     subject = command[1]
-    sink: Waiter = subject.task.sink if isinstance(subject, Attempt) else subject.sink
-    home: CommandRunner = sink.shell
-    return home
+    return (subject.task if isinstance(subject, Attempt) else subject).sink.shell

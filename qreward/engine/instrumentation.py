@@ -264,40 +264,20 @@ class ObserverNotifier:
 
     def ended(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         if self._methods["attempt_ended"]:
-            error = error_of(attempt, outcome)
-            event = AttemptEnded(
-                attempt.task.serial,
-                attempt.number,
-                type_of(attempt),
-                attempt.source.name,
-                outcome_of(attempt, outcome),
-                now - attempt.sent_at,
-                getattr(error, "status_code", None),
-                error,
-            )
-            self._notify("attempt_ended", event)
+            error, seconds = error_of(attempt, outcome), now - attempt.sent_at
+            which = attempt.task.serial, attempt.number, type_of(attempt), attempt.source.name
+            status = getattr(error, "status_code", None)
+            self._notify("attempt_ended", AttemptEnded(*which, outcome_of(attempt, outcome), seconds, status, error))
 
     def done(self, task: Task, end: End, source: Source | None, now: float) -> None:
         if not self._methods["call_ended"]:
             return
-        answer = end if isinstance(end, Answer) else None
-        outcome: CallOutcome = "ok" if answer is not None else "cancelled" if end is None else "failed"
-        event = CallEnded(
-            task.serial,
-            operation_of(task),
-            model_of(task),
-            route_of(task.pool),
-            outcome,
-            None if source is None else source.name,
-            now - task.born,
-            queued(task, now),
-            task.sends,
-            task.copies,
-            None if answer is None else answer.prompt_tokens,
-            None if answer is None else answer.output_tokens,
-            end if isinstance(end, BaseException) else None,
-        )
-        self._notify("call_ended", event)
+        which = task.serial, operation_of(task), model_of(task), route_of(task.pool)
+        endpoint, times = None if source is None else source.name, (now - task.born, queued(task, now))
+        outcome: CallOutcome = "ok" if isinstance(end, Answer) else "cancelled" if end is None else "failed"
+        tokens = (end.prompt_tokens, end.output_tokens) if isinstance(end, Answer) else (None, None)
+        error = end if isinstance(end, BaseException) else None
+        self._notify("call_ended", CallEnded(*which, outcome, endpoint, *times, task.sends, task.copies, *tokens, error))
 
 
 def _has(observer: object, name: str) -> bool:

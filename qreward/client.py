@@ -19,10 +19,10 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.engine import background
 from qreward.engine.batch import BatchWaiter
+from qreward.engine.driver import Wire
 from qreward.engine.fleet import Fleet
 from qreward.engine.instrumentation import watch_for
 from qreward.engine.probing import ProbingEngine
-from qreward.engine.driver import Wire
 from qreward.engine.single import Single
 from qreward.engine.snapshots import ClientState, state_of, stats_of
 from qreward.errors import ConfigError

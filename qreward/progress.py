@@ -18,7 +18,8 @@ from time import monotonic
 from typing import Any, Protocol
 
 from qreward.errors import ConfigError
-from qreward.results import Result, RouteLoad, dollars, retries
+from qreward.records import retries
+from qreward.results import Result, RouteLoad, dollars
 from qreward.scheduler.stats.latency import Quantiles
 
 VARIABLE = "QREWARD_PROGRESS"

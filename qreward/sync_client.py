@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from qreward.chat_namespace import SyncOpenAINamespace
 from qreward.client import QRewardClient
 from qreward.codecs.rewards.answers import Score
-from qreward.engine.portal import portal
 from qreward.engine.driver import Wire
+from qreward.engine.portal import portal
 from qreward.errors import ClientClosed
 from qreward.options import DEFAULT, Watching
 from qreward.results import BatchResult, FleetStats

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple, cast
 
 from qreward.engine.driver import Engine
 from qreward.errors import QRewardError
-from qreward.results import AttemptRecord, EndpointState, EndpointStats, Result, RouteLoad, retries, with_trail
+from qreward.records import AttemptRecord, retries
+from qreward.results import EndpointState, EndpointStats, Result, RouteLoad, with_trail
 from qreward.scheduler.endpoint_state import Source, standing, why_window
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import Task
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.stats.latency import Quantiles
+from qreward.scheduler.stats.latency import LatencyStats, Quantiles
 from qreward.settings.policies import Endpoint
 
 
@@ -43,7 +44,7 @@ def sharing_of(source: Source) -> str | None:
     return None if source.share is None else source.share.words(cast("Endpoint", source.handle).limits)
 
 
-def _quantiles(latency: Quantiles) -> dict[str, Any]:
+def _quantiles(latency: Quantiles | LatencyStats) -> dict[str, Any]:
     return {"p50": latency.at(0.5), "p95": latency.at(0.95), "p99": latency.at(0.99)}
 
 

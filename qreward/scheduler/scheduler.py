@@ -28,7 +28,7 @@ from random import Random
 from typing import Any, Final
 
 from qreward.errors import CircuitOpen, NoEndpoint, QRewardError, QueueFull, RequestTimeout
-from qreward.results import has_failed
+from qreward.records import has_failed
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt
 from qreward.scheduler.health import HealthChange

@@ -29,6 +29,8 @@ MOST_AT_ONCE = 256
 BEAT = 0.25
 """Seconds between two refreshes of the progress display, so that it is updated even when no item finishes."""
 
+_END: Any = object()
+
 Prepare = Callable[[Any], Any]
 """Turns an item into a payload, or raises the ``QRewardError`` that becomes the item's result."""
 
@@ -232,11 +234,15 @@ class BatchWaiter(Waiter):
     def _read_now(self, feed: BatchFeed) -> bool:
         """Read some items. Returns False if reading continues by itself, or when the consumer takes events."""
         assert isinstance(self._items, Iterator)
-        looked_at = 0
-        while self._room(feed) > 0 and not feed.ended and looked_at < MOST_AT_ONCE:
-            looked_at += 1
+        for _ in range(MOST_AT_ONCE):
+            if self._room(feed) <= 0 or feed.ended:
+                break
             try:
-                self._read_one(feed, self._items)
+                item = next(self._items, _END)
+                if item is _END:
+                    feed.ended = True
+                else:
+                    self._add(feed, item)
             except BaseException as error:  # items that were read before are still finished
                 self._fail(error)
         if feed.ended:
@@ -245,14 +251,6 @@ class BatchWaiter(Waiter):
             self.shell.loop.call_soon(self._read_on, feed)
             return False
         return True
-
-    def _read_one(self, feed: BatchFeed, items: Iterator[Any]) -> None:
-        try:
-            item = next(items)
-        except StopIteration:
-            feed.ended = True
-        else:
-            self._add(feed, item)
 
     def _room(self, feed: BatchFeed) -> int:
         """Return the number of items that may be read now."""

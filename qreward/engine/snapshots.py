@@ -34,14 +34,10 @@ def stats_of(source: Source, now: float) -> EndpointStats:
     """Return the statistics of a source since it was created, and its current state."""
     tally, obstacle = source.tally, standing(now, source)
     seconds = None if obstacle.seconds == inf else obstacle.seconds
-    state = EndpointState(source.inflight, source.window.limit, why_window(source), obstacle.reason, seconds, sharing_of(source))
+    sharing = None if source.share is None else source.share.words(cast("Endpoint", source.handle).limits)
+    state = EndpointState(source.inflight, source.window.limit, why_window(source), obstacle.reason, seconds, sharing)
     counts = {name: getattr(tally, name) for name in ("sent", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens")}
     return EndpointStats(**counts, won=tally.ok, completion_tokens=tally.output_tokens, **_quantiles(source.latency), state=state)
-
-
-def sharing_of(source: Source) -> str | None:
-    """Describe the process's share of the source's limits; None if the limits are not shared."""
-    return None if source.share is None else source.share.words(cast("Endpoint", source.handle).limits)
 
 
 def _quantiles(latency: Quantiles | LatencyStats) -> dict[str, Any]:

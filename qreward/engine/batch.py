@@ -12,7 +12,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Protocol
 
-from qreward.engine.background import tell
+from qreward.engine.background import report_error
 from qreward.engine.driver import LoopDriver, Waiter
 from qreward.engine.snapshots import Tallies, result_of
 from qreward.errors import BadRequest, BatchInterrupted, ClientClosed, DeadlineExceeded, QRewardError
@@ -111,7 +111,7 @@ class BatchWaiter(Waiter):
         expiry = shell.loop.call_later(self._deadline, self._expire) if self._deadline is not None else None
         if isinstance(self._items, AsyncIterator):
             self._reader = shell.loop.create_task(self._read_async(self._items))
-            self._reader.add_done_callback(tell)
+            self._reader.add_done_callback(report_error)
         shell.sinks[self] = None
         try:
             self._show_progress()

@@ -18,7 +18,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
-from qreward.engine.background import run_in_background, tell
+from qreward.engine.background import report_error, run_in_background
 from qreward.engine.instrumentation import LOG, Instrumentation, within
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError
 from qreward.scheduler.endpoint_state import Source
@@ -77,7 +77,7 @@ class Waiter(Protocol):
     def carry(self) -> Callable[[Attempt], Awaitable[Outcome]] | None: ...
 
     def start(self, attempt: Attempt) -> None:
-        """Have ``LoopDriver.carry_out`` run for an attempt, in a task whose context is the caller's or a copy of it."""
+        """Have ``LoopDriver.run_attempt`` run for an attempt, in a task whose context is the caller's or a copy of it."""
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
 
@@ -135,7 +135,7 @@ class Engine(Generic[S]):
             gone = [self._shells.pop(other) for other in list(self._shells) if other.is_closed()]
             shell = self._shells[loop] = LoopDriver(self, loop, self._wire_factory())
         for other in gone:
-            other.bury()
+            other.release()
             run_in_background(loop, other.wire.aclose())
         return shell
 
@@ -285,8 +285,8 @@ class LoopDriver:
             engine.log_health()
         return out
 
-    def run(self, out: list[Command], mine: Waiter | None = None) -> Attempt | None:
-        """Run commands. The first attempt of the batch ``mine`` is not started but returned."""
+    def run(self, out: list[Command], batch: Waiter | None = None) -> Attempt | None:
+        """Run commands. The first attempt of ``batch`` is not started but returned."""
         kept: Attempt | None = None
         for command in out:
             home = runner_of(command)
@@ -300,7 +300,7 @@ class LoopDriver:
                 if self.watch is not None:
                     self.watch.sent(attempt)
                 sink = attempt.task.sink
-                if kept is None and sink is mine:
+                if kept is None and sink is batch:
                     kept = attempt
                 else:
                     sink.start(attempt)
@@ -332,13 +332,13 @@ class LoopDriver:
         self.run([command])
         self._rearm()  # the sender has a timer for the next wake time, but may end before that
 
-    async def carry_out(self, attempt: Attempt, me: asyncio.Task[Any], mine: Waiter | None = None) -> Attempt | None:
+    async def run_attempt(self, attempt: Attempt, me: asyncio.Task[Any], batch: Waiter | None = None) -> Attempt | None:
         """Carry out an attempt in the task ``me`` and report its outcome to the scheduler.
 
-        Returns the next attempt of the batch ``mine``, or None.
+        Returns the next attempt of ``batch``, or None.
         """
         if attempt.why is not None:  # cancelled before it began
-            return self.ended(attempt, CANCELLED, mine)
+            return self.ended(attempt, CANCELLED, batch)
         attempt.handle, before = me, me.cancelling()
         outcome: Outcome
         try:
@@ -359,11 +359,11 @@ class LoopDriver:
             failure = InvalidResponse(f"endpoint {name!r}: the HTTP backend failed: {type(error).__name__}", endpoint=name)
             failure.__cause__ = error
             outcome = Failure(FailureKind.UNSENDABLE, failure)
-        return self.ended(attempt, outcome, mine)
+        return self.ended(attempt, outcome, batch)
 
-    def spawn(self, attempt: Attempt, context: Context, mine: Waiter | None = None) -> None:
-        """Carry out an attempt in a new task, which then carries out the next attempts of the batch ``mine``."""
-        runner = self.loop.create_task(self._run_in_turn(attempt, mine), context=context)
+    def spawn(self, attempt: Attempt, context: Context, batch: Waiter | None = None) -> None:
+        """Carry out an attempt in a new task, which then carries out the next attempts of ``batch``."""
+        runner = self.loop.create_task(self._run_attempts(attempt, batch), context=context)
         self._runners[runner] = attempt
         runner.add_done_callback(self._runner_ended)
 
@@ -371,16 +371,16 @@ class LoopDriver:
         attempt = self._runners.pop(runner)
         if attempt is not None:  # cancelled from outside before its first step
             self.ended(attempt, CANCELLED)
-        tell(runner)
+        report_error(runner)
 
-    async def _run_in_turn(self, first: Attempt, mine: Waiter | None) -> None:
+    async def _run_attempts(self, first: Attempt, batch: Waiter | None) -> None:
         me = asyncio.current_task()
         assert me is not None
         self._runners[me] = None
         attempt: Attempt | None = first
         turns = 0
         while attempt is not None:
-            attempt = await self.carry_out(attempt, me, mine)
+            attempt = await self.run_attempt(attempt, me, batch)
             turns += 1
             if attempt is not None and not turns % TURNS:
                 try:  # a backend that never suspends must not block the event loop
@@ -389,8 +389,8 @@ class LoopDriver:
                     self.ended(attempt, CANCELLED)
                     raise
 
-    def ended(self, attempt: Attempt, outcome: Outcome, mine: Waiter | None = None) -> Attempt | None:
-        """Report the outcome of an attempt to the scheduler and run the resulting commands; see ``run`` for ``mine`` and the result."""
+    def ended(self, attempt: Attempt, outcome: Outcome, batch: Waiter | None = None) -> Attempt | None:
+        """Report the outcome of an attempt to the scheduler and run the resulting commands; see ``run`` for ``batch`` and the result."""
         attempt.handle = None
         self._attempts.pop(attempt, None)
         if self._closing is not None and not self._attempts:
@@ -399,7 +399,7 @@ class LoopDriver:
         out = self._change(self.engine.scheduler.event, attempt, outcome)
         if self.watch is not None and not known:
             self.watch.ended(attempt, outcome)
-        return self.run(out, mine)
+        return self.run(out, batch)
 
     # time
 
@@ -421,7 +421,7 @@ class LoopDriver:
         self.later(self._rearm)
 
     def later(self, work: Callable[[], object]) -> None:
-        """Run ``work`` in the event loop soon. Does nothing if the loop is closed, because :meth:`bury` then cleans up."""
+        """Run ``work`` in the event loop soon. Does nothing if the loop is closed, because :meth:`release` then cleans up."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(work)
 
@@ -461,7 +461,7 @@ class LoopDriver:
             await self._idle.wait()
         await self._closer.aclose()
 
-    def bury(self) -> None:
+    def release(self) -> None:
         """Release everything that this driver's event loop held, after that loop was closed without closing the client."""
         scheduler = self.engine.scheduler
         for sink in list(self.sinks):

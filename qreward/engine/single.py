@@ -41,7 +41,7 @@ class Single(Waiter):
                 attempt, self._next = self._next, None
                 if attempt is not None:
                     self._mine = attempt
-                    await shell.carry_out(attempt, me)
+                    await shell.run_attempt(attempt, me)
                 else:
                     self._waiter = shell.loop.create_future()
                     await self._waiter

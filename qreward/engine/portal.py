@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import os
 import queue
 import threading
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from qreward.engine import background
 from qreward.errors import ClientClosed
 
 P = ParamSpec("P")
@@ -349,7 +349,6 @@ class _Pump(Generic[T]):
 _starting = threading.Lock()
 _current: Portal | None = None
 _exiting = False
-_INHERITED: list[tuple[object, ...]] = []
 
 
 def portal() -> Portal:
@@ -379,14 +378,12 @@ def _at_exit() -> None:
             _current.close()
 
 
-def _after_fork() -> None:
+def _after_fork(_: object) -> object:
     global _current, _starting  # noqa: PLW0603
     _starting = threading.Lock()
     inherited, _current = _current, None
-    if inherited is not None:
-        _INHERITED.append(inherited.disown())
+    return None if inherited is None else inherited.disown()
 
 
 atexit.register(_at_exit)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+background.watch(Portal, _after_fork)

@@ -6,7 +6,6 @@ observable instruments that add up the states of all live clients.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ from weakref import WeakKeyDictionary
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
+from qreward.engine import background
 from qreward.engine.snapshots import ClientState
 from qreward.telemetry import names
 from qreward.telemetry.attributes import place_of
@@ -145,10 +145,9 @@ def instruments_of(provider: MeterProvider | None, dialect: Dialect) -> Instrume
         return found
 
 
-def _after_fork() -> None:
+def _after_fork(_: object) -> None:
     global _lock  # noqa: PLW0603 - a thread of the parent may have held the old lock
     _lock = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+background.watch(Instruments, _after_fork)

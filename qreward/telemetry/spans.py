@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import Token
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from time import time_ns
 from typing import Any
@@ -95,38 +96,35 @@ class AttemptScope:
         detach(self._attached)
 
 
+@dataclass(slots=True, eq=False)
 class CallState:
     """The state of a call that is recorded.
 
     Attributes:
         kind: the attributes that it shares with similar calls.
         span: its span, which may not be recording.
-        recording: True if its span is recorded.
-        metered: True if its metrics are recorded.
         context: the context in which its attempts are sent; None if there is nothing to propagate.
-        merged: True if it is an item of a merged request, which records the usage.
         start_place: its endpoint, if only one can serve it; its span starts with the attributes of that endpoint.
         place: the endpoint of its last attempt.
+        recording: True if its span is recorded.
+        metered: True if its metrics are recorded.
+        merged: True if it is an item of a merged request, which records the usage.
         first: seconds until the first chunk of its answer.
         idle_since: since when it has no attempt in flight, on the engine's clock.
         idle: seconds without an attempt in flight between its attempts; None before its first retry.
     """
 
-    __slots__ = ("context", "first", "idle", "idle_since", "kind", "merged", "metered", "place", "recording", "span", "start_place")
-
-    def __init__(
-        self, kind: CallKind, span: Span, context: Context | None, place: ServerAddress | None, *, recording: bool, metered: bool
-    ) -> None:
-        self.kind = kind
-        self.span = span
-        self.context = context
-        self.recording = recording
-        self.metered = metered
-        self.merged = False
-        self.place = self.start_place = place
-        self.first: float | None = None
-        self.idle_since: float | None = None
-        self.idle: float | None = None
+    kind: CallKind
+    span: Span
+    context: Context | None
+    start_place: ServerAddress | None
+    place: ServerAddress | None
+    recording: bool
+    metered: bool
+    merged: bool = False
+    first: float | None = None
+    idle_since: float | None = None
+    idle: float | None = None
 
     def at(self, source: Source) -> ServerAddress:
         """The place of one of its endpoints."""
@@ -174,9 +172,8 @@ class CallWatcher:
         carries = recording or bool(parent) or span.get_span_context().is_valid
         if not (carries or metered):
             return False
-        task.span = CallState(
-            kind, span, set_span_in_context(span, parent) if carries else None, place, recording=recording, metered=metered
-        )
+        context = set_span_in_context(span, parent) if carries else None
+        task.span = CallState(kind, span, context, place, place, recording, metered)
         for item in items:
             item.merged = True
         if metered and task.items:

@@ -196,6 +196,9 @@ class Fleet:
         scheduler.resize(self.sources())
         if rehedged:
             check_attempts_again(scheduler, now, self.sources())
+        if policies is not None:  # limits may have been raised
+            for source in self._sources.values():
+                scheduler.changed(now, source)
 
     def _source_for(self, endpoint: Endpoint, old: Source | None) -> Source:
         if old is not None and old.handle is endpoint:

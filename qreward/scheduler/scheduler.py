@@ -327,13 +327,15 @@ class Scheduler:
 
     def reroute(self, now: float, pool: Pool, sources: Sequence[Source], balancer: Balancer) -> None:
         """Replace the sources and the balancer of a pool. Its queue is kept."""
+        before, after = set(pool.sources), set(sources)
+        changed = sources if balancer is not pool.balancer else [source for source in sources if source not in before]
         pool.balancer = balancer
         for source in sources:  # before others leave: a pool without any source would fail the tasks that wait
-            if source not in pool.sources:
+            if source not in before:
                 self._enrol(source, pool)
-        for source in [source for source in pool.sources if source not in sources]:
+        for source in [source for source in pool.sources if source not in after]:
             self.leave(now, source, pool)
-        for source in sources:
+        for source in changed:
             self.changed(now, source)
 
     def resize(self, sources: Sequence[Source]) -> None:

@@ -120,7 +120,7 @@ async def drive(client: QRewardClient, calls: int) -> None:
 
     async def work() -> None:
         for number in left:
-            await client._one(_call(number), MODEL, client._terms(60.0, 5, True, None))
+            await client._runtime.one(_call(number), client._runtime.request_options({"timeout": 60.0}))
 
     await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
 
@@ -170,7 +170,8 @@ class NoSink:
 def alone(telemetry: Telemetry | None, calls: int) -> float:
     """CPU time of the telemetry hooks for a call with one attempt, in microseconds."""
     client = QRewardClient([ENDPOINT], telemetry=telemetry)
-    watch, pool, clock, terms = client._engine.watch, client._fleet.pool(MODEL), client._engine.clock, RequestOptions(5)
+    runtime, terms = client._runtime, RequestOptions(5)
+    watch, pool, clock = runtime.engine.watch, runtime.pool(MODEL), runtime.clock
     call, source = _call(0), pool.sources[0]
     value = call.codec.decode(BODY, call)
     answer = Answer(value, 350, 120)

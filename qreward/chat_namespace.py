@@ -6,7 +6,7 @@ the openai package.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from qreward.codecs.chat_stream import tells_usage_only
@@ -17,8 +17,6 @@ from qreward.streaming.handles import Stream, StreamReader
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionChunk
-
-    from qreward.client import QRewardClient
 
 
 class ChunkStream:
@@ -75,10 +73,14 @@ class SyncChunkStream:
 
 
 class Completions:
-    """``client.chat.completions``."""
+    """``client.chat.completions``.
 
-    def __init__(self, client: QRewardClient) -> None:
-        self._client = client
+    Args:
+        chat_completion, stream_chat_completion: the methods of the client.
+    """
+
+    def __init__(self, chat_completion: Callable[..., Awaitable[ChatCompletion]], stream_chat_completion: Callable[..., Stream]) -> None:
+        self._chat_completion, self._stream_chat_completion = chat_completion, stream_chat_completion
 
     @overload
     async def create(
@@ -115,16 +117,16 @@ class Completions:
         """
         given = _given(params)
         if not stream:
-            return await self._client.chat_completion(messages, model, **given)
+            return await self._chat_completion(messages, model, **given)
         told_usage = "stream_options" in given or "stream_options" in (given.get("extra_body") or {})
-        return ChunkStream(await self._client.stream_chat_completion(messages, model, **given), told_usage)
+        return ChunkStream(await self._stream_chat_completion(messages, model, **given), told_usage)
 
 
 class SyncCompletions:
     """``client.chat.completions`` of the blocking client."""
 
-    def __init__(self, client: QRewardClient) -> None:
-        self._completions = Completions(client)
+    def __init__(self, completions: Completions) -> None:
+        self._completions = completions
 
     @overload
     def create(self, *, messages: Iterable[Any], model: str, stream: Literal[False] | None = False, **params: Any) -> ChatCompletion: ...
@@ -146,35 +148,15 @@ class SyncCompletions:
 class ChatNamespace:
     """``client.chat``."""
 
-    def __init__(self, client: QRewardClient) -> None:
-        self.completions = Completions(client)
+    def __init__(self, chat_completion: Callable[..., Awaitable[ChatCompletion]], stream_chat_completion: Callable[..., Stream]) -> None:
+        self.completions = Completions(chat_completion, stream_chat_completion)
 
 
 class SyncChatNamespace:
     """``client.chat`` of the blocking client."""
 
-    def __init__(self, client: QRewardClient) -> None:
-        self.completions = SyncCompletions(client)
-
-
-class OpenAINamespace:
-    """The part of ``QRewardClient`` with the interface of ``openai.AsyncOpenAI``."""
-
-    @property
-    def chat(self) -> ChatNamespace:
-        """``chat.completions.create(...)`` as in the openai SDK, for code written for its client."""
-        return ChatNamespace(cast("QRewardClient", self))
-
-
-class SyncOpenAINamespace:
-    """The part of ``SyncQRewardClient`` with the interface of ``openai.OpenAI``."""
-
-    _client: QRewardClient
-
-    @property
-    def chat(self) -> SyncChatNamespace:
-        """``chat.completions.create(...)`` as in the openai SDK, for code written for its client."""
-        return SyncChatNamespace(self._client)
+    def __init__(self, chat: ChatNamespace) -> None:
+        self.completions = SyncCompletions(chat.completions)
 
 
 def _given(params: Mapping[str, Any]) -> dict[str, Any]:

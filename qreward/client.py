@@ -1,57 +1,54 @@
 """``QRewardClient``, the asynchronous client and the main entry point of the package.
 
-The client validates arguments, finds the route of a model and passes the request to the engine. It makes no scheduling decision itself.
+Its methods validate the arguments and pass the requests to the client's runtime.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from pathlib import Path
-from random import Random
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from qreward import options
-from qreward.chat_namespace import OpenAINamespace
-from qreward.codecs.base import WireRequest
+from qreward.chat_namespace import ChatNamespace
 from qreward.codecs.chat import CHAT
-from qreward.engine import background
-from qreward.engine.batch import BatchWaiter
-from qreward.engine.driver import Wire
-from qreward.engine.fleet import Fleet
-from qreward.engine.instrumentation import watch_for
-from qreward.engine.probing import ProbingEngine
-from qreward.engine.single import Single
-from qreward.engine.snapshots import ClientState, state_of, stats_of
+from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.base import Operation
+from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
+from qreward.engine.snapshots import stats_of
 from qreward.errors import ConfigError
-from qreward.options import DEFAULT, Watching, preparer
-from qreward.quota.renewal import Sharing
-from qreward.quota.transports import LedgerTransports
-from qreward.results import BatchResult, FleetStats, Result
-from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import RequestOptions
-from qreward.scheduler.scheduler import Scheduler
-from qreward.scoring.endpoint_limits import KnownLists
-from qreward.scoring.merger import RequestMerger
-from qreward.scoring.methods import RewardCalls, TextCalls
+from qreward.options import (
+    DEFAULT,
+    Arguments,
+    BatchOptions,
+    BatchStreamOptions,
+    CallOptions,
+    ClientSettings,
+    StreamOptions,
+    Watching,
+    arguments_of,
+    batch_items,
+    client_settings,
+    endpoint_of,
+)
+from qreward.results import BatchResult, FleetStats
+from qreward.runtime import Runtime
+from qreward.scoring.formats import MergeSpec, asking, asking_embeddings
 from qreward.settings.client import ClientConfig, config_from_env, load_config
-from qreward.settings.policies import Endpoint, Hedge, LoadBalanceStrategy, Priority, Retry, Route
-from qreward.streaming.methods import StreamMethods
-from qreward.transport.backend import HttpBackend as HttpWire
+from qreward.settings.policies import Endpoint, LoadBalanceStrategy, Route
+from qreward.streaming.handles import BatchStream, Stream
 
 if TYPE_CHECKING:
+    from openai.types import CompletionChoice, CreateEmbeddingResponse, Moderation
     from openai.types.chat import ChatCompletion
 
-    from qreward.progress import Progress
     from qreward.telemetry import Telemetry
 
-    OnResult = Callable[[Result[Any]], object] | None
-    OnProgress = bool | Callable[[Progress], object] | None
+Items = Iterable[Any] | AsyncIterable[Any]
+Conversations = Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]]
 
 
-class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
+class QRewardClient:
     """An asynchronous client that distributes requests over many endpoints.
 
     The client can be created without a running event loop, and used from several event loops and threads at once. Limits hold over all
@@ -82,27 +79,9 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
         'judge-*'
     """
 
-    def __init__(
-        self,
-        endpoints: Iterable[Endpoint | Mapping[str, Any] | str] | None = None,
-        *,
-        routes: Iterable[Route] = (),
-        retry: Retry | None = None,
-        hedge: Hedge | None = DEFAULT,
-        max_queued: int | None = None,
-        timeout: float | None = DEFAULT,
-        telemetry: Telemetry | None = DEFAULT,
-        observers: Iterable[object] = (),
-        wire_factory: Callable[[], Wire] = HttpWire,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        settings: dict[str, Any] = {"endpoints": options.endpoints(endpoints or ()), "routes": tuple(routes), "max_queued": max_queued}
-        if retry is not None:
-            settings["retry"] = retry
-        for name, value in (("hedge", hedge), ("timeout", timeout)):
-            if value is not DEFAULT:
-                settings[name] = value
-        self._begin(ClientConfig(**settings), wire_factory, clock, telemetry, observers)
+    def __init__(self, endpoints: Iterable[Endpoint | Mapping[str, Any] | str] | None = None, **settings: Unpack[ClientSettings]) -> None:
+        config, others = client_settings(endpoints, settings)
+        self._runtime = Runtime(config, **others)
 
     @classmethod
     def from_config(cls, source: str | Path | Mapping[str, Any] | ClientConfig, **watching: Unpack[Watching]) -> QRewardClient:
@@ -117,7 +96,7 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
         Raises:
             ConfigError: the configuration is invalid. The message names the file, the setting and the correction.
         """
-        return cls._from(source if isinstance(source, ClientConfig) else load_config(source), **watching)
+        return cls._from(_config_of(source), **watching)
 
     @classmethod
     def from_env(cls, **watching: Unpack[Watching]) -> QRewardClient:
@@ -137,49 +116,21 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
     @classmethod
     def _from(cls, config: ClientConfig, telemetry: Telemetry | None = DEFAULT, observers: Iterable[object] = ()) -> QRewardClient:
         client = cls.__new__(cls)
-        client._begin(config, HttpWire, monotonic, telemetry, observers)
+        client._runtime = Runtime(config, telemetry=telemetry, observers=observers)
         return client
 
-    def _begin(self, config: ClientConfig, wire_factory: Callable[[], Wire], clock: Callable[[], float], *watching: Any) -> None:
-        self._config, self._clock, self._given = config, clock, (wire_factory, clock, *watching)
-        self._telemetry, watcher, observers = options.watching(*watching)
-        self._changing = threading.Lock()
-        rng = Random()  # noqa: S311 - jitter, not secrets
-        scheduler = Scheduler(config.retry, rng, options.tokens_of, config.hedge, config.max_queued)
-        self._engine: ProbingEngine = ProbingEngine(scheduler, wire_factory, clock=clock, watch=watch_for(watcher, observers, clock))
-        self._collectors: dict[Hashable, RequestMerger] = {}
-        self._fleet: Fleet = Fleet(self._engine, config.endpoints, config.routes)
-        self._lists = KnownLists()
-        self._engine.watch_over(self._fleet.sources, self._lists.look)
-        self._carriers = LedgerTransports()
-        self._sharing = Sharing(self._engine, self._fleet.sources, self._carriers, self._carriers.__iter__)
-        self._prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
-        if self._telemetry is not None:
-            self._telemetry.observe(self, QRewardClient._state)
-        background.watch(self, QRewardClient._begin_again)
-
-    def _begin_again(self) -> object:
-        """Reset the client in a forked child process, which must not use the connections and tasks of its parent."""
-        inherited = self._engine, self._fleet, self._sharing
-        for carrier in self._carriers:  # the open files are copies of the parent's
-            carrier.close()
-        self._begin(self.config, *self._given)
-        return inherited
-
     # requests
+
+    @property
+    def chat(self) -> ChatNamespace:
+        """``chat.completions.create(...)`` as in the openai SDK, for code written for its client."""
+        return ChatNamespace(self.chat_completion, self.stream_chat_completion)
 
     async def chat_completion(
         self,
         messages: Iterable[Any],
         model: str,
-        *,
-        timeout: float | None = DEFAULT,
-        priority: Priority | int | str = Priority.NORMAL,
-        hedge: bool = True,
-        tenant: str | None = None,
-        extra_headers: Mapping[str, str] | None = None,
-        extra_body: Mapping[str, Any] | None = None,
-        **params: Any,
+        **options: Unpack[CallOptions],
     ) -> ChatCompletion:
         """Request one chat completion.
 
@@ -207,25 +158,15 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
             NoEndpoint: no route matches the model.
             ConfigError: an argument is invalid. Nothing was sent.
         """
-        call = preparer(CHAT, model, params, extra_headers, extra_body)(messages)
-        return cast("ChatCompletion", await self._one(call, model, self._terms(timeout, priority, hedge, tenant)))
+        given = arguments_of(CallOptions, options)
+        call = given.preparer(CHAT, model)(messages)
+        return cast("ChatCompletion", (await self._runtime.one(call, self._runtime.request_options(given.options))).value)
 
     async def batch_chat_completion(
         self,
         batch_messages: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
         model: str,
-        *,
-        timeout: float | None = DEFAULT,
-        deadline: float | None = None,
-        priority: Priority | int | str = Priority.NORMAL,
-        hedge: bool = True,
-        tenant: str | None = None,
-        on_result: OnResult = None,
-        progress: OnProgress = None,
-        keep_results: bool = True,
-        extra_headers: Mapping[str, str] | None = None,
-        extra_body: Mapping[str, Any] | None = None,
-        **params: Any,
+        **options: Unpack[BatchOptions],
     ) -> BatchResult[ChatCompletion]:
         """Request many chat completions, distributed over all endpoints of the route.
 
@@ -257,9 +198,283 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
             ...     batch = await client.batch_chat_completion(conversations, model="judge-7b", temperature=0)
             ...     return batch.texts(default="")
         """
-        prepare = preparer(CHAT, model, params, extra_headers, extra_body)
-        items, terms = options.items("batch_messages", batch_messages), self._terms(timeout, priority, hedge, tenant)
-        return await self._many(items, prepare, model, terms, deadline, on_result, progress, keep_results)
+        given = arguments_of(BatchOptions, options)
+        prepare = given.preparer(CHAT, model)
+        return await self._runtime.many(prepare, model, batch_items("batch_messages", batch_messages), given.options)
+
+    def stream_chat_completion(
+        self,
+        messages: Iterable[Any],
+        model: str,
+        **options: Unpack[StreamOptions],
+    ) -> Stream:
+        """Stream one chat completion token by token.
+
+        Until the first token it is handled like any other request: it waits for a slot, fails over and may be hedged. An attempt is
+        ended when its first token, or a pause between tokens, takes far longer than is usual for streams of that endpoint.
+
+        Args:
+            messages, model, priority, tenant: as in :meth:`chat_completion`.
+            timeout: seconds for the whole stream, including queueing and time in which the caller does not read. Defaults to the client's.
+            hedge: False for a request that must not be sent to two endpoints at once. Streams are hedged only before the first token.
+            on_interrupt: what happens if the stream breaks off after the first token. ``"raise"`` ends it with ``StreamInterrupted``.
+                ``"restart"`` starts the answer over, within the limits of :class:`Retry`; read it with ``events()`` or ``final()``.
+            extra_headers, extra_body, params: as in :meth:`chat_completion`. Usage is requested unless ``stream_options`` is given.
+
+        Returns:
+            A :class:`Stream`. Nothing is sent until it is used.
+
+        Raises:
+            NoEndpoint, ConfigError, BadRequest: immediately. All other errors are raised where the stream is read.
+
+        Example:
+            >>> async def ask(client, messages):
+            ...     async for token in client.stream_chat_completion(messages, model="judge-7b"):
+            ...         print(token, end="")
+        """
+        given = arguments_of(StreamOptions, options)
+        return self._runtime.stream(given.preparer(CHAT, model)(messages), given.options)
+
+    def batch_stream_chat_completion(
+        self,
+        batch_messages: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
+        model: str,
+        **options: Unpack[BatchStreamOptions],
+    ) -> BatchStream:
+        """Stream many chat completions over all endpoints of the route, token by token.
+
+        Args:
+            batch_messages: a list, an iterator or an async iterator of conversations. It is read no faster than requests are sent.
+            model: model name; selects the route.
+            max_concurrent_streams: maximum number of concurrent streams; 0 for as many as the endpoints accept.
+            on_stream_error: called with the index and error of each failed stream after its last token was read. The other streams
+                continue. An exception that it raises ends the iteration.
+            on_interrupt: as in :meth:`stream_chat_completion`.
+            timeout, deadline, priority, hedge, tenant, progress, keep_results: as in :meth:`batch_chat_completion`.
+            extra_headers, extra_body, params: as in :meth:`chat_completion`.
+
+        Returns:
+            A :class:`BatchStream`. Nothing is sent until it is used.
+
+        Raises:
+            NoEndpoint, ConfigError: immediately. The error of an item is in its result.
+
+        Example:
+            >>> async def ask(client, conversations):
+            ...     async for index, token in client.batch_stream_chat_completion(conversations, model="judge-7b"):
+            ...         print(index, token)
+        """
+        given = arguments_of(BatchStreamOptions, options)
+        prepare = given.preparer(CHAT, model)
+        return self._runtime.stream_many(prepare, model, batch_items("batch_messages", batch_messages), given.options)
+
+    async def score(
+        self,
+        prompt: Any,
+        response: str = DEFAULT,
+        *,
+        model: str,
+        **options: Unpack[CallOptions],
+    ) -> Score:
+        """Score one response with a reward model.
+
+        Calls with the same model and parameters that wait at the same time share a request, if the server accepts lists.
+
+        Args:
+            prompt: with ``response``, the prompt: a text or messages. Without it, a conversation whose last message is scored, a text
+                ready for the model, or a dict with ``prompt``, ``response`` and optionally ``label``.
+            response: the response to score.
+            model: model name; selects the route.
+            timeout, priority, hedge, tenant, extra_headers: as in :meth:`chat_completion`.
+            extra_body, params: added to the JSON body.
+
+        Returns:
+            A float. Its ``attributes`` hold the server's other numbers.
+
+        Raises:
+            RequestError: the request failed; see its subclasses. A missing or non-numeric score is ``InvalidResponse``, never 0.0. A
+                prompt or response that is None is ``BadRequest``, and nothing is sent.
+            NoEndpoint: no route matches the model.
+            ConfigError: an argument is invalid; nothing was sent.
+
+        Example:
+            >>> async def reward(client, prompt, response):
+            ...     return await client.score(prompt, response, model="rm-7b")
+        """
+        item = prompt if response is DEFAULT else (prompt, response)
+        return cast("Score", await self._merged_one(SCORE, model, item, options))
+
+    async def batch_score(
+        self,
+        pairs: Iterable[Any] | AsyncIterable[Any],
+        model: str,
+        **options: Unpack[BatchOptions],
+    ) -> BatchResult[Score]:
+        """Score many responses with a reward model.
+
+        The responses are merged into requests that are as large as the servers accept and small enough to keep all endpoints busy.
+
+        Args:
+            pairs: a list, an iterator or an async iterator of ``(prompt, response)`` tuples, conversations, texts ready for the model, or
+                dicts, as in :meth:`score`. It is read no faster than requests are sent.
+            model: model name; selects the route.
+            timeout, deadline, priority, hedge, tenant, on_result, progress, keep_results: as in :meth:`batch_chat_completion`.
+            extra_headers, extra_body, params: as in :meth:`score`.
+
+        Returns:
+            Results in input order. An item that fails is a ``Result`` with an error; the other items of its request are not affected.
+
+        Raises:
+            NoEndpoint, ConfigError: before anything is sent.
+            BatchInterrupted: the input or ``on_result`` raised. The exception holds the finished results.
+
+        Example:
+            >>> async def rewards(client, prompts, responses):
+            ...     batch = await client.batch_score(zip(prompts, responses), model="rm-7b")
+            ...     return batch.scores(default=None)
+        """
+        return await self._merged_many(SCORE, model, "pairs", pairs, options)
+
+    async def classify(
+        self,
+        prompt: Any,
+        response: str = DEFAULT,
+        *,
+        model: str,
+        **options: Unpack[CallOptions],
+    ) -> dict[str, float]:
+        """Classify one item. Returns the probability of each label. Arguments and errors are those of :meth:`score`."""
+        item = prompt if response is DEFAULT else (prompt, response)
+        return cast("dict[str, float]", await self._merged_one(CLASSIFY, model, item, options))
+
+    async def batch_classify(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        model: str,
+        **options: Unpack[BatchOptions],
+    ) -> BatchResult[dict[str, float]]:
+        """Classify many items. Each result is the probability of each label. Arguments and errors are those of :meth:`batch_score`."""
+        return await self._merged_many(CLASSIFY, model, "items", items, options)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        model: str,
+        **options: Unpack[CallOptions],
+    ) -> list[float]:
+        """Score how well each document answers the query.
+
+        The documents go in one request, or in several if the server's limits require it. Other arguments and errors are those of
+        :meth:`score`.
+
+        Returns:
+            One score per document, in the order of ``documents``.
+        """
+        if isinstance(documents, str | Mapping) or not isinstance(documents, Sequence):
+            raise ConfigError(f"documents must be a list of texts, not a {type(documents).__name__}")
+        given = arguments_of(CallOptions, options)
+        spec = _merge_spec(RERANK, model, given._replace(params={**given.params, "query": query}))
+        terms = self._runtime.request_options(given.options)
+        return [result.value for result in await self._runtime.merged(spec, spec.calls("documents", documents), terms)]
+
+    async def embeddings(
+        self,
+        input: str | Iterable[Any],  # noqa: A002 - the API's name
+        model: str,
+        **options: Unpack[CallOptions],
+    ) -> CreateEmbeddingResponse:
+        """Create embeddings of one input: a text, a list of texts, or token ids.
+
+        Calls with the same parameters that wait at the same time share a request. Each receives its own response, as if it had been
+        sent alone. Arguments and errors are those of :meth:`chat_completion`.
+        """
+        return cast("CreateEmbeddingResponse", await self._merged_one(None, model, input, options))
+
+    async def batch_embeddings(
+        self,
+        batch_input: Iterable[Any] | AsyncIterable[Any],
+        model: str,
+        **options: Unpack[BatchOptions],
+    ) -> BatchResult[CreateEmbeddingResponse]:
+        """Create embeddings of many inputs, merged into shared requests.
+
+        Each result is the response to one item of ``batch_input``. Arguments and errors are those of :meth:`batch_chat_completion`.
+        """
+        return await self._merged_many(None, model, "batch_input", batch_input, options)
+
+    async def text_completion(
+        self,
+        prompt: str | Iterable[int],
+        model: str,
+        **options: Unpack[CallOptions],
+    ) -> list[CompletionChoice]:
+        """Complete a prompt with the legacy route ``/completions``, which accepts lists.
+
+        Calls with the same parameters that wait at the same time share a request.
+
+        Args:
+            prompt: a text or its token ids.
+            model: model name; selects the route.
+            timeout, priority, hedge, tenant, extra_headers: as in :meth:`chat_completion`.
+            extra_body, params: added to the JSON body: ``max_tokens``, ``n``, ``logprobs`` or any other member.
+
+        Returns:
+            ``n`` choices (1 by default) as openai's ``CompletionChoice``. Token usage is not included;
+            :meth:`batch_text_completion` returns it in ``Result.usage``.
+
+        Raises:
+            RequestError, NoEndpoint, ConfigError: as in :meth:`chat_completion`.
+        """
+        return cast("list[CompletionChoice]", await self._merged_one(COMPLETE, model, prompt, options))
+
+    async def batch_text_completion(
+        self,
+        prompts: Iterable[Any] | AsyncIterable[Any],
+        model: str,
+        **options: Unpack[BatchOptions],
+    ) -> BatchResult[list[CompletionChoice]]:
+        """Complete many prompts as :meth:`text_completion` does, merged into shared requests.
+
+        Arguments and errors are those of :meth:`batch_chat_completion`.
+        """
+        return await self._merged_many(COMPLETE, model, "prompts", prompts, options)
+
+    async def moderation(
+        self,
+        input: str | list[Any],  # noqa: A002 - the API's name
+        model: str,
+        **options: Unpack[CallOptions],
+    ) -> Moderation:
+        """Check whether a text or a list of parts should be flagged. Returns openai's ``Moderation``.
+
+        Arguments and errors are those of :meth:`text_completion`.
+        """
+        return cast("Moderation", await self._merged_one(MODERATE, model, input, options))
+
+    async def batch_moderation(
+        self,
+        inputs: Iterable[Any] | AsyncIterable[Any],
+        model: str,
+        **options: Unpack[BatchOptions],
+    ) -> BatchResult[Moderation]:
+        """Check many inputs as :meth:`moderation` does, merged into shared requests.
+
+        Arguments and errors are those of :meth:`batch_chat_completion`.
+        """
+        return await self._merged_many(MODERATE, model, "inputs", inputs, options)
+
+    async def _merged_one(self, operation: Operation | None, model: str, item: Any, options: Mapping[str, Any]) -> Any:
+        given = arguments_of(CallOptions, options)
+        spec = _merge_spec(operation, model, given)
+        (result,) = await self._runtime.merged(spec, [spec.call(item)], self._runtime.request_options(given.options))
+        return result.value
+
+    async def _merged_many(
+        self, operation: Operation | None, model: str, name: str, items: Items, options: Mapping[str, Any]
+    ) -> BatchResult[Any]:
+        given = arguments_of(BatchOptions, options)
+        return await self._runtime.merged_many(_merge_spec(operation, model, given), batch_items(name, items), given.options)
 
     # changing endpoints and routes
 
@@ -288,12 +503,11 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
             raise ConfigError(f"endpoints must be a list of names, such as [{endpoints!r}]")
         chosen = cast("LoadBalanceStrategy", strategy)  # ``Route`` also accepts a string, and checks it
         route = Route(pattern=pattern, endpoints=tuple(endpoints), strategy=chosen, weights=dict(weights or {}))
-        with self._changing:
-            self._fleet.register(route)
+        self._runtime.register(route)
 
     def list_routes(self) -> list[Route]:
         """Return all routes in the order in which they are matched, including those from the endpoints' ``models``."""
-        return self._fleet.routes()
+        return self._runtime.fleet.routes()
 
     def add_endpoint(self, endpoint: Endpoint | Mapping[str, Any] | str) -> None:
         """Add an endpoint. Requests that already wait for its models can use it at once.
@@ -301,13 +515,7 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
         Raises:
             ConfigError: a setting is invalid, or another endpoint has the same name.
         """
-        added = options.endpoint(endpoint)
-        with self._changing:
-            self._fleet.add(added)
-            self._prices.pop(added.name, None)  # of a removed endpoint; kept until now for the cost of running batches
-            if added.price is not None:
-                self._prices[added.name] = added.price
-        self._look_around()
+        self._runtime.add(endpoint_of(endpoint))
 
     def remove_endpoint(self, name: str) -> None:
         """Remove an endpoint.
@@ -318,8 +526,7 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
         Raises:
             ConfigError: no endpoint has this name.
         """
-        with self._changing:
-            self._fleet.remove(name)
+        self._runtime.remove(name)
 
     def reload(self, config: str | Path | Mapping[str, Any] | ClientConfig) -> frozenset[str]:
         """Replace the configuration while the client is in use.
@@ -334,15 +541,11 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
         Raises:
             ConfigError: the configuration is invalid. Nothing was changed.
         """
-        wanted = config if isinstance(config, ClientConfig) else load_config(config)
-        with self._changing:
-            changed, self._config = self._fleet.reload(self.config, wanted, self._prices), wanted
-        self._look_around()
-        return changed
+        return self._runtime.reload(_config_of(config))
 
     def mark_unhealthy(self, name: str) -> None:
         """Send no requests to an endpoint until :meth:`mark_healthy` is called. Raises ``ConfigError`` for an unknown name."""
-        self._fleet.mark(name, down=True)
+        self._runtime.fleet.mark(name, down=True)
 
     def mark_healthy(self, name: str) -> None:
         """Return an endpoint to service and clear its record of failures.
@@ -350,27 +553,24 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
         This applies to an endpoint taken out of service by :meth:`mark_unhealthy` or by the circuit breaker. Raises ``ConfigError`` for an
         unknown name.
         """
-        self._fleet.mark(name, down=False)
+        self._runtime.fleet.mark(name, down=False)
 
     @property
     def config(self) -> ClientConfig:
         """The current configuration, including changes made since the client was created."""
-        registered = tuple(route for route in self._fleet.routes() if self._fleet.is_registered(route))
-        endpoints = tuple(cast("Endpoint", source.handle) for source in self._fleet.sources())
-        return self._config.model_copy(update={"endpoints": endpoints, "routes": registered})
+        return self._runtime.config
 
     def stats(self) -> FleetStats:
         """Return counts and latencies of each endpoint since the client was created, and its current state.
 
         Latencies cover about the last thousand responses of an endpoint.
         """
-        now = self._clock()
-        return FleetStats((source.name, stats_of(source, now)) for source in self._fleet.sources())
+        now = self._runtime.clock()
+        return FleetStats((source.name, stats_of(source, now)) for source in self._runtime.fleet.sources())
 
     async def aclose(self) -> None:
         """Close all connections and fail unfinished requests with ``ClientClosed``. The client cannot be used afterwards."""
-        await self._engine.aclose()
-        await self._sharing.aclose()
+        await self._runtime.aclose()
 
     if not TYPE_CHECKING:  # type checkers must report ``with`` as an error
 
@@ -386,53 +586,17 @@ class QRewardClient(StreamMethods, RewardCalls, TextCalls, OpenAINamespace):
         await self.aclose()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return QRewardClient._from, (self.config, self._telemetry)
+        return type(self)._from, (self.config, self._runtime.telemetry)
 
     def __repr__(self) -> str:
-        return f"<QRewardClient {', '.join(map(repr, self._fleet.sources()))}>"
+        return f"<QRewardClient {', '.join(map(repr, self._runtime.fleet.sources()))}>"
 
-    # from the public methods to the engine
 
-    async def _one(self, call: WireRequest, model: str, terms: RequestOptions) -> Any:
-        shell = self._engine.shell()
-        sink = Single(shell)
-        return (await sink.result(terms.task(call, self._fleet.pool(model), sink, 0))).value
+def _config_of(source: str | Path | Mapping[str, Any] | ClientConfig) -> ClientConfig:
+    return source if isinstance(source, ClientConfig) else load_config(source)
 
-    async def _many(
-        self,
-        items: Iterable[Any] | AsyncIterable[Any],
-        prepare: Callable[[Any], WireRequest],
-        model: str,
-        terms: RequestOptions,
-        deadline: float | None,
-        on_result: OnResult,
-        progress: OnProgress,
-        keep: bool,
-    ) -> BatchResult[Any]:
-        pool = self._fleet.pool(model)
-        bulk = BatchWaiter(
-            self._engine.shell(),
-            pool,
-            items,
-            prepare,
-            terms=terms,
-            deadline=options.seconds("deadline", deadline),
-            on_result=options.callback("on_result", on_result),
-            **self._reporting(pool, model, items, progress),
-            keep=keep,
-        )
-        return await bulk.run()
 
-    def _reporting(self, pool: Pool, model: str, items: object, progress: OnProgress) -> dict[str, Any]:
-        return options.reporting(progress, pool, items, model, self._prices, self._clock)
-
-    def _look_around(self) -> None:
-        self._engine.look_around()
-        self._sharing.look_around()
-
-    def _state(self) -> ClientState:
-        return state_of(self._engine, self._fleet.sources(), self._config.max_queued)
-
-    def _terms(self, timeout: float | None, priority: int | str, hedge: bool, tenant: str | None) -> RequestOptions:
-        seconds = self._config.timeout if timeout is DEFAULT else options.seconds("timeout", timeout)
-        return options.terms(seconds, priority, hedge, tenant)
+def _merge_spec(operation: Operation | None, model: str, given: Arguments) -> MergeSpec:
+    """Return how the items of a call are merged. None stands for embeddings."""
+    shared = model, given.params, given.options.get("extra_headers"), given.options.get("extra_body")
+    return asking_embeddings(*shared) if operation is None else asking(operation, *shared)

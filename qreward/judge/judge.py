@@ -35,6 +35,7 @@ from qreward.judge.types import Comparison, Item, Pair, Verdict
 from qreward.judge.verdict_parser import VerdictParser, verdict_named
 from qreward.options import DEFAULT
 from qreward.results import BatchResult, Result
+from qreward.runtime import runtime_of
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import RequestOptions
 from qreward.settings.policies import Priority
@@ -113,7 +114,7 @@ class Judge:
         if not isinstance(client, QRewardClient):
             raise ConfigError(f"client must be a QRewardClient, not a {type(client).__name__}; for SyncQRewardClient use SyncJudge")
         given.check_params(params)
-        self._client, self._hedge = client, options.terms(None, Priority.NORMAL, params.get("hedge", True), None).hedge
+        self._client, self._hedge = client, options.request_options({"hedge": params.get("hedge", True)}, None).hedge
         form = VerdictParser(verdict, scale=scale, range=range, score=score)
         self._config = JudgeConfig(
             model=given.models(model),
@@ -320,10 +321,10 @@ class Judge:
         priority: int | str,
         tenant: str | None,
     ) -> Any:
-        born, terms, pools = self._client._clock(), self._terms(timeout, priority, tenant), self._pools(questions)
+        born, terms, pools = runtime_of(self._client).clock(), self._terms(timeout, priority, tenant), self._pools(questions)
         asks = questions.asks(fields)
         known = () if self._cache is None else await recall(self._cache, asks)
-        shell = self._client._engine.shell()
+        shell = runtime_of(self._client).driver()
         desk = SingleRunner(shell, self._table(shell), terms, pools, self._keep, born)
         return outcome(*await desk.outcome(asks, questions.decide, known))
 
@@ -343,8 +344,9 @@ class Judge:
         progress: bool | Callable[[Progress], object] | None,
         keep_results: bool,
     ) -> BatchResult[Any]:
-        listed, terms, pools = options.items("items", items), self._terms(timeout, priority, tenant), self._pools(questions)
-        shell, client = self._client._engine.shell(), self._client
+        listed, terms, pools = options.batch_items("items", items), self._terms(timeout, priority, tenant), self._pools(questions)
+        runtime = runtime_of(self._client)
+        shell = runtime.driver()
 
         def make(item: object) -> Sequence[JudgeRequest]:
             return questions.asks(read(item), extra=True)
@@ -362,10 +364,12 @@ class Judge:
             terms=terms,
             per_item=questions.per_item,
             size=len(listed) if isinstance(listed, Sized) else None,
-            deadline=options.seconds("deadline", deadline),
-            on_result=options.callback("on_result", on_result),
-            keep=keep_results,
-            **client._reporting(next(iter(pools.values())), ", ".join(self._config.model), listed, progress),
+            **runtime.collecting(
+                {"deadline": deadline, "on_result": on_result, "progress": progress, "keep_results": keep_results},
+                next(iter(pools.values())),
+                listed,
+                ", ".join(self._config.model),
+            ),
         )
         return await bulk.run()
 
@@ -374,10 +378,10 @@ class Judge:
         return None if self._cache is None else self._cache.keep
 
     def _pools(self, questions: RequestBuilder) -> dict[JudgeModel, Pool]:
-        return {judge_model: self._client._fleet.pool(judge_model.model) for judge_model in questions.judge_models}
+        return {judge_model: runtime_of(self._client).pool(judge_model.model) for judge_model in questions.judge_models}
 
     def _terms(self, timeout: float | None, priority: int | str, tenant: str | None) -> RequestOptions:
-        return self._client._terms(timeout, priority, self._hedge, tenant)
+        return runtime_of(self._client).request_options({"timeout": timeout, "priority": priority, "hedge": self._hedge, "tenant": tenant})
 
     def _table(self, shell: LoopDriver) -> dict[Hashable, InflightRequest]:
         table = self._tables.get(shell)

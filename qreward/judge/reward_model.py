@@ -18,6 +18,7 @@ from qreward.judge.types import Item, Verdict, Vote
 from qreward.judge.verdict_parser import bounds
 from qreward.options import DEFAULT
 from qreward.results import BatchResult, Result, Usage
+from qreward.runtime import runtime_of
 from qreward.scoring.formats import MergeSpec, asking
 from qreward.settings.policies import Priority
 
@@ -89,8 +90,9 @@ class RewardModelScorer:
         if given:
             raise ConfigError(f"a reward model takes prompt, response and reference, not {min(given)!r}; leave it out")
         item = {"prompt": prompt, "response": response, "reference": reference}
-        asked, terms = self._asking(None), self._client._terms(timeout, priority, self._params.get("hedge", True), tenant)
-        (result,) = await self._client._merged(asked, [asked.call(item)], self._model, terms)
+        runtime = runtime_of(self._client)
+        asked, terms = self._asking(None), runtime.request_options(self._scheduling(timeout, priority, tenant))
+        (result,) = await runtime.merged(asked, [asked.call(item)], terms)
         return self._verdict(result.value, result.usage)
 
     async def batch_score(
@@ -115,17 +117,21 @@ class RewardModelScorer:
         def told(result: Result[Score]) -> Result[Verdict]:
             return self._told(result, extras.get(result.index) if keep_results else extras.pop(result.index, None))
 
-        batch = await self._client._merged_many(
+        batch = await runtime_of(self._client).merged_many(
             self._asking(extras if keep_results or tell is not None else None),
-            options.items("items", items),
-            self._model,
-            self._client._terms(timeout, priority, self._params.get("hedge", True), tenant),
-            deadline,
-            None if tell is None else lambda result: tell(told(result)),
-            progress,
-            keep_results,
+            options.batch_items("items", items),
+            {
+                **self._scheduling(timeout, priority, tenant),
+                "deadline": deadline,
+                "on_result": None if tell is None else lambda result: tell(told(result)),
+                "progress": progress,
+                "keep_results": keep_results,
+            },
         )
         return BatchResult([told(result) for result in batch], batch.stats)
+
+    def _scheduling(self, timeout: float | None, priority: int | str, tenant: str | None) -> dict[str, Any]:
+        return {"timeout": timeout, "priority": priority, "hedge": self._params.get("hedge", True), "tenant": tenant}
 
     def _asking(self, extras: dict[int, Mapping[str, Any]] | None) -> MergeSpec:
         """The client's ``MergeSpec``, reading a scorer's items: an invalid item fails alone.

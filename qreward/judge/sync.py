@@ -163,4 +163,4 @@ class SyncJudge:
 
 
 def _awaited(client: SyncQRewardClient | QRewardClient) -> QRewardClient:
-    return client._client if isinstance(client, SyncQRewardClient) else client
+    return client._async if isinstance(client, SyncQRewardClient) else client

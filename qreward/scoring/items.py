@@ -103,7 +103,7 @@ class MergedItem(Task):
 
 
 class ItemWaiter:
-    """The waiter for the items of one call (see ``engine.protocols.Waiter``)."""
+    """The waiter for the items of one call (see ``engine.driver.Waiter``)."""
 
     carry = None
     __slots__ = ("_left", "_results", "_waiter", "context", "shell")

@@ -45,7 +45,7 @@ class AnswerReader(Protocol):
 
 
 class RequestMerger:
-    """The waiter of merged requests (see ``engine.protocols.Waiter``).
+    """The waiter of merged requests (see ``engine.driver.Waiter``).
 
     Args:
         pool: the endpoints that may serve the items.

@@ -89,7 +89,7 @@ def open_files() -> int:
 
 
 def in_flight(client: QRewardClient) -> int:
-    return sum(source.inflight for source in client._fleet.sources())
+    return sum(source.inflight for source in client._runtime.fleet.sources())
 
 
 @asynccontextmanager

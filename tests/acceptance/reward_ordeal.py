@@ -80,7 +80,7 @@ async def undergo(count: int, kinds: tuple[str, str], seconds: float, seed: int)
             assert (batch.stats.items, len(batch)) == (count, 0)
             beside.cancel()
             await asyncio.wait([beside])
-            found.left = [client._collectors, in_flight(client)]
+            found.left = [client._runtime._mergers, in_flight(client)]
         for name, server in (("a", first), ("b", second)):
             metrics = await server.metrics()
             found.served[name] = metrics['qreward_server_completions_total{outcome="scored"}']

@@ -57,7 +57,7 @@ def test_sixteen_threads_stream_and_batch_with_one_client() -> None:
         with SyncQRewardClient([Endpoint(url, name=name, proxy="", limits=limits) for name, url in fleet.urls.items()]) as client:
             with ThreadPoolExecutor(THREADS) as pool:
                 assert list(pool.map(work, [client] * THREADS, range(THREADS))) == [None] * THREADS
-            asyncio.run(until(lambda: in_flight(client._client) == 0))
+            asyncio.run(until(lambda: in_flight(client._async) == 0))
             stats = client.stats()
         asyncio.run(until(lambda: all(fleet.seen(name).in_flight == 0 for name in "ab")))
         assert [thread.name for thread in threading.enumerate()].count("qreward-portal") == 1

@@ -77,8 +77,8 @@ def run(config: ClientConfig, test: Callable[[QRewardClient, Servers], Any], ser
         loop = asyncio.get_running_loop()
         async with QRewardClient(**settings, wire_factory=lambda: cast("Any", wire), clock=loop.time) as client:
             await test(client, wire)
-            assert sum(source.inflight for source in client._fleet.sources()) == 0
-            assert sum(len(pool.queue) for source in client._fleet.sources() for pool in source.pools) == 0
+            assert sum(source.inflight for source in client._runtime.fleet.sources()) == 0
+            assert sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools) == 0
 
     run_in_virtual_time(main())
 
@@ -93,4 +93,4 @@ def ask(client: QRewardClient, model: str = MODEL, **settings: Any) -> asyncio.F
 
 
 def source_of(client: QRewardClient, name: str) -> Source:
-    return client._fleet.source(name)
+    return client._runtime.fleet.source(name)

@@ -12,7 +12,7 @@ from openai.types import CompletionCreateParams, EmbeddingCreateParams, Moderati
 from openai.types.chat import completion_create_params
 
 from qreward import ConfigError, Judge, Priority, QRewardClient, RewardModelScorer, SyncQRewardClient
-from qreward.options import OPTIONS, check_params, level
+from qreward.options import OPTIONS, ModelParams, check_params, level
 from qreward.spelling import closest, did_you_mean
 
 MISSPELT = {
@@ -72,7 +72,7 @@ def openai_parameters() -> set[str]:
 def methods() -> Iterator[tuple[str, Callable[..., Any]]]:
     for kind in (QRewardClient, SyncQRewardClient):
         for name, method in inspect.getmembers(kind, inspect.isfunction):
-            if "extra_body" in inspect.signature(method).parameters:
+            if not name.startswith("_") and "options" in inspect.signature(method).parameters:
                 yield f"{kind.__name__}.{name}", method
 
 
@@ -140,11 +140,16 @@ def test_extra_body_sends_a_parameter_of_any_name() -> None:
     assert (recorder.bodies[0]["time_out"], recorder.bodies[0]["priority"]) == (3, 2)
 
 
-def test_the_list_of_options_is_that_of_the_methods() -> None:
-    found = set()
-    for _, method in methods():
-        found |= {each.name for each in inspect.signature(method).parameters.values() if each.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert found - {"raw_scores", "model"} == OPTIONS
+def test_the_options_of_all_calls_are_known_and_none_is_a_parameter_of_a_model() -> None:
+    batch = {"timeout", "deadline", "priority", "hedge", "tenant", "on_result", "progress", "keep_results", "extra_headers", "extra_body"}
+    assert batch | {"on_interrupt", "on_stream_error", "max_concurrent_streams"} == OPTIONS
+    assert OPTIONS.isdisjoint(ModelParams.__optional_keys__)
+
+
+def test_an_unknown_setting_of_a_client_is_refused_with_its_right_name() -> None:
+    for kind in (QRewardClient, SyncQRewardClient):
+        with pytest.raises(ConfigError, match=r"'time_out' is not a setting of a client; did you mean 'timeout'"):
+            kind(["http://a.example/v1"], time_out=3)  # type: ignore[call-arg]
 
 
 def test_a_judge_and_a_reward_model_refuse_misspelt_options_when_they_are_made() -> None:

@@ -147,4 +147,4 @@ def test_a_client_keeps_its_prices_when_it_is_pickled() -> None:
     client.add_endpoint(Endpoint("http://b.example/v1", price=(1.0, 1.0)))
     again = pickle.loads(pickle.dumps(client))
     assert [each.price for each in again.config.endpoints] == [PRICE, (1.0, 1.0)]
-    assert again._prices == client._prices
+    assert again._runtime.prices == client._runtime.prices

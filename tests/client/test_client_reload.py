@@ -81,11 +81,11 @@ def test_a_client_takes_a_file_a_mapping_or_a_configuration(kind: Any, tmp_path:
 )
 def test_a_wrong_configuration_changes_nothing(wrong: Any, said: str) -> None:
     client = QRewardClient.from_config(BEFORE)
-    sources = client._fleet.sources()
+    sources = client._runtime.fleet.sources()
     with pytest.raises(ConfigError, match=said):
         client.reload(wrong)
     assert client.config == BEFORE
-    assert client._fleet.sources() == sources
+    assert client._runtime.fleet.sources() == sources
 
 
 def test_what_was_changed_live_gives_way_to_the_configuration() -> None:
@@ -272,7 +272,7 @@ def test_retries_are_counted_by_the_new_policy_also_for_what_is_under_way() -> N
 def test_the_budget_for_retries_is_that_of_the_new_fleet() -> None:
     client = QRewardClient([endpoint("a", 4)])
     client.reload(config_of(endpoint("a", 8), endpoint("b", 3), retry=Retry(budget=0.5)))
-    assert client._engine.scheduler._failure_policy.budget.capacity == 11
+    assert client._runtime.engine.scheduler._failure_policy.budget.capacity == 11
 
 
 def test_a_request_whose_last_try_is_under_way_is_hedged_once_it_may_be_tried_more_often() -> None:

@@ -95,11 +95,11 @@ def test_routes_that_come_and_go_again_and_again_leave_nothing_behind() -> None:
     for _ in range(3):
         client.reload(two)
         client.reload(one)
-    pools = {source.name: len(source.pools) for source in client._fleet.sources()}
+    pools = {source.name: len(source.pools) for source in client._runtime.fleet.sources()}
     for _ in range(20):
         client.reload(two)
         client.reload(one)
-    assert {source.name: len(source.pools) for source in client._fleet.sources()} == pools
+    assert {source.name: len(source.pools) for source in client._runtime.fleet.sources()} == pools
 
 
 def test_pools_of_endpoints_that_were_removed_or_of_patterns_that_are_gone_are_freed() -> None:
@@ -108,15 +108,15 @@ def test_pools_of_endpoints_that_were_removed_or_of_patterns_that_are_gone_are_f
         for number in range(20):
             client.add_endpoint(endpoint(f"e{number}", models=[f"m{number}"]))
             await ask(client, model=f"m{number}")
-            pools.append(ref(client._fleet.pool(f"m{number}")))
+            pools.append(ref(client._runtime.fleet.pool(f"m{number}")))
             client.remove_endpoint(f"e{number}")
         for number in range(20):  # each pattern serves the model, so that the endpoint would take over what waits for it
             client.reload(routed(a=["judge-7b" + "*" * (number + 1)]))
             await ask(client)
-            pools.append(ref(client._fleet.pool(MODEL)))
+            pools.append(ref(client._runtime.fleet.pool(MODEL)))
         gc.collect()
         assert sum(pool() is not None for pool in pools) <= 2  # the one in use, and the one before it
-        (source,) = client._fleet.sources()
+        (source,) = client._runtime.fleet.sources()
         assert len(source.pools) <= 4
 
     run(routed(a=["judge-*"]), test)
@@ -160,8 +160,8 @@ def test_live_changes_work_as_ever_after_a_reload() -> None:
 def test_a_balancer_that_is_not_changed_goes_on_where_it_was() -> None:
     config = routed(Route(pattern="j*", endpoints=("a", "b"), strategy="weighted_round_robin", weights={"a": 3}), a=["z"], b=["z"])  # type: ignore[arg-type]
     client = QRewardClient.from_config(config)
-    balancer = client._fleet.pool("judge").balancer
+    balancer = client._runtime.fleet.pool("judge").balancer
     client.reload(config.model_copy(update={"timeout": 5.0}))
-    assert client._fleet.pool("judge").balancer is balancer
+    assert client._runtime.fleet.pool("judge").balancer is balancer
     client.reload(config.model_copy(update={"routes": (Route(pattern="j*", endpoints=("a", "b")),)}))
-    assert client._fleet.pool("judge").balancer is not balancer
+    assert client._runtime.fleet.pool("judge").balancer is not balancer

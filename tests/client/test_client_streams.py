@@ -56,7 +56,7 @@ async def until(what: Callable[[], bool]) -> None:
 
 
 def inflight(client: QRewardClient) -> int:
-    return sum(source.inflight for source in client._fleet.sources())
+    return sum(source.inflight for source in client._runtime.fleet.sources())
 
 
 def test_a_stream_gives_texts_chunks_and_the_whole_completion_with_its_usage() -> None:
@@ -305,7 +305,7 @@ def test_a_blocking_loop_that_is_left_closes_its_streams(batch: bool) -> None:
         for _ in stream:
             break
         asyncio.run(until(lambda: fleet.seen("a").disconnects == (3 if batch else 1)))
-        assert inflight(client._client) == 0
+        assert inflight(client._async) == 0
         with pytest.raises(StreamInterrupted, match="left before"):
             stream.results() if batch else stream.final()
         stream.close()
@@ -315,7 +315,7 @@ def test_a_blocking_stream_is_closed_by_with() -> None:
     with FakeFleet([FakeEndpoint("a", latency=SLOW)]) as fleet, SyncQRewardClient(fleet.endpoints) as client:
         with client.stream_chat_completion(HI, MODEL) as stream:
             assert next(iter(stream))
-        assert inflight(client._client) == 0
+        assert inflight(client._async) == 0
         asyncio.run(until(lambda: fleet.seen("a").disconnects == 1))
 
 

@@ -217,7 +217,7 @@ def test_an_interrupt_cancels_the_request_upstream() -> None:
         with pytest.raises(KeyboardInterrupt):
             client.chat_completion(HI, MODEL)
         assert hangs.left.acquire(blocking=False)
-        assert client._client._fleet.source("gpu-0").inflight == 0
+        assert client._async._runtime.fleet.source("gpu-0").inflight == 0
 
 
 def test_an_interrupt_cancels_every_request_of_a_batch_and_on_result_is_called_no_more() -> None:
@@ -235,7 +235,7 @@ def test_an_interrupt_cancels_every_request_of_a_batch_and_on_result_is_called_n
         with pytest.raises(KeyboardInterrupt):
             client.batch_chat_completion([HI] * 10, MODEL, on_result=seen.append)
         assert [hangs.left.acquire(blocking=False) for _ in range(5)] == [True] * 4 + [False]
-        assert client._client._fleet.source("gpu-0").inflight == 0
+        assert client._async._runtime.fleet.source("gpu-0").inflight == 0
     assert seen == []
 
 
@@ -247,7 +247,7 @@ def test_a_system_exit_in_on_result_comes_out_and_the_client_can_be_used_again(c
         with pytest.raises(SystemExit, match="3"):
             client.batch_chat_completion([HI] * 5, MODEL, on_result=leave)
         assert client.batch_chat_completion([HI] * 5, MODEL).texts() == ["re: hi"] * 5
-        assert client._client._fleet.source("gpu-0").inflight == 0
+        assert client._async._runtime.fleet.source("gpu-0").inflight == 0
     gc.collect()
     assert caplog.text == ""
 

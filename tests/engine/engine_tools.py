@@ -117,12 +117,12 @@ def client_of(wire: Any, limits: dict[str, int] | Iterable[Endpoint] | None = No
 
 def leftovers(client: QRewardClient) -> dict[str, int]:
     """Everything that should be gone when nothing is under way; empty if it is."""
-    scheduler, shells = client._engine.scheduler, list(client._engine._shells.values())
+    scheduler, shells = client._runtime.engine.scheduler, list(client._runtime.engine._shells.values())
     timed = [item for items in scheduler.wheel._buckets.values() for item in items]
     counts = {
-        "slots": sum(source.inflight for source in client._fleet.sources()),
+        "slots": sum(source.inflight for source in client._runtime.fleet.sources()),
         "due": sum(isinstance(item, Task | Attempt) for item in timed),
-        "queued": sum(len(pool.queue) for source in client._fleet.sources() for pool in source.pools),
+        "queued": sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools),
         "commands": len(scheduler.out),
         "sinks": sum(len(shell.sinks) for shell in shells),
         "attempts": sum(len(shell._attempts) for shell in shells),

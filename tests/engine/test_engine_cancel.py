@@ -469,7 +469,7 @@ def test_a_call_that_is_thrown_away_gives_its_slots_back_later(bulk: bool) -> No
             call.send(None)
             await asyncio.sleep(1)
             assert leftovers(client) != {}
-            with client._engine.lock:
+            with client._runtime.engine.lock:
                 call.close()
             await asyncio.sleep(1)
             assert leftovers(client) == {}

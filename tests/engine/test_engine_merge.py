@@ -278,7 +278,7 @@ def test_a_batch_that_is_let_go_of_is_closed() -> None:
             async with asyncio.timeout(None):
                 reader = aiter(stream)
                 await anext(reader)
-            with client._engine.lock:
+            with client._runtime.engine.lock:
                 del stream, reader
                 gc.collect()
             await asyncio.sleep(0.001)

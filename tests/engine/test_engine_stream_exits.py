@@ -91,7 +91,7 @@ def test_a_stream_that_is_let_go_of_is_closed() -> None:
         async with client_of(wire, {"a": 1}) as client:
             stream = await ask(client)
             assert leftovers(client) != {}
-            with client._engine.lock:  # as the garbage collector may do amid our own work
+            with client._runtime.engine.lock:  # as the garbage collector may do amid our own work
                 del stream
                 gc.collect()
             await asyncio.sleep(0.001)
@@ -109,7 +109,7 @@ def test_a_loop_that_is_thrown_away_is_left_later() -> None:
             reading = heard(ask(client))
             reading.send(None)
             await asyncio.sleep(0.5)
-            with client._engine.lock:
+            with client._runtime.engine.lock:
                 reading.close()
             await asyncio.sleep(0.001)
             assert wire.cancelled == ["hi"]

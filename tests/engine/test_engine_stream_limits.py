@@ -167,7 +167,7 @@ def test_the_time_an_endpoint_has_for_an_attempt_does_not_run_while_it_waits_for
             assert await anext(reader) == "0 "
             await asyncio.sleep(60)
             assert len(await heard(reader)) == 499
-            assert all(source.health.in_service for source in client._fleet.sources())
+            assert all(source.health.in_service for source in client._runtime.fleet.sources())
 
     on_virtual_time(test)
 
@@ -182,8 +182,8 @@ def test_endpoints_that_wait_for_slow_consumers_are_not_taken_for_silent() -> No
             for reader in readers:
                 assert await anext(reader) == "0 "
             await asyncio.sleep(300)
-            assert {source.inflight for source in client._fleet.sources()} == {3}
-            assert all(source.health.in_service for source in client._fleet.sources())
+            assert {source.inflight for source in client._runtime.fleet.sources()} == {3}
+            assert all(source.health.in_service for source in client._runtime.fleet.sources())
             for reader in readers:
                 assert len(await heard(reader)) == 499
             assert leftovers(client) == {}

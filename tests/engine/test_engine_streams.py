@@ -203,7 +203,7 @@ def test_a_slow_consumer_stops_the_reading_and_all_comes_in_the_end() -> None:
             assert AHEAD <= wire.reads["hi"] <= AHEAD + 2
             rest = await heard(reader)
             assert rest == [f"{number} " for number in range(1, 1000)]
-            source = client._fleet.source("a")
+            source = client._runtime.fleet.source("a")
             assert source.latency.mean < 10  # the wait was not the source's
             assert leftovers(client) == {}
 
@@ -218,7 +218,7 @@ def test_what_is_learned_of_pauses_is_not_those_of_a_slow_consumer() -> None:
                 read += 1
                 if read % (AHEAD // 2) == 0:
                     await asyncio.sleep(30)
-            tempo = client._fleet.source("a").tempo
+            tempo = client._runtime.fleet.source("a").tempo
             assert tempo is not None
             assert tempo.gap_limit() == GAP_LEAST
 

@@ -209,7 +209,7 @@ def test_there_is_no_task_for_an_item_that_waits() -> None:
             await asyncio.sleep(0.5)
             tasks = asyncio.all_tasks()
             assert len(tasks) == 1 + 4 + 8  # this one, the batches, and the attempts
-            waiting = sum(len(pool.queue) for source in client._fleet.sources() for pool in source.pools)
+            waiting = sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools)
             assert 0 < waiting <= 4 * 32
             for batch in many:
                 batch.cancel()

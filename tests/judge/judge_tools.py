@@ -155,11 +155,11 @@ def judging(wire: JudgeWire, use: Callable[[Judge], Coroutine[Any, Any, Any]], *
 
 def leftovers(judge: Judge, client: QRewardClient) -> dict[str, int]:
     """Everything that should be gone when nothing is under way; empty if it is."""
-    scheduler, shells = client._engine.scheduler, list(client._engine._shells.values())
+    scheduler, shells = client._runtime.engine.scheduler, list(client._runtime.engine._shells.values())
     counts = {
-        "slots": sum(source.inflight for source in client._fleet.sources()),
-        "queued": sum(len(pool.queue) for source in client._fleet.sources() for pool in source.pools),
-        "bulks": sum(pool.bulks for source in client._fleet.sources() for pool in source.pools),
+        "slots": sum(source.inflight for source in client._runtime.fleet.sources()),
+        "queued": sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools),
+        "bulks": sum(pool.bulks for source in client._runtime.fleet.sources() for pool in source.pools),
         "commands": len(scheduler.out),
         "sinks": sum(len(shell.sinks) for shell in shells),
         "attempts": sum(len(shell._attempts) for shell in shells),

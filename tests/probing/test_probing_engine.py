@@ -177,7 +177,7 @@ def returned_after(probe: float | None) -> tuple[float, int, int]:
     async def test() -> tuple[float, int, int]:
         wire = Wire()
         client = client_of(wire, endpoint("a", probe), endpoint("b"))
-        client._engine.scheduler.rng.seed(1)
+        client._runtime.engine.scheduler.rng.seed(1)
         failed = 0
 
         async def call() -> None:
@@ -256,7 +256,7 @@ def test_when_a_loop_ends_another_takes_its_looks_over() -> None:
         while not looks:  # noqa: ASYNC110 - it is looks that are waited for
             await asyncio.sleep(0.01)
         await asyncio.to_thread(begun.wait)
-        await client._engine.leave()
+        await client._runtime.engine.leave()
         looks.clear()
         ended.set()
 
@@ -284,9 +284,9 @@ def test_an_endpoint_added_or_changed_live_is_looked_at_from_then_on() -> None:
             client.add_endpoint(endpoint("b", 1.0))
             await asyncio.sleep(2.5)
             assert [name for name, _ in wire.looks] == ["b"] * 3
-            learned = client._fleet.source("a")
+            learned = client._runtime.fleet.source("a")
             client.reload(client.config.model_copy(update={"endpoints": (endpoint("a", 1.0),)}))
-            assert client._fleet.source("a") is learned, "nothing that was learned is lost by it"
+            assert client._runtime.fleet.source("a") is learned, "nothing that was learned is lost by it"
             wire.looks.clear()
             await asyncio.sleep(2.5)
             assert {name for name, _ in wire.looks} == {"a"}

@@ -67,11 +67,11 @@ class Turns:
     over = False
 
     def __init__(self, client: QRewardClient) -> None:
-        self.sharing = client._sharing
+        self.sharing = client._runtime._sharing
         self.rung = asyncio.Event()
         self.asleep = False  # stopped, as by a debugger
-        client._sharing._bell = client._sharing._thread = self  # type: ignore[assignment]
-        client._sharing.aclose = self.aclose  # type: ignore[method-assign]
+        client._runtime._sharing._bell = client._runtime._sharing._thread = self  # type: ignore[assignment]
+        client._runtime._sharing.aclose = self.aclose  # type: ignore[method-assign]
         self.task = asyncio.ensure_future(self.keep())
 
     def ring(self) -> None:

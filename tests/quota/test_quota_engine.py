@@ -282,11 +282,11 @@ def test_sharing_without_anything_to_share_says_what_to_set() -> None:
 
 def test_a_client_that_shares_nothing_has_no_thread_and_its_sources_are_as_ever() -> None:
     client = QRewardClient([House.endpoint(rpm=600, shared="none", adaptive=True)])
-    source = client._fleet.source("a")
+    source = client._runtime.fleet.source("a")
     assert source.share is None
     assert type(source.requests).__name__ == "Gcra"
     assert type(source.window).__name__ == "AdaptiveLimit"
-    assert client._sharing._thread is None
+    assert client._runtime._sharing._thread is None
 
 
 def test_the_thread_that_renews_shares_is_not_started_under_the_engines_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_the_thread_that_renews_shares_is_not_started_under_the_engines_lock(tmp
 
         def watched(thread: threading.Thread) -> None:
             if thread.name == "qreward-sharing":
-                started.append(client._engine.lock.locked())
+                started.append(client._runtime.engine.lock.locked())
             start(thread)
 
         monkeypatch.setattr(threading.Thread, "start", watched)

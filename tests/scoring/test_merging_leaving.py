@@ -272,7 +272,7 @@ def test_several_loops_share_the_limits_and_each_has_its_own_lists() -> None:
             batch = await client.batch_score(texts(1000, 10_000 * number), MODEL)
             assert await singles == [float(10_000 * number + index) for index in range(50)]
             found[number] = batch.values()
-            await client._engine.leave()
+            await client._runtime.engine.leave()
 
         asyncio.run(main())
 

@@ -142,7 +142,7 @@ def test_what_was_found_out_goes_with_its_endpoint() -> None:
                 before = len(wire.sizes)
                 await client.batch_score(texts(24), MODEL)
                 assert max(wire.sizes[before:]) == 24, "a new endpoint is asked for whole lists"
-            assert len(client._lists._known) == 1
+            assert len(client._runtime._list_limits._known) == 1
 
     run(test())
 

@@ -21,7 +21,7 @@ DATA = {"lanes", "loaded", "deadlines", "unread", "sent_at", "broken"}
 
 def guard(patch: pytest.MonkeyPatch, client: QRewardClient, faults: list[str]) -> None:
     """Note each use of a stock, or of what is known of lists, that is made without the lock."""
-    lock = client._engine.lock
+    lock = client._runtime.engine.lock
 
     def checked(kind: type[Any], name: str) -> None:
         method = getattr(kind, name)

@@ -59,7 +59,7 @@ def test_poison_in_a_hundredth_of_the_items_takes_no_endpoint_out_of_service_and
         out: set[str] = set()
 
         def look(_: Any) -> None:
-            out.update(source.name for source in client._fleet.sources() if not source.health.in_service)
+            out.update(source.name for source in client._runtime.fleet.sources() if not source.health.in_service)
 
         batch = await client.batch_score(ITEMS, MODEL, on_result=look)
         assert {ITEMS[index] for index in batch.errors} == POISON

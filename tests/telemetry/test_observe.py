@@ -213,4 +213,4 @@ def test_a_metrics_callback_gets_a_plain_mapping_of_each_call() -> None:
 
 
 def test_a_client_without_anybody_to_tell_has_no_watch() -> None:
-    assert QRewardClient(["http://a.example/v1"], telemetry=None)._engine.watch is None
+    assert QRewardClient(["http://a.example/v1"], telemetry=None)._runtime.engine.watch is None

@@ -208,7 +208,7 @@ def test_a_merged_request_is_one_span_that_links_to_its_items_and_alone_tells_wh
         with Seen(attempts="always") as seen:
             tracer = seen.tracers.get_tracer("test")
             async with client_of(Judges(), "a", telemetry=seen.telemetry) as client:
-                shell, pool, terms = client._engine.shell(), client._fleet.pool(MODEL), RequestOptions(5)
+                shell, pool, terms = client._runtime.engine.shell(), client._runtime.fleet.pool(MODEL), RequestOptions(5)
                 items = []
                 for number in range(3):
                     with tracer.start_as_current_span(f"caller {number}"):
@@ -266,7 +266,7 @@ def test_spans_end_too_when_the_loop_is_closed_under_their_calls(caplog: pytest.
         loop.close()
 
         async def come_later() -> None:
-            client._engine.shell()
+            client._runtime.engine.shell()
             await client.aclose()
 
         asyncio.run(come_later())

@@ -216,9 +216,9 @@ def test_the_queue_is_seen_while_requests_wait() -> None:
 def test_a_client_pickles_with_the_plain_settings_of_its_telemetry() -> None:
     with Seen(attempts="never", provider="x") as seen:
         client = QRewardClient(["http://a.example/v1"], telemetry=seen.telemetry)
-        kept = pickle.loads(pickle.dumps(client))._telemetry
+        kept = pickle.loads(pickle.dumps(client))._runtime.telemetry
         assert (kept.attempts, kept.provider, kept.tracer_provider) == ("never", "x", None)
-    assert pickle.loads(pickle.dumps(QRewardClient(["http://a.example/v1"], telemetry=None)))._telemetry is None
+    assert pickle.loads(pickle.dumps(QRewardClient(["http://a.example/v1"], telemetry=None)))._runtime.telemetry is None
 
 
 def test_clients_from_a_configuration_take_telemetry_and_observers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,8 +226,8 @@ def test_clients_from_a_configuration_take_telemetry_and_observers(monkeypatch: 
     config = {"endpoints": [{"base_url": "http://a.example/v1"}]}
     for make in (QRewardClient, SyncQRewardClient):
         for client in (make.from_config(config, telemetry=None), make.from_env(telemetry=None, observers=[])):
-            inner: Any = getattr(client, "_client", client)
-            assert inner._telemetry is None
+            inner: Any = getattr(client, "_async", client)
+            assert inner._runtime.telemetry is None
 
 
 # the line that sets up the SDK

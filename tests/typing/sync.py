@@ -40,3 +40,11 @@ def show(progress: Progress) -> None:
 async def wrong() -> None:
     async with SyncQRewardClient.from_env():  # type: ignore[attr-defined]  # pyright: ignore
         pass
+
+
+def wrong_calls(client: SyncQRewardClient) -> None:
+    client.chat_completion(ASK, model="judge-7b", timeout="soon")  # type: ignore[arg-type]  # pyright: ignore
+    client.chat_completion(ASK, model="judge-7b", temprature=0)  # type: ignore[call-arg]  # pyright: ignore
+    client.batch_score([("6 x 7?", "42")])  # type: ignore[call-arg]  # pyright: ignore
+    client.add_endpoint(7)  # type: ignore[arg-type]  # pyright: ignore
+    SyncQRewardClient([], time_out=3)  # type: ignore[call-arg]  # pyright: ignore

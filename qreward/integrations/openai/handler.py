@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,13 @@ import msgspec
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT
-from qreward.engine.single import Single
 from qreward.errors import QRewardError
 from qreward.integrations.openai import responses
 from qreward.integrations.openai.request import MEMBERS, OpenAIRequest, read, route_of
 from qreward.integrations.openai.responses import Events, OpenAIReply, event, silence
-from qreward.options import DEFAULT, preparer
+from qreward.options import preparer
 from qreward.results import Result, Usage
+from qreward.runtime import runtime_of
 from qreward.scheduler.request import RequestOptions
 from qreward.scoring.formats import asking_embeddings
 
@@ -116,7 +115,7 @@ class RequestHandler:
 
     def __init__(self, client: QRewardClient, priority: int | str, hedge: bool, tenant: str | None) -> None:
         self.client = client
-        self._terms = partial(client._terms, DEFAULT, priority, hedge, tenant)
+        self._options = {"priority": priority, "hedge": hedge, "tenant": tenant}
         self._terms()  # raises now if one of them is wrong
 
     async def answer(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes, seconds: float | None) -> OpenAIReply:
@@ -144,7 +143,7 @@ class RequestHandler:
     def _models(self, name: str) -> OpenAIReply:
         if not name:
             return responses.models(route.pattern for route in self.client.list_routes())
-        self.client._fleet.pool(name)
+        runtime_of(self.client).pool(name)
         return responses.model(name)
 
     async def _asked(self, asked: OpenAIRequest, seconds: float | None) -> OpenAIReply:
@@ -154,19 +153,21 @@ class RequestHandler:
         result = await ask(asked, self._within(seconds))
         return responses.answered(_body(result), result.endpoint)
 
+    def _terms(self) -> RequestOptions:
+        return runtime_of(self.client).request_options(self._options)
+
     def _within(self, seconds: float | None) -> RequestOptions:
         terms = self._terms()
         return terms if seconds is None else terms._replace(timeout=min(seconds, inf if terms.timeout is None else terms.timeout))
 
     async def _one(self, asked: OpenAIRequest, terms: RequestOptions) -> Result[Any]:
-        codec, client = _CODECS[asked.route], self.client
+        codec = _CODECS[asked.route]
         call = WireRequest(codec, asked.model, codec.validate(asked.inputs), asked.params, asked.headers)
-        pool, sink = client._fleet.pool(asked.model), Single(client._engine.shell())
-        return await sink.result(terms.task(call, pool, sink, 0))
+        return await runtime_of(self.client).one(call, terms)
 
     async def _embeddings(self, asked: OpenAIRequest, terms: RequestOptions) -> Result[Any]:
         asking = asking_embeddings(asked.model, {}, asked.headers, asked.params)
-        (result,) = await self.client._merged(asking, [asking.call(asked.inputs)], asked.model, terms)
+        (result,) = await runtime_of(self.client).merged(asking, [asking.call(asked.inputs)], terms)
         return result
 
     async def _stream(self, asked: OpenAIRequest, seconds: float | None) -> OpenAIReply:
@@ -175,7 +176,7 @@ class RequestHandler:
             return responses.not_offered("streamed", asked.route)
         params = {name: value for name, value in asked.params.items() if name != "stream"}
         call = preparer(VERBATIM_CHAT, asked.model, params, asked.headers, None)(asked.inputs)
-        stream = self.client._stream(call, self._terms())
+        stream = runtime_of(self.client).stream(call, self._options)
         try:
             async with asyncio.timeout(seconds):
                 await stream

@@ -75,7 +75,7 @@ def transport(
         >>> client = QRewardClient([Endpoint("http://gpu-0:8000/v1", models=["judge-*"])])
         >>> sdk = AsyncOpenAI(base_url="http://qreward/v1", api_key="-", http_client=httpx.AsyncClient(transport=transport(client)))
     """
-    inner = client._client if isinstance(client, SyncQRewardClient) else client
+    inner = client._async if isinstance(client, SyncQRewardClient) else client
     if not isinstance(inner, QRewardClient):
         raise ConfigError(f"transport() takes a QRewardClient or a SyncQRewardClient, not a {type(client).__name__}")
     return Transport(RequestHandler(inner, priority, hedge, tenant))

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from qreward.client import QRewardClient
 from qreward.engine.portal import portal
+from qreward.runtime import runtime_of
 from qreward.settings.client import ClientConfig, config_from_env
 
 GRACE = 2.0
@@ -36,7 +37,7 @@ def shared_client(config: ClientConfig | None = None) -> QRewardClient:
     wanted = config if config is not None else config_from_env()
     with _lock:
         for known, client in _made:
-            if known == wanted and not client._engine.closed:
+            if known == wanted and not runtime_of(client).closed:
                 return client
         _made.append((wanted, QRewardClient.from_config(wanted)))
         return _made[-1][1]
@@ -54,7 +55,7 @@ def close_clients() -> None:
 
 def _close(client: QRewardClient) -> None:
     """Close a client and wait for the event loops of other threads, which ``aclose`` notifies without waiting."""
-    engine = client._engine
+    engine = runtime_of(client).engine
     for loop in list(engine._shells):
         with suppress(Exception):
             if loop.is_running():

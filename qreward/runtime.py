@@ -1,0 +1,310 @@
+"""``Runtime``: what a client consists of, behind its methods.
+
+The client's methods, judges and integrations reach the engine and the endpoints through it. ``runtime_of`` returns that of a client.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping, Sized
+from functools import partial
+from random import Random
+from time import monotonic
+from typing import Any, Protocol, cast
+
+from qreward import options
+from qreward.codecs.base import WireRequest
+from qreward.engine import background
+from qreward.engine.batch import BatchWaiter
+from qreward.engine.driver import LoopDriver, Wire
+from qreward.engine.fleet import Fleet
+from qreward.engine.instrumentation import watch_for
+from qreward.engine.probing import ProbingEngine
+from qreward.engine.single import Single
+from qreward.engine.snapshots import ClientState, load_of, state_of
+from qreward.engine.stream_batch import BatchStreamSink
+from qreward.engine.stream_sink import Outlet
+from qreward.errors import ConfigError
+from qreward.options import DEFAULT
+from qreward.progress import start_progress
+from qreward.quota.renewal import Sharing
+from qreward.quota.transports import LedgerTransports
+from qreward.results import BatchResult, Result
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.request import RequestOptions
+from qreward.scheduler.scheduler import Scheduler
+from qreward.scoring.batch import MergedBatchWaiter
+from qreward.scoring.endpoint_limits import KnownLists
+from qreward.scoring.formats import MergeSpec
+from qreward.scoring.items import ItemWaiter, MergedItem
+from qreward.scoring.merger import RequestMerger
+from qreward.settings.client import ClientConfig
+from qreward.settings.policies import Endpoint, Route
+from qreward.streaming.handles import BatchStream, Stream
+from qreward.transport.backend import HttpBackend
+
+Prepare = Callable[[Any], WireRequest]
+Items = Iterable[Any] | AsyncIterable[Any]
+
+
+class Runtime:
+    """The engine, the endpoints and the settings of one client.
+
+    After a fork it starts anew in the child process, with the same settings, no requests and no connections.
+
+    Args:
+        config: the client's settings.
+        telemetry, observers: see :class:`~qreward.client.QRewardClient`.
+        backend_factory: returns the HTTP backend of one event loop.
+        clock: returns monotonic seconds.
+
+    Attributes:
+        engine: the asyncio engine, of all event loops in which the client is used.
+        fleet: the endpoints and routes.
+        prices: endpoint name -> US dollars for a million prompt and completion tokens.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        telemetry: Any = DEFAULT,
+        observers: Iterable[object] = (),
+        backend_factory: Callable[[], Wire] = HttpBackend,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.clock = clock
+        self._start_arguments = telemetry, observers, backend_factory
+        self._start(config)
+        background.watch(self, Runtime._restart)
+
+    def _start(self, config: ClientConfig) -> None:
+        self._config = config
+        telemetry, observers, backend_factory = self._start_arguments
+        self.telemetry, watcher, listeners = _watching(telemetry, observers)
+        self._changing = threading.Lock()
+        rng = Random()  # noqa: S311 - jitter, not secrets
+        scheduler = Scheduler(config.retry, rng, _tokens_of, config.hedge, config.max_queued)
+        watch = watch_for(watcher, listeners, self.clock)
+        self.engine: ProbingEngine = ProbingEngine(scheduler, backend_factory, clock=self.clock, watch=watch)
+        self.fleet = Fleet(self.engine, config.endpoints, config.routes)
+        self._mergers: dict[Hashable, RequestMerger] = {}
+        self._list_limits = KnownLists()
+        self.engine.watch_over(self.fleet.sources, self._list_limits.look)
+        self._ledgers = LedgerTransports()
+        self._sharing = Sharing(self.engine, self.fleet.sources, self._ledgers, self._ledgers.__iter__)
+        self.prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
+        if self.telemetry is not None:
+            self.telemetry.observe(self, Runtime.state)
+
+    def _restart(self) -> object:
+        """Start anew in a forked child process. Returns what belongs to the parent."""
+        inherited = self.engine, self.fleet, self._sharing
+        for ledger in self._ledgers:  # the open files are copies of the parent's
+            ledger.close()
+        self._start(self.config)
+        return inherited
+
+    # settings and state
+
+    @property
+    def config(self) -> ClientConfig:
+        """The current settings, including endpoints and routes that were added later."""
+        registered = tuple(route for route in self.fleet.routes() if self.fleet.is_registered(route))
+        endpoints = tuple(cast("Endpoint", source.handle) for source in self.fleet.sources())
+        return self._config.model_copy(update={"endpoints": endpoints, "routes": registered})
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client was closed."""
+        return self.engine.closed
+
+    def state(self) -> ClientState:
+        """Return the state of queues and endpoints."""
+        return state_of(self.engine, self.fleet.sources(), self._config.max_queued)
+
+    def register(self, route: Route) -> None:
+        """Add a route, or replace the route with the same pattern."""
+        with self._changing:
+            self.fleet.register(route)
+
+    def add(self, endpoint: Endpoint) -> None:
+        """Add an endpoint. Raises ``ConfigError`` if another endpoint has its name."""
+        with self._changing:
+            self.fleet.add(endpoint)
+            self.prices.pop(endpoint.name, None)  # of a removed endpoint; kept until now for the cost of running batches
+            if endpoint.price is not None:
+                self.prices[endpoint.name] = endpoint.price
+        self._look_around()
+
+    def remove(self, name: str) -> None:
+        """Remove an endpoint. Raises ``ConfigError`` if there is none with this name."""
+        with self._changing:
+            self.fleet.remove(name)
+
+    def reload(self, wanted: ClientConfig) -> frozenset[str]:
+        """Replace the settings. Returns the names of what changed."""
+        with self._changing:
+            changed, self._config = self.fleet.reload(self.config, wanted, self.prices), wanted
+        self._look_around()
+        return changed
+
+    def _look_around(self) -> None:
+        self.engine.look_around()
+        self._sharing.look_around()
+
+    async def aclose(self) -> None:
+        """Close all connections and fail unfinished requests with ``ClientClosed``."""
+        await self.engine.aclose()
+        await self._sharing.aclose()
+
+    # requests
+
+    def driver(self) -> LoopDriver:
+        """Return the engine's driver of the running event loop."""
+        return self.engine.shell()
+
+    def pool(self, model: str) -> Pool:
+        """Return the endpoints that serve a model. Raises ``NoEndpoint``."""
+        return self.fleet.pool(model)
+
+    def request_options(self, given: Mapping[str, Any]) -> RequestOptions:
+        """Return the scheduling options of a call: those that the caller gave, and the client's timeout by default."""
+        return options.request_options(given, self._config.timeout)
+
+    def collecting(self, given: Mapping[str, Any], pool: Pool, items: object, title: str) -> dict[str, Any]:
+        """Return the arguments of a batch's waiter from the options of :class:`~qreward.options.ResultOptions`.
+
+        Args:
+            given: the options that the caller gave.
+            pool: the endpoints whose load the progress shows.
+            items: the input. Its length, if it has one, is the total of the progress.
+            title: title of the progress.
+        """
+        deadline = options.seconds("deadline", given.get("deadline"))
+        on_result = options.callback("on_result", given.get("on_result"))
+        total = len(items) if isinstance(items, Sized) else None
+        # of all endpoints, including those added later; none if no endpoint of the pool has a price
+        prices = self.prices if any(source.name in self.prices for source in pool.sources) else {}
+        progress = start_progress(given.get("progress"), total, title=title, load=partial(load_of, pool), prices=prices, clock=self.clock)
+        keep = given.get("keep_results", True)
+        return {"deadline": deadline, "on_result": on_result, "progress": progress, "prices": prices, "keep": keep}
+
+    async def one(self, call: WireRequest, terms: RequestOptions) -> Result[Any]:
+        """Send one request and return its result. Raises its error."""
+        waiter = Single(self.driver())
+        return await waiter.result(terms.task(call, self.pool(call.model), waiter, 0))
+
+    async def many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Any]:
+        """Send one request for each item."""
+        pool, terms = self.pool(model), self.request_options(given)
+        waiter = BatchWaiter(self.driver(), pool, items, prepare, terms=terms, **self.collecting(given, pool, items, model))
+        return await waiter.run()
+
+    async def merged(self, spec: MergeSpec, calls: list[WireRequest], terms: RequestOptions) -> list[Result[Any]]:
+        """Send the items of one call, all of one shape, merged with items of other calls. Raises the error of the first that failed."""
+        pool = self.pool(spec.blank.model)
+        if not calls:
+            return []
+        driver = self.driver()
+        waiter = ItemWaiter(driver)
+        items = [MergedItem(call, pool, terms, waiter, index) for index, call in enumerate(calls)]
+        return await waiter.results(self._merger(driver, pool, spec, terms.tenant, spec.key(calls[0])), items)
+
+    async def merged_many(self, spec: MergeSpec, items: Items, given: Mapping[str, Any]) -> BatchResult[Any]:
+        """Send many items, merged into shared requests."""
+        model = spec.blank.model
+        pool, terms, driver = self.pool(model), self.request_options(given), self.driver()
+        waiter = MergedBatchWaiter(
+            driver,
+            pool,
+            items,
+            spec.call,
+            asking=spec,
+            find=lambda key: self._merger(driver, pool, spec, terms.tenant, key),
+            terms=terms,
+            **self.collecting(given, pool, items, model),
+        )
+        return await waiter.run()
+
+    def _merger(self, driver: LoopDriver, pool: Pool, spec: MergeSpec, tenant: str | None, key: Hashable) -> RequestMerger:
+        """Return the merger of items that may share a request. It is created for the first item and removed after the last."""
+        mergers, place = self._mergers, (driver, pool, tenant, key)
+        found = mergers.get(place)
+        if found is None:
+            found = mergers[place] = RequestMerger(
+                driver,
+                pool,
+                spec.listing,
+                self._list_limits,
+                spec.blank,
+                attempts=self._config.retry.attempts,
+                most_waiting=self._config.max_queued,
+                idle=lambda: mergers.pop(place, None),
+            )
+        return found
+
+    def stream(self, call: WireRequest, given: Mapping[str, Any]) -> Stream:
+        """Return the stream of one request. Nothing is sent until it is used. Raises ``NoEndpoint``."""
+        terms = self._streaming(given)
+        self.pool(call.model)
+
+        def begin() -> Outlet:
+            waiter = Outlet(self.driver())
+            waiter.submit(terms.task(call, self.pool(call.model), waiter, 0))
+            return waiter
+
+        return Stream(begin, restarts=terms.restarts)
+
+    def stream_many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchStream:
+        """Return the streams of many requests. Nothing is sent until they are used. Raises ``NoEndpoint``."""
+        terms = self._streaming(given)
+        most = options.count("max_concurrent_streams", given.get("max_concurrent_streams", 0))
+        on_stream_error = options.callback("on_stream_error", given.get("on_stream_error"))
+        options.seconds("deadline", given.get("deadline"))
+        self.pool(model)
+
+        def begin() -> BatchStreamSink:
+            pool = self.pool(model)
+            collecting = self.collecting(given, pool, items, model)
+            del collecting["on_result"]
+            return BatchStreamSink(self.driver(), pool, items, prepare, terms=terms, most=most, **collecting).launch()
+
+        return BatchStream(begin, on_stream_error, restarts=terms.restarts)
+
+    def _streaming(self, given: Mapping[str, Any]) -> RequestOptions:
+        on_interrupt = given.get("on_interrupt", "raise")
+        if on_interrupt not in ("raise", "restart"):
+            raise ConfigError(f"on_interrupt must be 'raise' or 'restart', not {on_interrupt!r}")
+        return self.request_options(given)._replace(restarts=on_interrupt == "restart", streamed=True)
+
+
+class Client(Protocol):
+    """A ``QRewardClient`` or ``SyncQRewardClient``."""
+
+    @property
+    def _runtime(self) -> Runtime: ...
+
+
+def runtime_of(client: Client) -> Runtime:
+    """Return the runtime of a client."""
+    return client._runtime
+
+
+def _tokens_of(call: WireRequest) -> tuple[float, float]:
+    """Return a rough estimate of the (prompt, maximum output) tokens of a call."""
+    return call.codec.estimate_tokens(call)
+
+
+def _watching(telemetry: Any, observers: Any) -> tuple[Any, Any, list[object]]:
+    """Return the telemetry or None, its watcher or None, and a list of the observers."""
+    if isinstance(observers, str) or not isinstance(observers, Iterable):
+        raise ConfigError(f"observers must be a list of observers, such as [MyObserver()], not {type(observers).__name__}")
+    if telemetry is None:
+        return None, None, list(observers)
+    from qreward.telemetry.telemetry import Telemetry  # noqa: PLC0415 - OpenTelemetry takes a while to import
+
+    found = Telemetry() if telemetry is DEFAULT else telemetry
+    if not isinstance(found, Telemetry):
+        raise ConfigError(f"telemetry must be a Telemetry, or None for none, not {type(found).__name__}")
+    return found, found.watcher, list(observers)

@@ -23,7 +23,7 @@ from qreward.engine.probing import ProbingEngine
 from qreward.engine.single import Single
 from qreward.engine.snapshots import ClientState, load_of, state_of
 from qreward.engine.stream_batch import BatchStreamSink
-from qreward.engine.stream_sink import Outlet
+from qreward.engine.stream_sink import SingleStreamSink
 from qreward.errors import ConfigError
 from qreward.options import DEFAULT
 from qreward.progress import start_progress
@@ -249,8 +249,8 @@ class Runtime:
         terms = self._streaming(given)
         self.pool(call.model)
 
-        def begin() -> Outlet:
-            waiter = Outlet(self.driver())
+        def begin() -> SingleStreamSink:
+            waiter = SingleStreamSink(self.driver())
             waiter.submit(terms.task(call, self.pool(call.model), waiter, 0))
             return waiter
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver
-from qreward.engine.stream_sink import Carrier, StreamRestarted, closed, interrupted
+from qreward.engine.stream_sink import StreamRestarted, StreamWaiter, closed, interrupted
 from qreward.errors import QRewardError, RequestError
 from qreward.results import BatchResult, Result
 from qreward.scheduler.endpoint_state import Source
@@ -24,7 +24,7 @@ AHEAD = 256
 """Events of all streams together that are queued for the consumer before reading pauses."""
 
 
-class BatchStreamSink(Carrier, BatchWaiter):
+class BatchStreamSink(StreamWaiter, BatchWaiter):
     """The waiter of a batch of streams. Takes the arguments of :class:`BatchWaiter` except ``on_result``, and one more.
 
     Args:
@@ -32,7 +32,7 @@ class BatchStreamSink(Carrier, BatchWaiter):
     """
 
     def __init__(self, shell: LoopDriver, *args: Any, most: int, **kwargs: Any) -> None:
-        Carrier.__init__(self, shell)
+        StreamWaiter.__init__(self, shell)
         BatchWaiter.__init__(self, shell, *args, on_result=None, **kwargs)
         self._most = most
         self._texts: dict[Task, list[str]] = {}
@@ -109,7 +109,7 @@ class BatchStreamSink(Carrier, BatchWaiter):
 
     # called by the loop driver
 
-    carry = Carrier.carry
+    carry = StreamWaiter.carry
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         texts = self._texts.pop(task, None)

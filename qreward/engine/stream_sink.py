@@ -1,4 +1,4 @@
-"""Streams: one streamed attempt (``StreamAttempt``), and the waiters that receive its chunks (``Carrier``, and ``Outlet`` for one stream).
+"""Streams: one streamed attempt (``StreamAttempt``), and the waiters that receive its chunks (``StreamWaiter``, and ``SingleStreamSink`` for one stream).
 
 Nothing is passed on before the first token, so that until then an attempt may fail, or lose against another attempt, unnoticed. At the
 first token the attempt is committed, and the scheduler cancels the other attempts. One consumer takes the events that have arrived. The
@@ -126,7 +126,7 @@ class Signal:
                     waiter.set_result(None)
 
 
-class Carrier(Waiter):
+class StreamWaiter(Waiter):
     """A waiter whose attempts are streams. One consumer takes their events."""
 
     __slots__ = ("_arrived", "_events", "_open_attempts", "shell")
@@ -207,7 +207,7 @@ class StreamAttempt:
 
     __slots__ = ("_attempt", "_gaps", "_last", "_limit", "_receiver", "_tempo", "_timer")
 
-    def __init__(self, attempt: Attempt, receiver: Carrier) -> None:
+    def __init__(self, attempt: Attempt, receiver: StreamWaiter) -> None:
         self._attempt = attempt
         self._receiver = receiver
         self._tempo: Any = attempt.source.tempo
@@ -329,7 +329,7 @@ class StreamRestarted:
     error: QRewardError | None
 
 
-class Outlet(Carrier):
+class SingleStreamSink(StreamWaiter):
     """The waiter of a single stream.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Streams: one streamed attempt (``StreamAttempt``), and the waiters that receive its chunks (``StreamWaiter``, and ``SingleStreamSink`` for one stream).
+"""Streams: ``StreamAttempt``, one streamed attempt, and ``StreamWaiter``, which receives its chunks (``SingleStreamSink`` for one stream).
 
 Nothing is passed on before the first token, so that until then an attempt may fail, or lose against another attempt, unnoticed. At the
 first token the attempt is committed, and the scheduler cancels the other attempts. One consumer takes the events that have arrived. The

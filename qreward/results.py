@@ -341,8 +341,8 @@ class BatchResult(Sequence[Result[T]]):
         Args:
             prices: endpoint name -> US dollars for a million prompt tokens and a million completion tokens.
         """
-        told = ((prices[name], stats) for name, stats in self.stats.endpoints.items() if name in prices)
-        cost = sum((dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in told), 0.0)
+        priced = ((prices[name], stats) for name, stats in self.stats.endpoints.items() if name in prices)
+        cost = sum((dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced), 0.0)
         self.stats = replace(self.stats, cost=cost if prices else None)
         return self
 

@@ -120,13 +120,13 @@ class BatchWaiter(Waiter):
         except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's lock is held
             shell.later(partial(self._leave, expiry))
             raise
-        except BaseException as error:
+        except BaseException as interrupt:
             self._leave(expiry)
-            error.add_note(self._so_far())
-            self._error = error
+            interrupt.add_note(self._so_far())
+            self._error = interrupt
             await self._close_input()
-            if self._error is not error:  # closing the input raised an exception such as KeyboardInterrupt, which takes precedence
-                raise self._error from error
+            if self._error is not interrupt:  # closing the input raised an exception such as KeyboardInterrupt, which takes precedence
+                raise self._error from interrupt
             self._error = None
             raise
         self._leave(expiry)
@@ -134,13 +134,13 @@ class BatchWaiter(Waiter):
         stats = BatchStats(self._read, self._tallies.ok, self._tallies.failed, clock() - began, self._tallies.stats())
         batch = BatchResult([result for result in self._results if result is not None], stats).priced(self._prices)
         self._results.clear()  # this object is part of reference cycles, so it lives until the next garbage collection
-        why, self._error = self._error, None
-        if why is None:
+        error, self._error = self._error, None
+        if error is None:
             return batch
-        if not _is_only_ours(why):
-            raise why
-        what = f"{type(why).__name__}: {why}"
-        raise BatchInterrupted(f"the batch stopped after {self._read} items ({what}); .results holds what is done", batch) from why
+        if not _is_only_ours(error):
+            raise error
+        what = f"{type(error).__name__}: {error}"
+        raise BatchInterrupted(f"the batch stopped after {self._read} items ({what}); .results holds what is done", batch) from error
 
     def _so_far(self) -> str:
         """Return the note that is added to the exception when a batch is cancelled, for example by Ctrl-C."""
@@ -350,15 +350,15 @@ class BatchWaiter(Waiter):
     def _expire(self) -> None:
         self._stop(lambda: DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s"))
 
-    def _stop(self, why: Callable[[], QRewardError]) -> None:
+    def _stop(self, make_error: Callable[[], QRewardError]) -> None:
         left = self.abandon()
-        self.shell.withdraw(left, why())
+        self.shell.withdraw(left, make_error())
         self._ending = True
         for task in left:
-            self._settle(result_of(task, why(), None, 0.0))
-        self._end_unread(why)
+            self._settle(result_of(task, make_error(), None, 0.0))
+        self._end_unread(make_error)
 
-    def _end_unread(self, why: Callable[[], QRewardError]) -> None:
+    def _end_unread(self, make_error: Callable[[], QRewardError]) -> None:
         """Give an error to each item that was not read, if the size of the input is known.
 
         Items are handled in groups of ``MOST_AT_ONCE`` per turn of the event loop, because there may be millions.
@@ -368,8 +368,8 @@ class BatchWaiter(Waiter):
                 self._ending = False
                 self._end_if_done()
                 return
-            self._settle(Result(self._next_index(), None, why(), None, 0.0, 0.0))
-        self.shell.loop.call_soon(self._end_unread, why)
+            self._settle(Result(self._next_index(), None, make_error(), None, 0.0, 0.0))
+        self.shell.loop.call_soon(self._end_unread, make_error)
 
 
 def _as_ours(error: Exception, index: int) -> QRewardError:

@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 GRACE = 5.0
 """Seconds that an interrupted caller, and the exit of the process, wait for cancelled work to end."""
-HASTE = 0.5
+SHORT_GRACE = 0.5
 """Seconds that the exit of the process waits if an earlier such wait timed out or was interrupted."""
 _END: Any = object()
 
@@ -40,7 +40,7 @@ class Portal:
 
     def __init__(self) -> None:
         self.ended = False
-        self._patience = GRACE
+        self._exit_timeout = GRACE
         self._failure: BaseException | None = None
         self._lock = threading.RLock()  # garbage collection while it is held may run code that begins work
         self.under_way: set[_Work[Any]] = set()
@@ -82,14 +82,14 @@ class Portal:
         with contextlib.suppress(KeyboardInterrupt):
             ended = work.stop()
         if not ended:
-            self._patience = HASTE
-        for note in work.last_words():
+            self._exit_timeout = SHORT_GRACE
+        for note in work.cancellation_notes():
             error.add_note(note)
 
     def close(self) -> None:
-        """Cancel all work and end the event loop. Waits ``GRACE`` seconds at most, or ``HASTE`` after a failed wait."""
+        """Cancel all work and end the event loop. Waits ``GRACE`` seconds at most, or ``SHORT_GRACE`` after a failed wait."""
         self.soon(self._stop.set)
-        self._thread.join(self._patience)
+        self._thread.join(self._exit_timeout)
 
     def is_here(self) -> bool:
         """Return True in the portal's own thread."""
@@ -117,11 +117,11 @@ class Portal:
                 return self.soon(work.begin)
         return work.settle()
 
-    def loss(self) -> BaseException:
+    def lost_error(self) -> BaseException:
         """Return the error of lost work: the exception that ended the event loop (such as ``SystemExit``), or ``ClientClosed``."""
         return self._failure or ClientClosed("the request was dropped: the process is ending, or was forked from the one that began it")
 
-    def disown(self) -> tuple[object, ...]:
+    def detach_after_fork(self) -> tuple[object, ...]:
         """Give up the parent's event loop in a forked child.
 
         Returns the objects that must be kept, because closing them would affect the parent.
@@ -213,7 +213,7 @@ class _Work(Generic[T]):
         self._portal.soon(self.cancel)
         return self.wait(GRACE)
 
-    def last_words(self) -> list[str]:
+    def cancellation_notes(self) -> list[str]:
         """Return the notes of the ``CancelledError`` with which the work ended."""
         task, self.task = self.task, None
         try:
@@ -226,10 +226,10 @@ class _Work(Generic[T]):
         return []
 
     def result(self) -> T:
-        """Return the coroutine's result or raise its exception. Raises :meth:`Portal.loss` if the work was lost."""
+        """Return the coroutine's result or raise its exception. Raises :meth:`Portal.lost_error` if the work was lost."""
         task, self.task = self.task, None
         if task is None or not task.done() or (task.cancelled() and self._portal.ended):
-            raise self._portal.loss()
+            raise self._portal.lost_error()
         try:
             return task.result()
         finally:
@@ -418,7 +418,7 @@ def _after_fork(_: object) -> object:
     global _current, _starting  # noqa: PLW0603
     _starting = threading.Lock()
     inherited, _current = _current, None
-    return None if inherited is None else inherited.disown()
+    return None if inherited is None else inherited.detach_after_fork()
 
 
 atexit.register(_at_exit)

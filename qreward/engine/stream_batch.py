@@ -169,7 +169,7 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
         self._arrived.give()
         return len(self._events) >= AHEAD and not self._only_results
 
-    async def room(self) -> None:
+    async def space(self) -> None:
         waiter = self.shell.loop.create_future()
         self._paused.append(waiter)
         await waiter

@@ -194,10 +194,10 @@ class StreamWaiter(Waiter):
         raise NotImplementedError
 
     def put(self, task: Task, chunks: list[Any], /) -> bool:
-        """Take chunks. Returns True if ``room`` must be awaited before the next ones."""
+        """Take chunks. Returns True if ``space`` must be awaited before the next ones."""
         raise NotImplementedError
 
-    async def room(self) -> None:
+    async def space(self) -> None:
         """Wait until more chunks may be put."""
         raise NotImplementedError
 
@@ -289,11 +289,11 @@ class StreamAttempt:
         return False
 
     async def _pause(self) -> None:
-        """Wait until the receiver's buffer has room."""
+        """Wait until the receiver's buffer has space."""
         timer, attempt = self._timer, self._attempt
         timer.rest()
         attempt.holds_since = timer.loop.time()
-        await self._receiver.room()
+        await self._receiver.space()
         self._last = None  # the next chunk may have arrived during the pause
         now = timer.loop.time()
         attempt.held, attempt.holds_since = attempt.held_until(now), None
@@ -447,7 +447,7 @@ class SingleStreamSink(StreamWaiter):
         self._arrived.give()
         return len(self._events) >= AHEAD
 
-    async def room(self) -> None:
+    async def space(self) -> None:
         while len(self._events) > AHEAD // 2:
             await self._taken.wait()
 

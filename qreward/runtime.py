@@ -302,9 +302,10 @@ def _watching(telemetry: Any, observers: Any) -> tuple[Any, Any, list[object]]:
         raise ConfigError(f"observers must be a list of observers, such as [MyObserver()], not {type(observers).__name__}")
     if telemetry is None:
         return None, None, list(observers)
-    from qreward.telemetry.telemetry import Telemetry  # noqa: PLC0415 - OpenTelemetry takes a while to import
+    from qreward.telemetry.spans import CallWatcher  # noqa: PLC0415 - OpenTelemetry takes a while to import
+    from qreward.telemetry.telemetry import Telemetry  # noqa: PLC0415
 
     found = Telemetry() if telemetry is DEFAULT else telemetry
     if not isinstance(found, Telemetry):
         raise ConfigError(f"telemetry must be a Telemetry, or None for none, not {type(found).__name__}")
-    return found, found.watcher, list(observers)
+    return found, CallWatcher(found), list(observers)

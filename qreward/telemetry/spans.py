@@ -7,7 +7,6 @@ records. This module also provides the headers of the program's propagators for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextvars import Token
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -16,7 +15,7 @@ from typing import Any
 
 from opentelemetry import propagate
 from opentelemetry.context import Context, attach, detach, get_current
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, TracerProvider, get_tracer_provider, set_span_in_context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, get_tracer_provider, set_span_in_context
 
 from qreward.engine.instrumentation import End, error_of, model_of, operation_of, outcome_of, queued, route_of, type_of
 from qreward.observers import CARRIED
@@ -40,8 +39,8 @@ from qreward.telemetry.attributes import (
     rejection,
     start_at,
 )
-from qreward.telemetry.content import Content
-from qreward.telemetry.metrics import CHECK_INTERVAL, Instruments, does_something
+from qreward.telemetry.metrics import CHECK_INTERVAL, does_something
+from qreward.telemetry.telemetry import Telemetry
 
 
 def propagated_headers(context: Context) -> dict[str, str] | None:
@@ -133,25 +132,13 @@ class CallState:
 
 
 class CallWatcher:
-    """Records the calls of any number of clients. The arguments are those of :class:`~qreward.telemetry.telemetry.Telemetry`."""
+    """Records the calls of a client according to its settings."""
 
-    def __init__(
-        self,
-        tracer: Tracer,
-        instruments: Instruments,
-        content: Content,
-        *,
-        tracer_provider: TracerProvider | None,
-        attempts: str,
-        provider: str,
-        providers: Mapping[str, str],
-        propagate: bool,
-        chunks: bool,
-    ) -> None:
-        self._tracer, self._meters, self._content = tracer, instruments, content
-        self._tracer_provider, self._chunks, self._propagates = tracer_provider, chunks, propagate
-        self._kind_of = lru_cache(1024)(partial(CallKind, provider=provider, providers=providers))
-        self._always, self._auto = attempts == "always", attempts == "auto"
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._tracer, self._meters, self._content = telemetry.tracer, telemetry.instruments, telemetry.content
+        self._tracer_provider, self._chunks, self._propagates = telemetry.tracer_provider, telemetry.chunks, telemetry.propagate
+        self._kind_of = lru_cache(1024)(partial(CallKind, provider=telemetry.provider, providers=telemetry.providers))
+        self._always, self._auto = telemetry.attempts == "always", telemetry.attempts == "auto"
         self._tracing, self._checked_at = False, -1.0
         self._last_params: tuple[Any, Attributes] = None, {}
         self._closed: dict[str, float] = {}  # endpoint -> the known end of its cooldown

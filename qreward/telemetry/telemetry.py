@@ -18,7 +18,6 @@ from qreward.telemetry import names
 from qreward.telemetry.content import CAPTURE_VARIABLE, EVENT_VARIABLE, Capture, Content
 from qreward.telemetry.metrics import Instruments, Read, instruments_of
 from qreward.telemetry.names import Dialect
-from qreward.telemetry.spans import CallWatcher
 
 if TYPE_CHECKING:
     from opentelemetry._logs import LoggerProvider
@@ -104,21 +103,6 @@ class Telemetry:
         events = os.environ.get(EVENT_VARIABLE, "").strip().lower() == "true"
         return Content(
             self.capture_content, events=events, longest=self.content_length, provider=self.logger_provider, dialect=self.semconv
-        )
-
-    @cached_property
-    def watcher(self) -> CallWatcher:
-        """The watcher to register with a client's engine."""
-        return CallWatcher(
-            self.tracer,
-            self.instruments,
-            self.content,
-            tracer_provider=self.tracer_provider,
-            attempts=self.attempts,
-            provider=self.provider,
-            providers=self.providers,
-            propagate=self.propagate,
-            chunks=self.chunks,
         )
 
     def observe(self, client: object, read: Read) -> None:

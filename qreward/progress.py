@@ -290,7 +290,7 @@ class _Bar:
         """Return as many details as leave space for a bar of ten characters and the closing bracket."""
         line = self._bar.format_dict | {"n": progress.done}
         columns = line["ncols"]
-        for least in sorted(set(_IMPORTANCE.values())):
+        for least in range(8):
             text = ", ".join(details(progress, least))
             if not columns or len(self._bar.format_meter(**line | {"postfix": text, "ncols": None})) < columns:
                 return text
@@ -329,24 +329,20 @@ def is_notebook() -> bool:
     return shell is not None and "IPKernelApp" in shell.config
 
 
-_IMPORTANCE = {"down": 7, "err": 6, "in flight": 5, "cost": 4, "p95": 3, "retried": 2, "hedged": 1, "tokens": 0}
-"""Importance of the details. If a line is too short for all of them, the least important are left out first."""
-
-
 def details(progress: Progress, least: int = 0) -> list[str]:
     """Return the details of a progress line. Details that are zero, unknown or below the importance ``least`` are left out."""
     done, tokens = progress.done, progress.prompt_tokens + progress.completion_tokens
-    texts = {
-        "down": f"{progress.down} of {progress.endpoints} down" if progress.down else "",
-        "p95": f"p95 {_seconds(progress.p95)}" if progress.p95 is not None else "",
-        "in flight": f"{progress.in_flight}/{progress.window} in flight" if progress.window else "",
-        "retried": f"retried {_percent(progress.retried / done)}" if progress.retried else "",
-        "hedged": f"hedged {_percent(progress.hedged / done)}" if progress.hedged else "",
-        "err": f"err {_percent(progress.failed / done)}" if progress.failed else "",
-        "tokens": f"{_short(tokens / progress.elapsed)} tok/s" if tokens and progress.elapsed > 0 else "",
-        "cost": f"${progress.cost:.{2 if progress.cost >= 0.1 else 4}f}" if progress.cost is not None else "",
-    }
-    return [text for name, text in texts.items() if text and _IMPORTANCE[name] >= least]
+    texts = (  # (importance, text): if a line is too short for all of them, the least important are left out first
+        (7, f"{progress.down} of {progress.endpoints} down" if progress.down else ""),
+        (3, f"p95 {_seconds(progress.p95)}" if progress.p95 is not None else ""),
+        (5, f"{progress.in_flight}/{progress.window} in flight" if progress.window else ""),
+        (2, f"retried {_percent(progress.retried / done)}" if progress.retried else ""),
+        (1, f"hedged {_percent(progress.hedged / done)}" if progress.hedged else ""),
+        (6, f"err {_percent(progress.failed / done)}" if progress.failed else ""),
+        (0, f"{_short(tokens / progress.elapsed)} tok/s" if tokens and progress.elapsed > 0 else ""),
+        (4, f"${progress.cost:.{2 if progress.cost >= 0.1 else 4}f}" if progress.cost is not None else ""),
+    )
+    return [text for importance, text in texts if text and importance >= least]
 
 
 def _line(title: str, progress: Progress) -> str:

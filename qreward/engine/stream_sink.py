@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Coroutine
 from contextvars import copy_context
 from dataclasses import dataclass
 from math import inf
@@ -101,11 +102,11 @@ class Signal:
 
     def wait_alone(self) -> asyncio.Future[None]:
         """Return the future of the stream's one reader, which must set ``read`` to False when it wakes."""
-        self.check_loop()
+        waiter = self.wait()
         if self.read:
             raise RuntimeError("a stream can be read by only one task at a time")
         self.read = True
-        return self.wait()
+        return waiter
 
     def wait(self) -> asyncio.Future[None]:
         self.check_loop()
@@ -119,11 +120,12 @@ class Signal:
             raise RuntimeError("a stream must be read in the event loop that began it, not in another thread or a forked process")
 
     def give(self) -> None:
-        if self._waiters:
-            waiters, self._waiters = self._waiters, []
+        waiters = self._waiters
+        if waiters:
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
+            waiters.clear()
 
 
 class StreamWaiter(Waiter):
@@ -181,13 +183,14 @@ class StreamWaiter(Waiter):
 
     # the attempt's side
 
-    async def carry(self, attempt: Attempt) -> Outcome:
+    def carry(self, attempt: Attempt) -> Coroutine[Any, Any, Outcome]:
         self._open_attempts += 1
-        try:
-            return await StreamAttempt(attempt, self).run()
-        finally:
-            self._open_attempts -= 1
-            self._arrived.give()
+        return StreamAttempt(attempt, self).run()
+
+    def attempt_ended(self) -> None:
+        """Called when an attempt has ended and its connection is closed."""
+        self._open_attempts -= 1
+        self._arrived.give()
 
     def begin(self, task: Task) -> None:
         """Called before the first chunk of a committed attempt. Text of an earlier attempt is void."""
@@ -235,6 +238,7 @@ class StreamAttempt:
             return self._timeout()
         finally:
             timer.close()
+            self._receiver.attempt_ended()
 
     async def _read(self, stream: OpenStream) -> Outcome:
         try:

@@ -25,15 +25,7 @@ _HOMES = {
     "qreward.judge.types": ("Comparison", "Scorer", "Verdict", "Vote"),
     "qreward.observers": ("MetricsCallback", "Observer"),
     "qreward.settings.policies": (
-        "Endpoint",
-        "Hedge",
-        "Limits",
-        "LoadBalanceStrategy",
-        "Priority",
-        "Retry",
-        "Route",
-        "Timeouts",
-        "RewardModel",
+        "Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "Priority", "Retry", "RewardModel", "Route", "Timeouts",
     ),
     "qreward.progress": ("Progress",),
     "qreward.results": ("AttemptRecord", "BatchResult", "BatchStats", "EndpointState", "EndpointStats", "FleetStats", "Result", "Usage"),
@@ -45,26 +37,11 @@ _HOMES = {
     "qreward.tuning": ("tune_gc",),
     "qreward.codecs.rewards.answers": ("Score",),
     "qreward.errors": (
-        "AuthenticationFailed",
-        "BadRequest",
-        "BatchInterrupted",
-        "CircuitOpen",
-        "ClientClosed",
-        "ConfigError",
-        "ConnectionFailed",
-        "DeadlineExceeded",
-        "InvalidResponse",
-        "NoEndpoint",
-        "QRewardError",
-        "QueueFull",
-        "RateLimited",
-        "Rejected",
-        "RequestError",
-        "RequestTimeout",
-        "ServerError",
-        "StreamInterrupted",
+        "AuthenticationFailed", "BadRequest", "BatchInterrupted", "CircuitOpen", "ClientClosed", "ConfigError", "ConnectionFailed",
+        "DeadlineExceeded", "InvalidResponse", "NoEndpoint", "QRewardError", "QueueFull", "RateLimited", "Rejected", "RequestError",
+        "RequestTimeout", "ServerError", "StreamInterrupted",
     ),
-}
+}  # fmt: skip
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = sorted([*_HOME_OF, "__version__"])  # noqa: PLE0605 - a test compares it with the imports under TYPE_CHECKING

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 from qreward.codecs.chat_stream import tells_usage_only
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError
-from qreward.streaming.closing import leave
 from qreward.streaming.handles import Stream, StreamReader
+from qreward.streaming.sync import leave
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionChunk

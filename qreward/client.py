@@ -33,7 +33,7 @@ from qreward.options import (
 )
 from qreward.results import BatchResult, FleetStats
 from qreward.runtime import Runtime
-from qreward.scoring.formats import MergeSpec, asking, asking_embeddings
+from qreward.scoring.merge_spec import EmbeddingsSpec, MergeSpec
 from qreward.settings.client import ClientConfig, config_from_env, load_config
 from qreward.settings.policies import Endpoint, LoadBalanceStrategy, Route
 from qreward.streaming.handles import BatchStream, Stream
@@ -599,4 +599,4 @@ def _config_of(source: str | Path | Mapping[str, Any] | ClientConfig) -> ClientC
 def _merge_spec(operation: Operation | None, model: str, given: Arguments) -> MergeSpec:
     """Return how the items of a call are merged. None stands for embeddings."""
     shared = model, given.params, given.options.get("extra_headers"), given.options.get("extra_body")
-    return asking_embeddings(*shared) if operation is None else asking(operation, *shared)
+    return EmbeddingsSpec(*shared) if operation is None else MergeSpec(operation, *shared)

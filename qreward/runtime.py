@@ -33,11 +33,10 @@ from qreward.results import BatchResult, Result
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import RequestOptions
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scoring.batch import MergedBatchWaiter
-from qreward.scoring.endpoint_limits import KnownLists
-from qreward.scoring.formats import MergeSpec
-from qreward.scoring.items import ItemWaiter, MergedItem
-from qreward.scoring.merger import RequestMerger
+from qreward.scoring.merge_queue import MergedItem
+from qreward.scoring.merge_spec import MergeSpec
+from qreward.scoring.merger import ItemWaiter, MergedBatchWaiter, RequestMerger
+from qreward.scoring.sizing import LearnedLimits
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Route
 from qreward.streaming.handles import BatchStream, Stream
@@ -89,8 +88,8 @@ class Runtime:
         self.engine: ProbingEngine = ProbingEngine(scheduler, backend_factory, clock=self.clock, watch=watch)
         self.fleet = Fleet(self.engine, config.endpoints, config.routes)
         self._mergers: dict[Hashable, RequestMerger] = {}
-        self._list_limits = KnownLists()
-        self.engine.watch_over(self.fleet.sources, self._list_limits.look)
+        self._list_limits = LearnedLimits()
+        self.engine.watch_over(self.fleet.sources, self._list_limits.apply_probe)
         self._ledgers = LedgerTransports()
         self._sharing = Sharing(self.engine, self.fleet.sources, self._ledgers, self._ledgers.__iter__)
         self.prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
@@ -220,7 +219,7 @@ class Runtime:
             pool,
             items,
             spec.call,
-            asking=spec,
+            spec=spec,
             find=lambda key: self._merger(driver, pool, spec, terms.tenant, key),
             terms=terms,
             **self.collecting(given, pool, items, model),
@@ -230,19 +229,17 @@ class Runtime:
     def _merger(self, driver: LoopDriver, pool: Pool, spec: MergeSpec, tenant: str | None, key: Hashable) -> RequestMerger:
         """Return the merger of items that may share a request. It is created for the first item and removed after the last."""
         mergers, place = self._mergers, (driver, pool, tenant, key)
-        found = mergers.get(place)
-        if found is None:
-            found = mergers[place] = RequestMerger(
-                driver,
-                pool,
-                spec.listing,
-                self._list_limits,
-                spec.blank,
-                attempts=self._config.retry.attempts,
-                most_waiting=self._config.max_queued,
-                idle=lambda: mergers.pop(place, None),
-            )
-        return found
+        if place in mergers:
+            return mergers[place]
+
+        def remove() -> None:
+            if mergers.get(place) is merger:
+                del mergers[place]
+
+        attempts, most_waiting = self._config.retry.attempts, self._config.max_queued
+        merger = RequestMerger(driver, pool, spec, self._list_limits, attempts=attempts, most_waiting=most_waiting, idle=remove)
+        mergers[place] = merger
+        return merger
 
     def stream(self, call: WireRequest, given: Mapping[str, Any]) -> Stream:
         """Return the stream of one request. Nothing is sent until it is used. Raises ``NoEndpoint``."""

@@ -1,22 +1,20 @@
 """The lower bound on the makespan of a batch on a fleet of model servers. No scheduler can finish in less time.
 
-The bound is the larger of two values: *fluid*, the least T until which all servers together can do the work of the batch, with requests
-divisible at will; and the *longest request* on the server that can finish it first. Faults waste a share of the work. A request admitted
-by a rate limit must still be served, for at least the time of the shortest request.
+The bound is the larger of two values: *fluid* (see ``qreward.testing.lower_bound``), the least T until which all servers together can do
+the work of the batch, with requests divisible at will; and the *longest request* on the server that can finish it first. Faults waste a
+share of the work. A request admitted by a rate limit must still be served, for at least the time of the shortest request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
-from simulation.doors import Job
+from qreward.testing.lower_bound import Resource, fluid
+from simulation.doors import Job, Rate
 from simulation.specs import Spec
-from simulation.steps import Steps
-
-LONGEST = 1e7  # seconds
-PRECISE = 1e-4  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +46,18 @@ class Work:
         return cls(items, tokens / items, prompts / items, shortest, longest)
 
 
-@dataclass(frozen=True, slots=True)
-class Supply:
-    """The supply of one server, in requests of this batch."""
+def resources_of(spec: Spec, work: Work) -> list[Resource]:
+    """What limits one server, and how much of it a mean request of the batch uses."""
+    capacity, last = spec.capacity(work.mean), alone(spec, work.shortest)
+    found = [Resource(partial(capacity.integral, 0.0), [(work.mean + spec.prefill) / kept(spec)])]
+    for rate in spec.rates:
+        found.append(Resource(partial(_admitted, rate, last), [1.0 if rate.unit == "requests" else work.mean + work.prompt]))
+    return found
 
-    spec: Spec
-    work: Work
-    rate: Steps
 
-    @classmethod
-    def of(cls, spec: Spec, work: Work) -> Supply:
-        return cls(spec, work, spec.capacity(work.mean))
-
-    def until(self, when: float) -> float:
-        """Most requests that the server can complete from 0 to ``when``."""
-        spec, work = self.spec, self.work
-        done = self.rate.integral(0.0, when) / (work.mean + spec.prefill) * kept(spec)
-        admitted = when - alone(spec, work.shortest)
-        for rate in spec.rates:
-            cost = 1.0 if rate.unit == "requests" else work.mean + work.prompt
-            done = min(done, rate.staircase(admitted) / cost if admitted >= 0 else 0.0)
-        return done
+def _admitted(rate: Rate, last: float, until: float) -> float:
+    """Most that is admitted so early that the last request, of ``last`` seconds, is done by ``until``."""
+    return rate.staircase(until - last) if until >= last else 0.0
 
 
 def kept(spec: Spec) -> float:
@@ -83,22 +72,12 @@ def alone(spec: Spec, tokens: float) -> float:
 
 
 def lower_bound(specs: Sequence[Spec], work: Work) -> float:
-    """The lower bound in seconds."""
-    return max(fluid([Supply.of(spec, work) for spec in specs], work.items), min(alone(spec, work.longest) for spec in specs))
-
-
-def fluid(supplies: Sequence[Supply], items: int) -> float:
-    """The least time in seconds in which the supplies together complete this many requests.
+    """The lower bound in seconds.
 
     Raises:
-        ValueError: they never do.
+        ValueError: the fleet can never do it.
     """
-    low, high = 0.0, 1.0
-    while sum(supply.until(high) for supply in supplies) < items:
-        low, high = high, 2 * high
-        if high > LONGEST:
-            raise ValueError("the fleet can never do it")
-    while high - low > PRECISE:
-        middle = (low + high) / 2
-        low, high = (low, middle) if sum(supply.until(middle) for supply in supplies) >= items else (middle, high)
-    return high
+    bound = fluid([resources_of(spec, work) for spec in specs], work.items)
+    if bound == inf:
+        raise ValueError("the fleet can never do it")
+    return max(bound, min(alone(spec, work.longest) for spec in specs))

@@ -176,6 +176,39 @@ class KeyQueue:
         self.dead = 0
 
 
+class Deadlines:
+    """The deadlines of items that wait or were taken: a heap from which items that are over are removed before they accumulate."""
+
+    __slots__ = ("_entries", "_most")
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, Any]] = []
+        self._most = SWEEP
+
+    def add(self, item: Any, deadline: float) -> None:
+        heappush(self._entries, (deadline, item.number, item))
+        if len(self._entries) > self._most:
+            self._entries = [entry for entry in self._entries if entry[2].place is not OVER]
+            heapify(self._entries)
+            self._most = 2 * len(self._entries) + SWEEP
+
+    def next(self) -> float:
+        """The earliest deadline of an item that is not over, or inf."""
+        entries = self._entries
+        while entries and entries[0][2].place is OVER:
+            heappop(entries)
+        return entries[0][0] if entries else inf
+
+    def due(self, now: float) -> list[Any]:
+        """Return the items whose deadline has passed, each once. Items that are over are left out."""
+        late: list[Any] = []
+        while self._entries and self._entries[0][0] <= now:
+            item = heappop(self._entries)[2]
+            if item.place is not OVER:
+                late.append(item)
+        return late
+
+
 class Backlog:
     """Items that wait for a batch, and the deadlines of waiting and taken items.
 
@@ -197,14 +230,13 @@ class Backlog:
         ['text 0', 'text 1', 'text 2']
     """
 
-    __slots__ = ("_deadlines", "_late", "_lines", "_most_deadlines", "_numbers", "waiting")
+    __slots__ = ("_deadlines", "_late", "_lines", "_numbers", "waiting")
 
     def __init__(self) -> None:
         self.waiting = 0
         self._lines: dict[Hashable, KeyQueue] = {}
         self._numbers = count()
-        self._deadlines: list[tuple[float, int, Any]] = []
-        self._most_deadlines = SWEEP
+        self._deadlines = Deadlines()
         self._late: list[Any] = []
 
     def put(self, item: Item) -> None:
@@ -222,9 +254,7 @@ class Backlog:
         line.cost += item.cost
         self.waiting += 1
         if item.deadline != inf:
-            heappush(self._deadlines, (item.deadline, item.number, item))
-            if len(self._deadlines) > self._most_deadlines:
-                self._forget_met_deadlines()
+            self._deadlines.add(item, item.deadline)
 
     def put_back(self, items: Iterable[Item]) -> None:
         """Return taken items to their original positions. Items that are over are skipped."""
@@ -246,8 +276,7 @@ class Backlog:
             line: one of ``lines()``. By default, the line whose first item is next.
             skip: how many items that do not fit may be passed over. They stay at the head.
         """
-        if self._deadlines:
-            self._late += self._overdue(now)
+        self._late += self._overdue(now)
         if line is None:
             line = self.first()
         if line is None or not line.count:
@@ -273,17 +302,12 @@ class Backlog:
 
     def due(self, now: float) -> list[Any]:
         """Return the items whose deadline has passed, each once. Waiting items are removed and over; taken items are left as they are."""
-        if not self._deadlines and not self._late:
-            return []
         late, self._late = self._late, []
         return late + self._overdue(now)
 
     def next_deadline(self) -> float:
         """The earliest deadline of an item that is not over, or inf."""
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][2].place is OVER:
-            heappop(deadlines)
-        return deadlines[0][0] if deadlines else inf
+        return self._deadlines.next()
 
     def lines(self) -> list[KeyQueue]:
         """One line for each key that has waiting items."""
@@ -303,21 +327,11 @@ class Backlog:
         return [item for waiting in levels for item in waiting if item.place is WAITING]
 
     def _overdue(self, now: float) -> list[Any]:
-        late: list[Any] = []
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][0] <= now:
-            item = heappop(deadlines)[2]
+        late = self._deadlines.due(now)
+        for item in late:
             if item.place is WAITING:
                 self.remove(item)
-                late.append(item)
-            elif item.place is TAKEN:
-                late.append(item)
         return late
-
-    def _forget_met_deadlines(self) -> None:
-        self._deadlines = [entry for entry in self._deadlines if entry[2].place is not OVER]
-        heapify(self._deadlines)
-        self._most_deadlines = 2 * len(self._deadlines) + SWEEP
 
     def _close(self, line: KeyQueue) -> None:
         line.clear()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from qreward import options
 from qreward.client import QRewardClient
-from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.registry import SCORE
 from qreward.errors import ConfigError
@@ -19,7 +18,7 @@ from qreward.judge.verdict_parser import bounds
 from qreward.options import DEFAULT
 from qreward.results import BatchResult, Result, Usage
 from qreward.runtime import runtime_of
-from qreward.scoring.formats import MergeSpec, asking
+from qreward.scoring.merge_spec import MergeSpec
 from qreward.settings.policies import Priority
 
 if TYPE_CHECKING:
@@ -140,16 +139,15 @@ class RewardModelScorer:
             extras: filled with the extra fields of the items, by index. None discards them.
         """
         params = {name: value for name, value in self._params.items() if name not in ("extra_headers", "extra_body", "hedge")}
-        asked = asking(SCORE, self._model, params, self._params.get("extra_headers"), self._params.get("extra_body"))
         indexes = count()
 
-        def call(item: object) -> WireRequest:
+        def read(item: object) -> Any:
             index, extra = next(indexes), extra_of(item)  # items are read once and in order, so the count is their index
             if extra is not None and extras is not None:
                 extras[index] = extra
-            return asked.call(_item(item))
+            return SCORE.item(_item(item))
 
-        return MergeSpec(asked.listing, asked.blank, call, asked._key)
+        return MergeSpec(SCORE, self._model, params, self._params.get("extra_headers"), self._params.get("extra_body"), read)
 
     async def aclose(self) -> None:
         """Close the client if the scorer owns it."""

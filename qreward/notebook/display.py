@@ -266,7 +266,7 @@ def show(stream: Stream | SyncStream, *, clock: Callable[[], float] = monotonic)
         >>> async def cell(client, messages):
         ...     return await show(client.stream_chat_completion(messages, model="judge-7b"))
     """
-    inner = stream._stream if isinstance(stream, SyncStream) else stream
+    inner = stream._async if isinstance(stream, SyncStream) else stream
     if not isinstance(inner, Stream):
         raise ConfigError(f"show takes what stream_chat_completion returns, not {inner!r}; show_batch takes many streams")
     view: AnswerView[LiveAnswer] = Cell(answer_html, answer_plain) if in_notebook() else Script()
@@ -305,7 +305,7 @@ def show_batch(
         >>> async def cell(client, conversations):
         ...     return await show_batch(client.batch_stream_chat_completion(conversations, model="judge-7b"))
     """
-    inner = stream._stream if isinstance(stream, SyncBatchStream) else stream
+    inner = stream._async if isinstance(stream, SyncBatchStream) else stream
     if not isinstance(inner, BatchStream):
         raise ConfigError(f"show_batch takes what batch_stream_chat_completion returns, not {inner!r}; show takes a single stream")
     board, lines = Board(clock(), options.count("cards", cards)), Lines()

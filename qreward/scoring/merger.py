@@ -1,57 +1,44 @@
 """Merges waiting items into requests, and distributes each answer or error among the items of its request.
 
 Items that may share a request have one ``RequestMerger`` per event loop. Its ``MergeQueue`` is used under the engine's lock; everything
-else runs in the event loop's thread. This module does not know what an item is.
+else runs in the event loop's thread. ``ItemWaiter`` receives the results of one call, ``MergedBatchWaiter`` those of a batch.
 """
 
 from __future__ import annotations
 
 from asyncio import TimerHandle
-from collections.abc import Callable, Iterable, Sequence
-from contextvars import Context
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from contextvars import Context, copy_context
+from functools import partial
 from math import ceil, inf
-from typing import Protocol
+from typing import Any, cast
 
-from qreward.batching.backlog import OVER, WAITING, halves
+from qreward.batching.backlog import OVER, WAITING
 from qreward.batching.in_flight import own_error
-from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.base import may_be_one_items_fault, splits
+from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver
-from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestError
-from qreward.results import AttemptRecord
+from qreward.engine.snapshots import result_of
+from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestError, RequestTimeout
+from qreward.results import AttemptRecord, BatchResult, Result
 from qreward.scheduler import scheduler as endings
 from qreward.scheduler.endpoint_state import Source
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.request import Attempt, BatchFeed, Task, TaskState
+from qreward.scheduler.request import Attempt, BatchFeed, RequestOptions, Task, TaskState
 from qreward.scoring import sizing
-from qreward.scoring.endpoint_limits import KnownLists
-from qreward.scoring.formats import MergeFormat
-from qreward.scoring.items import MergedItem, MergedRequest, Split
-from qreward.scoring.merge_queue import MergeQueue
+from qreward.scoring.merge_queue import MergedItem, MergedRequest, MergeQueue, Split
+from qreward.scoring.merge_spec import MergeSpec
+from qreward.scoring.sizing import LearnedLimits
 
 AHEAD = 4 * sizing.MOST
 """Maximum number of items that batches read ahead. Reading continues when fewer than half of them wait."""
-
-
-class AnswerReader(Protocol):
-    """A batch that reads its input when the merger asks for more items."""
-
-    def more(self) -> None:
-        """Read items and put them in, up to ``AHEAD`` waiting items."""
-
-    def unread(self) -> float:
-        """Number of items not yet read; inf if unknown."""
 
 
 class RequestMerger:
     """The waiter of merged requests (see ``engine.driver.Waiter``).
 
     Args:
-        pool: the endpoints that may serve the items.
-        listing: how items are merged into one request.
-        lists: the known limits of merged requests, by endpoint.
-        blank: a request without items, the payload of a merged request before it is filled.
         attempts: failed attempts after which a merged request fails or is split.
         most_waiting: maximum number of requests that wait for the pool, single items included; None is no limit.
         idle: called when the merger has neither items nor batches left.
@@ -61,9 +48,8 @@ class RequestMerger:
         self,
         shell: LoopDriver,
         pool: Pool,
-        listing: MergeFormat,
-        lists: KnownLists,
-        blank: WireRequest,
+        spec: MergeSpec,
+        known: LearnedLimits,
         *,
         attempts: int,
         most_waiting: int | None,
@@ -71,63 +57,41 @@ class RequestMerger:
     ) -> None:
         self.shell = shell
         self.context = Context()
-        self._pool, self._listing, self._blank = pool, listing, blank
-        self._attempts, self._most_waiting, self._idle = attempts, most_waiting, idle
-        self._stock = MergeQueue(pool, listing, lists)
-        self.fill = self._stock.fill
-        self._readers: dict[AnswerReader, None] = {}
+        self.spec = spec
+        self.queue = MergeQueue(pool, spec, known)
+        self.batches: dict[MergedBatchWaiter, None] = {}
+        self._pool, self._attempts, self._most_waiting, self._idle = pool, attempts, most_waiting, idle
         self._timer: TimerHandle | None = None
         self._timer_at = inf
-        self._pacer: TimerHandle | None = None
-        self._live = 0  # items that are not over
+        self._live: dict[MergedItem, None] = {}  # items that are not over
         self._soon = False
 
     # adding items
 
-    def put(self, members: Sequence[MergedItem], *, bulk: bool = False) -> None:
+    def put(self, items: list[MergedItem], *, batch: bool = False) -> None:
         """Add items. They are submitted in the next iteration of the event loop, so that items added together are merged together.
 
         Raises:
             QueueFull: ``most_waiting`` is reached. Does not apply to the items of a batch.
         """
         engine, watch = self.shell.engine, self.shell.watch
-        if not bulk:
-            self._check_room()
+        if self._most_waiting is not None and not batch:
+            with engine.lock:
+                waiting = self.queue.interactive() + self._pool.queue.waiting
+            if waiting >= self._most_waiting:
+                raise endings.full(self._pool, self._most_waiting)
         if watch is not None:
-            for member in members:
-                watch.began(member)
+            for item in items:
+                watch.began(item)
         with engine.lock:
-            self._stock.put(engine.clock(), members, self, bulk=bulk)
+            self.queue.put(engine.clock(), items, self, batch=batch)
         self.shell.sinks[self] = None
-        self._live += len(members)
-        self._go_on_soon()
-
-    def _check_room(self) -> None:
-        if self._most_waiting is None:
-            return
-        with self.shell.engine.lock:
-            waiting, carriers = self._stock.singles()
-            waiting += self._pool.queue.waiting - carriers
-        if waiting >= self._most_waiting:
-            raise endings.full(self._pool, self._most_waiting)
-
-    @property
-    def waiting(self) -> int:
-        """Number of items that are in no merged request."""
-        return self._stock.waiting
-
-    def attach(self, reader: AnswerReader) -> None:
-        """Register a batch. The merger calls its ``more`` when few items wait."""
-        self._readers[reader] = None
-
-    def detach(self, reader: AnswerReader) -> None:
-        """Unregister a batch that has ended."""
-        self._readers.pop(reader, None)
-        self._rest_if_idle()
+        self._live.update(dict.fromkeys(items))
+        self._continue_soon()
 
     # submitting merged requests
 
-    def _go_on_soon(self) -> None:
+    def _continue_soon(self) -> None:
         if not self._soon:
             self._soon = True
             self.shell.loop.call_soon(self._continue)
@@ -135,48 +99,60 @@ class RequestMerger:
     def _continue(self) -> None:
         """Let batches read ahead, and make sure that waiting items have a merged request in the scheduler."""
         self._soon = False
-        if not self._live and not self._readers:
+        if not self._live and not self.batches:
             return
-        if self._stock.waiting < AHEAD // 2:
-            for reader in list(self._readers):
-                reader.more()
-        unread, engine = sum(reader.unread() for reader in self._readers), self.shell.engine
+        if self.queue.waiting < AHEAD // 2:
+            for batch in list(self.batches):
+                batch.more()
+        unread, engine = sum(batch.unread() for batch in self.batches), self.shell.engine
         with engine.lock:
-            wanted, seconds = self._stock.look(engine.clock(), unread)
-        if seconds > 0 and self._pacer is None:
-            self._pacer = self.shell.loop.call_later(seconds, self._go_on_after_pause)
+            wanted, pause_end = self.queue.needs(unread)
+            paused = pause_end > engine.clock()
         if wanted:
-            self.shell._locked(self._submit, seconds > 0)
-        self._arm()
-
-    def _go_on_after_pause(self) -> None:
-        self._pacer = None
-        self._continue()
+            self.shell._locked(self._submit, paused)
+        with engine.lock:
+            wake = self.queue.deadlines.next()
+        self._wake_at(min(wake, pause_end) if paused else wake)
 
     def _submit(self, now: float, paused: bool) -> None:
         """Keep one unfilled merged request per lane in the scheduler. When one is sent at once, submit the next."""
-        for lane in self._stock.lanes.values():
+        for lane in self.queue.lanes.values():
             if paused and lane.feed is None:
                 continue
-            while lane.waiting and lane.carrier is None:
-                lane.carrier = MergedRequest(self._blank, self._pool, lane, self)
-                self._hand_in(now, lane.carrier)
+            while lane.waiting and lane.request is None:
+                lane.request = MergedRequest(self._pool, lane, self)
+                self._hand_in(now, lane.request)
 
-    def _hand_in(self, now: float, carrier: MergedRequest) -> None:
+    def _hand_in(self, now: float, request: MergedRequest) -> None:
         """Submit a merged request to the scheduler. In a lane of batches, one that already has items goes ahead of unfilled ones."""
-        scheduler, feed = self.shell.engine.scheduler, carrier.lane.feed
+        scheduler, feed, queue = self.shell.engine.scheduler, request.lane.feed, self.queue
         if feed is None:
-            carrier.state = TaskState.WAITING  # not NEW: the queue limit counts items, not merged requests
-            scheduler.submit(now, carrier)
+            request.state = TaskState.WAITING  # not NEW: the queue limit counts items, not merged requests
+            scheduler.submit(now, request)
             return
-        if carrier.members:
-            feed.buffer.appendleft(carrier)
+        if request.members:
+            feed.buffer.appendleft(request)
         else:
-            feed.buffer.append(carrier)
-        unread = self._stock.unread
-        feed.ended = not unread
-        feed.left = None if unread == inf else len(feed.buffer) + ceil((self._stock.waiting + unread) / sizing.MOST)
+            feed.buffer.append(request)
+        feed.ended = not queue.unread
+        feed.left = None if queue.unread == inf else len(feed.buffer) + ceil((queue.waiting + queue.unread) / sizing.MOST)
         scheduler.refill(now, feed)
+
+    def _wake_at(self, wake: float) -> None:
+        """Set the timer, unless it is already set for that time or an earlier one."""
+        if wake == inf or (self._timer is not None and wake >= self._timer_at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = wake
+        self._timer = self.shell.loop.call_later(max(0.0, wake - self.shell.engine.clock()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        with self.shell.engine.lock:
+            late = self.queue.due(self.shell.engine.clock())
+        self.end(late, endings.timed_out)
+        self._continue()
 
     # called by the loop driver
 
@@ -186,210 +162,334 @@ class RequestMerger:
     async def carry(self, attempt: Attempt) -> Outcome:
         """Make one attempt. A failure that one item may have caused becomes ``REFUSED``: the request is split, not retried as a whole."""
         self._continue()
-        carrier = attempt.task
-        assert isinstance(carrier, MergedRequest)
-        count = len(carrier.members)
-        outcome: Outcome = await self.shell.wire.send(attempt.source.handle, carrier.payload)
+        request, source, lock = cast("MergedRequest", attempt.task), attempt.source, self.shell.engine.lock
+        count = len(request.members)
+        outcome: Outcome = await self.shell.wire.send(source.handle, request.payload)
         if not isinstance(outcome, Failure):
             return outcome
-        if outcome.kind is FailureKind.OVERLOADED and outcome.retry_after is None and attempt.source.inflight == 1:
-            with self.shell.engine.lock:
-                self._stock.turned_away(attempt.source, count)
+        kind = outcome.kind
+        if kind is FailureKind.OVERLOADED and outcome.retry_after is None and source.inflight == 1:
+            with lock:
+                self.queue.record_rejection(source, count)
         if splits(outcome, count):
-            carrier.refused_by = attempt.source
-            return Failure(FailureKind.REFUSED, outcome.error, limits=outcome.limits)
-        if outcome.kind is FailureKind.TRANSIENT and _was_answered(outcome):
-            with self.shell.engine.lock:
-                suspicious = self._stock.broke(carrier)
+            request.refused_by = source
+            kind = FailureKind.REFUSED
+        elif kind is FailureKind.TRANSIENT and isinstance(outcome.error, RequestError) and outcome.error.status_code is not None:
+            with lock:
+                suspicious = self.queue.record_failure(request)
             if suspicious and count > 1 and may_be_one_items_fault(outcome.error):
-                return Failure(FailureKind.REFUSED, outcome.error, limits=outcome.limits)
-            if carrier.is_suspect():  # retried without harm to the endpoint's health
-                return Failure(FailureKind.LOCAL, outcome.error, limits=outcome.limits)
-        return outcome
+                kind = FailureKind.REFUSED
+            elif request.is_suspect():  # retried without harm to the endpoint's health
+                kind = FailureKind.LOCAL
+        return outcome if kind is outcome.kind else Failure(kind, outcome.error, limits=outcome.limits)
 
     def read(self, feed: BatchFeed) -> bool:  # noqa: ARG002 - merged requests are added when items are
         return False
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        assert isinstance(task, MergedRequest)
+        request = cast("MergedRequest", task)
         with self.shell.engine.lock:
-            self._stock.returned(task)
-            if isinstance(outcome, Answer):
-                assert source is not None
-                self._stock.took(task, source, seconds)
-        if isinstance(outcome, Answer):
-            assert source is not None
-            self._share(task, outcome, source, seconds)
-        elif not task.members:  # no endpoint will fill it
-            self._fail(self._remove_waiting(), outcome)
-        elif len(task.members) > 1 and may_be_one_items_fault(outcome):
-            self._split(task)
-        else:
-            self._fail(task.left(), outcome)
-        self._go_on_soon()
+            self.queue.unqueue(request)
+            if isinstance(outcome, Answer) and source is not None:
+                self.queue.record_answer(request, source, seconds)
+        if isinstance(outcome, Answer) and source is not None:
+            self._share(request, outcome, source, seconds)
+        elif isinstance(outcome, QRewardError):
+            if len(request.members) > 1 and may_be_one_items_fault(outcome):
+                self._split(request)
+            else:  # without items, no endpoint will fill it
+                items = request.left() if request.members else [item for item in self._live if item.place is WAITING]
+                self.end(items, lambda _: outcome if len(items) == 1 else cast("QRewardError", own_error(outcome)))
+        self._continue_soon()
         self._rest_if_idle()
 
     def close(self) -> None:
-        error = ClientClosed("the client was closed before the request was done")
-        with self.shell.engine.lock:
-            loaded = self._stock.unload()
-            carried = [member for carrier in loaded for member in carrier.left()]
-        self.shell.withdraw(list(loaded), error)
-        self._fail([*carried, *self._remove_waiting()], error)
-        self._rest_if_idle()
+        self.end(self._live, lambda _: ClientClosed("the client was closed before the request was done"))
 
     def abandon(self) -> list[Task]:
         with self.shell.engine.lock:
-            left: list[Task] = [*self._stock.unload(), *self._stock.unsent()]
-        self._forget_lanes()
-        self._idle()
+            loaded = {item.request: None for item in self._live if item.request is not None}
+            left: list[Task] = [*loaded, *self.queue.unfilled()]
+        self._live.clear()
+        self.batches.clear()
+        self._rest_if_idle()
         return left
 
     # the outcome of a merged request
 
-    def _share(self, carrier: MergedRequest, answer: Answer, source: Source, seconds: float) -> None:
-        members = carrier.members
-        shares = self._listing.shares(answer.value, [member.payload for member in members])
+    def _share(self, request: MergedRequest, answer: Answer, source: Source, seconds: float) -> None:
+        shares = self.spec.shares(answer.value, [item.payload for item in request.members])
         again: list[MergedItem] = []
-        for member, share in zip(members, shares, strict=True):
-            if member.place is OVER:
+        for item, share in zip(request.members, shares, strict=True):
+            if item.place is OVER:
                 continue
-            if not isinstance(share, InvalidResponse):
-                self._settle(member, Answer(share), source, seconds)
-            elif self._attempts > 1:
-                member.fail(AttemptRecord(source.name, "transient", seconds, share.status_code, str(share)), share)
-                again.append(member)
-            else:
-                self._settle(member, share, source, seconds)
-        for member in again:  # alone, so that the item gets the answer of an ordinary request
-            self._send_again([member], 1, Split(None, 1, True))
+            if isinstance(share, InvalidResponse) and self._attempts > 1:
+                item.detach()
+                item.trail = [*(item.trail or ()), AttemptRecord(source.name, "transient", seconds, share.status_code, str(share))]
+                item.last_error = share
+                again.append(item)
+                continue
+            item.end()
+            del self._live[item]
+            self._report(item, share if isinstance(share, InvalidResponse) else Answer(share), source, seconds)
+        for item in again:  # alone, so that the item gets the answer of an ordinary request
+            self._send_again([item], 1, Split(None, 1, True))
 
-    def _split(self, carrier: MergedRequest) -> None:
+    def _split(self, request: MergedRequest) -> None:
         """Send the items again in halves, until a bad item is alone.
 
         If the request has used up its attempts, all of its items may be bad; each part then has at most two attempts.
         """
-        members, source = carrier.left(), carrier.refused_by
-        tries = max(0, self._attempts - 2) if carrier.tries >= self._attempts else 0
-        parts = halves(members) if len(members) > 1 else [members]
-        cut = Split(source if len(parts) > 1 else None, len(parts[0]), carrier.is_suspect())
-        for part in parts:
-            if part:
-                self._send_again(list(part), tries, cut)
+        items = request.left()
+        tries = max(0, self._attempts - 2) if request.tries >= self._attempts else 0
+        middle = (len(items) + 1) // 2
+        split = Split(request.refused_by if len(items) > 1 else None, middle, request.is_suspect())
+        for part in filter(None, (items[:middle], items[middle:])):
+            self._send_again(part, tries, split)
 
-    def _send_again(self, members: list[MergedItem], tries: int, cut: Split) -> None:
-        carrier = MergedRequest(self._blank, self._pool, members[0].lane, self, members)
-        carrier.tries, carrier.cut = tries, cut
-        for member in members:
-            member.change_to(carrier)
-        carrier.last_error, carrier.sent_at = members[0].last_error, members[0].sent_at
-        self.shell._locked(self._hand_back, carrier)
+    def _send_again(self, items: list[MergedItem], tries: int, split: Split) -> None:
+        request = MergedRequest(self._pool, items[0].lane, self, items, split)
+        request.tries = tries
+        for item in items:
+            item.attach(request)
+        request.last_error, request.sent_at = items[0].last_error, items[0].sent_at
+        self.shell._locked(self._hand_in, request)
 
-    def _hand_back(self, now: float, carrier: MergedRequest) -> None:
-        self._stock.loaded[carrier] = None
-        self._hand_in(now, carrier)
-
-    def _fail(self, members: Sequence[MergedItem], error: QRewardError) -> None:
-        for member in members:
-            own = error if len(members) == 1 else own_error(error)
-            assert isinstance(own, QRewardError)
-            self._settle(member, own, None, 0.0)
-
-    def _settle(self, member: MergedItem, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        member.end()
-        self._live -= 1
-        self._tell(member, outcome, source, seconds)
-
-    def _tell(self, member: MergedItem, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+    def _report(self, item: MergedItem, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         if self.shell.watch is not None:
-            self.shell.watch.done(member, outcome, source)
-        member.sink.finish(member, outcome, source, seconds)
+            self.shell.watch.done(item, outcome, source)
+        item.sink.finish(item, outcome, source, seconds)
 
     # ending early
 
-    def drop(self, members: Iterable[MergedItem]) -> None:
-        """Remove items whose caller no longer waits. Items that are over are left as they are."""
-        self._leave(members)
-        if self.shell.watch is not None:
-            self.shell.watch.withdrawn(members)
-        self._rest_if_idle()
+    def end(self, items: Iterable[MergedItem], error_of: Callable[[MergedItem], QRewardError] | None = None) -> None:
+        """End items, whether they wait or were sent. Items that are over are left as they are.
 
-    def end(self, members: Sequence[MergedItem], errors: Sequence[QRewardError]) -> None:
-        """End items with one error each, whether they wait or were sent. None of them may be over."""
-        self._leave(members, errors[0] if errors else None)
-        for member, error in zip(members, errors, strict=True):
-            self._tell(member, error, None, 0.0)
-        self._rest_if_idle()
+        A merged request without live items is withdrawn.
 
-    def _leave(self, members: Iterable[MergedItem], error: QRewardError | None = None) -> None:
-        """Remove items from the queue or from their merged request. A merged request without live items is withdrawn."""
+        Args:
+            error_of: returns the error of an item; None if its caller no longer waits.
+        """
+        items = [item for item in items if item.place is not OVER]
+        if not items:
+            return
+        engine = self.shell.engine
         empty: list[Task] = []
-        with self.shell.engine.lock:
-            for member in members:
-                if member.place is OVER:
-                    continue
-                carrier = member.carrier
-                if member.place is WAITING:
-                    self._stock.remove(member)
-                member.end()
-                self._live -= 1
-                if carrier is not None and carrier.lost_one():
-                    carrier.deadline = inf if error is None else self.shell.engine.clock()
-                    empty.append(carrier)
-                    self._stock.returned(carrier)
-        self._withdraw(empty, error)
+        with engine.lock:
+            for item in items:
+                request = item.request
+                if item.place is WAITING:
+                    self.queue.remove(item)
+                item.end()
+                self._live.pop(item, None)
+                if request is not None and request.lost_one() and request.state is not TaskState.DONE:
+                    self.queue.unqueue(request)
+                    empty.append(request)
+        errors = [] if error_of is None else list(map(error_of, items))
+        if errors and isinstance(errors[0], RequestTimeout):
+            for task in empty:
+                task.deadline = engine.clock()
+        self._withdraw(empty, errors[0] if errors else None)
+        if error_of is None and self.shell.watch is not None:
+            self.shell.watch.withdrawn(items)
+        for item, error in zip(items, errors, strict=False):
+            self._report(item, error, None, 0.0)
         if not self.shell.loop.is_closed():
-            self._go_on_soon()
+            self._continue_soon()
+        self._rest_if_idle()
 
-    def _remove_waiting(self) -> list[MergedItem]:
-        with self.shell.engine.lock:
-            return self._stock.remove_all()
-
-    def _withdraw(self, carriers: list[Task], error: QRewardError | None = None) -> None:
-        if carriers and not self.shell.loop.is_closed():
-            self.shell.withdraw(carriers, error)
-
-    def _forget_lanes(self) -> None:
-        with self.shell.engine.lock:
-            lanes, self._stock.lanes = self._stock.lanes, {}
-        for lane in lanes.values():
-            if lane.feed is not None:
-                self.shell.close_feed(lane.feed)
+    def _withdraw(self, requests: list[Task], error: QRewardError | None = None) -> None:
+        if requests and not self.shell.loop.is_closed():
+            self.shell.withdraw(requests, error)
 
     def _rest_if_idle(self) -> None:
-        """Without items and batches, cancel the timers, withdraw unfilled requests and unregister from the loop driver."""
-        if self._live or self._readers:
-            return
-        for timer in (self._timer, self._pacer):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._pacer = None
-        with self.shell.engine.lock:
-            unsent: list[Task] = [*self._stock.unsent()]
-        self._withdraw(unsent)
-        self._forget_lanes()
-        self.shell.sinks.pop(self, None)
-        self._idle()
-
-    # deadlines
-
-    def _arm(self) -> None:
-        with self.shell.engine.lock:
-            until = self._stock.deadlines.next()
-        if until is None or (self._timer is not None and until >= self._timer_at):
+        """Without items and batches, cancel the timer, withdraw unfilled requests and unregister from the loop driver."""
+        if self._live or self.batches:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_at = until
-        self._timer = self.shell.loop.call_later(max(0.0, until - self.shell.engine.clock()), self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
+            self._timer = None
         with self.shell.engine.lock:
-            late = self._stock.deadlines.due(self.shell.engine.clock())
-        self.end(late, [endings.timed_out(member.with_last_error()) for member in late])
+            unfilled = self.queue.unfilled()
+            lanes, self.queue.lanes = self.queue.lanes, {}
+        self._withdraw(unfilled)
+        for lane in lanes.values():
+            if lane.feed is not None:
+                self.shell.close_feed(lane.feed)
+        self.shell.sinks.pop(self, None)
+        self._idle()
+
+    def detach(self, batch: MergedBatchWaiter) -> None:
+        """Unregister a batch that has ended."""
+        self.batches.pop(batch, None)
+        self._rest_if_idle()
 
 
-def _was_answered(failure: Failure) -> bool:
-    """Whether the endpoint responded, rather than that the connection was lost."""
-    return isinstance(failure.error, RequestError) and failure.error.status_code is not None
+class ItemWaiter:
+    """Receives the results of the items of one call. The merger sends and ends them."""
+
+    __slots__ = ("_left", "_results", "_waiter", "context", "shell")
+
+    def __init__(self, shell: LoopDriver) -> None:
+        self.shell = shell
+        self.context = copy_context()
+
+    async def results(self, merger: RequestMerger, items: list[MergedItem]) -> list[Result[Any]]:
+        """Send the items and wait for all of them.
+
+        Raises the first error. If the caller is cancelled, unfinished items are dropped.
+        """
+        self._results: list[Any] = [None] * len(items)
+        self._left = len(items)
+        self._waiter = self.shell.loop.create_future()
+        merger.put(items)
+        try:
+            await self._waiter
+        except GeneratorExit:  # the garbage collector may close this coroutine while the engine's lock is held
+            self.shell.later(partial(merger.end, items))
+            raise
+        except BaseException:
+            merger.end(items)
+            raise
+        return self._results
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        if self._waiter.done():
+            return
+        result = result_of(task, outcome, source, seconds)
+        if result.error is not None:
+            self._waiter.set_exception(result.error)
+            return
+        self._results[task.index] = result
+        self._left -= 1
+        if not self._left:
+            self._waiter.set_result(None)
+
+
+class _ItemOptions(RequestOptions):
+    """Options whose tasks are ``MergedItem``."""
+
+    __slots__ = ()
+
+    def task(self, payload: Any, pool: Pool, sink: Any, index: int) -> MergedItem:
+        return MergedItem(payload, pool, self, sink, index)
+
+
+class MergedBatchWaiter(BatchWaiter):
+    """A batch whose items share requests: it puts what it reads into one ``RequestMerger`` per merge key, which ``find`` returns.
+
+    The scheduler watches the feed for outages but takes no items from it: they are in the mergers.
+    """
+
+    def __init__(
+        self,
+        shell: LoopDriver,
+        *args: Any,
+        terms: RequestOptions,
+        spec: MergeSpec,
+        find: Callable[[Hashable], RequestMerger],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(shell, *args, terms=_ItemOptions(*terms), **kwargs)
+        self._spec, self._find = spec, find
+        self._mergers: dict[Hashable, RequestMerger] = {}
+
+    async def run(self) -> BatchResult[Any]:
+        try:
+            return await super().run()
+        finally:
+            for merger in self._mergers.values():
+                merger.detach(self)
+
+    # called by the mergers
+
+    @property
+    def opened_at(self) -> float:
+        """When reading of the input began, in seconds on the engine's clock."""
+        return self._feed.opened_at
+
+    def more(self) -> None:
+        """Read items and put them in, up to ``AHEAD`` waiting items."""
+        if self._feed.failing is None and self._room(self._feed) > 0:
+            self.read(self._feed)
+
+    def unread(self) -> float:
+        """Number of items not yet read; inf if unknown."""
+        if self._feed.ended:
+            return 0
+        return inf if self._size is None else max(0, self._size - self._read)
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        if task in self._live:  # otherwise it was dropped while other items were being finished
+            super().finish(task, outcome, source, seconds)
+
+    def abandon(self) -> list[Task]:
+        left = super().abandon()
+        self._end(left)
+        return left
+
+    # reading
+
+    def read(self, feed: BatchFeed) -> bool:
+        self._end_trying(feed)
+        return super().read(feed)
+
+    def _read_now(self, feed: BatchFeed) -> bool:
+        super()._read_now(feed)
+        self._hand_over(feed)
+        if feed.ended:
+            self._end_trying(feed)
+        return True
+
+    def _room(self, feed: BatchFeed) -> int:
+        return AHEAD - len(feed.buffer) - sum(merger.queue.waiting for merger in self._mergers.values())
+
+    def _add(self, feed: BatchFeed, item: Any) -> None:
+        super()._add(feed, item)
+        if isinstance(self._items, AsyncIterator):
+            self._hand_over(feed)
+
+    def _hand_over(self, feed: BatchFeed) -> None:
+        """Move items from the feed's buffer to their mergers."""
+        fresh = self._by_key(feed.buffer)
+        feed.buffer.clear()
+        for key, items in fresh.items():
+            if key not in self._mergers:
+                self._mergers[key] = self._find(key)
+                self._mergers[key].batches[self] = None
+            self._mergers[key].put(items, batch=True)
+
+    # ending early
+
+    def _drop_unstarted(self) -> None:
+        super()._drop_unstarted()
+        unsent = self._waiting()
+        for task in unsent:
+            del self._live[task]
+        self._end(unsent)
+
+    def _is_trying(self, feed: BatchFeed) -> bool:
+        return bool(feed.buffer or self._waiting())
+
+    def _end_trying(self, feed: BatchFeed) -> None:
+        """While no endpoint is alive, fail the items that wait in the mergers.
+
+        Until the input has ended, one item stays: its attempts show when an endpoint is alive again.
+        """
+        failing = feed.failing
+        if failing is not None:
+            self._end(self._waiting()[not feed.ended :], lambda _: failing())
+
+    def _end(self, tasks: Iterable[Task], error_of: Callable[[MergedItem], QRewardError] | None = None) -> None:
+        for key, items in self._by_key(tasks).items():
+            if key in self._mergers:
+                self._mergers[key].end(items, error_of)
+
+    def _waiting(self) -> list[Task]:
+        return [task for task in self._live if cast("MergedItem", task).place is WAITING]
+
+    def _by_key(self, tasks: Iterable[Task]) -> dict[Hashable, list[MergedItem]]:
+        groups: dict[Hashable, list[MergedItem]] = {}
+        for task in tasks:
+            groups.setdefault(self._spec.key(task.payload), []).append(cast("MergedItem", task))
+        return groups

@@ -1,13 +1,17 @@
-"""How many items a merged request should hold: enough to be worth a request, few enough that no slot idles while another has all the work.
+"""How many items a merged request should hold.
 
-Arithmetic only. This module knows no items.
+``EndpointLimits`` learns how many an endpoint accepts. ``length`` chooses how many of them to use: enough to be worth a request, few enough
+that no slot idles while another has all the work. This module knows no items and no HTTP.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from math import ceil, inf
 
+from qreward.codecs.rewards.base import ALONE, MergeLimits
 from qreward.scheduler.endpoint_state import Source
+from qreward.scheduler.outcome import ProbeResult
 from qreward.scheduler.pool import Pool
 
 MOST = 256
@@ -19,6 +23,13 @@ WEIGHT = 0.95
 PORTION = 1.5
 """The remaining items are divided into this many requests per slot, so that a slow endpoint does not finish last with its share.
 Of 1, 1.5, 2 and 3, measured on servers of 20 ms + 1.5 ms an item, of a flat 100 ms, of equal and of unequal speed, 1.5 loses least."""
+
+LONE_REJECTS = 2
+"""Successive rejections by an endpoint that has no other request of this client, before shorter requests are tried there."""
+MOST_PATIENCE = 64
+"""Maximum number of answered requests after such a rejection before a longer one is tried."""
+REFUSED_PATIENCE = 1000
+"""Answered requests after a refusal before a longer one is tried. Doubled each time the longer one is refused."""
 
 
 class ServiceTimeModel:
@@ -54,9 +65,7 @@ class ServiceTimeModel:
             return LEAST
         slope = (self._w * self._nt - self._n * self._t) / spread
         fixed = (self._t - slope * self._n) / self._w
-        if slope <= 0:
-            return MOST
-        return max(1, min(MOST, ceil(fixed / slope)))
+        return MOST if slope <= 0 else max(1, min(MOST, ceil(fixed / slope)))
 
 
 def places(now: float, pool: Pool) -> int:
@@ -74,11 +83,7 @@ def _capacity(source: Source) -> int:
 
 
 def length(now: float, pool: Pool, waiting: float, service: ServiceTimeModel) -> int:
-    """Maximum number of items for the next request.
-
-    Args:
-        waiting: items that wait or are still to be read; inf if unknown.
-    """
+    """Maximum number of items for the next request, if so many wait or are still to be read; inf if unknown."""
     if waiting == inf:
         return MOST
     among = places(now, pool)
@@ -95,3 +100,107 @@ def pause(pool: Pool) -> float:
     sources = list(pool.sources)
     slots, busy = sum(source.window.limit for source in sources), sum(source.inflight for source in sources)
     return max((source.latency.mean for source in sources), default=0.0) * busy / slots**2 if slots else 0.0
+
+
+class EndpointLimits:
+    """The limits of requests to one endpoint, for items of one kind.
+
+    A server that limits the number of items may hold a queue slot for each item (Text Embeddings Inference). It never accepts a request
+    with more items than slots, and reports only that it has no capacity. Therefore shorter requests are tried. If even a single item is
+    rejected, the length was not the cause and the full limit applies again. If a request is accepted, the next ones have the same length,
+    and later ones double it up to the limit.
+
+    A request that was refused while its halves were accepted was also too long. The size of its items may have been the cause, so a
+    longer request is tried again after many answers.
+
+    Args:
+        usual: the limits of this kind of server.
+        cap: the client's own maximum number of items, or None.
+
+    Attributes:
+        limits: the current limits of one request.
+    """
+
+    __slots__ = ("_answers_below_limits", "_answers_below_usual", "_cap", "_most", "_patience", "_refused_patience", "_rejections",
+                 "_reported", "_usual", "limits")  # fmt: skip
+
+    def __init__(self, usual: MergeLimits, cap: int | None) -> None:
+        self._cap, self._reported = cap, usual.items
+        self._patience, self._refused_patience = 1, REFUSED_PATIENCE
+        self._begin(usual)
+
+    def _begin(self, usual: MergeLimits) -> None:
+        self.limits = self._most = self._usual = usual.with_items(self._cap)
+        self._rejections = self._answers_below_limits = self._answers_below_usual = 0
+
+    def report(self, items: int) -> None:
+        """Apply the maximum number of items that the server reports. It replaces that of its kind, if its kind limits lists."""
+        if self._reported is not None and self._usual != ALONE and items != self._reported:
+            self._reported = items
+            self._begin(self._usual.of_items(items))
+
+    def record_refusal(self, most: int) -> None:
+        """Limit requests to ``most`` items, because a longer request was refused while its halves were accepted."""
+        if self._most is not self._usual:
+            self._refused_patience *= 2
+        self._answers_below_usual = 0
+        self._most = self._most.with_items(most)
+        self.limits = self.limits.with_items(most)
+
+    def record_rejection(self, items: int) -> None:
+        """Record that a request was rejected for lack of capacity while the endpoint had no other request of this client."""
+        self._rejections += 1
+        if self._reported is None or self._rejections < LONE_REJECTS:
+            return
+        if self._answers_below_limits == 0 and self._rejections == LONE_REJECTS:
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+        if items > 1:
+            self.limits = self._most.with_items(items // 2)
+        else:
+            self.limits, self._rejections = self._most, 0
+
+    def record_answer(self) -> None:
+        """Record an answered request."""
+        self._rejections = 0
+        if self.limits is not self._most:
+            self._answers_below_limits += 1
+            if self._answers_below_limits >= self._patience:
+                self._answers_below_limits = 0
+                self.limits = self._most.with_items(2 * (self.limits.items or 1))
+        elif self._most is not self._usual:
+            self._answers_below_usual += 1
+            if self._answers_below_usual >= self._refused_patience:
+                self._answers_below_usual = 0
+                self.limits = self._most = self._usual.with_items(2 * (self._most.items or 1))
+
+
+class LearnedLimits:
+    """The learned limits of all endpoints of a client, kept until the endpoint is removed.
+
+    All mergers of the client share them, in all its event loops, so they are used under the engine's lock.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Source, dict[Hashable, EndpointLimits]] = {}
+        self._reported: dict[Source, int] = {}
+
+    def at(self, source: Source, usual: MergeLimits, cap: int | None) -> EndpointLimits:
+        """The limits of requests to an endpoint. Items with equal ``usual`` and ``cap`` (see ``EndpointLimits``) count as one kind."""
+        kinds = self._known.get(source)
+        if kinds is None:
+            self._known = {source: known for source, known in self._known.items() if not source.removed}
+            self._reported = {source: items for source, items in self._reported.items() if not source.removed}
+            kinds = self._known[source] = {}
+        known = kinds.get((usual, cap))
+        if known is None:
+            known = kinds[usual, cap] = EndpointLimits(usual, cap)
+            if source in self._reported:
+                known.report(self._reported[source])
+        return known
+
+    def apply_probe(self, source: Source, result: ProbeResult) -> None:
+        """Apply the number of items that the server reports in a probe."""
+        if result.items is not None:
+            self._reported[source] = result.items
+            for known in self._known.get(source, {}).values():
+                known.report(result.items)

@@ -1,4 +1,4 @@
-"""Streamed responses for callers: one stream, a batch of streams, blocking versions of both, and the client methods that return them.
+"""Streamed responses for callers: one stream, a batch of streams, and blocking versions of both.
 
 The package reads the engine's stream sinks and converts their events into texts, chunks or results. It makes no scheduling decisions and
 knows no HTTP.

@@ -7,8 +7,8 @@ which closes the stream when the loop ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from qreward.engine.stream_batch import BatchStreamSink
 from qreward.engine.stream_sink import SingleStreamSink, StreamRestarted, StreamWaiter, closed
@@ -67,6 +67,7 @@ class StreamHandle(Generic[S]):
         return self._source
 
     def _take(self) -> Coroutine[Any, Any, Any]:
+        """Return the next item, or None at the end."""
         return (self._source or self._open()).take()
 
     async def _ended(self) -> Any:
@@ -78,6 +79,7 @@ class StreamHandle(Generic[S]):
             raise
 
     def _drop(self) -> None:
+        """Leave the stream soon. May be called from any thread and at any point, such as during garbage collection."""
         source = self._source
         if source is not None and not source.over():
             source.shell.later(source.leave)
@@ -89,20 +91,7 @@ class StreamHandle(Generic[S]):
             )
 
 
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-
-class Readable(Protocol):
-    """The methods of a stream that a ``StreamReader`` uses."""
-
-    def _take(self) -> Awaitable[Any]:
-        """Return the next item, or None at the end."""
-
-    def _drop(self) -> None:
-        """Leave the stream soon. May be called from any thread and at any point, such as during garbage collection."""
-
-    async def aclose(self) -> None: ...
 
 
 class StreamReader(AsyncIterator[T_co], Generic[T_co]):
@@ -117,7 +106,7 @@ class StreamReader(AsyncIterator[T_co], Generic[T_co]):
 
     __slots__ = ("_show", "_stream")
 
-    def __init__(self, stream: Readable, show: Callable[[Any], T_co | None]) -> None:
+    def __init__(self, stream: StreamHandle[Any], show: Callable[[Any], T_co | None]) -> None:
         self._stream = stream
         self._show = show
 

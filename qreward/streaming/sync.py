@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from qreward.engine.portal import portal
-from qreward.engine.stream_sink import StreamRestarted
-from qreward.errors import ClientClosed
-from qreward.results import BatchResult, Result
-from qreward.streaming.handles import BatchStream, Stream
+from qreward.engine.background import run_in_background
+from qreward.engine.portal import BlockingIterator, blocking, forwarded, portal
+from qreward.errors import ClientClosed, QRewardError
+from qreward.results import Result
+from qreward.streaming.handles import BatchStream, Stream, StreamHandle
 
 if TYPE_CHECKING:
-    from openai.types.chat import ChatCompletion, ChatCompletionChunk
+    from openai.types.chat import ChatCompletion
 
 T = TypeVar("T")
+H = TypeVar("H", bound=StreamHandle[Any])
 
 
-class SyncStream:
+def _read(items: AsyncIterable[T]) -> Iterator[T]:
+    return portal().iterate(items)
+
+
+class _BlockingHandle(Generic[H]):
+    __slots__ = ("_async",)
+
+    def __init__(self, stream: H) -> None:
+        self._async = stream
+
+    def close(self) -> None:
+        """Stop all requests. Their connections are closed when this returns. It can be called repeatedly."""
+        with contextlib.suppress(ClientClosed):  # the process is ending, and the portal has closed the stream
+            portal().call(self._async.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._async).replace("<", "<Sync", 1)
+
+
+class SyncStream(_BlockingHandle[Stream]):
     """A chat completion that arrives token by token. ``SyncQRewardClient.stream_chat_completion`` returns it. See :class:`Stream`.
 
     Example:
@@ -29,84 +56,57 @@ class SyncStream:
         ...         return stream.final().usage
     """
 
-    __slots__ = ("_stream",)
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    __slots__ = ()
 
     def __iter__(self) -> Iterator[str]:
-        return _read(aiter(self._stream))
+        return _read(aiter(self._async))
 
-    def chunks(self) -> Iterator[ChatCompletionChunk]:
-        """Iterate over all chunks as openai's objects. See :meth:`Stream.chunks`."""
-        return _read(self._stream.chunks())
-
-    def events(self) -> Iterator[str | StreamRestarted]:
-        """Iterate over texts and restarts. See :meth:`Stream.events`."""
-        return _read(self._stream.events())
-
-    def final(self) -> ChatCompletion:
-        """Return the whole response. See :meth:`Stream.final`."""
-        return portal().call(self._stream.final)
+    chunks = forwarded(Stream.chunks, _read)
+    events = forwarded(Stream.events, _read)
+    final = blocking(Stream.final)
 
     @property
     def text(self) -> str:
         """The text received so far, since the last restart."""
-        return self._stream.text
+        return self._async.text
 
     @property
     def result(self) -> Result[ChatCompletion] | None:
         """The outcome. None before the end, and if the stream was left early."""
-        return self._stream.result
-
-    def close(self) -> None:
-        """Stop the request. Its connection is closed when this returns. It can be called repeatedly."""
-        with contextlib.suppress(ClientClosed):  # the process is ending, and the portal has closed the stream
-            portal().call(self._stream.aclose)
-
-    def __enter__(self) -> SyncStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return repr(self._stream).replace("<", "<Sync", 1)
+        return self._async.result
 
 
-class SyncBatchStream:
+class SyncBatchStream(_BlockingHandle[BatchStream]):
     """Many chat completions that arrive token by token. See :class:`BatchStream`."""
 
-    __slots__ = ("_stream",)
-
-    def __init__(self, stream: BatchStream) -> None:
-        self._stream = stream
+    __slots__ = ()
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        return _read(aiter(self._stream))
+        return _read(aiter(self._async))
 
-    def events(self) -> Iterator[tuple[int, str | StreamRestarted | Result[ChatCompletion]]]:
-        """Iterate over texts, results and restarts. See :meth:`BatchStream.events`."""
-        return _read(self._stream.events())
-
-    def results(self) -> BatchResult[ChatCompletion]:
-        """Return all results in input order. See :meth:`BatchStream.results`."""
-        return portal().call(self._stream.results)
-
-    def close(self) -> None:
-        """Stop all requests and close the input. It can be called repeatedly."""
-        with contextlib.suppress(ClientClosed):  # the process is ending, and the portal has closed the stream
-            portal().call(self._stream.aclose)
-
-    def __enter__(self) -> SyncBatchStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return repr(self._stream).replace("<", "<Sync", 1)
+    events = forwarded(BatchStream.events, _read)
+    results = blocking(BatchStream.results)
 
 
-def _read(items: AsyncIterable[T]) -> Iterator[T]:
-    return portal().iterate(items)
+def leave(pieces: BlockingIterator[Any], aclose: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Close a stream that blocking code reads, from any thread, because Python may collect it in any thread.
+
+    The connection is closed when this returns. In the portal's own thread, which must not wait for itself, closing is only started.
+
+    Args:
+        pieces: the iterator that reads the stream.
+        aclose: closes the stream, even if reading never started. It can be called repeatedly.
+    """
+
+    async def close() -> None:
+        with contextlib.suppress(QRewardError):  # no caller is left to receive it
+            await aclose()
+
+    with contextlib.suppress(ClientClosed):  # the process is ending, and the portal has closed the stream
+        here = portal()
+        with contextlib.suppress(Exception):  # the error of the stream concerns only its reader
+            pieces.close()
+        if here.is_here():
+            here.soon(lambda: run_in_background(asyncio.get_running_loop(), close()))
+        else:
+            here.call(aclose)

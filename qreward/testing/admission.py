@@ -36,7 +36,7 @@ class Bucket:
         """Take an amount. Does not suspend if ``admits`` has just returned True for it."""
         await self._limiter.acquire(min(amount, self._burst))
 
-    def room(self) -> float:
+    def available(self) -> float:
         """The amount that could be taken now."""
         if self._limiter.has_capacity(self._burst):
             return self._burst
@@ -47,12 +47,12 @@ class Bucket:
         return low
 
     def left(self) -> str:
-        """The value of ``room()`` in whole requests or tokens, as written in a header."""
-        return f"{math.floor(self.room() + _HAIR)}"
+        """The value of ``available()`` in whole requests or tokens, as written in a header."""
+        return f"{math.floor(self.available() + _HAIR)}"
 
     def wait(self, amount: float) -> float:
         """Seconds until the amount is admitted, if nothing else is taken meanwhile."""
-        return max(0.0, min(amount, self._burst) - self.room()) * 60 / self.per_minute
+        return max(0.0, min(amount, self._burst) - self.available()) * 60 / self.per_minute
 
     def refilled_in(self) -> float:
         """Seconds until the bucket is full again."""
@@ -63,11 +63,8 @@ class Rates:
     """The rate limits of one endpoint: on requests, on tokens, on both, or none."""
 
     def __init__(self, endpoint: FakeEndpoint) -> None:
-        self._buckets: dict[str, Bucket] = {}
-        if endpoint.rpm is not None:
-            self._buckets["requests"] = Bucket(endpoint.rpm, endpoint.request_burst)
-        if endpoint.tpm is not None:
-            self._buckets["tokens"] = Bucket(endpoint.tpm, endpoint.token_burst)
+        limits = {"requests": (endpoint.rpm, endpoint.request_burst), "tokens": (endpoint.tpm, endpoint.token_burst)}
+        self._buckets = {kind: Bucket(rate, burst) for kind, (rate, burst) in limits.items() if rate is not None}
 
     async def admit(self, tokens: int) -> tuple[str, float] | None:
         """Charge one request of this many tokens to all buckets, or to none. Does not suspend.
@@ -89,37 +86,32 @@ class Rates:
     def headers(self, form: str = "openai") -> dict[str, str]:
         """Headers with the limit per minute, the amount left, and the time of the full refill, in the given form."""
         if form == "draft":
-            return self._drafted()
+            bucket = self._buckets.get("requests")
+            if bucket is None:
+                return {}
+            state = f'"requests";r={bucket.left()};t={math.ceil(bucket.refilled_in())}'
+            return {"ratelimit": state, "ratelimit-policy": f'"requests";q={bucket.per_minute:.0f};w=60'}
         names = {"openai": "x-ratelimit-{what}-{kind}", "anthropic": "anthropic-ratelimit-{kind}-{what}"}[form]
         write = {"openai": duration, "anthropic": _moment}[form]
         found: dict[str, str] = {}
         for kind, bucket in self._buckets.items():
-            told = {"limit": f"{bucket.per_minute:.0f}", "remaining": bucket.left(), "reset": write(bucket.refilled_in())}
-            found |= {names.format(what=what, kind=kind): text for what, text in told.items()}
+            values = {"limit": f"{bucket.per_minute:.0f}", "remaining": bucket.left(), "reset": write(bucket.refilled_in())}
+            found |= {names.format(what=what, kind=kind): text for what, text in values.items()}
         return found
-
-    def _drafted(self) -> dict[str, str]:
-        bucket = self._buckets.get("requests")
-        if bucket is None:
-            return {}
-        told = f'"requests";r={bucket.left()};t={math.ceil(bucket.refilled_in())}'
-        return {"ratelimit": told, "ratelimit-policy": f'"requests";q={bucket.per_minute:.0f};w=60'}
 
 
 class Slot:
     """One concurrency slot. ``due`` is the time at which it is expected to be free, on the clock of the code that sets it."""
 
-    __slots__ = ("_gate", "due")
+    __slots__ = ("_admission", "due")
 
-    def __init__(self, gate: RequestAdmission) -> None:
-        self._gate: RequestAdmission | None = gate
+    def __init__(self, admission: RequestAdmission) -> None:
+        self._admission = admission
         self.due = math.inf
 
     def free(self) -> None:
         """Release the slot. Idempotent."""
-        gate, self._gate = self._gate, None
-        if gate is not None:
-            gate.leave(self)
+        self._admission.leave(self)
 
 
 class RequestAdmission:
@@ -160,8 +152,9 @@ class RequestAdmission:
             raise
 
     def leave(self, slot: Slot) -> None:
-        self._slots.discard(slot)
-        self.hand_over()
+        if slot in self._slots:
+            self._slots.remove(slot)
+            self.hand_over()
 
     def hand_over(self) -> None:
         """Assign free slots to the waiters."""

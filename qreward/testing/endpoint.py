@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -51,63 +53,35 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class EndpointCounters:
-    """The mutable counters behind :class:`Seen`."""
+    """The mutable counters behind :class:`Seen`, and the digests by which duplicates are recognised."""
 
     def __init__(self) -> None:
-        self.requests = 0
-        self.answered = 0
-        self.rejected = 0
+        self.counts: Counter[str] = Counter()  # the integers of Seen
         self.errors: Counter[str] = Counter()
-        self.disconnects = 0
-        self.duplicates = 0
-        self.tokens = 0
         self.first_request: float | None = None
         self.last_request: float | None = None
         self._digests: set[bytes] = set()
 
     def arrived(self, at: float) -> None:
-        self.requests += 1
+        self.counts["requests"] += 1
         self.last_request = at
         if self.first_request is None:
             self.first_request = at
 
     def recognise(self, digest: bytes) -> None:
         """Record the digest of a request, and count a duplicate if it is known."""
-        if digest in self._digests:
-            self.duplicates += 1
-        else:
-            self._digests.add(digest)
+        self.counts["duplicates"] += digest in self._digests
+        self._digests.add(digest)
 
     def ended_in(self, problem: str | None, tokens: int = 0) -> None:
-        """Count the end of a request.
-
-        Args:
-            problem: None for a successful response, ``rejected``, or the kind of the error.
-            tokens: tokens of a successful response.
-        """
+        """Count the end of a request: ``problem`` is None for a response with this many tokens, ``rejected``, or the kind of the error."""
         if problem is None:
-            self.answered += 1
-            self.tokens += tokens
+            self.counts["answered"] += 1
+            self.counts["tokens"] += tokens
         elif problem == "rejected":
-            self.rejected += 1
+            self.counts["rejected"] += 1
         else:
             self.errors[problem] += 1
-
-    def snapshot(self, name: str, in_flight: int, peak: int) -> Seen:
-        return Seen(
-            name=name,
-            requests=self.requests,
-            answered=self.answered,
-            rejected=self.rejected,
-            errors=dict(self.errors),
-            in_flight=in_flight,
-            peak_in_flight=peak,
-            disconnects=self.disconnects,
-            duplicates=self.duplicates,
-            tokens=self.tokens,
-            first_request=self.first_request,
-            last_request=self.last_request,
-        )
 
 
 DEAD = Phase(behaviour="dead")
@@ -116,37 +90,53 @@ DEAD = Phase(behaviour="dead")
 class FakeEndpointState:
     """Settings, slots, rate limits, phases, random draws and counters of one endpoint. Bound to the running event loop.
 
-    Raises ``ConfigError`` if the responder cannot be imported.
+    Raises:
+        ConfigError: the responder cannot be imported.
     """
 
     def __init__(self, spec: FakeEndpoint) -> None:
         self.spec = spec
         self.write = writer_of(spec.responder)
-        self.gate = RequestAdmission(spec.max_concurrency)
+        self.admission = RequestAdmission(spec.max_concurrency)
         self.killed = False
+        self.phases_changed: Callable[[], None] = lambda: None  # called when the active phase may be another one
         self.reset()
 
     def reset(self) -> None:
         """Reset statistics, rate limits, phases and random draws. Slots in use stay in use, and a killed endpoint stays killed."""
         self.epoch = time.monotonic()
         self.counters = EndpointCounters()
-        self.gate.peak = self.gate.in_flight
+        self.admission.peak = self.admission.in_flight
         self.rates = Rates(self.spec)
-        self._lay_phases()
+        self.timeline = Timeline(self.spec.phases, self.epoch)
         self._seed_faults()
+        self.phases_changed()
 
     def configure(self, spec: FakeEndpoint) -> None:
         """Change the settings. State that does not depend on a changed setting is kept."""
         before, self.spec = self.spec, spec
         self.write = writer_of(spec.responder)
-        self.gate.limit = spec.max_concurrency
-        self.gate.hand_over()
+        self.admission.limit = spec.max_concurrency
+        self.admission.hand_over()
         if any(getattr(before, name) != getattr(spec, name) for name in ("rpm", "tpm", "burst", "burst_tokens")):
             self.rates = Rates(spec)
         if before.phases != spec.phases:
-            self._lay_phases()
+            self.timeline = Timeline(spec.phases, self.epoch)
         if before.faults != spec.faults:
             self._seed_faults()
+        self.phases_changed()
+
+    def kill(self, killed: bool = True) -> None:
+        """Make the endpoint dead until it is revived by ``kill(False)``."""
+        self.killed = killed
+        self.phases_changed()
+
+    def arrived(self) -> None:
+        """Count the arrival of a request, which may begin a phase."""
+        now = time.monotonic()
+        self.counters.arrived(now - self.epoch)
+        if self.timeline.count(self.counters.counts["requests"], now):
+            self.phases_changed()
 
     def draw(self) -> str | None:
         """The fault of the next attempt; None for no fault."""
@@ -172,10 +162,17 @@ class FakeEndpointState:
         return _matches(self.spec.models, model)
 
     def seen(self) -> Seen:
-        return self.counters.snapshot(self.spec.name, self.gate.in_flight, self.gate.peak)
-
-    def _lay_phases(self) -> None:
-        self.timeline = Timeline(self.spec.phases, self.epoch)
+        counters, admission = self.counters, self.admission
+        counts: dict[str, Any] = dict(counters.counts)
+        return Seen(
+            self.spec.name,
+            errors=dict(counters.errors),
+            in_flight=admission.in_flight,
+            peak_in_flight=admission.peak,
+            first_request=counters.first_request,
+            last_request=counters.last_request,
+            **counts,
+        )
 
     def _seed_faults(self) -> None:
         self._rates_of_faults = self.spec.faults.rates()

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from qreward.testing.server import HOST, InLoop, InProcess, InThread
 from qreward.testing.spec import FakeEndpoint, FleetSpec, read_spec
 
 Host = InLoop | InThread | InProcess
+H = TypeVar("H", InLoop, InThread)
 
 
 class FakeFleet:
@@ -52,25 +53,21 @@ class FakeFleet:
         self._last_seen: list[Any] = []
 
     async def __aenter__(self) -> FakeFleet:
-        self._check_stopped()
-        host = InProcess(self._spec()) if self._process else InLoop(self._spec())
+        host = self._new_host(InLoop)
         await (host.start() if isinstance(host, InLoop) else asyncio.to_thread(host.start))
-        self._started(host)
-        return self
+        return self._started(host)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        host, self._host = self._remember(), None
+        host = self._ending()
         await (host.stop() if isinstance(host, InLoop) else asyncio.to_thread(host.stop))
 
     def __enter__(self) -> FakeFleet:
-        self._check_stopped()
-        host = InProcess(self._spec()) if self._process else InThread(self._spec())
+        host = self._new_host(InThread)
         host.start()
-        self._started(host)
-        return self
+        return self._started(host)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        host, self._host = self._remember(), None
+        host = self._ending()
         assert not isinstance(host, InLoop)
         host.stop()
 
@@ -96,7 +93,8 @@ class FakeFleet:
     def seen(self, name: str) -> Seen:
         """The statistics of an endpoint. After the fleet has stopped: its last statistics. Raises ``ConfigError`` for an unknown name."""
         position = list(self._specs).index(self._named(name).name)
-        return msgspec.convert(self._all_seen()[position], Seen)
+        known = self._last_seen if self._host is None and self._last_seen else self._running().call("seen")
+        return msgspec.convert(known[position], Seen)
 
     def reset(self) -> None:
         """Start over with the present settings: statistics at zero, rate limits refilled, phases and faults from their beginning.
@@ -124,11 +122,11 @@ class FakeFleet:
 
     def kill(self, name: str) -> None:
         """Stop listening and abort all connections of an endpoint, until :meth:`revive`."""
-        self._running().call("kill", self._named(name).name)
+        self._running().call("kill", self._named(name).name, True)
 
     def revive(self, name: str) -> None:
         """Listen again on the same port, unless a ``dead`` phase is active."""
-        self._running().call("revive", self._named(name).name)
+        self._running().call("kill", self._named(name).name, False)
 
     def lower_bound(self, work: int | Sequence[Sequence[Any]]) -> float:
         """The shortest time in seconds in which the fleet can serve a batch; see ``qreward.testing.lower_bound``.
@@ -138,24 +136,24 @@ class FakeFleet:
         """
         return lower_bound(self._specs.values(), work)
 
-    def _spec(self) -> FleetSpec:
-        return FleetSpec(endpoints=tuple(self._specs.values()))
-
     def _named(self, name: str) -> FakeEndpoint:
         if name not in self._specs:
             raise ConfigError(f"there is no endpoint {name!r}; {did_you_mean(name, self._specs, otherwise='the endpoints are')}")
         return self._specs[name]
 
-    def _all_seen(self) -> list[Any]:
-        found: list[Any] = self._running().call("seen") if self._host is not None or not self._last_seen else self._last_seen
-        return found
+    def _new_host(self, kind: type[H]) -> H | InProcess:
+        if self._host is not None:
+            raise RuntimeError("the fleet is running already; make another FakeFleet for a second one")
+        spec = FleetSpec(endpoints=tuple(self._specs.values()))
+        return InProcess(spec) if self._process else kind(spec)
 
-    def _started(self, host: Host) -> None:
+    def _started(self, host: Host) -> FakeFleet:
         self._host, self._ports = host, host.call("ports")
+        return self
 
-    def _remember(self) -> Host:
+    def _ending(self) -> Host:
         """Keep the statistics, and return the host that is about to stop."""
-        host = self._running()
+        host, self._host = self._running(), None
         with contextlib.suppress(RuntimeError):  # a child process that has died cannot report them
             self._last_seen = host.call("seen")
         return host
@@ -164,7 +162,3 @@ class FakeFleet:
         if self._host is None:
             raise RuntimeError("the fleet is not running; enter it by 'with' or 'async with'")
         return self._host
-
-    def _check_stopped(self) -> None:
-        if self._host is not None:
-            raise RuntimeError("the fleet is running already; make another FakeFleet for a second one")

@@ -1,4 +1,4 @@
-"""The lower bound on the makespan of a batch, the timeline of an endpoint's phases, and parsed requests with their service times.
+"""The lower bound on the makespan of a batch, and the timeline of an endpoint's phases.
 
 Pure: no sockets, no clock, nothing is sent.
 
@@ -19,7 +19,7 @@ The bound is the smallest T for which requests, divisible at will, fit into thes
 at which ``sum_i min_r supply_ir(T) / use_ir`` reaches their number. In general it is a linear program, solved by its dual so
 that the bound is never too high: for any prices ``y_ir >= 0``, a feasible T satisfies
 ``sum_ir y_ir * supply_ir(T) >= sum_j min_i sum_r y_ir * use_irj``. Prices start at the binding resource of each endpoint
-and are improved as in a market (tatonnement: Walras, Elements d'economie politique pure, 1874); the largest T is used.
+and are improved one by one (coordinate ascent); the largest T is used.
 
 The bound ignores faults, phases that begin with a request, the integrality of slots, and the time lost to rejections. Each of
 these can only make the true minimum larger.
@@ -29,12 +29,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from hashlib import sha256
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from qreward.testing import responders
-from qreward.testing.responders import ChatRequest, EmbeddingsRequest
-from qreward.testing.spec import FakeEndpoint, Latency, Phase
+from qreward.testing.spec import FakeEndpoint, Phase
 from qreward.testing.text import canonical, count_tokens, digest_of
 
 _ERRORS = ("dead", "error_503", "error_500")
@@ -161,29 +158,23 @@ def _window(phase: Phase, origin: float) -> TimeWindow:
 _NOTHING = 1e-9  # seconds, requests or tokens: a resource used less than this cannot limit anything
 _FOREVER = 1e12  # seconds
 _BISECTIONS = 60
-_ROUNDS = 15
-_SHARPNESS = (4, 8, 16, 32, 64, 128, 256)
-_FAINT = 0.3  # of the cost of an average request: initial price of a resource that is not binding on average
-_SAMPLE = 2048  # (endpoint, request) pairs on which prices are improved
+_ROUNDS = 2
+_STEPS = (3.0, 1.5, 1.2, 1.08, 1.03, 1.01)
+_FAINT = 0.01  # of the cost of an average request: initial price of a resource that is not binding on average
+_SAMPLE = 1024  # (endpoint, request) pairs on which prices are improved
 
-Supply = Callable[[float], float]
-Prices = list[list[float]]
-"""By endpoint, and by resource of the endpoint."""
+Prices = list[float]
+"""By resource, in the order of the endpoints and of the resources of each."""
 
 
 class Resource(NamedTuple):
     """A limited resource of an endpoint: the supply until a time, and the amount that each request uses."""
 
-    supply: Supply
+    supply: Callable[[float], float]
     uses: list[float]
 
-
-class ServerModel(NamedTuple):
-    """An endpoint: its phases, the service time of each request in seconds, and its limited resources."""
-
-    timeline: Timeline
-    service: list[float]
-    resources: list[Resource]
+    def mean(self) -> float:
+        return math.fsum(self.uses) / len(self.uses)
 
 
 def lower_bound(endpoints: Iterable[FakeEndpoint], work: int | Sequence[Sequence[Any]]) -> float:
@@ -193,150 +184,117 @@ def lower_bound(endpoints: Iterable[FakeEndpoint], work: int | Sequence[Sequence
         endpoints: the endpoints of the fleet.
         work: the conversations of the batch, or a number of requests. Requests given as a number have the mean length and no prompt.
     """
-    lengths = _Lengths(work)
-    if not lengths.count:
+    count = work if isinstance(work, int) else len(work)
+    if not count:
         return 0.0
-    sources = [source for spec in endpoints if (source := _source(spec, lengths)).timeline.opens(0.0) < math.inf]
-    if not sources:
-        return math.inf
-    each = range(len(lengths.prompts))
-    longest = max(min(source.timeline.earliest(source.service[index]) for source in sources) for index in each)
-    return max(longest, _fluid(sources, lengths.weight))
-
-
-class _Lengths:
-    """The requests: their number, and the length of each on an endpoint. Equal requests are one entry with a higher ``weight``."""
-
-    def __init__(self, work: int | Sequence[Sequence[Any]]) -> None:
-        if isinstance(work, int):
-            self.count = self.weight = work
-            self.prompts, self._digests = [0], None
+    prompts = [0] if isinstance(work, int) else [count_tokens(canonical(messages)) for messages in work]
+    digests = None if isinstance(work, int) else [digest_of(messages) for messages in work]
+    longest, resources = [math.inf] * len(prompts), []
+    for spec in endpoints:
+        timeline = Timeline(spec.phases)
+        if timeline.opens(0.0) == math.inf:
+            continue
+        if digests is not None:
+            tokens: list[float] = [spec.latency.draw(digest) for digest in digests]
         else:
-            self.count, self.weight = len(work), 1
-            self.prompts = [count_tokens(canonical(messages)) for messages in work]
-            self._digests = [digest_of(messages) for messages in work]
-
-    def on(self, spec: FakeEndpoint) -> list[float]:
-        """Output tokens of each entry on an endpoint."""
-        if self._digests is None:
-            return [spec.latency.tokens if spec.latency.sigma else round(spec.latency.tokens)]
-        return [spec.latency.draw(digest) for digest in self._digests]
+            tokens = [spec.latency.tokens if spec.latency.sigma else round(spec.latency.tokens)]
+        service = [spec.latency.seconds(each) for each in tokens]
+        longest = [min(known, timeline.earliest(each)) for known, each in zip(longest, service, strict=True)]
+        resources.append(_resources(spec, timeline, service, [prompt + each for prompt, each in zip(prompts, tokens, strict=True)]))
+    return max(*longest, fluid(resources, count / len(prompts))) if resources else math.inf
 
 
-def _source(spec: FakeEndpoint, lengths: _Lengths) -> ServerModel:
-    timeline, tokens = Timeline(spec.phases), lengths.on(spec)
-    service = [spec.latency.seconds(each) for each in tokens]
-    shortest, resources = min(service), []
+def _resources(spec: FakeEndpoint, timeline: Timeline, service: list[float], tokens: list[float]) -> list[Resource]:
+    """The resources of an endpoint, from the service time and the tokens of each request."""
+    last = min(service)  # the last admitted request must still be served
+    found = []
     if (slots := spec.max_concurrency) is not None:
-        resources.append(Resource(lambda until: slots * timeline.work(until), service))
+        found.append(Resource(lambda until: slots * timeline.work(until), service))
     if (rpm := spec.rpm) is not None:
-        resources.append(Resource(lambda until: timeline.admissions(until - shortest, rpm / 60, spec.request_burst), [1.0] * len(tokens)))
+        found.append(Resource(lambda until: timeline.admissions(until - last, rpm / 60, spec.request_burst), [1.0] * len(tokens)))
     if (tpm := spec.tpm) is not None:
-        charged = [min(prompt + each, spec.token_burst) for prompt, each in zip(lengths.prompts, tokens, strict=True)]
-        resources.append(Resource(lambda until: timeline.admissions(until - shortest, tpm / 60, spec.token_burst), charged))
-    return ServerModel(timeline, service, [each for each in resources if max(each.uses) > _NOTHING])
+        charged = [min(each, spec.token_burst) for each in tokens]
+        found.append(Resource(lambda until: timeline.admissions(until - last, tpm / 60, spec.token_burst), charged))
+    return [each for each in found if max(each.uses) > _NOTHING]
 
 
-def _fluid(sources: list[ServerModel], weight: int) -> float:
-    if not all(source.resources for source in sources):
-        return 0.0  # an endpoint without limits serves any number of requests at once
-    entries = len(sources[0].service)
-    means = [[math.fsum(each.uses) / entries for each in source.resources] for source in sources]
+def fluid(endpoints: Sequence[Sequence[Resource]], weight: float) -> float:
+    """The smallest time in which requests, divisible at will, fit into the supplies; infinite if they never do.
 
-    def served(until: float, source: ServerModel, mean: list[float]) -> float:
-        return min(each.supply(until) / use for each, use in zip(source.resources, mean, strict=True))
-
-    pairs = list(zip(sources, means, strict=True))
-    alike = _first(lambda until: sum(served(until, *pair) for pair in pairs) >= weight * entries)
-    prices = [_binding(source, mean, min(alike, _FOREVER)) for source, mean in pairs]
-    best = _bound_of(sources, prices, weight, range(entries))
-    if entries > 1 and 0 < best < math.inf:
-        best = max(best, _bound_of(sources, _improved(sources, prices, weight), weight, range(entries)))
-    return best
-
-
-def _binding(source: ServerModel, mean: list[float], until: float) -> list[float]:
-    """Prices of an endpoint at which only its binding resource has a price, and an average request costs 1."""
-    ratios = [each.supply(until) / use for each, use in zip(source.resources, mean, strict=True)]
-    scarce = ratios.index(min(ratios))
-    return [1 / use if index == scarce else 0.0 for index, use in enumerate(mean)]
-
-
-def _bound_of(sources: list[ServerModel], prices: Prices, weight: float, entries: range) -> float:
-    """The smallest T that these prices do not rule out. Each entry counts for ``weight`` requests."""
-    demand = weight * math.fsum(min(_costs(sources, prices, index)) for index in entries)
-    return _first(lambda until: _value(sources, prices, until) >= demand * (1 - 1e-12))
-
-
-def _value(sources: list[ServerModel], prices: Prices, until: float) -> float:
-    return math.fsum(
-        price * each.supply(until)
-        for source, row in zip(sources, prices, strict=True)
-        for price, each in zip(row, source.resources, strict=True)
-        if price
-    )
-
-
-def _costs(sources: list[ServerModel], prices: Prices, index: int) -> list[float]:
-    """The cost of one request at each endpoint."""
-    return [
-        sum([price * each.uses[index] for price, each in zip(row, source.resources, strict=True)])
-        for source, row in zip(sources, prices, strict=True)
-    ]
-
-
-def _improved(sources: list[ServerModel], prices: Prices, weight: int) -> Prices:
-    """Improve prices as in a market: the price of a resource rises if demand exceeds supply, and falls otherwise.
-
-    Requests are spread over the endpoints by ``cost ** -sharpness``, so that demand follows prices smoothly. Sharpness grows
-    until each request goes to the cheapest endpoint alone, which is the linear program.
+    Args:
+        endpoints: the resources of each endpoint, all with the same requests. An endpoint without any serves every request at once.
+        weight: each request counts for this many.
     """
-    entries = len(sources[0].service)
-    sample = range(0, entries, max(1, entries * len(sources) // _SAMPLE))
-    standing = weight * entries / len(sample)
-    best, best_bound = prices, 0.0
-    prices = [
-        [price or _FAINT * entries / math.fsum(each.uses) for price, each in zip(*row, strict=True)] for row in _rows(prices, sources)
-    ]
-    for sharpness in _SHARPNESS:
-        until = _bound_of(sources, prices, standing, sample)
-        if not 0 < until < math.inf:
-            break
-        for _ in range(_ROUNDS):
-            prices = _adjusted(sources, prices, until, sharpness, sample)
-        bound = _bound_of(sources, prices, standing, sample)
-        if bound > best_bound:
-            best, best_bound = prices, bound
-    return best
+    if not all(endpoints):
+        return 0.0
+    return _Market(endpoints, weight).bound()
 
 
-def _adjusted(sources: list[ServerModel], prices: Prices, until: float, sharpness: float, sample: range) -> Prices:
-    """One round of price updates: each price times (load / supply), to a power at which the rounds converge."""
-    loads = [[0.0] * len(row) for row in prices]
-    for index in sample:
-        costs = _costs(sources, prices, index)
-        least = max(min(costs), 1e-300)
-        shares = [(least / cost) ** sharpness if cost > least else 1.0 for cost in costs]
-        whole = sum(shares)
-        for source, share, row in zip(sources, shares, loads, strict=True):
-            if share > 1e-6 * whole:
-                for number, each in enumerate(source.resources):
-                    row[number] += share / whole * each.uses[index]
-    ratios = [
-        [load / supply if (supply := each.supply(until)) > 0 else 1.0 for load, each in zip(*row, strict=True)]
-        for row in _rows(loads, sources)
-    ]
-    value = _value(sources, prices, until)
-    spent = math.fsum(price * load for row in zip(prices, loads, strict=True) for price, load in zip(*row, strict=True))
-    return [
-        [price * min(8.0, max(0.02, ratio * value / spent)) ** (1 / (1 + sharpness)) for price, ratio in zip(*row, strict=True)]
-        for row in zip(prices, ratios, strict=True)
-    ]
+class _Market:
+    """The resources of all endpoints in one list, and the prices that make the dual of the linear program as large as possible."""
 
+    def __init__(self, endpoints: Sequence[Sequence[Resource]], weight: float) -> None:
+        self.endpoints = endpoints
+        self.resources = [resource for endpoint in endpoints for resource in endpoint]
+        self.owners = [place for place, endpoint in enumerate(endpoints) for _ in endpoint]
+        self.requests = range(len(self.resources[0].uses))
+        self.weight = weight
 
-def _rows(numbers: Prices, sources: list[ServerModel]) -> Iterator[tuple[list[float], list[Resource]]]:
-    for row, source in zip(numbers, sources, strict=True):
-        yield row, source.resources
+    def bound(self) -> float:
+        prices = self._binding()
+        best = self._bound_of(prices, self.requests)
+        if len(self.requests) > 1 and 0 < best < math.inf:
+            best = max(best, self._bound_of(self._improved(prices), self.requests))
+        return best
+
+    def _binding(self) -> Prices:
+        """Prices at which only the binding resource of each endpoint has a price, and an average request costs 1.
+
+        It is binding at the time at which all requests would be served if all were average.
+        """
+        means = [[resource.mean() for resource in endpoint] for endpoint in self.endpoints]
+
+        def served(until: float) -> list[list[float]]:
+            rows = zip(self.endpoints, means, strict=True)
+            return [[each.supply(until) / use for each, use in zip(*row, strict=True)] for row in rows]
+
+        wanted = self.weight * len(self.requests)
+        until = min(_first(lambda until: sum(map(min, served(until))) >= wanted), _FOREVER)
+        prices = []
+        for row, uses in zip(served(until), means, strict=True):
+            binding = row.index(min(row))
+            prices += [1 / use if place == binding else 0.0 for place, use in enumerate(uses)]
+        return prices
+
+    def _costs(self, prices: Prices, request: int) -> list[float]:
+        """The cost of one request at each endpoint."""
+        costs = [0.0] * len(self.endpoints)
+        for owner, price, resource in zip(self.owners, prices, self.resources, strict=True):
+            costs[owner] += price * resource.uses[request]
+        return costs
+
+    def _value(self, prices: Prices, until: float) -> float:
+        return math.fsum([price * each.supply(until) for price, each in zip(prices, self.resources, strict=True) if price])
+
+    def _bound_of(self, prices: Prices, requests: range) -> float:
+        """The smallest time that these prices do not rule out for the whole batch, of which these requests are a sample."""
+        demand = math.fsum([min(self._costs(prices, request)) for request in requests])
+        demand *= self.weight * len(self.requests) / len(requests) * (1 - 1e-12)
+        return _first(lambda until: self._value(prices, until) >= demand)
+
+    def _improved(self, prices: Prices) -> Prices:
+        """Raise the bound by changing one price after the other, as long as that helps, in steps that become smaller."""
+        sample = self.requests[:: max(1, len(self.requests) * len(self.endpoints) // _SAMPLE)]
+        prices = [price or _FAINT / each.mean() for price, each in zip(prices, self.resources, strict=True)]
+        best = self._bound_of(prices, sample)
+        for step in _STEPS:
+            for place in list(range(len(prices))) * _ROUNDS:
+                for factor in (step, 1 / step):
+                    trial = [*prices[:place], prices[place] * factor, *prices[place + 1 :]]
+                    bound = self._bound_of(trial, sample)
+                    if best < bound < math.inf:
+                        prices, best = trial, bound
+        return prices
 
 
 def _first(holds: Callable[[float], bool]) -> float:
@@ -353,100 +311,3 @@ def _first(holds: Callable[[float], bool]) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return low
-
-
-class ListRequest(NamedTuple):
-    """A list of items to score, label, rank or embed, and the response.
-
-    Attributes:
-        model: None if the request names no model.
-        items: number of items.
-        body: body of the response.
-        failure: error that is returned instead of the body, after the service time; None for success.
-    """
-
-    model: str | None
-    items: int
-    body: bytes
-    failure: Problem | None = None
-
-    def made(self) -> bytes:
-        """The body of the response. Raises the failure if there is one."""
-        if self.failure is not None:
-            raise self.failure
-        return self.body
-
-
-T = TypeVar("T", ChatRequest, EmbeddingsRequest)
-
-
-class Job(NamedTuple):
-    """A parsed request and the work to serve it.
-
-    Attributes:
-        asked: the request.
-        digest: digest of its messages or its input.
-        prompt: prompt tokens.
-        length: output tokens of one choice.
-        completion: output tokens of all choices.
-        service: service time in seconds.
-    """
-
-    asked: ChatRequest | EmbeddingsRequest | ListRequest
-    digest: bytes
-    prompt: int
-    length: int
-    completion: int
-    service: float
-
-    @property
-    def tokens(self) -> int:
-        return self.prompt + self.completion
-
-    @property
-    def items(self) -> int:
-        """Number of items in the request; 1 for a chat."""
-        if isinstance(self.asked, ListRequest):
-            return self.asked.items
-        return len(self.asked.items()) if isinstance(self.asked, EmbeddingsRequest) else 1
-
-
-class Problem(Exception):
-    """An error response.
-
-    Attributes:
-        status: HTTP status.
-        body: body of the response.
-        kind: name under which the error is counted.
-        ready_at: time at which a retry can succeed; None if no ``Retry-After`` header is sent.
-    """
-
-    def __init__(self, status: int, body: bytes, kind: str, ready_at: float | None = None) -> None:
-        super().__init__(kind)
-        self.status = status
-        self.body = body
-        self.kind = kind
-        self.ready_at = ready_at
-
-
-def chat_job(body: bytes, latency: Latency) -> Job:
-    """Parse a chat request. Raises :class:`Problem` (400)."""
-    asked = _read(responders.read_chat, body)
-    encoded = canonical(asked.messages)
-    digest = sha256(encoded).digest()
-    length = latency.draw(digest)
-    return Job(asked, digest, count_tokens(encoded), length, length * (asked.n or 1), latency.seconds(length))
-
-
-def embeddings_job(body: bytes, latency: Latency) -> Job:
-    """Parse an embeddings request. Raises :class:`Problem` (400)."""
-    asked = _read(responders.read_embeddings, body)
-    prompt = sum(count_tokens(canonical(each)) for each in asked.items())
-    return Job(asked, sha256(canonical(asked.input)).digest(), prompt, 0, 0, latency.base)
-
-
-def _read(read: Callable[[bytes], T], body: bytes) -> T:
-    try:
-        return read(body)
-    except ValueError as error:
-        raise Problem(400, responders.error(str(error), "invalid_request_error"), "bad_request") from None

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, NoReturn
 
 from aiohttp import web
 
-from qreward.testing import responders
+from qreward.testing.faults import FAULTS, NO_FAULT, Fault
 from qreward.testing.lower_bound import Timeline
-from qreward.testing.responders import Chunks
+from qreward.testing.openai_api import Chunks
 from qreward.testing.spec import Latency
 
 JSON = "application/json"
-TRICKLE_BYTES = 16
 _LINGER_ZERO = struct.pack("ii", 1, 0)  # close with a reset
+_MOST_AT_ONCE = 1 << 16  # bytes in one write, so that a slow client exerts backpressure
 
 
 class Incoming(web.BaseRequest):
@@ -37,70 +37,51 @@ class FaultPlan(NamedTuple):
     """The fault of one response.
 
     Attributes:
-        fault: its name in ``Faults``; None for no fault.
+        name: its name in ``Faults``; None for no fault.
         point: share of the body that is sent before the fault, from 0 to 1.
-        gap: seconds between the pieces of a ``slow_trickle``.
+        gap: seconds between the pieces of a body that is sent slowly.
     """
 
-    fault: str | None
+    name: str | None
     point: float
     gap: float
 
     @property
+    def fault(self) -> Fault:
+        return NO_FAULT if self.name is None else FAULTS[self.name]
+
+    @property
     def problem(self) -> str | None:
-        """The fault, if it makes the response fail; else None."""
-        return None if self.fault in ("slow_trickle", "noise") else self.fault
+        """The name of the fault, if it makes the response fail; else None."""
+        return self.name if self.fault.fails else None
 
 
-async def deliver(request: Incoming, body: bytes, headers: dict[str, str], mishap: FaultPlan) -> web.StreamResponse:
+async def deliver(request: Incoming, body: bytes, headers: dict[str, str], plan: FaultPlan) -> web.StreamResponse:
     """Send a response with status 200, altered by the fault."""
-    fault, before = mishap.fault, int(len(body) * mishap.point)
-    if fault in ("cut", "stall"):
-        return await _in_pieces(request, body, headers, [body[:before]], 0, stalls=fault == "stall")
-    if fault == "slow_trickle":
-        pieces = [body[start : start + TRICKLE_BYTES] for start in range(0, len(body), TRICKLE_BYTES)]
-        return await _in_pieces(request, body, headers, pieces, mishap.gap)
-    if fault == "malformed":
-        return web.Response(text=MALFORMED, content_type="text/html", headers=headers)
-    if fault == "truncated":
-        body = body[:before]
-    elif fault == "error_in_200":
-        body = UPSTREAM_FAILED
-    elif fault == "noise":
-        body = BLANKS + body
-    return web.Response(body=body, content_type=JSON, headers=headers)
-
-
-BLANKS = b" \r\n\t\n" * 200
-MALFORMED = "<html><body><h1>Service page</h1></body></html>"
-UPSTREAM_FAILED = responders.error("Provider returned error", "upstream_error", 502)
-
-
-async def _in_pieces(
-    request: Incoming, body: bytes, headers: dict[str, str], pieces: list[bytes], gap: float, *, stalls: bool = False
-) -> web.StreamResponse:
-    response = web.StreamResponse(headers={**headers, "Content-Type": JSON, "Content-Length": str(len(body))})
+    fault = plan.fault
+    sent = body[: int(len(body) * plan.point)] if fault.cut else fault.prefix + (body if fault.body is None else fault.body)
+    if fault.then == "answer" and not fault.pieces:
+        return web.Response(body=sent, content_type=fault.content_type, headers=headers)
+    response = web.StreamResponse(headers={**headers, "Content-Type": fault.content_type, "Content-Length": str(len(body))})
     await response.prepare(request)
-    for piece in pieces:
-        await response.write(piece)
-        await asyncio.sleep(gap)
-    if sum(map(len, pieces)) < len(body):
-        await (forever() if stalls else hang_up(request))
+    step = fault.pieces or max(1, len(sent))
+    for start in range(0, len(sent), step):
+        await response.write(sent[start : start + step])
+        await asyncio.sleep(plan.gap if fault.pieces else 0)
+    await end(request, fault)
     return response
 
 
-async def hang_up(request: Incoming) -> NoReturn:
-    """Close the connection after the bytes written so far, even if ``Content-Length`` announced more. Ends in cancellation."""
-    request.dropped = True
-    if request.transport is not None:
-        request.transport.close()
-    await forever()
-
-
-async def reset(request: Incoming) -> NoReturn:
-    """Reset the connection. Ends in cancellation."""
-    request.dropped = True
-    abort(request.transport)
+async def end(request: Incoming, fault: Fault) -> None:
+    """Do with the connection what the fault demands, after the bytes written so far. Ends in cancellation, unless the fault answers."""
+    if fault.then == "answer":
+        return
+    if fault.then != "wait":
+        request.dropped = True
+        if fault.then == "reset":
+            abort(request.transport)
+        elif request.transport is not None:
+            request.transport.close()
     await forever()
 
 
@@ -138,12 +119,6 @@ def hint(form: str | None, seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
-EARLY = ("cut", "stall", "truncated", "error_in_200", "malformed")  # faults that end a stream before its last token
-_MOST_AT_ONCE = 1 << 16  # bytes in one write, so that a slow client exerts backpressure
-_BROKEN_EVENT = b'data: {"id": "chatcmpl-\n\n'
-_NOISE = (b": keep-alive\n\n", b"\n", b"no field of any kind\n", b"x-unknown: 1\r\n", b"id: 7\r\n\r\n", b"retry: 1000\r", b":\r\r")
-
-
 class Pace(NamedTuple):
     """The schedule of a response's tokens: ``length`` tokens from ``begin`` on, a time of ``time.monotonic``."""
 
@@ -158,54 +133,39 @@ class Pace(NamedTuple):
 
 
 async def stream(
-    request: Incoming, headers: dict[str, str], chunks: Chunks, pace: Pace, mishap: FaultPlan, finish: Callable[[str | None], None]
+    request: Incoming, headers: dict[str, str], chunks: Chunks, pace: Pace, plan: FaultPlan, finish: Callable[[str | None], None]
 ) -> web.StreamResponse:
     """Send the events from the time of the first token on. Events that are due together are sent in one write.
 
     ``finish`` is called with the error, or None, just before the last bytes are written.
     """
     response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
-    early = mishap.fault if mishap.fault in EARLY else None
-    gap = mishap.gap if mishap.fault == "slow_trickle" else 0.0
-    noisy = mishap.fault == "noise"
-    ready = bytearray()
-    for number in range((pace.length if early is None else int(pace.length * mishap.point)) + 1):
+    fault, ready = plan.fault, bytearray()
+
+    async def write() -> None:
+        if not response.prepared:
+            await response.prepare(request)
+        if ready:
+            await response.write(bytes(ready))
+        ready.clear()
+
+    for number in range((pace.length if fault.tail is None else int(pace.length * plan.point)) + 1):
         due, error = pace.due(number)
-        due += gap * (number + 1)
+        if fault.pieces:
+            due += plan.gap * (number + 1)
         if due > time.monotonic() or len(ready) > _MOST_AT_ONCE:
-            await _write(request, response, ready)
+            await write()
             await asyncio.sleep(0)  # a client that reads at once must not starve the other requests
             await sleep_until(due)
-            ready.clear()
         if error is not None:
-            await _break_off(request, response, ready, finish, error)
-        if noisy:
-            ready += _NOISE[number % len(_NOISE)]
+            finish(error)
+            await write()
+            await end(request, FAULTS["cut"])
+        if fault.noise:
+            ready += fault.noise[number % len(fault.noise)]
         ready += chunks.piece(number - 1, pace.length) if number else chunks.first()
-    if early in ("cut", "stall"):
-        await _break_off(request, response, ready, finish, early)
-    finish(early)
-    await _write(request, response, ready + _ending(early, chunks))
+    finish(plan.problem)
+    ready += chunks.last() if fault.tail is None else fault.tail
+    await write()
+    await end(request, fault)
     return response
-
-
-async def _break_off(
-    request: Incoming, response: web.StreamResponse, ready: bytes | bytearray, finish: Callable[[str | None], None], problem: str
-) -> NoReturn:
-    finish(problem)
-    await _write(request, response, ready)
-    await (forever() if problem == "stall" else hang_up(request))
-
-
-async def _write(request: Incoming, response: web.StreamResponse, ready: bytes | bytearray) -> None:
-    if not response.prepared:
-        await response.prepare(request)
-    if ready:
-        await response.write(bytes(ready))
-
-
-def _ending(fault: str | None, chunks: Chunks) -> bytes:
-    if fault is None:
-        return chunks.last()
-    endings = {"truncated": b"", "error_in_200": b"data: " + UPSTREAM_FAILED + b"\n\n", "malformed": _BROKEN_EVENT}
-    return endings[fault]

@@ -19,13 +19,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from qreward.errors import ConfigError
-from qreward.testing.endpoint import FakeEndpointState, Seen
+from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.handler import Handler
 from qreward.testing.responses import Incoming, abort
 from qreward.testing.spec import FakeEndpoint, FleetSpec
@@ -34,7 +35,7 @@ HOST = "127.0.0.1"
 _BACKLOG = 4096
 
 
-class Door:
+class Listener:
     """A listener that can be closed and reopened on the same port. While it is closed, connections are refused.
 
     A second socket, bound but not listening, reserves the port meanwhile.
@@ -44,42 +45,37 @@ class Door:
         self._make_protocol = make_protocol
         self._keeper = _bound(port)
         self.port: int = self._keeper.getsockname()[1]
-        self._listener: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._opening: set[asyncio.Task[None]] = set()
 
-    @property
-    def is_open(self) -> bool:
-        return self._listener is not None
-
     def open(self) -> None:
         """Start to accept connections. They are served from the next iteration of the event loop on."""
-        if self._listener is None:
-            self._listener = _bound(self.port)
-            self._listener.listen(_BACKLOG)
-            task = asyncio.get_running_loop().create_task(self._serve(self._listener))
+        if self._socket is None:
+            self._socket = _bound(self.port)
+            self._socket.listen(_BACKLOG)
+            task = asyncio.get_running_loop().create_task(self._serve(self._socket))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
     def shut(self) -> None:
         """Refuse new connections. Established connections stay open."""
-        if self._server is not None:
-            self._server.close()
-        elif self._listener is not None:
-            self._listener.close()
-        self._server = self._listener = None
+        closing = self._server or self._socket
+        if closing is not None:
+            closing.close()
+        self._server = self._socket = None
 
     async def aclose(self) -> None:
         self.shut()
         self._keeper.close()
         await asyncio.gather(*self._opening)
 
-    async def _serve(self, listener: socket.socket) -> None:
-        if listener is not self._listener:
+    async def _serve(self, listening: socket.socket) -> None:
+        if listening is not self._socket:
             return  # shut() was called in the meantime
         # With start_serving=False this does not suspend, so self._server is set before shut() can be called.
         loop = asyncio.get_running_loop()
-        server = self._server = await loop.create_server(self._make_protocol, sock=listener, backlog=_BACKLOG, start_serving=False)
+        server = self._server = await loop.create_server(self._make_protocol, sock=listening, backlog=_BACKLOG, start_serving=False)
         await server.start_serving()
 
 
@@ -103,8 +99,8 @@ class FakeServer:
     """A running fake endpoint. Raises ``OSError`` if its port is taken, ``ConfigError`` for an invalid responder."""
 
     def __init__(self, spec: FakeEndpoint) -> None:
-        self._state = FakeEndpointState(spec)
-        self._handler = Handler(self._state, self._follow_phases)
+        self.state = FakeEndpointState(spec)
+        self._handler = Handler(self.state)
         self._web = web.Server(
             self._handler,  # type: ignore[arg-type] # the requests come from request_factory
             request_factory=_make_request,
@@ -112,38 +108,17 @@ class FakeServer:
             access_log=None,
             lingering_time=0,
         )
-        self._door = Door(self._web, spec.port)
+        self._listener = Listener(self._web, spec.port)
+        self.port = self._listener.port
         self._timer: asyncio.TimerHandle | None = None
-        self._follow_phases()
-
-    @property
-    def port(self) -> int:
-        return self._door.port
-
-    def seen(self) -> Seen:
-        return self._state.seen()
-
-    def configure(self, spec: FakeEndpoint) -> None:
-        self._state.configure(spec)
-        self._follow_phases()
-
-    def reset(self) -> None:
-        self._state.reset()
-        self._follow_phases()
-
-    def kill(self) -> None:
-        self._state.killed = True
-        self._follow_phases()
-
-    def revive(self) -> None:
-        self._state.killed = False
+        self.state.phases_changed = self._follow_phases
         self._follow_phases()
 
     async def aclose(self) -> None:
         """Stop listening, abort every connection, and wait until no task is left."""
         if self._timer is not None:
             self._timer.cancel()
-        await self._door.aclose()
+        await self._listener.aclose()
         settle = _TURNS_TO_SETTLE
         while settle or self._web.connections:
             self._drop_connections()
@@ -152,24 +127,24 @@ class FakeServer:
 
     def _follow_phases(self) -> None:
         """Open or close the port according to the present phase, and schedule the next check for the next change of phase."""
-        phase = self._state.phase()
+        phase = self.state.phase()
         if phase is not None and phase.behaviour == "dead":
             self._die()
         else:
-            self._door.open()
+            self._listener.open()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         now = time.monotonic()
-        change = self._state.timeline.next_change(now)
+        change = self.state.timeline.next_change(now)
         if change < math.inf:
             self._timer = asyncio.get_running_loop().call_later(change - now, self._follow_phases)
 
     def _die(self) -> None:
-        self._door.shut()
+        self._listener.shut()
         for request in self._handler.under_way:
             if not request.dropped:
-                self._state.counters.ended_in("dead")
+                self.state.counters.ended_in("dead")
         self._drop_connections()
 
     def _drop_connections(self) -> None:
@@ -183,46 +158,47 @@ def _make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: 
     return Incoming(message, payload, protocol, writer, task, asyncio.get_running_loop(), client_max_size=_MOST_BODY)
 
 
-_PATIENCE = 10.0  # seconds for a child process to end by itself
+_GRACE = 10.0  # seconds for a child process to end by itself
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
-class Servers:
-    """The servers of one fleet in the running event loop. Its methods are the calls that every host accepts."""
+class InLoop:
+    """Runs the servers of one fleet in the running event loop. ``call`` is what every host accepts, by the names of the methods here."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: FleetSpec) -> None:
+        self._spec = spec
         self._servers: dict[str, FakeServer] = {}
 
-    async def start(self, spec: FleetSpec) -> None:
+    async def start(self) -> None:
         raise_file_limit()
         try:
-            for endpoint in spec.endpoints:
+            for endpoint in self._spec.endpoints:
                 self._servers[endpoint.name] = _listening(endpoint)
         except BaseException:
-            await self.aclose()
+            await self.stop()
             raise
 
-    async def aclose(self) -> None:
+    async def stop(self) -> None:
         await asyncio.gather(*(server.aclose() for server in self._servers.values()))
+
+    def call(self, verb: str, *args: Any) -> Any:
+        return getattr(self, verb)(*args)
 
     def ports(self) -> dict[str, int]:
         return {name: server.port for name, server in self._servers.items()}
 
     def seen(self) -> list[Any]:
-        return [msgspec.to_builtins(server.seen()) for server in self._servers.values()]
+        return [msgspec.to_builtins(server.state.seen()) for server in self._servers.values()]
 
     def configure(self, endpoint: FakeEndpoint) -> None:
-        self._servers[endpoint.name].configure(endpoint)
+        self._servers[endpoint.name].state.configure(endpoint)
 
     def reset(self) -> None:
         for server in self._servers.values():
-            server.reset()
+            server.state.reset()
 
-    def kill(self, name: str) -> None:
-        self._servers[name].kill()
-
-    def revive(self, name: str) -> None:
-        self._servers[name].revive()
+    def kill(self, name: str, killed: bool) -> None:
+        self._servers[name].state.kill(killed)
 
 
 def _listening(endpoint: FakeEndpoint) -> FakeServer:
@@ -235,40 +211,22 @@ def _listening(endpoint: FakeEndpoint) -> FakeServer:
         raise ConfigError(f"endpoint {endpoint.name!r}: {error}") from None
 
 
-class InLoop:
-    """Runs the servers in the caller's event loop."""
-
-    def __init__(self, spec: FleetSpec) -> None:
-        self._spec = spec
-        self._servers = Servers()
-
-    async def start(self) -> None:
-        await self._servers.start(self._spec)
-
-    async def stop(self) -> None:
-        await self._servers.aclose()
-
-    def call(self, verb: str, *args: Any) -> Any:
-        return getattr(self._servers, verb)(*args)
-
-
 class InThread:
     """Runs the servers in an event loop of their own, in a background thread."""
 
     def __init__(self, spec: FleetSpec, loop_factory: LoopFactory | None = None) -> None:
-        self._spec = spec
-        self._servers = Servers()
+        self._host = InLoop(spec)
         self._loop_factory = loop_factory
         self._thread = threading.Thread(target=self._run, name="qreward-fake-fleet", daemon=True)
-        self._started = threading.Event()
-        self._failure: BaseException | None = None
+        self._started: Future[None] = Future()
 
     def start(self) -> None:
         self._thread.start()
-        self._started.wait()
-        if self._failure is not None:
+        try:
+            self._started.result()
+        except BaseException:
             self._thread.join()
-            raise self._failure
+            raise
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stopping.set)
@@ -276,7 +234,7 @@ class InThread:
 
     def call(self, verb: str, *args: Any) -> Any:
         async def answer() -> Any:
-            return getattr(self._servers, verb)(*args)
+            return self._host.call(verb, *args)
 
         return asyncio.run_coroutine_threadsafe(answer(), self._loop).result()
 
@@ -285,26 +243,24 @@ class InThread:
             with asyncio.Runner(loop_factory=self._loop_factory) as runner:
                 runner.run(self._serve())
         except BaseException as error:
-            self._failure = error
-        finally:
-            self._started.set()
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
 
     async def _serve(self) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        await self._servers.start(self._spec)
-        self._started.set()
+        await self._host.start()
+        self._started.set_result(None)
         await self._stopping.wait()
-        await self._servers.aclose()
+        await self._host.stop()
 
 
 class InProcess:
     """Runs the servers in a child process, controlled by lines of JSON over pipes. The child ends at the end of its input."""
 
     def __init__(self, spec: FleetSpec) -> None:
-        for endpoint in spec.endpoints:
-            _check_portable(endpoint)
-        self._spec = spec
-        self._turn = threading.Lock()
+        self._endpoints = [to_data(endpoint) for endpoint in spec.endpoints]
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         # Not multiprocessing: that would import the caller's __main__ again.
@@ -316,7 +272,7 @@ class InProcess:
             start_new_session=True,  # Ctrl-C must reach the parent only
         )
         try:
-            self._ask({"endpoints": [to_data(endpoint) for endpoint in self._spec.endpoints]})
+            self._ask({"endpoints": self._endpoints})
         except BaseException:
             self.stop()
             raise
@@ -327,22 +283,19 @@ class InProcess:
         with contextlib.suppress(BrokenPipeError):
             self._child.stdin.close()
         try:
-            self._child.wait(_PATIENCE)
+            self._child.wait(_GRACE)
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
         self._child.stdout.close()
 
     def call(self, verb: str, *args: Any) -> Any:
-        for argument in args:
-            if isinstance(argument, FakeEndpoint):
-                _check_portable(argument)
         return self._ask({"verb": verb, "args": [to_data(each) if isinstance(each, FakeEndpoint) else each for each in args]})
 
     def _ask(self, question: dict[str, Any]) -> Any:
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        with self._turn:
+        with self._lock:
             try:
                 self._child.stdin.write(json.dumps(question).encode() + b"\n")
                 self._child.stdin.flush()
@@ -359,12 +312,9 @@ class InProcess:
 
 def to_data(endpoint: FakeEndpoint) -> dict[str, Any]:
     """The settings as JSON data, with the API key in clear text. Only for the pipe to the child process."""
-    return endpoint.model_dump(mode="json", context={"reveal": True})
-
-
-def _check_portable(endpoint: FakeEndpoint) -> None:
     if not isinstance(endpoint.responder, str):
         raise ConfigError(f"endpoint {endpoint.name!r}: with process=True a responder is written 'module:function', not a function")
+    return endpoint.model_dump(mode="json", context={"reveal": True})
 
 
 def raise_file_limit() -> None:

@@ -17,7 +17,7 @@ from pydantic import Field, SecretStr, SerializationInfo, field_serializer, fiel
 from qreward.errors import ConfigError
 from qreward.settings.base import Policy, check_glob, expand_variables
 from qreward.settings.files import read_settings
-from qreward.testing.rewards.settings import Scoring
+from qreward.testing.faults import FAULTS
 
 Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]
 Responder = Callable[[list[Any]], str]
@@ -67,7 +67,7 @@ class Latency(Policy):
 
 
 class Faults(Policy):
-    """Probabilities of faults of an admitted request, each from 0 to 1, in total at most 1.
+    """Probabilities of faults of an admitted request, each from 0 to 1, in total at most 1. ``faults.py`` has what the server does.
 
     A fault is drawn for each attempt from one seeded random sequence per endpoint, so a retry may succeed.
 
@@ -107,7 +107,7 @@ class Faults(Policy):
 
     def rates(self) -> dict[str, float]:
         """Fault -> probability, for each fault that can occur."""
-        return {name: rate for name, rate in self if name not in ("trickle_gap", "point", "seed") and rate > 0}
+        return {name: rate for name in FAULTS if (rate := getattr(self, name)) > 0}
 
     @model_validator(mode="after")
     def _at_most_one(self) -> Faults:
@@ -147,6 +147,27 @@ class Phase(Policy):
         if self.end is not None and self.end <= self.start:
             raise ValueError("end must be later than start")
         return self
+
+
+class Scoring(Policy):
+    """Settings of a fake reward server.
+
+    Args:
+        labels: classes of the model, or, for NIM, its attributes. By default one: ``LABEL_0``, and ``reward`` for NIM.
+        max_items: most items of a list. None is 32 for TEI, and no limit for the others.
+        max_tokens: length of the longest accepted item in tokens, at four bytes of JSON per token. A list with a longer item is refused.
+        per_item: seconds of work for each item, in addition to the ``base`` of the latency.
+        activation_field: name of the request field that disables the activation on vLLM; other names have no effect.
+        reward_vectors: ``/v1/embeddings`` returns the raw scores as a vector with one number per label, as reward models do on
+            SGLang and vLLM.
+    """
+
+    labels: tuple[str, ...] = ()
+    max_items: int | None = Field(default=None, ge=1)
+    max_tokens: int = Field(default=8192, ge=1)
+    per_item: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    activation_field: Literal["use_activation", "activation", "softmax"] = "use_activation"
+    reward_vectors: bool = False
 
 
 class FakeEndpoint(Policy):

@@ -47,187 +47,18 @@ class _Actor:
     def __init__(self, name: str) -> None:
         self.name = name
         self.ident: int | None = None
-        self.gate = threading.Lock()  # released to let the thread run
-        self.gate.acquire()
+        self.turn = threading.Lock()  # released to let the thread run
+        self.turn.acquire()
         self.ready = False
         self.woken = False  # False: its last wait timed out
         self.waits = 0  # numbers the waits, so that a timer of an earlier wait is ignored
 
 
-class _Stage:
-    """The thread scheduler and the clock. Only the running thread may use it."""
-
-    def __init__(self, patience: float) -> None:
-        self.now = 0.0
-        self.main = self.current = _Actor("main")
-        self.main.ident = threading.get_ident()
-        self.actors: dict[_Actor, threading.Thread] = {}  # all others, until they end
-        self.errors: list[BaseException] = []  # to be raised in the main thread
-        self.unseen: dict[object, BaseException] = {}  # of spawned threads that have not been joined
-        self.closing = False
-        self.last_turn = math.inf
-        self._patience = patience
-        self._ready: deque[_Actor] = deque()
-        self._timers: list[tuple[float, int, _Actor, int]] = []
-        self._waiting: dict[threading.Lock, dict[_Actor, None]] = {}
-        self._order = itertools.count()
-        self._turns = self._turns_before_step = 0
-
-    def me(self) -> _Actor:
-        """The running thread. Raises ``AssertionError`` if the caller does not take part in this virtual time."""
-        if self.current.ident != threading.get_ident():
-            name = threading.current_thread().name
-            raise AssertionError(f"thread {name!r} does not take part in this virtual time; begin it with spawn() or run()")
-        return self.current
-
-    def due(self, seconds: float | None) -> float:
-        """The time in this many seconds. Any positive delay gives a time after now, even if it is too small for the float."""
-        if seconds is None or seconds <= 0:
-            return math.inf if seconds is None else self.now
-        return max(self.now + seconds, math.nextafter(self.now, math.inf))
-
-    def begin(self, name: str, job: Callable[[], object]) -> None:
-        """Start another thread, ready to run."""
-        if self.closing:
-            raise RuntimeError("this virtual time is over; make a new VirtualThreads")
-        actor = _Actor(name)
-        thread = threading.Thread(target=self._live, args=[actor, job], name=name, daemon=True)
-        thread.start()
-        self.actors[actor] = thread
-        self._make_ready(actor)
-
-    def pause(self, due: float, lock: threading.Lock | None = None) -> bool:
-        """Let other threads run until the time ``due``, or until ``wake(lock)``; True if woken, False on timeout."""
-        me = self.me()
-        if self.closing and me is not self.main:
-            raise _Left
-        me.waits += 1
-        if due < math.inf:
-            heapq.heappush(self._timers, (due, next(self._order), me, me.waits))
-        if lock is not None:
-            self._waiting.setdefault(lock, {})[me] = None
-        self._hand_on(me)
-        me.waits += 1
-        if lock is not None and (queue := self._waiting.get(lock)) is not None:
-            queue.pop(me, None)
-            if not queue:
-                del self._waiting[lock]
-        if me is self.main and self.errors:
-            raise self.errors.pop(0)
-        if self.closing and me is not self.main:
-            raise _Left
-        return me.woken
-
-    def wake(self, lock: threading.Lock) -> None:
-        """Make the thread ready that has waited longest for the lock."""
-        if queue := self._waiting.get(lock):
-            first = next(iter(queue))
-            del queue[first]
-            self._make_ready(first)
-
-    def linger(self) -> None:
-        """Wait in the main thread until all others have ended."""
-        self.last_turn = self._turns + LINGERING
-        try:
-            while self.actors:
-                self.pause(math.inf)
-        finally:
-            self.last_turn = math.inf
-
-    def close(self) -> None:
-        """End the remaining threads, each where it waits."""
-        self.closing = True
-        if self.current is not self.main:  # the main thread was interrupted, or another thread blocks
-            return
-        left = dict(self.actors)
-        for actor in left:
-            self._make_ready(actor)
-        while self.actors:
-            self._hand_on(self.main)
-        for thread in left.values():
-            thread.join()
-
-    def _live(self, actor: _Actor, job: Callable[[], object]) -> None:
-        """The body of a thread."""
-        actor.ident = threading.get_ident()
-        actor.gate.acquire()
-        try:
-            if not self.closing:
-                job()
-        except _Left:
-            pass
-        except BaseException as error:
-            self.errors.append(error)
-            self._make_ready(self.main)
-        del self.actors[actor]
-        if not self.actors and (self.closing or self.last_turn < math.inf):
-            self._make_ready(self.main)  # it waits for the end of the last thread
-        self.current = self._next()
-        self.current.gate.release()
-
-    def _hand_on(self, me: _Actor) -> None:
-        self.current = self._next()
-        if self.current is not me:
-            self.current.gate.release()
-            self._await_turn(me)
-
-    def _await_turn(self, me: _Actor) -> None:
-        turns = -1
-        while not me.gate.acquire(timeout=self._patience if me is self.main else -1):
-            if turns == self._turns:
-                place = _place(sys._current_frames().get(self.current.ident or 0))
-                raise RuntimeError(
-                    f"thread {self.current.name!r} has kept the turn for {self._patience:g} seconds of real time{place}; "
-                    "what blocks there must sleep or wait in virtual time"
-                )
-            turns = self._turns
-
-    def _next(self) -> _Actor:
-        """The thread that runs next. Advances the clock if no thread is ready."""
-        self._turns += 1
-        if self._turns > self.last_turn or self._turns - self._turns_before_step > STANDSTILL:
-            self.last_turn, self._turns_before_step = math.inf, self._turns
-            self.errors.append(_Standstill(f"threads go on for ever, at {self.now:g} seconds; {self._who_waits()}"))
-            self._make_ready(self.main)
-        if self._ready:
-            actor = self._ready.popleft()
-            actor.ready, actor.woken = False, True
-            return actor
-        while self._timers:
-            due, _, actor, waits = heapq.heappop(self._timers)
-            if waits == actor.waits:
-                if due > self.now:
-                    self.now, self._turns_before_step = due, self._turns
-                actor.woken = False
-                return actor
-        deadlock = Deadlock(f"deadlock: nobody is ready and no time is waited for; {self._who_waits()}")
-        deadlock.__cause__ = next(iter(self.unseen.values()), None)
-        self.errors.append(deadlock)
-        return self.main
-
-    def _who_waits(self) -> str:
-        frames = sys._current_frames()
-        places = [f"{actor.name}{_place(frames.get(actor.ident or 0))}" for actor in (self.main, *self.actors)]
-        return f"{len(places)} threads wait: {'; '.join(places[:10])}"
-
-    def _make_ready(self, actor: _Actor) -> None:
-        if not actor.ready:
-            actor.ready = True
-            self._ready.append(actor)
-
-
-def _place(frame: FrameType | None) -> str:
-    """The position of a thread outside this file."""
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    return f" at {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})" if frame is not None else ""
-
-
 class VirtualThread(Generic[T]):
     """A thread started by the test with :meth:`VirtualThreads.spawn`."""
 
-    def __init__(self, threads: VirtualThreads, unseen: dict[object, BaseException], function: Callable[[], T]) -> None:
-        self._threads, self._unseen, self._function = threads, unseen, function
+    def __init__(self, threads: VirtualThreads, unjoined: dict[object, BaseException], function: Callable[[], T]) -> None:
+        self._threads, self._unjoined, self._function = threads, unjoined, function
         self._over = threading.Lock()
         self._over.acquire()
         self._value: Any = None
@@ -237,7 +68,7 @@ class VirtualThread(Generic[T]):
         """Wait in virtual time until the thread ends. Returns the result of its function, or raises its exception."""
         self._threads.wait(self._over, None)
         self._threads.wake(self._over)  # for other callers of join()
-        self._unseen.pop(self, None)
+        self._unjoined.pop(self, None)
         if self._error is not None:
             raise self._error
         return cast("T", self._value)
@@ -249,7 +80,7 @@ class VirtualThread(Generic[T]):
         except _Left:
             raise
         except BaseException as error:
-            self._error = self._unseen[self] = error
+            self._error = self._unjoined[self] = error
         self._threads.wake(self._over)
 
 
@@ -285,16 +116,29 @@ class VirtualThreads:
 
     def __init__(self, *, most: int = MOST, patience: float = PATIENCE) -> None:
         self.most = most
-        self._stage = _Stage(patience)
+        self._patience = patience
+        self._time = 0.0
+        self._main = self._current = _Actor("main")
+        self._main.ident = threading.get_ident()
+        self._actors: dict[_Actor, threading.Thread] = {}  # all others, until they end
+        self._errors: list[BaseException] = []  # to be raised in the main thread
+        self._unjoined: dict[object, BaseException] = {}  # errors of spawned threads
+        self._closing = False
+        self._ready: deque[_Actor] = deque()
+        self._timers: list[tuple[float, int, _Actor, int]] = []
+        self._waiting: dict[threading.Lock, dict[_Actor, None]] = {}
+        self._order = itertools.count()
         self._numbers = itertools.count(1)
         self._busy = 0
+        self._turns = self._turns_before_step = 0
+        self._last_turn = math.inf
         self._in_use = on(self)
 
     # the interface of RealTime, for the code under test
 
     def now(self) -> float:
         """Virtual seconds since the creation of this object."""
-        return self._stage.now
+        return self._time
 
     def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
         """Acquire a lock that another thread releases with :meth:`wake`.
@@ -306,19 +150,21 @@ class VirtualThreads:
         Returns:
             True if the lock was acquired, False on timeout.
         """
-        stage = self._stage
-        stage.me()
-        due = stage.due(timeout)
+        self._me()
+        due = self._due(timeout)
         while not lock.acquire(blocking=False):
-            if not stage.pause(due, lock):
+            if not self._pause(due, lock):
                 return lock.acquire(blocking=False)
         return True
 
     def wake(self, lock: threading.Lock) -> None:
         """Release a lock. The thread that has waited for it longest becomes ready, and runs once the calling thread waits."""
-        self._stage.me()
+        self._me()
         lock.release()
-        self._stage.wake(lock)
+        if queue := self._waiting.get(lock):
+            first = next(iter(queue))
+            del queue[first]
+            self._make_ready(first)
 
     def run(self, job: Job) -> bool:
         """Start a job in another thread, which runs once this thread waits.
@@ -328,27 +174,27 @@ class VirtualThreads:
         Returns:
             False if ``most`` jobs are running or this virtual time is closed.
         """
-        self._stage.me()
-        if self._busy >= self.most or self._stage.closing:
+        self._me()
+        if self._busy >= self.most or self._closing:
             return False
         self._busy += 1
-        self._stage.begin(f"worker-{next(self._numbers)}", partial(self._carry_out, job))
+        self._begin(f"worker-{next(self._numbers)}", partial(self._carry_out, job))
         return True
 
     # for tests and their functions
 
     def sleep(self, seconds: float) -> None:
         """Sleep for virtual seconds, like ``time.sleep``. Other ready threads run first, even if ``seconds`` is 0."""
-        self._stage.pause(self._stage.due(seconds))
+        self._pause(self._due(seconds))
 
     def spawn(self, function: Callable[[], T], name: str | None = None) -> VirtualThread[T]:
         """Start a thread of the test, such as a second caller. It runs once this thread waits.
 
         An exception of the function is raised by :meth:`VirtualThread.join`.
         """
-        self._stage.me()
-        thread = VirtualThread(self, self._stage.unseen, function)
-        self._stage.begin(name or f"thread-{next(self._numbers)}", thread.work)
+        self._me()
+        thread = VirtualThread(self, self._unjoined, function)
+        self._begin(name or f"thread-{next(self._numbers)}", thread.work)
         return thread
 
     def check_nothing_left(self) -> None:
@@ -359,17 +205,31 @@ class VirtualThreads:
             BaseException: an exception of a spawned thread that was not joined.
         """
         wrong: list[BaseException] = []
+        self._last_turn = self._turns + LINGERING
         try:
-            self._stage.linger()
+            while self._actors:
+                self._pause(math.inf)
         except (Deadlock, _Standstill) as left:
             wrong.append(AssertionError(f"threads are left behind: {left}"))
+        finally:
+            self._last_turn = math.inf
+        if wrong:
             self.close()
-        for error in (*self._stage.unseen.values(), *wrong):
+        for error in (*self._unjoined.values(), *wrong):
             raise error
 
     def close(self) -> None:
         """End the remaining threads, each where it waits. No further thread can be started."""
-        self._stage.close()
+        self._closing = True
+        if self._current is not self._main:  # the main thread was interrupted, or another thread blocks
+            return
+        left = dict(self._actors)
+        for actor in left:
+            self._make_ready(actor)
+        while self._actors:
+            self._hand_over(self._main)
+        for thread in left.values():
+            thread.join()
 
     def __enter__(self) -> Self:
         self._in_use.__enter__()
@@ -383,6 +243,8 @@ class VirtualThreads:
             self.close()
             self._in_use.__exit__(None, None, None)
 
+    # threads and turns; only the running thread may use what follows
+
     def _carry_out(self, job: Job) -> None:
         try:
             report = job()
@@ -390,6 +252,125 @@ class VirtualThreads:
             self._busy -= 1
         if report is not None:
             report()
+
+    def _begin(self, name: str, job: Callable[[], object]) -> None:
+        """Start another thread, ready to run."""
+        if self._closing:
+            raise RuntimeError("this virtual time is over; make a new VirtualThreads")
+        actor = _Actor(name)
+        thread = threading.Thread(target=self._live, args=[actor, job], name=name, daemon=True)
+        thread.start()
+        self._actors[actor] = thread
+        self._make_ready(actor)
+
+    def _live(self, actor: _Actor, job: Callable[[], object]) -> None:
+        """The body of a thread."""
+        actor.ident = threading.get_ident()
+        actor.turn.acquire()
+        try:
+            if not self._closing:
+                job()
+        except _Left:
+            pass
+        except BaseException as error:
+            self._errors.append(error)
+            self._make_ready(self._main)
+        del self._actors[actor]
+        if not self._actors and (self._closing or self._last_turn < math.inf):
+            self._make_ready(self._main)  # it waits for the end of the last thread
+        self._current = self._next()
+        self._current.turn.release()
+
+    def _me(self) -> _Actor:
+        """The running thread. Raises ``AssertionError`` if the caller does not take part in this virtual time."""
+        if self._current.ident != threading.get_ident():
+            name = threading.current_thread().name
+            raise AssertionError(f"thread {name!r} does not take part in this virtual time; begin it with spawn() or run()")
+        return self._current
+
+    def _due(self, seconds: float | None) -> float:
+        """The time in this many seconds. Any positive delay gives a time after now, even if it is too small for the float."""
+        if seconds is None or seconds <= 0:
+            return math.inf if seconds is None else self._time
+        return max(self._time + seconds, math.nextafter(self._time, math.inf))
+
+    def _pause(self, due: float, lock: threading.Lock | None = None) -> bool:
+        """Let other threads run until the time ``due``, or until ``wake(lock)``; True if woken, False on timeout."""
+        me = self._me()
+        if self._closing and me is not self._main:
+            raise _Left
+        me.waits += 1
+        if due < math.inf:
+            heapq.heappush(self._timers, (due, next(self._order), me, me.waits))
+        if lock is not None:
+            self._waiting.setdefault(lock, {})[me] = None
+        self._hand_over(me)
+        me.waits += 1
+        if lock is not None and (queue := self._waiting.get(lock)) is not None:
+            queue.pop(me, None)
+            if not queue:
+                del self._waiting[lock]
+        if me is self._main and self._errors:
+            raise self._errors.pop(0)
+        if self._closing and me is not self._main:
+            raise _Left
+        return me.woken
+
+    def _hand_over(self, me: _Actor) -> None:
+        """Let the next thread run, and wait until it is this thread's turn again."""
+        self._current = self._next()
+        if self._current is me:
+            return
+        self._current.turn.release()
+        turns = -1
+        while not me.turn.acquire(timeout=self._patience if me is self._main else -1):
+            if turns == self._turns:
+                place = _place(sys._current_frames().get(self._current.ident or 0))
+                raise RuntimeError(
+                    f"thread {self._current.name!r} has kept the turn for {self._patience:g} seconds of real time{place}; "
+                    "what blocks there must sleep or wait in virtual time"
+                )
+            turns = self._turns
+
+    def _next(self) -> _Actor:
+        """The thread that runs next. Advances the clock if no thread is ready."""
+        self._turns += 1
+        if self._turns > self._last_turn or self._turns - self._turns_before_step > STANDSTILL:
+            self._last_turn, self._turns_before_step = math.inf, self._turns
+            self._errors.append(_Standstill(f"threads go on for ever, at {self._time:g} seconds; {self._places()}"))
+            self._make_ready(self._main)
+        if self._ready:
+            actor = self._ready.popleft()
+            actor.ready, actor.woken = False, True
+            return actor
+        while self._timers:
+            due, _, actor, waits = heapq.heappop(self._timers)
+            if waits == actor.waits:
+                if due > self._time:
+                    self._time, self._turns_before_step = due, self._turns
+                actor.woken = False
+                return actor
+        deadlock = Deadlock(f"deadlock: nobody is ready and no time is waited for; {self._places()}")
+        deadlock.__cause__ = next(iter(self._unjoined.values()), None)
+        self._errors.append(deadlock)
+        return self._main
+
+    def _make_ready(self, actor: _Actor) -> None:
+        if not actor.ready:
+            actor.ready = True
+            self._ready.append(actor)
+
+    def _places(self) -> str:
+        frames = sys._current_frames()
+        places = [f"{actor.name}{_place(frames.get(actor.ident or 0))}" for actor in (self._main, *self._actors)]
+        return f"{len(places)} threads wait: {'; '.join(places[:10])}"
+
+
+def _place(frame: FrameType | None) -> str:
+    """The position of a thread outside this file."""
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return f" at {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})" if frame is not None else ""
 
 
 def run_in_virtual_threads(function: Callable[[VirtualThreads], T]) -> T:

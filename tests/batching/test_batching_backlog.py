@@ -134,7 +134,7 @@ def test_deadlines_that_were_met_are_forgotten() -> None:
         waiting.put(Item(number, deadline=1e9))
         for item in waiting.take(0.0):
             item.place = OVER
-    assert len(waiting._deadlines) <= 3 * SWEEP
+    assert len(waiting._deadlines._entries) <= 3 * SWEEP
 
 
 def test_a_failed_list_is_halved_until_only_the_bad_item_fails() -> None:

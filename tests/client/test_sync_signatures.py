@@ -96,7 +96,7 @@ def test_every_argument_is_passed_on_by_its_name(name: str, monkeypatch: pytest.
     assert inspect.signature(method).bind(with_it, *args, **kwargs).arguments == inspect.signature(method).bind(with_it, **given).arguments
     if name in OWN_RETURNS:
         assert type(returned).__name__ == OWN_RETURNS[name]
-        returned = returned._stream
+        returned = returned._async
     assert returned == (None if name == "aclose" else "what it returned")
 
 

@@ -21,8 +21,7 @@ from adapter_fakes import SETTINGS, FakeScorer, installed, run
 from trainers_tools import fleet_of, settings_of
 
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
-from qreward.integrations.areal import DEADLINE, NoReward, async_reward, reward
-from qreward.integrations.areal.rewards import HOST_LIMIT
+from qreward.integrations.areal import DEADLINE, HOST_LIMIT, NoReward, async_reward, reward
 from qreward.integrations.trainers.rewarder import LATE, close_all
 from qreward.testing import FakeFleet, Faults
 

@@ -18,7 +18,7 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.sse import Parser
 from qreward.errors import BadRequest
 from qreward.integrations.openai import BASE_URL, transport
-from qreward.integrations.openai import request as asked
+from qreward.integrations.openai import handler as asked
 from qreward.integrations.openai.handler import PlainCodec
 from qreward.integrations.openai.responses import event, in_pieces, strict
 
@@ -92,8 +92,8 @@ def test_the_end_of_the_path_says_what_is_asked(path: str, route: str | None) ->
 
 def test_no_key_of_the_program_is_passed_on_however_it_is_written() -> None:
     given = [("AUTHORIZATION", "x"), ("Api-Key", "x"), ("X-Stainless-Lang", "x"), ("Cookie", "x"), ("X-Mine", "kept"), ("OpenAI-Beta", "y")]
-    assert asked.passed_on(given) == {"x-mine": "kept", "openai-beta": "y"}
-    assert asked.passed_on(given[:3]) is None
+    assert asked.forwarded(given) == {"x-mine": "kept", "openai-beta": "y"}
+    assert asked.forwarded(given[:3]) is None
 
 
 @pytest.mark.parametrize("body", [b'{"messages": []}', b'{"model": ""}', b'{"model": 7}', b"null", b"[" * 100_000])
@@ -103,8 +103,10 @@ def test_a_body_without_a_model_is_refused(body: bytes) -> None:
 
 
 def test_the_length_of_a_plain_request_is_guessed() -> None:
+    codec = PlainCodec("/completions", "prompt")
+
     def guess(inputs: Any, **params: Any) -> tuple[float, float]:
-        return PlainCodec("/completions").estimate_tokens(WireRequest(PlainCodec("/completions"), MODEL, inputs, params, None))
+        return codec.estimate_tokens(WireRequest(codec, MODEL, inputs, params, None))
 
     assert guess("a" * 35) == (10, 0)
     assert guess(["a", "b"], max_tokens=5, n=3)[1] == 30

@@ -12,15 +12,16 @@ import pytest
 from saying_scorer import SayingScorer, made_of
 
 from qreward.errors import BadRequest, RateLimited
-from qreward.integrations.roll import INVALID, InvalidGroupFilter, RewardUnavailable, agentic, judge
+from qreward.integrations.roll import INVALID, InvalidGroupFilter, RewardUnavailable, judge
 from qreward.integrations.roll.rewards import MOST_DROPPED
+from qreward.integrations.trainers import adapter
 
 
 @pytest.fixture
 def scorer(monkeypatch: pytest.MonkeyPatch) -> SayingScorer:
     """Who judges in :func:`judge`; ``settings`` there are on_failure."""
     made = SayingScorer()
-    monkeypatch.setattr(agentic, "rewarder", lambda settings, deadline: made_of(made, deadline, **(settings or {})))
+    monkeypatch.setattr(adapter, "rewarder", lambda settings, deadline: made_of(made, deadline, **(settings or {})))
     return made
 
 

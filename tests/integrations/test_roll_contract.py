@@ -18,6 +18,7 @@ from saying_scorer import SayingScorer, made_of
 from qreward.errors import ConfigError
 from qreward.integrations import roll
 from qreward.integrations.roll.rewards import MOST_DROPPED
+from qreward.integrations.trainers import adapter
 
 PATH = "qreward.integrations.roll.JudgeRewardWorker"
 
@@ -30,8 +31,7 @@ def stubs() -> Iterator[None]:
 
 def started(monkeypatch: pytest.MonkeyPatch, scorer: SayingScorer, **settings: Any) -> Any:
     """A worker as ROLL makes it and initializes it."""
-    worker_module = sys.modules[roll.JudgeRewardWorker.__module__]
-    monkeypatch.setattr(worker_module, "rewarder", lambda config, deadline: made_of(scorer, deadline))
+    monkeypatch.setattr(adapter, "rewarder", lambda config, deadline: made_of(scorer, deadline))
     keys = {"judge_model_name": "judge-7b", "judge_prompt": None, "judge_model_type": "api", "judge_api_url": "http://127.0.0.1:9/v1"}
     config = SimpleNamespace(**keys, judge_api_key="k", reward_manager_config=[settings], system_envs={})
     worker = roll.JudgeRewardWorker(worker_config=config)

@@ -10,7 +10,7 @@ import pytest
 from saying_scorer import SayingScorer, made_of
 
 from qreward.errors import ConfigError
-from qreward.integrations.roll.rewards import Drops, JudgedRow, RewardUnavailable, failure_of, judge_rows, rows_of
+from qreward.integrations.roll.rewards import Drops, JudgedBatch, RewardUnavailable, failure_of, judge_rows, rows_of
 from qreward.integrations.trainers import Rewarder
 
 
@@ -18,8 +18,7 @@ def rows(*responses: str, **columns: list[Any]) -> list[dict[str, Any]]:
     return rows_of(columns, [f"user\nquestion {at}" for at in range(len(responses))], responses)
 
 
-def judged(made: Rewarder, given: list[dict[str, Any]]) -> JudgedRow:
-    assert made.config is not None
+def judged(made: Rewarder, given: list[dict[str, Any]]) -> JudgedBatch:
     return asyncio.run(judge_rows(made, made.config, given))
 
 
@@ -53,7 +52,6 @@ def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it() -> None:
 
 def test_none_is_refused_as_each_row_must_have_a_number() -> None:
     config = made_of(SayingScorer(), on_failure="none").config
-    assert config is not None
     with pytest.raises(ConfigError, match="SkippingRolloutLoop"):
         failure_of(config)
 
@@ -69,7 +67,6 @@ def test_a_score_that_float16_cannot_hold_is_refused(number: str) -> None:
     with pytest.raises(ConfigError, match="float16"):
         judged(made_of(SayingScorer()), rows(number))
     config = made_of(SayingScorer(), on_failure=1e5).config
-    assert config is not None
     with pytest.raises(ConfigError, match="float16"):
         failure_of(config)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qreward.errors import ConfigError
-from qreward.integrations.roll.settings import settings_of
+from qreward.integrations.roll.rewards import settings_of
 from qreward.integrations.trainers import RewardConfig
 
 PROMPTS = {"strict": "Question: {question}\nAnswer: {response}\nReference: {reference}\nYES or NO?"}

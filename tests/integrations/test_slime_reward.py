@@ -14,8 +14,7 @@ from saying_scorer import SayingScorer, made_of
 
 from qreward.errors import RateLimited
 from qreward.integrations import slime
-from qreward.integrations.slime import failures, scoring
-from qreward.integrations.trainers import Rewarder
+from qreward.integrations.trainers import Rewarder, adapter
 
 
 @dataclass
@@ -42,7 +41,7 @@ class World:
         self.scorer = SayingScorer()
         self.made: Rewarder = made_of(self.scorer)
         self.asked: list[Any] = []
-        monkeypatch.setattr(scoring, "rewarder", self._rewarder)
+        monkeypatch.setattr(adapter, "rewarder", self._rewarder)
 
     def _rewarder(self, source: Any, deadline: float) -> Rewarder:
         self.asked.append((source, deadline))
@@ -181,7 +180,7 @@ def test_64_samples_at_once_are_judged_at_once(world: World) -> None:
 
 
 def test_a_fleet_that_is_dead_ends_the_run_and_not_only_its_samples(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "MOST_LOST", 3)
+    monkeypatch.setattr(slime, "MOST_LOST", 3)
     for _ in range(3):
         one(Sample(response="what?"))
     with pytest.raises(RateLimited):
@@ -201,12 +200,11 @@ def test_failures_are_told_now_and_then(world: World, caplog: pytest.LogCaptureF
 
 def test_the_middle_is_that_of_the_range_or_else_of_the_scale_and_a_reward_model_has_none() -> None:
     middles = [
-        failures.middle(made.config)
+        slime.middle(made.config)
         for made in (
             made_of(None, judge={"model": "j", "range": (-1, 1)}),
             made_of(None, judge={"model": "j", "range": None, "scale": (1, 5)}),
             made_of(None, reward_model="rm"),
         )
-        if made.config is not None
     ]
     assert middles == [0.0, 3.0, 0.0]

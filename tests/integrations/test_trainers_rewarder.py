@@ -12,10 +12,10 @@ from adapter_fakes import FakeScorer, installed
 
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError, RequestTimeout
 from qreward.integrations.roll.rewards import metrics_of
-from qreward.integrations.trainers import Rewarder, Scored, rewarder
+from qreward.integrations.trainers import RewardConfig, Rewarder, Scored, rewarder
 from qreward.integrations.trainers.rewarder import reward_of
 from qreward.integrations.trl import reward
-from qreward.integrations.verl import scoring
+from qreward.integrations.verl import function as verl
 from qreward.judge.types import Verdict, Vote
 from qreward.results import Usage
 from qreward.testing import run_in_virtual_time
@@ -75,7 +75,7 @@ def test_tokens_are_counted_whatever_came_of_them() -> None:
     verdict = Verdict(1.0, (Vote(1.0),), usage=Usage(total_tokens=7))
     scored = [Scored(verdict, None, 0.1), Scored(None, paid, 0.1), Scored(None, unpaid, 0.1), Scored(Verdict(1.0, ()), None, 0.1)]
     assert [each.tokens for each in scored] == [7, 30, 0, 0]
-    assert scoring.answer(scored[1], -1.0)["judge_tokens"] == 30.0
+    assert verl.result_of(scored[1], RewardConfig(reward_model="rm", on_failure=-1.0))["judge_tokens"] == 30.0
     assert metrics_of(scored)["judge/tokens"] == [7.0, 30.0, 0.0, 0.0]
     told: dict[str, float] = {}
     run_in_virtual_time(reward(judge=FakeScorer(lambda _: paid))(["p"] * 2, ["r"] * 2, log_metric=told.__setitem__))

@@ -12,8 +12,8 @@ import pytest
 from adapter_fakes import SETTINGS, FakeScorer, installed, run
 
 from qreward.errors import ConfigError
-from qreward.integrations.trl import combined, judge_reward, reward, scoring
-from qreward.integrations.trl.rows import conversation, rows_of
+from qreward.integrations import trl as adapter
+from qreward.integrations.trl import combined, conversation, judge_reward, reward, rows_of
 
 
 def called(function: Any, *completions: Any, **given: Any) -> Any:
@@ -101,7 +101,7 @@ def test_a_missing_reward_is_refused_where_trl_would_count_it_as_zero(monkeypatc
     partial = functools.partial(judge_reward, settings=SETTINGS)
     found = {}
     for trl in versions:
-        monkeypatch.setattr(scoring, "version", lambda _, trl=trl: trl)
+        monkeypatch.setattr(adapter, "version", lambda _, trl=trl: trl)
         asked: list[Callable[[], Any]] = [
             lambda: reward(SETTINGS),
             lambda: reward(SETTINGS, on_failure="none"),

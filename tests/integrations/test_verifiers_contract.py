@@ -22,7 +22,6 @@ from verifiers_stub import Trace
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError, InvalidResponse, QRewardError, RequestTimeout
 from qreward.integrations.trainers.rewarder import close_all
-from qreward.integrations.verifiers.forms import strict_schema
 from qreward.testing import FakeFleet, Faults, Latency
 
 
@@ -156,12 +155,12 @@ def test_structured_output_is_an_object_of_the_schema_or_an_error(room: Any, cli
         run(judge.complete("r", schema=Opinion))
 
 
-def test_a_schema_is_strict_all_the_way_down() -> None:
+def test_a_schema_is_strict_all_the_way_down(room: Any) -> None:
     class Several(BaseModel):
         opinions: list[Opinion]
         best: Opinion | None = None
 
-    sent = strict_schema(Several)["json_schema"]
+    sent = room.strict_schema(Several)["json_schema"]
     inner = sent["schema"]["$defs"]["Opinion"]
     assert sent["strict"] is True
     assert sent["schema"]["required"] == ["opinions", "best"]
@@ -221,7 +220,7 @@ def test_settings_that_verifiers_cannot_use_are_refused_with_its_configuration(
     """And so before a rollout is paid for. Settings that are named only later are refused before anything is asked."""
     scorer = installed_scorer(monkeypatch)
     for name, changes, said in (
-        ("none.json", {"on_failure": "none"}, r"none\.json: on_failure: verifiers has no missing reward"),
+        ("none.json", {"on_failure": "none"}, r"none\.json: on_failure: none is not possible with verifiers"),
         ("both.json", {"reward_model": "rm-7b"}, r"both\.json: set exactly one of judge"),
     ):
         file = tmp_path / name

@@ -16,16 +16,16 @@ from adapter_fakes import REWARDER, SETTINGS, FakeScorer, installed, run
 
 from qreward.errors import BadRequest, ConfigError, RequestTimeout
 from qreward.integrations.verl import DEADLINE, compute_score
-from qreward.integrations.verl import settings as settings_module
-from qreward.integrations.verl.settings import plain, settings_of
+from qreward.integrations.verl import function as function_module
+from qreward.integrations.verl.function import plain, settings_of
 
 KEYS = ["score", "judge_ok", "judge_error", "judge_seconds", "judge_tokens"]
 
 
 @pytest.fixture
 def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
-    monkeypatch.setattr(settings_module, "_READ", {})
-    monkeypatch.setattr(settings_module, "_SAID", set())
+    monkeypatch.setattr(function_module, "_CONFIGS", {})
+    monkeypatch.setattr(function_module, "_WARNED", set())
     return installed(monkeypatch)
 
 

@@ -12,7 +12,7 @@ from adapter_fakes import SETTINGS, FakeScorer, installed, run
 
 import qreward.integrations.verl as room
 from qreward.errors import ConfigError, RequestTimeout
-from qreward.integrations.verl import settings as settings_module
+from qreward.integrations.verl import function as function_module
 
 BASE = "verl.experimental.reward_loop.reward_manager.base"
 MANAGER = "qreward.integrations.verl.manager"
@@ -37,7 +37,7 @@ def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
     base.RewardManagerBase = RewardManagerBase  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, BASE, base)
     monkeypatch.delitem(sys.modules, MANAGER, raising=False)
-    monkeypatch.setattr(settings_module, "_READ", {})
+    monkeypatch.setattr(function_module, "_CONFIGS", {})
     return installed(monkeypatch)
 
 

@@ -150,12 +150,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    for name in ("fleet", "plugins"):
-        monkeypatch.delitem(sys.modules, f"qreward.integrations.verifiers.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "qreward.integrations.verifiers.judges", raising=False)
     import qreward.integrations.verifiers as room
 
     names = {name: getattr(room, name) for name in room.__all__}
-    for name in ("fleet", "plugins"):  # so that no other test finds them
-        monkeypatch.delitem(sys.modules, f"qreward.integrations.verifiers.{name}")
-        monkeypatch.delattr(room, name, raising=False)
+    names["strict_schema"] = sys.modules["qreward.integrations.verifiers.judges"].strict_schema
+    monkeypatch.delitem(sys.modules, "qreward.integrations.verifiers.judges")  # so that no other test finds it
+    monkeypatch.delattr(room, "judges", raising=False)
     return type("Room", (), names)

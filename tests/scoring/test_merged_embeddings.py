@@ -14,7 +14,7 @@ import pytest
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.codecs.embeddings import EmbeddingsAnswer
 from qreward.errors import BadRequest
-from qreward.scoring.formats import parts_of
+from qreward.scoring.merge_spec import parts_of
 
 MODEL = "embedder"
 
@@ -145,3 +145,11 @@ def test_rows_without_an_index_count_by_their_place() -> None:
     assert isinstance(second, EmbeddingsAnswer)
     assert [item.embedding for item in first.build().data] == [[0.0], [1.0], [2.0]]
     assert [item.embedding for item in second.build().data] == [[3.0]]
+
+
+def test_token_ids_may_be_tuples() -> None:
+    server = Server()
+    found = embedded(server, [(1, 2, 3), [(4,), (5, 6)], [7]])
+    assert [len(each.data) for each in found] == [1, 2, 1]
+    assert [body["input"] for body in server.bodies] == [[[1, 2, 3], [4], [5, 6], [7]]]
+    assert len(embedded(server, [(1, 2, 3)])[0].data) == 1

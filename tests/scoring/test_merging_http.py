@@ -162,7 +162,7 @@ def test_a_server_of_short_lists_refuses_only_in_the_first_batch_and_none_if_it_
             endpoints = [each.model_copy(update={"probe": probe, "limits": Limits(max_concurrency=1)}) for each in fleet.endpoints]
             async with QRewardClient(endpoints) as client:
                 await client.score("item", model=MODEL)
-                while probe is not None and not client._runtime._list_limits._told:  # noqa: ASYNC110 - the answer to /info is on its way
+                while probe is not None and not client._runtime._list_limits._reported:  # noqa: ASYNC110 - the answer to /info is on its way
                     await asyncio.sleep(0.001)
                 counts = []
                 for _ in range(4):

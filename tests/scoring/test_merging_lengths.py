@@ -10,7 +10,7 @@ from merge_tools import MODEL, ListWire, client_of, endpoint, flat, leftovers, o
 from qreward import BatchResult, Retry
 from qreward.codecs.rewards.base import MergeLimits
 from qreward.scheduler.outcome import ProbeResult
-from qreward.scoring.endpoint_limits import REFUSED_PATIENCE, EndpointLimits
+from qreward.scoring.sizing import REFUSED_PATIENCE, EndpointLimits
 from qreward.testing.virtual_time import run_in_virtual_time as run
 
 
@@ -150,30 +150,30 @@ def test_what_was_found_out_goes_with_its_endpoint() -> None:
 def test_after_many_lists_one_that_is_longer_than_what_was_refused_is_tried_again() -> None:
     known = EndpointLimits(MergeLimits(items=32), None)
     longer = []
-    known.refused(8)
+    known.record_refusal(8)
     for number in range(4 * REFUSED_PATIENCE):
         if known.limits.items == 16:
             longer.append(number)
-            known.refused(8)
-        known.took()
+            known.record_refusal(8)
+        known.record_answer()
         assert known.limits.items in (8, 16)
     assert longer == [REFUSED_PATIENCE + 1, 3 * REFUSED_PATIENCE + 2]
     for _ in range(100 * REFUSED_PATIENCE):
-        known.took()
+        known.record_answer()
     assert known.limits.items == 32, "it was the size of some items"
 
 
 def test_what_a_server_says_of_its_lists_counts_instead_of_what_is_usual() -> None:
     known = EndpointLimits(MergeLimits(items=32, bytes=1000), 256)
     for items, limit in ((4, 4), (4, 4), (128, 128), (1024, 256), (1, 1), (32, 32)):
-        known.told(items)
+        known.report(items)
         assert known.limits == MergeLimits(items=limit, bytes=1000)
-    known.refused(8)
-    known.told(32)
+    known.record_refusal(8)
+    known.report(32)
     assert known.limits.items == 8, "what it says again changes nothing"
     for usual in (MergeLimits(items=1), MergeLimits()):  # its items go alone, or it limits no lists
         known = EndpointLimits(usual, None)
-        known.told(16)
+        known.report(16)
         assert known.limits == usual
 
 

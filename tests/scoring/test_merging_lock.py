@@ -12,11 +12,11 @@ from merge_tools import MODEL, ListWire, broken, client_of, endpoint, leftovers,
 
 from qreward import QRewardClient, Retry
 from qreward.errors import ClientClosed
-from qreward.scoring import endpoint_limits as known
 from qreward.scoring import merge_queue as stock
+from qreward.scoring import sizing as known
 from qreward.testing.virtual_time import run_in_virtual_time as run
 
-DATA = {"lanes", "loaded", "deadlines", "unread", "sent_at", "broken"}
+DATA = {"lanes", "deadlines", "unread", "sent_at", "failures"}
 
 
 def guard(patch: pytest.MonkeyPatch, client: QRewardClient, faults: list[str]) -> None:
@@ -39,7 +39,7 @@ def guard(patch: pytest.MonkeyPatch, client: QRewardClient, faults: list[str]) -
         return object.__getattribute__(self, name)
 
     patch.setattr(stock.MergeQueue, "__getattribute__", read, raising=False)
-    for kind in (stock.MergeQueue, known.KnownLists):
+    for kind in (stock.MergeQueue, known.LearnedLimits):
         methods = [name for name, member in vars(kind).items() if isfunction(member) and not name.startswith("_")]
         assert methods
         for name in methods:

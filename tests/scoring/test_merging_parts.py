@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward import Endpoint, Limits, Priority
-from qreward.batching.backlog import OVER, WAITING
+from qreward.batching.backlog import OVER, WAITING, Deadlines
 from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.base import MergeLimits
@@ -21,10 +23,9 @@ from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.request import Attempt, RequestOptions, Task
 from qreward.scoring import sizing as spread
-from qreward.scoring.endpoint_limits import KnownLists
-from qreward.scoring.formats import Embeddings, Items
-from qreward.scoring.items import MergedItem, MergedRequest, Split
-from qreward.scoring.merge_queue import Deadlines, MergeQueue
+from qreward.scoring.merge_queue import MergedItem, MergedRequest, MergeQueue, Split
+from qreward.scoring.merge_spec import EmbeddingsSpec, MergeSpec
+from qreward.scoring.sizing import LearnedLimits
 from qreward.settings.policies import LoadBalanceStrategy
 
 
@@ -119,16 +120,15 @@ def test_the_pause_grows_with_how_full_the_pool_is_and_is_none_when_it_is_idle()
 def members(count: int) -> list[MergedItem]:
     made = [MergedItem(None, pool_of(), RequestOptions(Priority.NORMAL, 5.0), None, index) for index in range(count)]
     for member in made:
-        member.place = WAITING
+        member.place, member.number = WAITING, member.index
     return made
 
 
 def test_items_are_due_once_in_the_order_of_their_times_and_not_if_they_are_over() -> None:
     deadlines = Deadlines()
     first, second, third, fourth = members(4)
-    deadlines.add([third], 3.0)
-    deadlines.add([first, second], 1.0)
-    deadlines.add([fourth], 0.5)
+    for member, until in ((third, 3.0), (first, 1.0), (second, 1.0), (fourth, 0.5)):
+        deadlines.add(member, until)
     fourth.place = OVER
     assert deadlines.next() == 1.0
     second.place = OVER
@@ -136,25 +136,27 @@ def test_items_are_due_once_in_the_order_of_their_times_and_not_if_they_are_over
     assert deadlines.due(2.0) == []
     assert deadlines.next() == 3.0
     third.place = OVER
-    assert deadlines.next() is None
+    assert deadlines.next() == inf
 
 
 def test_the_deadlines_of_what_is_over_are_forgotten_long_before_their_time() -> None:
     deadlines = Deadlines()
-    for _ in range(10_000):
+    for number in range(10_000):
         (member,) = members(1)
-        deadlines.add([member], 600.0)
+        member.number = number
+        deadlines.add(member, 600.0)
         member.place = OVER
     assert len(deadlines._entries) <= 130
 
 
 def test_a_list_was_too_long_if_both_its_parts_are_taken() -> None:
-    cut = Split(pool_of(fixed(1)).sources[0], 16)
-    assert [cut.taken(), cut.taken()] == [False, True]
+    (source,) = pool_of(fixed(1)).sources
+    cut = Split(source, 16)
+    assert [cut.record_answer(), cut.record_answer()] == [None, source]
 
 
 def test_calls_for_embeddings_count_by_their_inputs() -> None:
-    listing = Embeddings()
+    listing = EmbeddingsSpec("m", {}, None, None)
     calls = [WireRequest(EMBEDDINGS, "m", inputs, {}, None) for inputs in (["a", "b"], "c", [1, 2, 3], [[1], [2], [3]])]
     assert [listing.fitting(MergeLimits(items=most), calls) for most in (1, 2, 3, 4, 6, 7)] == [1, 1, 2, 3, 3, 4]
     assert listing.merged(calls[2:]).inputs == [[1, 2, 3], [1], [2], [3]]
@@ -162,7 +164,7 @@ def test_calls_for_embeddings_count_by_their_inputs() -> None:
 
 
 def test_items_fit_by_number_tokens_or_bytes() -> None:
-    listing = Items(SCORE)
+    listing = MergeSpec(SCORE, "m", {}, None, None)
     calls = [WireRequest(SCORE, "m", ["x" * 38], {}, None) for _ in range(10)]
     assert listing.fitting(MergeLimits(), calls) == 10
     assert listing.fitting(MergeLimits(items=4), calls) == 4
@@ -174,14 +176,16 @@ def test_an_item_whose_time_has_passed_is_not_taken_though_the_timer_was_not_the
     pool = pool_of(fixed(1))
     source = pool.sources[0]
     source.handle = Endpoint("http://a.example/v1", name="a", kind="vllm")
-    stock = MergeQueue(pool, Items(SCORE), KnownLists())
+    spec = MergeSpec(SCORE, "m", {}, None, None)
+    stock = MergeQueue(pool, spec, LearnedLimits())
+    merger = SimpleNamespace(spec=spec, queue=stock)
     made = [
         MergedItem(WireRequest(SCORE, "m", [f"x {index}"], {}, None), pool, RequestOptions(5, 1.0 + index), None, index)
         for index in range(3)
     ]
-    stock.put(0.0, made, None, bulk=False)
-    carrier = MergedRequest(None, pool, made[0].lane, None)  # type: ignore[arg-type]
+    stock.put(0.0, made, None, batch=False)
+    carrier = MergedRequest(pool, made[0].lane, merger)
     assert stock.fill(2.5, carrier, source)
     assert [member.index for member in carrier.members] == [2]
-    assert stock.deadlines.due(2.5) == made[:2], "who then says so"
-    assert not stock.fill(9.0, MergedRequest(None, pool, made[0].lane, None), source)  # type: ignore[arg-type]
+    assert stock.due(2.5) == made[:2], "who then says so"
+    assert not stock.fill(9.0, MergedRequest(pool, made[0].lane, merger), source)

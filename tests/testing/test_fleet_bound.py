@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, Phase
-from qreward.testing.lower_bound import Resource, ServerModel, Timeline, _fluid, lower_bound
+from qreward.testing.lower_bound import Resource, fluid, lower_bound
 from qreward.testing.text import digest_of
 
 SECOND = Latency(base=1)
@@ -75,10 +75,9 @@ def test_the_fleet_bounds_its_present_settings_running_or_not() -> None:
         assert fleet.lower_bound(8) == pytest.approx(4)
 
 
-def source(base: float, per_token: float, tokens: list[int]) -> ServerModel:
+def source(base: float, per_token: float, tokens: list[int]) -> list[Resource]:
     """One slot."""
-    service = [base + per_token * each for each in tokens]
-    return ServerModel(Timeline(()), service, [Resource(lambda until: until, service)])
+    return [Resource(lambda until: until, [base + per_token * each for each in tokens])]
 
 
 def test_work_that_suits_one_endpoint_better_is_not_priced_as_if_it_were_spread_evenly() -> None:
@@ -86,7 +85,7 @@ def test_work_that_suits_one_endpoint_better_is_not_priced_as_if_it_were_spread_
     # one go to the second: 1 + 10 * 9/11 = 10 - 9/11. Spread evenly it would be 10 / (1/1 + 1/5.05) * 2 = 16.7.
     tokens = [10] * 10 + [1000] * 10
     best = 10 - 9 / 11
-    bound = _fluid([source(1, 0, tokens), source(0, 0.01, tokens)], 1)
+    bound = fluid([source(1, 0, tokens), source(0, 0.01, tokens)], 1)
     assert 0.97 * best <= bound <= best * (1 + 1e-9)
 
 
@@ -94,22 +93,21 @@ def test_a_rate_limited_endpoint_is_credited_with_the_longest_requests() -> None
     # The first admits one request a second whatever its length, the second works off 100 tokens a second. At best the first takes
     # the n longest in n seconds: 8 of the 10 long ones, while the second does 2 long and 10 short ones in 8.1 s.
     tokens = [10] * 10 + [360] * 10
-    first = ServerModel(Timeline(()), [0.0] * 20, [Resource(lambda until: until, [1.0] * 20)])
+    first = [Resource(lambda until: until, [1.0] * 20)]
     # T longest on the first, the rest on the second: (10 - T) * 3.6 + 1 = T.
     best = 37 / 4.6
-    bound = _fluid([first, source(0, 0.01, tokens)], 1)
+    bound = fluid([first, source(0, 0.01, tokens)], 1)
     assert 0.97 * best <= bound <= best * (1 + 1e-9)
 
 
 def test_a_bulk_that_only_a_clever_assignment_can_finish_is_not_called_impossible() -> None:
     # Both die after 10 s; evenly spread the work would not fit, but short ones to the second and long ones to the first do.
-    def mortal(base: float, per_token: float) -> ServerModel:
-        service = [base + per_token * each for each in tokens]
-        return ServerModel(Timeline(()), service, [Resource(lambda until: min(until, 10.0), service)])
+    def mortal(base: float, per_token: float) -> list[Resource]:
+        return [Resource(lambda until: min(until, 10.0), [base + per_token * each for each in tokens])]
 
     tokens = [10] * 10 + [1000] * 10
-    assert _fluid([mortal(1, 0), mortal(0, 0.01)], 1) <= 10
-    assert _fluid([mortal(1, 0), mortal(0, 0.01)], 2) == math.inf
+    assert fluid([mortal(1, 0), mortal(0, 0.01)], 1) <= 10
+    assert fluid([mortal(1, 0), mortal(0, 0.01)], 2) == math.inf
 
 
 def greedy(endpoints: list[FakeEndpoint], work: list[Any], order: Callable[[float], float]) -> float:

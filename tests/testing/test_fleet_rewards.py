@@ -12,9 +12,8 @@ from fleet_tools import Answer, Client, run, serving
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
-from qreward.testing.lower_bound import ListRequest
 from qreward.testing.rewards import NAN, REFUSED, Scoring, logits_of, probabilities_of, score_of
-from qreward.testing.rewards.kinds import DIALECTS
+from qreward.testing.server_kinds import SERVER_KINDS, RouteCall
 
 
 async def post(client: Client, path: str, body: Any, name: str = "a") -> Answer:
@@ -108,14 +107,14 @@ def test_what_a_server_refuses_it_refuses_whole_and_in_its_own_form(
         assert expected.items() <= told[name].items() if isinstance(expected, dict) else told[name] == expected
 
 
-@pytest.mark.parametrize("kind", sorted(DIALECTS))
+@pytest.mark.parametrize("kind", sorted(SERVER_KINDS))
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"7"])
 def test_no_route_breaks_on_a_body_that_is_none(kind: Any, body: bytes) -> None:
     async def main() -> list[int]:
         async with serving(FakeEndpoint("a", kind=kind)) as client:
             root = client.fleet.urls["a"].removesuffix("/v1")
             statuses = []
-            for path in DIALECTS[kind].routes():
+            for path in SERVER_KINDS[kind].routes:
                 async with client._session.post(root + path, data=body) as response:
                     statuses.append(response.status)
             return statuses
@@ -250,6 +249,6 @@ def test_an_unknown_kind_or_scoring_is_refused() -> None:
 def test_work_on_a_list_takes_longer_with_each_item() -> None:
     spec = FakeEndpoint("a", kind="vllm", latency=Latency(base=0.02), scoring=Scoring(per_item=0.0015))
     body = json.dumps({"model": "m", "input": ["a"] * 64}).encode()
-    job = DIALECTS["vllm"].routes()["/classify"](body, spec)
-    assert isinstance(job.asked, ListRequest)
+    kind = SERVER_KINDS["vllm"]
+    job = kind.routes["/classify"](RouteCall(kind, "/classify", body, spec))
     assert (job.items, job.service) == (64, pytest.approx(0.116))

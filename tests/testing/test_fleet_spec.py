@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, Phase
+from qreward.testing.faults import FAULTS
 from qreward.testing.server import to_data
 from qreward.testing.spec import read_spec
 
@@ -118,3 +119,7 @@ def test_another_seed_draws_other_lengths() -> None:
 
 def test_rates_of_faults_list_only_what_can_happen() -> None:
     assert Faults(reset=0.5, trickle_gap=9, seed=3).rates() == {"reset": 0.5}
+
+
+def test_every_fault_that_can_be_set_is_in_the_table_of_what_the_server_does() -> None:
+    assert set(FAULTS) == set(Faults.model_fields) - {"trickle_gap", "point", "seed"}

@@ -1,10 +1,101 @@
 """Rewards for AReaL: a function for its process pool, and a coroutine for workflows, which the pool does not slow down.
 
-Only ``workflow.py`` imports AReaL.
+Only ``workflow.py`` imports AReaL. A missing reward is raised as an error unless the settings choose something else. AReaL then calls its
+process pool again, four times in all, and rejects the trajectory with its whole group instead of training on it. AReaL turns a time-out of
+its own into a reward of 0, so the blocking function finishes before that time-out.
 """
 
 from __future__ import annotations
 
-from qreward.integrations.areal.rewards import DEADLINE, WORKFLOW_DEADLINE, NoReward, async_reward, reward
+import logging
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from qreward.engine.portal import portal
+from qreward.errors import QRewardError
+from qreward.integrations.trainers import Adapter, Rewarder
+from qreward.integrations.trainers.rewarder import LATE
+from qreward.integrations.trainers.texts import without_end
 
 __all__ = ["DEADLINE", "WORKFLOW_DEADLINE", "NoReward", "async_reward", "reward"]
+
+HOST_LIMIT = 15.0
+"""Seconds after which ``AsyncRewardWrapper`` abandons a call, including the wait for a free worker process."""
+DEADLINE = 12.0
+"""Default number of seconds for a reward in the process pool."""
+WORKFLOW_DEADLINE = 180.0
+"""Default number of seconds for a reward that is awaited in a workflow, where AReaL has no limit of its own."""
+
+_POOL = Adapter(
+    trainer="areal",
+    deadline=DEADLINE,
+    columns={"prompt": ("messages", "prompt"), "response": ("completions",), "reference": ("answer", "solution", "ground_truth")},
+    missing="raise",
+)
+_WORKFLOW = replace(_POOL, deadline=WORKFLOW_DEADLINE)
+
+
+class NoReward(QRewardError):
+    """No reward arrived in time. It is not a ``TimeoutError``, because ``AsyncRewardWrapper`` ends up turning those into a reward of 0."""
+
+
+def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any) -> float | None:
+    """Score one completion. For ``reward_fn`` of AReaL's workflows, which runs in a forked or spawned child of its process pool.
+
+    Args:
+        prompt: the prompt as the model received it. A column ``messages`` of the data takes precedence.
+        completions: the model's answer, with special tokens.
+        prompt_ids, completion_ids: token ids; used only if a template names them.
+        data: the columns of the data.
+
+    Returns:
+        A finite float; or None if the settings say ``on_failure: none``. AReaL cannot train on None and rejects it without a retry.
+
+    Raises:
+        ConfigError: the settings in the file that ``QREWARD_REWARD`` names are missing or wrong.
+        QRewardError: there is no reward, and ``on_failure`` does not replace it. ``NoReward`` if the time ran out.
+    """
+    made = _POOL.rewarder()
+    _warn_of_late(made.deadline)
+    try:
+        return portal().call(_reward, made, _row(prompt, completions, prompt_ids, completion_ids, data))
+    except TimeoutError as error:  # a RequestTimeout is one
+        raise NoReward(f"{type(error).__name__}: {error}") from error
+
+
+async def async_reward(
+    prompt: str, completions: str, prompt_ids: list[int] | None = None, completion_ids: list[int] | None = None, **data: Any
+) -> float | None:
+    """Score one completion, awaited in a workflow. There is no process pool between, so all trajectories are scored concurrently.
+
+    Arguments, result and errors are those of :func:`reward`, except that a time-out raises ``RequestTimeout``.
+
+    Example:
+        >>> async def score(tokenizer, resp, data):
+        ...     prompt, completion = tokenizer.decode(resp.input_tokens), tokenizer.decode(resp.output_tokens)
+        ...     return await async_reward(prompt, completion, resp.input_tokens, resp.output_tokens, **data)
+    """
+    return await _reward(_WORKFLOW.rewarder(), _row(prompt, completions, prompt_ids, completion_ids, data))
+
+
+def _row(prompt: str, completions: str | None, prompt_ids: object, completion_ids: object, data: dict[str, Any]) -> dict[str, Any]:
+    response = None if completions is None else without_end(completions)  # None gets no reward; see Rewarder.score
+    return {**data, "prompt_ids": prompt_ids, "completion_ids": completion_ids, "prompt": prompt, "completions": response}
+
+
+async def _reward(made: Rewarder, row: dict[str, Any]) -> float | None:
+    (scored,) = await _POOL.score(made, [row])
+    return _POOL.reward(scored, made.config)
+
+
+@cache
+def _warn_of_late(deadline: float) -> None:
+    """Warn once if AReaL's limit ends a call before ``deadline`` does."""
+    if deadline + LATE >= HOST_LIMIT:
+        logging.getLogger("qreward.areal").warning(
+            "a deadline of %g s is no less than the %g s after which AsyncRewardWrapper makes a reward 0; unless you gave it a longer "
+            "timeout_seconds, set a shorter one, or use qreward.integrations.areal.workflow",
+            deadline,
+            HOST_LIMIT,
+        )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from qreward.integrations.areal.rewards import async_reward
-from qreward.integrations.trainers.settings import load_reward_config
+from qreward.integrations.areal import async_reward
+from qreward.integrations.trainers import load_reward_config
 
 _Workflow: Any = importlib.import_module("areal.workflow.rlvr").RLVRWorkflow
 _trace: Any = importlib.import_module("areal.utils.perf_tracer").trace_session

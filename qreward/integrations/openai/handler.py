@@ -15,30 +15,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import EmbeddedError, WireRequest
+from qreward.codecs.base import Codec, EmbeddedError, Malformed, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT
-from qreward.errors import QRewardError
+from qreward.codecs.embeddings import EMBEDDINGS
+from qreward.errors import BadRequest, QRewardError
 from qreward.integrations.openai import responses
-from qreward.integrations.openai.request import MEMBERS, OpenAIRequest, read, route_of
-from qreward.integrations.openai.responses import Events, OpenAIReply, event, silence
+from qreward.integrations.openai.responses import Events, OpenAIReply, silence
 from qreward.options import preparer
-from qreward.results import Result, Usage
+from qreward.results import Usage
 from qreward.runtime import runtime_of
-from qreward.scheduler.request import RequestOptions
-from qreward.scoring.formats import asking_embeddings
+from qreward.scoring.merge_spec import EmbeddingsSpec
 
 if TYPE_CHECKING:
     from qreward.client import QRewardClient
-
-
-class _Seen(msgspec.Struct, gc=False):
-    """The members of an answer that are decoded."""
-
-    usage: Usage | None = None
-    error: Any = None
-
-
-_DECODER = msgspec.json.Decoder(_Seen)
+    from qreward.sync_client import SyncQRewardClient
 
 
 class PlainAnswer(msgspec.Struct, gc=False):
@@ -53,7 +43,6 @@ class PlainAnswer(msgspec.Struct, gc=False):
         return ""
 
     def build(self) -> bytes:
-        """Return the JSON body."""
         return self.body
 
 
@@ -62,31 +51,21 @@ class PlainCodec:
 
     Args:
         path: path of the API, such as ``/completions``.
-
-    Attributes:
-        path: path of the API.
-        name: name of the operation, for telemetry.
+        member: the member of the body that holds the inputs.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, member: str) -> None:
+        self.path, self._member = path, member
         self.name = path.rpartition("/")[2]
-        self._member = MEMBERS[path]
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the JSON body. Raises ``BadRequest`` for values that JSON cannot represent."""
         return jsonio.write(model, self._member, call.inputs, call.params, all_text=False)
 
     def decode(self, body: bytes, call: WireRequest) -> PlainAnswer:
-        """Return the answer. Raises ``Malformed`` or ``EmbeddedError``."""
-        try:
-            seen = _DECODER.decode(body)
-        except jsonio.REFUSED:
-            document = jsonio.read_object(body)
-            seen = _Seen(jsonio.usage_of(document.get("usage")), document.get("error"))
-        if seen.error:
-            raise EmbeddedError(seen.error)
-        return PlainAnswer(body, call.model, seen.usage)
+        document = jsonio.read_object(body)
+        if error := document.get("error"):
+            raise EmbeddedError(error)
+        return PlainAnswer(body, call.model, jsonio.usage_of(document.get("usage")))
 
     def validate(self, inputs: Any) -> Any:
         """Return the inputs unchanged; the server validates them."""
@@ -102,7 +81,51 @@ class PlainCodec:
         return prompt, float(most * prompts * (choices if isinstance(choices, int) else 1))
 
 
-_CODECS = {"/chat/completions": VERBATIM_CHAT} | {path: PlainCodec(path) for path in ("/completions", "/moderations", "/rerank")}
+ROUTES: dict[str, tuple[str, Codec]] = {
+    "/chat/completions": ("messages", VERBATIM_CHAT),
+    "/completions": ("prompt", PlainCodec("/completions", "prompt")),
+    "/embeddings": ("input", EMBEDDINGS),
+    "/moderations": ("input", PlainCodec("/moderations", "input")),
+    "/rerank": ("documents", PlainCodec("/rerank", "documents")),
+}
+"""The end of a path -> the member of the body that holds the inputs, and the codec. The first match counts."""
+
+_OURS = frozenset({
+    "host", "connection", "content-length", "content-type", "transfer-encoding", "accept", "accept-encoding", "user-agent",
+    "authorization", "proxy-authorization", "api-key", "x-api-key", "cookie", "openai-organization", "openai-project",
+    "traceparent", "tracestate", "baggage",
+})  # fmt: skip
+"""Headers that are not forwarded. They belong to the connection, to the account (each endpoint has its own), or to the client's spans."""
+_SDK = "x-stainless-"
+
+
+def route_of(path: str) -> str | None:
+    """Return which of ``ROUTES`` a path ends with; None if it is none of them."""
+    return next((route for route in ROUTES if path.endswith(route)), None)
+
+
+def read(route: str, headers: Iterable[tuple[str, str]], body: bytes) -> WireRequest:
+    """Parse a request; its inputs are not validated. Raises ``BadRequest`` if the body is not a JSON object or names no model."""
+    try:
+        params = msgspec.json.decode(body)
+    except jsonio.REFUSED:
+        try:
+            params = jsonio.read_leniently(body)
+        except Malformed:
+            raise BadRequest("the body is not JSON; send a JSON object as the OpenAI API takes it, without compression") from None
+    if not isinstance(params, dict):
+        raise BadRequest(f"the body is a JSON {type(params).__name__}; send an object with 'model'")
+    model = params.pop("model", None)
+    if not isinstance(model, str) or not model:
+        raise BadRequest("the request has no model; set model='...' to a name that a route matches")
+    member, codec = ROUTES[route]
+    return WireRequest(codec, model, params.pop(member, None), params, forwarded(headers))
+
+
+def forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str] | None:
+    """Return the headers to forward: those that the program added, without keys and without headers of the connection or the SDK."""
+    named = ((name.lower(), value) for name, value in headers)
+    return {name: value for name, value in named if name not in _OURS and not name.startswith(_SDK)} or None
 
 
 class RequestHandler:
@@ -113,10 +136,11 @@ class RequestHandler:
         priority, hedge, tenant: options of all requests, as in ``QRewardClient.chat_completion``.
     """
 
-    def __init__(self, client: QRewardClient, priority: int | str, hedge: bool, tenant: str | None) -> None:
+    def __init__(self, client: QRewardClient | SyncQRewardClient, priority: int | str, hedge: bool, tenant: str | None) -> None:
         self.client = client
-        self._options = {"priority": priority, "hedge": hedge, "tenant": tenant}
-        self._terms()  # raises now if one of them is wrong
+        self._given = {"priority": priority, "hedge": hedge, "tenant": tenant}
+        self._runtime = runtime_of(client)
+        self._runtime.request_options(self._given)  # raises now if one of them is wrong
 
     async def answer(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes, seconds: float | None) -> OpenAIReply:
         """Return the reply to a request. Raises nothing but ``CancelledError``.
@@ -135,48 +159,39 @@ class RequestHandler:
                 return self._models(path.partition("/models")[2].removeprefix("/"))
             route = route_of(path)
             if method != "POST" or route is None:
-                return responses.not_offered(method, path)
-            return await self._asked(read(route, headers, body), seconds)
+                return responses.not_offered(method, path, ROUTES)
+            call = read(route, headers, body)
+            if not call.params.get("stream"):
+                return await self._whole(call, seconds)
+            if call.codec is not VERBATIM_CHAT:
+                return responses.not_offered("streamed", route, ROUTES)
+            return await self._stream(call, seconds)
         except QRewardError as error:
             return responses.refused(error)
 
     def _models(self, name: str) -> OpenAIReply:
         if not name:
             return responses.models(route.pattern for route in self.client.list_routes())
-        runtime_of(self.client).pool(name)
+        self._runtime.pool(name)
         return responses.model(name)
 
-    async def _asked(self, asked: OpenAIRequest, seconds: float | None) -> OpenAIReply:
-        if asked.params.get("stream"):
-            return await self._stream(asked, seconds)
-        ask = self._embeddings if asked.route == "/embeddings" else self._one
-        result = await ask(asked, self._within(seconds))
-        return responses.answered(_body(result), result.endpoint)
+    async def _whole(self, call: WireRequest, seconds: float | None) -> OpenAIReply:
+        options = self._runtime.request_options(self._given)
+        if seconds is not None:
+            options = options._replace(timeout=min(seconds, inf if options.timeout is None else options.timeout))
+        if call.codec is EMBEDDINGS:
+            spec = EmbeddingsSpec(call.model, {}, call.headers, call.params)
+            (result,) = await self._runtime.merged(spec, [spec.call(call.inputs)], options)
+        else:
+            call.inputs = call.codec.validate(call.inputs)
+            result = await self._runtime.one(call, options)
+        answer: Any = result._answered()  # raises the result's error
+        return responses.answered(answer.body, result.endpoint)
 
-    def _terms(self) -> RequestOptions:
-        return runtime_of(self.client).request_options(self._options)
-
-    def _within(self, seconds: float | None) -> RequestOptions:
-        terms = self._terms()
-        return terms if seconds is None else terms._replace(timeout=min(seconds, inf if terms.timeout is None else terms.timeout))
-
-    async def _one(self, asked: OpenAIRequest, terms: RequestOptions) -> Result[Any]:
-        codec = _CODECS[asked.route]
-        call = WireRequest(codec, asked.model, codec.validate(asked.inputs), asked.params, asked.headers)
-        return await runtime_of(self.client).one(call, terms)
-
-    async def _embeddings(self, asked: OpenAIRequest, terms: RequestOptions) -> Result[Any]:
-        asking = asking_embeddings(asked.model, {}, asked.headers, asked.params)
-        (result,) = await runtime_of(self.client).merged(asking, [asking.call(asked.inputs)], terms)
-        return result
-
-    async def _stream(self, asked: OpenAIRequest, seconds: float | None) -> OpenAIReply:
+    async def _stream(self, call: WireRequest, seconds: float | None) -> OpenAIReply:
         """Return the reply when the first token has arrived. A failure before that is an HTTP error, once all attempts have failed."""
-        if asked.route != "/chat/completions":
-            return responses.not_offered("streamed", asked.route)
-        params = {name: value for name, value in asked.params.items() if name != "stream"}
-        call = preparer(VERBATIM_CHAT, asked.model, params, asked.headers, None)(asked.inputs)
-        stream = runtime_of(self.client).stream(call, self._options)
+        params = {name: value for name, value in call.params.items() if name != "stream"}
+        stream = self._runtime.stream(preparer(call.codec, call.model, params, call.headers, None)(call.inputs), self._given)
         try:
             async with asyncio.timeout(seconds):
                 await stream
@@ -185,14 +200,4 @@ class RequestHandler:
         except TimeoutError:
             await stream.aclose()
             raise silence(seconds, "before the first token") from None
-        return responses.streamed(Events(stream, seconds, told_usage="stream_options" in params, as_event=_as_event))
-
-
-def _body(result: Result[Any]) -> bytes:
-    """Return the JSON of the answer as the endpoint sent it. Raises the result's error."""
-    body: bytes = result._answered().body  # type: ignore[attr-defined]
-    return body
-
-
-def _as_event(error: QRewardError) -> bytes:
-    return event(msgspec.json.encode({"error": responses.described(error)}))
+        return responses.streamed(Events(stream, seconds, wants_usage="stream_options" in params))

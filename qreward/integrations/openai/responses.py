@@ -12,31 +12,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Container, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
 
+from qreward import errors
 from qreward.codecs import json as jsonio
-from qreward.codecs.chat_stream import ChatChunk, read_object, tells_usage_only
-from qreward.errors import (
-    AuthenticationFailed,
-    BadRequest,
-    ConfigError,
-    ConnectionFailed,
-    DeadlineExceeded,
-    InvalidResponse,
-    NoEndpoint,
-    QRewardError,
-    RateLimited,
-    Rejected,
-    RequestError,
-    RequestTimeout,
-    ServerError,
-    StreamInterrupted,
-)
-from qreward.integrations.openai.request import ROUTES
-from qreward.streaming.closing import Broken
+from qreward.codecs.chat_stream import ChatChunk, tells_usage_only
+from qreward.errors import QRewardError, RequestError, RequestTimeout
 from qreward.streaming.handles import Stream, StreamReader
 from qreward.transport import error_mapping
 from qreward.transport.error_mapping import ErrorBody
@@ -45,25 +29,25 @@ DONE = b"data: [DONE]\n\n"
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 
 
-class Events:
+class Broken(Exception):
+    """Raised by ``Events`` on the read after the event that reports an error."""
+
+
+class Events(AsyncIterator[bytes]):
     """The events of a stream that has begun: an asynchronous iterator of bytes.
 
     Args:
         stream: the stream to read.
         seconds: maximum pause between two chunks, in seconds; None is no limit.
-        told_usage: whether the caller wants the chunk that reports the usage. The client always requests that chunk, because the scheduler
+        wants_usage: whether the caller wants the chunk that reports the usage. The client always requests that chunk, because the scheduler
             learns from it, but a program that did not request it does not expect a chunk without choices.
-        as_event: converts an error to an event.
     """
 
-    def __init__(self, stream: Stream, seconds: float | None, told_usage: bool, as_event: Callable[[QRewardError], bytes]) -> None:
-        self._stream, self._seconds, self._as_event = stream, seconds, as_event
-        self._reader = StreamReader(stream, _Shown(told_usage))
+    def __init__(self, stream: Stream, seconds: float | None, *, wants_usage: bool) -> None:
+        self._stream, self._seconds = stream, seconds
+        self._reader = StreamReader(stream, _event_of(wants_usage))
         self._over = False
         self._error: QRewardError | None = None
-
-    def __aiter__(self) -> Events:
-        return self
 
     async def __anext__(self) -> bytes:
         if self._error is not None:
@@ -77,32 +61,28 @@ class Events:
             self._over = True
             return DONE
         except QRewardError as error:
-            return self._told(error)
+            self._error = error
         except TimeoutError:
-            return self._told(silence(self._seconds, "amid the answer"))
+            self._error = silence(self._seconds, "amid the answer")
+        return event(_json({"error": described(self._error)}))
 
     async def aclose(self) -> None:
         """Stop reading. The request is cancelled, and its connection is closed, when this returns."""
         await self._stream.aclose()
 
-    def _told(self, error: QRewardError) -> bytes:
-        self._error = error
-        return self._as_event(error)
 
+def _event_of(wants_usage: bool) -> Callable[[ChatChunk], bytes | None]:
+    """Return a function that converts the chunks of a stream to events."""
+    first = True
 
-class _Shown:
-    """Converts chunks to events."""
-
-    __slots__ = ("_first", "_told_usage")
-
-    def __init__(self, told_usage: bool) -> None:
-        self._first, self._told_usage = True, told_usage
-
-    def __call__(self, chunk: ChatChunk) -> bytes | None:
-        if not self._told_usage and tells_usage_only(chunk):
+    def convert(chunk: ChatChunk) -> bytes | None:
+        nonlocal first
+        if not wants_usage and tells_usage_only(chunk):
             return None
-        first, self._first = self._first, False
-        return event(strict(in_pieces(chunk.body) if first else chunk.body))
+        body, first = in_pieces(chunk.body) if first else chunk.body, False
+        return event(strict(body))
+
+    return convert
 
 
 def strict(body: bytes) -> bytes:
@@ -129,13 +109,11 @@ def in_pieces(body: bytes) -> bytes:
     """Return a first chunk unchanged. The whole answer of a server that does not stream is converted to a single chunk."""
     if b'"message"' not in body:
         return body
-    document = read_object(body)
+    document = jsonio.read_object(body)
     choices = document.get("choices")
     if not isinstance(choices, list) or not any(isinstance(choice, dict) and "message" in choice for choice in choices):
         return body
-    return json.dumps(
-        {**document, "object": "chat.completion.chunk", "choices": [_choice_in_pieces(choice) for choice in choices]}
-    ).encode()
+    return _json({**document, "object": "chat.completion.chunk", "choices": list(map(_choice_in_pieces, choices))})
 
 
 def _choice_in_pieces(choice: Any) -> Any:
@@ -153,29 +131,20 @@ def silence(seconds: float | None, when: str) -> RequestTimeout:
     return RequestTimeout(f"nothing came for {seconds:g} s {when}, which is the timeout that the request was given; give it more")
 
 
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
-_STATUSES: tuple[tuple[type[QRewardError], int, frozenset[int]], ...] = (
-    (NoEndpoint, 404, frozenset()),
-    (BadRequest, 400, frozenset(range(400, 500)) - {401, 403, 407, 408, 409, 429}),
-    (ConfigError, 400, frozenset()),
-    (AuthenticationFailed, 401, frozenset({401, 403})),
-    (RateLimited, 429, frozenset()),
-    (RequestTimeout, 504, frozenset()),
-    (DeadlineExceeded, 504, frozenset()),
-    (ServerError, 502, frozenset(range(500, 600))),
-    (Rejected, 503, frozenset()),
-    (ConnectionFailed, 502, frozenset()),
-    (InvalidResponse, 502, frozenset()),
-    (StreamInterrupted, 502, frozenset()),
-    (QRewardError, 500, frozenset()),
+_TYPES = {400: "invalid_request", 401: "authentication", 403: "permission", 404: "not_found", 429: "rate_limit"}
+_STATUSES: tuple[tuple[type[QRewardError] | tuple[type[QRewardError], ...], int, Container[int]], ...] = (
+    (errors.NoEndpoint, 404, ()),
+    (errors.BadRequest, 400, frozenset(range(400, 500)) - {401, 403, 407, 408, 409, 429}),
+    (errors.ConfigError, 400, ()),
+    (errors.AuthenticationFailed, 401, (401, 403)),
+    (errors.RateLimited, 429, ()),
+    ((RequestTimeout, errors.DeadlineExceeded), 504, ()),
+    (errors.ServerError, 502, range(500, 600)),
+    (errors.Rejected, 503, ()),
+    ((errors.ConnectionFailed, errors.InvalidResponse, errors.StreamInterrupted), 502, ()),
+    (QRewardError, 500, ()),
 )
-"""Error class -> its HTTP status, and the server's own statuses that it may have instead. The first class that matches counts."""
+"""Error classes -> HTTP status, and the server's own statuses that they may have instead. The first class that matches counts."""
 
 
 class OpenAIReply(NamedTuple):
@@ -206,49 +175,48 @@ def model(name: str) -> OpenAIReply:
     return OpenAIReply(200, _headers(), _json(_model(name)))
 
 
-def not_offered(method: str, path: str) -> OpenAIReply:
+def not_offered(method: str, path: str, routes: Iterable[str]) -> OpenAIReply:
     """Return a 404 that lists what is supported."""
-    offered = ", ".join(f"POST {route}" for route in ROUTES)
+    offered = ", ".join(f"POST {route}" for route in routes)
     words = f"qreward does not offer {method} {path}; it offers {offered} and GET /models. Send what else there is to its server directly."
     return OpenAIReply(404, _headers(**{"x-should-retry": "false"}), _json({"error": _error(words, 404, "not_offered")}))
 
 
 def refused(error: QRewardError) -> OpenAIReply:
     """Return the reply for a call that failed for good."""
-    status, told = status_of(error), error if isinstance(error, RequestError) else None
-    more = {"x-request-id": told.request_id, "x-qreward-endpoint": told.endpoint} if told else {}
-    return OpenAIReply(status, _headers(**{"x-should-retry": "false", **more}), _json({"error": described(error)}))
+    source = {"x-request-id": error.request_id, "x-qreward-endpoint": error.endpoint} if isinstance(error, RequestError) else {}
+    return OpenAIReply(status_of(error), _headers(**{"x-should-retry": "false", **source}), _json({"error": described(error)}))
 
 
 def described(error: QRewardError) -> dict[str, Any]:
     """Return the ``error`` member of a body: message, type and code of the OpenAI API, and the endpoint and the number of attempts."""
-    told = {"endpoint": error.endpoint, "attempts": len(error.attempts)} if isinstance(error, RequestError) else {}
-    return _error(str(error), status_of(error), _code(error)) | told
+    sent = {"endpoint": error.endpoint, "attempts": len(error.attempts)} if isinstance(error, RequestError) else {}
+    return _error(str(error), status_of(error), _code(error)) | sent
 
 
 def status_of(error: QRewardError) -> int:
     """Return the HTTP status for an error: the server's own status if SDKs treat it as the same error.
 
     Example:
-        >>> status_of(NoEndpoint("no route")), status_of(RateLimited("full", status_code=503))
+        >>> status_of(errors.NoEndpoint("no route")), status_of(errors.RateLimited("full", status_code=503))
         (404, 429)
     """
     own = error.status_code if isinstance(error, RequestError) else None
     status, allowed = next((status, allowed) for kind, status, allowed in _STATUSES if isinstance(error, kind))
-    return own if own in allowed else status
+    return own if own is not None and own in allowed else status
 
 
 def _error(message: str, status: int, code: str) -> dict[str, Any]:
-    return {"message": message, "type": _TYPES.get(status, "server_error"), "param": None, "code": code}
+    return {"message": message, "type": f"{_TYPES.get(status, 'server')}_error", "param": None, "code": code}
 
 
 def _code(error: QRewardError) -> str:
     """Return the API's error code if programs check for one, else the name of the error class in snake case."""
-    if isinstance(error, NoEndpoint):
+    if isinstance(error, errors.NoEndpoint):
         return "model_not_found"
-    if isinstance(error, BadRequest) and error_mapping.is_too_long(ErrorBody(str(error))):
+    if isinstance(error, errors.BadRequest) and error_mapping.is_too_long(ErrorBody(str(error))):
         return "context_length_exceeded"
-    if isinstance(error, RateLimited) and error.attempts and error.attempts[-1].outcome == "quota":
+    if isinstance(error, errors.RateLimited) and error.attempts and error.attempts[-1].outcome == "quota":
         return "insufficient_quota"
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
 
@@ -259,8 +227,8 @@ def _model(name: str) -> dict[str, Any]:
 
 def _headers(**more: str | None) -> dict[str, str]:
     """Return the headers in ASCII, as HTTP requires. Names of endpoints may be in any script."""
-    told = {name: value.encode("ascii", "backslashreplace").decode() for name, value in more.items() if value}
-    return {"content-type": "application/json", **told}
+    ascii_only = {name: value.encode("ascii", "backslashreplace").decode() for name, value in more.items() if value}
+    return {"content-type": "application/json", **ascii_only}
 
 
 def _json(document: dict[str, Any]) -> bytes:

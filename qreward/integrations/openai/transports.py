@@ -1,51 +1,41 @@
-"""Transports for httpx and httpx2: they convert requests to plain values and replies to responses. Only this module knows these libraries.
+"""Transports for httpx and httpx2, and clients of the installed openai SDK, of major version 2 or 3. Only this module knows them.
 
-One class serves both libraries, in async and in blocking code. Each request is answered with a response of the library that sent it.
+One class serves both HTTP libraries, in async and in blocking code. Each request is answered with a response of the library that sent it.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
+import openai
 
 from qreward.client import QRewardClient
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError, QRewardError
-from qreward.integrations.openai import responses
 from qreward.integrations.openai.handler import RequestHandler
-from qreward.integrations.openai.responses import Events, OpenAIReply
+from qreward.integrations.openai.responses import Broken, Events, OpenAIReply, refused
 from qreward.settings.policies import Priority
-from qreward.streaming.closing import Broken, leave
+from qreward.streaming.sync import leave
 from qreward.sync_client import SyncQRewardClient
 
-if TYPE_CHECKING:
+try:
     import httpx2
+except ImportError:  # openai 2 does not need it
+    httpx2 = httpx  # type: ignore[misc]
 
-    class _Transports(  # type: ignore[misc]  # the two libraries' types differ by name only
-        httpx.AsyncBaseTransport, httpx.BaseTransport, httpx2.AsyncBaseTransport, httpx2.BaseTransport
-    ):
-        pass
 
-    class _AsyncBody(httpx.AsyncByteStream):
-        pass
+def _joined(*names: str) -> Any:
+    """Return a class that has the classes of these names in both libraries as bases."""
+    bases = tuple(getattr(package, name) for name in names for package in dict.fromkeys((httpx, httpx2)))
+    return type("Joined", bases, {})
 
-    class _SyncBody(httpx.SyncByteStream):
-        pass
-else:
-    try:
-        import httpx2
-    except ImportError:  # openai 2 does not need it
-        httpx2 = httpx
 
-    def _joined(*names: str) -> type:
-        packages = dict.fromkeys((httpx, httpx2))
-        return type(names[0], tuple(getattr(package, name) for name in names for package in packages), {})
-
-    _Transports = _joined("AsyncBaseTransport", "BaseTransport")
-    _AsyncBody = _joined("AsyncByteStream")
-    _SyncBody = _joined("SyncByteStream")
+BASE_URL = "http://qreward/v1"
+"""``base_url`` for an SDK. The host name is never resolved or connected to."""
+_KEY = "-"
+"""The SDK requires a key. Requests are sent with the keys of the endpoints."""
 
 
 def transport(
@@ -75,32 +65,62 @@ def transport(
         >>> client = QRewardClient([Endpoint("http://gpu-0:8000/v1", models=["judge-*"])])
         >>> sdk = AsyncOpenAI(base_url="http://qreward/v1", api_key="-", http_client=httpx.AsyncClient(transport=transport(client)))
     """
-    inner = client._async if isinstance(client, SyncQRewardClient) else client
-    if not isinstance(inner, QRewardClient):
+    if not isinstance(client, QRewardClient | SyncQRewardClient):
         raise ConfigError(f"transport() takes a QRewardClient or a SyncQRewardClient, not a {type(client).__name__}")
-    return Transport(RequestHandler(inner, priority, hedge, tenant))
+    return Transport(RequestHandler(client, priority, hedge, tenant))
 
 
-class Transport(_Transports):
+def async_openai_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> openai.AsyncOpenAI:
+    """Return an ``AsyncOpenAI`` whose requests go through a client. Libraries built on the SDK accept it like any other.
+
+    Args:
+        client: the client. Closing the SDK's client does not close it.
+        settings: ``priority``, ``hedge`` and ``tenant``, as in :func:`~qreward.integrations.openai.transport`.
+
+    Example:
+        >>> async def ask(client, messages):
+        ...     async with async_openai_client(client) as sdk:
+        ...         return await sdk.chat.completions.create(model="judge-7b", messages=messages)
+    """
+    return openai.AsyncOpenAI(base_url=BASE_URL, api_key=_KEY, http_client=async_http_client(client, **settings))
+
+
+def openai_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> openai.OpenAI:
+    """Return an ``OpenAI``, for blocking code. See :func:`async_openai_client`."""
+    return openai.OpenAI(base_url=BASE_URL, api_key=_KEY, http_client=http_client(client, **settings))
+
+
+def async_http_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> Any:
+    """Return an ``http_client`` for the installed SDK: an ``httpx.AsyncClient``, or from openai 3 on an ``httpx2.AsyncClient``.
+
+    It sets no timeout, so the ``timeout`` of the client applies unless a request has its own.
+    """
+    return openai.DefaultAsyncHttpxClient(transport=transport(client, **settings), timeout=None)
+
+
+def http_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> Any:
+    """Return the same as :func:`async_http_client`, for blocking code."""
+    return openai.DefaultHttpxClient(transport=transport(client, **settings), timeout=None)
+
+
+class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore[misc]
     """The transport that :func:`transport` returns. May be used in several event loops and threads at once."""
 
-    def __init__(self, exchange: RequestHandler) -> None:
-        self._exchange = exchange
+    def __init__(self, handler: RequestHandler) -> None:
+        self._handler = handler
 
     async def handle_async_request(self, request: Any) -> Any:
         """Return a response. Failures are responses, too. Only ``CancelledError`` is raised; it cancels the request to the endpoint."""
-        body = await request.aread()
-        reply = await self._exchange.answer(*_asked(request), body, _read_timeout(request))
-        return _response(request, reply, _AsyncEvents)
+        return _response(request, await self._handler.answer(*_arguments(request, await request.aread())), blocking=False)
 
     def handle_request(self, request: Any) -> Any:
         """Return a response, in blocking code. The work runs in the event loop thread that all blocking clients share."""
-        body = request.read()
+        arguments = _arguments(request, request.read())
         try:
-            reply = portal().call(self._exchange.answer, *_asked(request), body, _read_timeout(request))
+            reply = portal().call(self._handler.answer, *arguments)
         except QRewardError as error:  # raised by the portal when the process ends
-            reply = responses.refused(error)
-        return _response(request, reply, _SyncEvents)
+            reply = refused(error)
+        return _response(request, reply, blocking=True)
 
     async def aclose(self) -> None:
         """Do nothing: the transport holds no connections."""
@@ -109,57 +129,46 @@ class Transport(_Transports):
         """Do nothing: the transport holds no connections."""
 
     def __repr__(self) -> str:
-        return f"<Transport of {self._exchange.client!r}>"
+        return f"<Transport of {self._handler.client!r}>"
 
 
-class _AsyncEvents(_AsyncBody):
+class _Body(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore[misc]
     """The body of a streamed answer."""
 
-    def __init__(self, events: Events, package: Any) -> None:
+    def __init__(self, events: Events, package: Any, *, blocking: bool) -> None:
         self._events, self._package = events, package
+        self._pieces = portal().iterate(events) if blocking else None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            async for each in self._events:
-                yield each
+            async for piece in self._events:
+                yield piece
+        except Broken as error:
+            raise self._package.RemoteProtocolError(str(error)) from None
+
+    def __iter__(self) -> Iterator[bytes]:
+        assert self._pieces is not None
+        try:
+            yield from self._pieces
         except Broken as error:
             raise self._package.RemoteProtocolError(str(error)) from None
 
     async def aclose(self) -> None:
         await self._events.aclose()
 
-
-class _SyncEvents(_SyncBody):
-    """The body of a streamed answer, for blocking code."""
-
-    def __init__(self, events: Events, package: Any) -> None:
-        self._events, self._package = events, package
-        self._pieces = portal().iterate(events)
-
-    def __iter__(self) -> Iterator[bytes]:
-        try:
-            yield from self._pieces
-        except Broken as error:
-            raise self._package.RemoteProtocolError(str(error)) from None
-
     def close(self) -> None:
+        assert self._pieces is not None
         leave(self._pieces, self._events.aclose)
 
 
-def _asked(request: Any) -> tuple[str, str, list[tuple[str, str]]]:
-    """Return the method, path and headers."""
-    return request.method, request.url.path, list(request.headers.items())
+def _arguments(request: Any, body: bytes) -> tuple[str, str, list[tuple[str, str]], bytes, float | None]:
+    """Return the arguments of ``RequestHandler.answer``. Of the timeouts, connect and pool have no meaning here."""
+    seconds = (request.extensions.get("timeout") or {}).get("read")
+    return request.method, request.url.path, list(request.headers.items()), body, seconds
 
 
-def _read_timeout(request: Any) -> float | None:
-    """Return the read timeout of a request, in seconds. Its connect and pool timeouts have no meaning here."""
-    seconds: float | None = (request.extensions.get("timeout") or {}).get("read")
-    return seconds
-
-
-def _response(request: Any, reply: OpenAIReply, events: Any) -> Any:
+def _response(request: Any, reply: OpenAIReply, *, blocking: bool) -> Any:
     package: Any = httpx if isinstance(request, httpx.Request) else httpx2
     status, headers, body = reply
-    if isinstance(body, bytes):
-        return package.Response(status, headers=headers, content=body, request=request)
-    return package.Response(status, headers=headers, stream=events(body, package), request=request)
+    content = {"content": body} if isinstance(body, bytes) else {"stream": _Body(body, package, blocking=blocking)}
+    return package.Response(status, headers=headers, request=request, **content)

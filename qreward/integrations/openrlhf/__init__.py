@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qreward.integrations.openrlhf.scoring import DEADLINE, results
+from qreward.integrations.openrlhf.reward_func import DEADLINE, results
 
 __all__ = ["DEADLINE", "agent_path", "results", "reward_func_path"]
 

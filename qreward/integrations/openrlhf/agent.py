@@ -8,9 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from qreward.integrations.openrlhf.reward_func import reward_func
-from qreward.integrations.openrlhf.scoring import results
-from qreward.integrations.trainers.settings import load_reward_config
+from qreward.integrations.openrlhf.reward_func import results, reward_func
+from qreward.integrations.trainers import load_reward_config
 
 _Executor: Any = importlib.import_module("openrlhf.utils.agent").SingleTurnAgentExecutor
 

@@ -1,14 +1,37 @@
-"""A file for OpenRLHF's ``--reward.remote_url``. ``python -m qreward.integrations.openrlhf`` prints its path.
+"""A file for OpenRLHF's ``--reward.remote_url``. ``python -m qreward.integrations.openrlhf`` prints its path. Does not import OpenRLHF.
 
 OpenRLHF calls the function in threads, at most ``min(32, cpus + 4)`` at once; ``agent.py`` in the same package has no such bound.
+
+OpenRLHF 0.11 handles missing values as follows. A sample without ``rewards`` stops the run where its experience is made. A sample whose
+``scores`` is NaN is dropped with its whole group, and replaced by a new prompt, if ``--algo.dynamic_filtering_enable`` is set. A sample
+that could not be scored therefore has no reward and the score NaN, unless the settings name a number.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 from qreward.engine.portal import portal
-from qreward.integrations.openrlhf.scoring import results
+from qreward.errors import BadRequest
+from qreward.integrations.trainers import Adapter, RewardConfig, Scored
+from qreward.integrations.trainers.texts import response_in, without_end
+
+DEADLINE = 180.0
+"""Default number of seconds for one reward, as OpenRLHF allows a remote reward model per attempt. Functions and executors have no limit."""
+
+ADAPTER = Adapter(
+    trainer="openrlhf",
+    deadline=DEADLINE,
+    columns={"prompt": ("prompt",), "response": ("response",), "reference": ("label",)},
+    missing="none",
+)
+_EFFECT = "; the sample has no reward: it is dropped with its group under --algo.dynamic_filtering_enable, else the run stops"
+_UNKNOWN_RESPONSE = (
+    "the prompt is not found at the beginning of the query, so where the response begins is unknown; to have the whole query judged, set "
+    "columns: {response: query}"
+)
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwargs: Any) -> dict[str, Any]:  # noqa: ARG001 - signature
@@ -30,3 +53,38 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwa
         return found[0]
     logs = {name: [each["extra_logs"][name] for each in found] for name in ("judge_ok", "judge_seconds")}
     return {"rewards": [each["rewards"] for each in found], "scores": [each["scores"] for each in found], "extra_logs": logs}
+
+
+async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return what OpenRLHF takes for each sample: ``rewards``, ``scores`` and ``extra_logs``, always with the same keys.
+
+    Args:
+        queries: prompts and responses as the tokenizer decodes them, with special tokens.
+        prompts: the prompts as they were sent to the model.
+        labels: the labels of the data; ``""`` if there are none.
+
+    Raises:
+        ConfigError: the settings are missing or wrong.
+        QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
+    """
+    made = ADAPTER.rewarder()
+    items = [ADAPTER.item(_row(*sample), made.config) for sample in zip(queries, prompts, labels, strict=True)]
+    scored = iter(await made.score_many(item for item in items if "response" in item))
+    unknown = Scored(None, BadRequest(_UNKNOWN_RESPONSE), 0.0)
+    return [_result(next(scored) if "response" in item else unknown, made.config) for item in items]
+
+
+def _row(query: str, prompt: str, label: Any) -> dict[str, Any]:
+    """Return the columns of a sample, without ``response`` if it cannot be separated from the prompt."""
+    response = response_in(query, prompt)
+    found = {} if response is None else {"response": without_end(response)}
+    return {"query": query, "prompt": prompt, "label": None if label == "" else label, **found}
+
+
+def _result(scored: Scored, config: RewardConfig) -> dict[str, Any]:
+    reward = ADAPTER.reward(scored, config, _EFFECT if config.on_failure in ("default", "none") else "")
+    return {
+        "rewards": reward,
+        "scores": math.nan if reward is None else reward,
+        "extra_logs": scored.metrics("judge_", "ok", "seconds"),
+    }

@@ -1,7 +1,7 @@
 """Rewards of a judge or a reward model in ROLL: a reward worker, and a rollout loop and a group filter that drop what could not be judged.
 
-``JudgeRewardWorker`` and ``SkippingRolloutLoop`` need ROLL and are imported on first access. ``settings`` reads ROLL's keys, ``rewards``
-scores rows, ``agentic`` serves environments. Only ``worker`` and ``loop`` know ROLL's classes.
+``JudgeRewardWorker`` and ``SkippingRolloutLoop`` need ROLL and are imported on first access. Only ``worker`` and ``loop`` know ROLL's
+classes.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from qreward.integrations.roll.agentic import INVALID, InvalidGroupFilter, judge
-from qreward.integrations.roll.rewards import DEADLINE, RewardUnavailable
+from qreward.integrations.roll.rewards import DEADLINE, INVALID, InvalidGroupFilter, RewardUnavailable, judge
 
 if TYPE_CHECKING:
     from qreward.integrations.roll.loop import SkippingRolloutLoop
     from qreward.integrations.roll.worker import JudgeRewardWorker
 
 __all__ = ["DEADLINE", "INVALID", "InvalidGroupFilter", "JudgeRewardWorker", "RewardUnavailable", "SkippingRolloutLoop", "judge"]
-
 
 _NEEDS_ROLL = {"JudgeRewardWorker": "worker", "SkippingRolloutLoop": "loop"}
 

@@ -1,40 +1,121 @@
-"""Scores the rows of a batch: rewards, metrics, and the handling of missing rewards. Knows no tensors and no Ray."""
+"""What ROLL's reward worker and environments share: its keys as settings, rows as items, and the handling of missing rewards.
+
+Knows ROLL's keys, but none of its classes, no tensors and no Ray. ROLL drops unknown keys of a worker. The settings are therefore in
+``reward_manager_config``, a list of free mappings that ROLL keeps.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 from qreward.errors import ConfigError, QRewardError
-from qreward.integrations.trainers import DefaultColumns, RewardConfig, Rewarder, Scored, item_of, prompt_fields
+from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
+from qreward.integrations.trainers.rewarder import reward_of
+from qreward.integrations.trainers.settings import VARIABLE, Source
+from qreward.settings.files import read_settings
 
 DEADLINE = 300.0
 """Default number of seconds for one reward; ROLL has no limit of its own."""
 PROMPTS, RESPONSES = "prompts", "responses"
 """Columns of the decoded texts, with the names that ROLL gives their tokens."""
-DEFAULT_COLUMNS: DefaultColumns = {"prompt": ("messages", PROMPTS), "response": (RESPONSES,), "reference": ("ground_truth",)}
 LARGEST = 65504.0
 """Largest finite number in float16, in which ROLL stores rewards (IEEE 754 binary16)."""
 MOST_DROPPED = 100
 """Number of prompts or groups dropped in a row that ends the run, because it is no longer chance that judging fails."""
+INVALID = -999.0
+"""Reward of a step that could not be judged; ROLL's own environments use the same value."""
+KEYS = ("judge_model_name", "judge_api_url", "judge_api_key", "judge_prompt")
+"""Keys of ROLL's own judge that this adapter accepts unchanged."""
+NAMED_PROMPT = {"verdict": "yes_no", "response_format": "none"}
+"""Settings for a prompt of ROLL's own, selected by name: each of them asks for a bare YES or NO."""
+
+ADAPTER = Adapter(
+    trainer="roll",
+    deadline=DEADLINE,
+    columns={"prompt": ("messages", PROMPTS), "response": (RESPONSES,), "reference": ("ground_truth",)},
+    missing="raise",
+    why_not_none=(
+        "where each row must have a number; use raise (the default) with user_defined_rollout_loop_cls: "
+        "qreward.integrations.roll.SkippingRolloutLoop to drop the prompt, or set a number"
+    ),
+)
 
 
 class RewardUnavailable(QRewardError):
     """A reward is missing, and the settings name no number for it. It ends ROLL's run unless ``SkippingRolloutLoop`` is used."""
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedRow:
-    """The rewards and metrics of a batch.
+def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
+    """Return the settings of one reward worker. ROLL's keys override the file, and ``reward_manager_config`` overrides both.
 
-    Attributes:
-        scores: one reward for each row, in order; finite, and within the range of float16.
-        metrics: name -> one number for each row.
+    ``worker`` is ROLL's ``RewardConfig`` of the domain; ``prompts`` are ROLL's own, name -> template. Raises ``ConfigError``.
     """
+    file = (getattr(worker, "system_envs", None) or {}).get(VARIABLE) or os.environ.get(VARIABLE)
+    layers: list[Mapping[str, Any]] = [read_settings(file, empty="it must hold at least judge or reward_model")[0]] if file else []
+    layers += [_built_in(worker, prompts), *_own(worker)]
+    settings: dict[str, Any] = reduce(_over, layers, {})
+    if not {"judge", "reward_model"} & settings.keys():
+        raise ConfigError(
+            "no judge is configured; set judge_model_name, or judge or reward_model in reward_manager_config, "
+            f"or name a file with them in system_envs: {{{VARIABLE}: /path/reward.yaml}}"
+        )
+    return load_reward_config(settings)
+
+
+def _own(worker: Any) -> Iterable[Mapping[str, Any]]:
+    entries = getattr(worker, "reward_manager_config", None) or []
+    if isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ConfigError("reward_manager_config must be a list of mappings, such as [{deadline: 120, judge: {samples: 3}}]")
+    return entries
+
+
+def _built_in(worker: Any, prompts: Mapping[str, str]) -> dict[str, Any]:
+    model, urls, key, prompt = (getattr(worker, name, None) for name in KEYS)
+    kind = getattr(worker, "judge_model_type", None)
+    if kind not in (None, "api"):
+        raise ConfigError(
+            f"judge_model_type: {kind} makes ROLL run the judge itself; serve the judge (vLLM, SGLang, ...), remove judge_model_type, "
+            "and set judge_api_url to its address (several addresses are separated by commas)"
+        )
+    judge = ({"model": model} if model else {}) | (_prompt(prompt, prompts) if prompt else {})
+    client = {"endpoints": [_endpoint(url, key) for url in urls.split(",") if url.strip()]} if urls else None
+    if key and not urls:
+        raise ConfigError("judge_api_key is set without judge_api_url; set judge_api_url too")
+    return ({"judge": judge} if judge else {}) | ({"client": client} if client else {})
+
+
+def _endpoint(url: str, key: str | None) -> dict[str, Any]:
+    return {"base_url": url.strip()} | ({"api_key": key} if key else {})
+
+
+def _prompt(given: str, prompts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings for a template, or for the name of one of ROLL's templates, which call the prompt ``question``."""
+    template = prompts.get(given, given)
+    if "{" not in template:
+        known = ", ".join(map(repr, sorted(prompts)))
+        raise ConfigError(f"judge_prompt {given!r} is neither a template nor the name of one of ROLL's prompts, which are {known}")
+    return {"prompt": template.replace("{question}", "{prompt}")} | (NAMED_PROMPT if given in prompts else {})
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two mappings recursively; ``above`` takes precedence."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = _over(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedBatch:
+    """The rewards of a batch, in order, finite and within the range of float16; and its metrics: name -> one number for each row."""
 
     scores: list[float]
     metrics: dict[str, list[float]]
@@ -43,15 +124,10 @@ class JudgedRow:
 def failure_of(config: RewardConfig) -> float | None:
     """Return the number that replaces a missing reward, or None if an error is raised instead, which is the default.
 
-    Raises:
-        ConfigError: ``on_failure`` is ``none``, which ROLL does not support, or a number beyond float16.
+    Raises ``ConfigError`` if ``on_failure`` is ``none``, which ROLL does not support, or a number beyond float16.
     """
-    if config.on_failure == "none":
-        raise ConfigError(
-            "on_failure: none is not possible with ROLL, where each row must have a number; use raise (the default) with "
-            "user_defined_rollout_loop_cls: qreward.integrations.roll.SkippingRolloutLoop to drop the prompt, or set a number"
-        )
-    return None if isinstance(config.on_failure, str) else _fitting(config.on_failure)
+    chosen = ADAPTER.checked(config).on_failure
+    return None if isinstance(chosen, str) else _fitting(chosen)
 
 
 def rows_of(columns: Mapping[str, Sequence[Any]], prompts: Sequence[str], responses: Sequence[str]) -> list[dict[str, Any]]:
@@ -69,15 +145,13 @@ def _messages(value: Any) -> Any:
     return value
 
 
-async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]]) -> JudgedRow:
+async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]]) -> JudgedBatch:
     """Score all rows concurrently.
 
-    Raises:
-        RewardUnavailable: a reward is missing, and ``on_failure`` names no number.
-        ConfigError: a column that the settings name does not exist, or a reward does not fit into float16.
+    Raises ``RewardUnavailable`` if a reward is missing and ``on_failure`` names no number, and ``ConfigError`` if one does not fit into
+    float16.
     """
-    named = prompt_fields(config)
-    scored = await rewarder.score_many([item_of(row, config.columns, DEFAULT_COLUMNS, named) for row in rows])
+    scored = await rewarder.score_many([ADAPTER.item(row, config) for row in rows])
     failure = failure_of(config)
     lost = [each for each in scored if not each.ok]
     if lost and failure is None:
@@ -85,24 +159,14 @@ async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Ma
             f"{len(lost)} of {len(scored)} rewards could not be had; the first: {lost[0].reason}. To go on without them, set "
             "user_defined_rollout_loop_cls: qreward.integrations.roll.SkippingRolloutLoop, or choose a number in on_failure"
         )
-    return JudgedRow([_fitting(_number(each, failure)) for each in scored], metrics_of(scored))
+    scores = [each.score(failure) for each in scored]
+    return JudgedBatch([_fitting(float(score)) for score in scores if score is not None], metrics_of(scored))
 
 
-def metrics_of(scored: Iterable[Scored]) -> dict[str, list[float]]:
+def metrics_of(scored: Sequence[Scored]) -> dict[str, list[float]]:
     """Return the metrics of a batch, always with the same names. ROLL computes their mean, maximum and minimum for each domain."""
-    rows = list(scored)
-    return {
-        "judge/ok": [float(each.ok) for each in rows],
-        "judge/errors": [float(not each.ok) for each in rows],
-        "judge/seconds": [each.seconds for each in rows],
-        "judge/tokens": [float(each.tokens) for each in rows],
-    }
-
-
-def _number(scored: Scored, failure: float | None) -> float:
-    score = scored.score(failure)
-    assert score is not None
-    return float(score)
+    rows = [each.metrics("judge/") | {"judge/errors": float(not each.ok)} for each in scored]
+    return {f"judge/{name}": [row[f"judge/{name}"] for row in rows] for name in ("ok", "errors", "seconds", "tokens")}
 
 
 def _fitting(score: float) -> float:
@@ -112,12 +176,7 @@ def _fitting(score: float) -> float:
 
 
 class Drops:
-    """Counts consecutive drops, so that a fleet that is down ends the run instead of having it generate forever.
-
-    Args:
-        what: name of the dropped things, for the error message.
-        most: number of consecutive drops that ends the run.
-    """
+    """Counts consecutive drops of what is named, so that a fleet that is down ends the run instead of having it generate forever."""
 
     def __init__(self, what: str, most: int = MOST_DROPPED) -> None:
         self._what = what
@@ -125,14 +184,88 @@ class Drops:
         self._row = 0
 
     def kept(self) -> None:
-        """Record one that was judged."""
         self._row = 0
 
     def dropped(self) -> None:
-        """Record one that was dropped."""
         self._row += 1
 
     def check(self, reason: str) -> None:
         """Raise :class:`RewardUnavailable` if ``most`` or more were dropped in a row."""
         if self._row >= self._most:
             raise RewardUnavailable(f"{self._row} {self._what} in a row were dropped, as no rewards could be had. The last: {reason}")
+
+
+_ENVIRONMENTS = replace(ADAPTER, missing=INVALID, why_not_none="")
+
+
+def judge(
+    prompt: Any,
+    response: str,
+    *,
+    reference: Any = None,
+    settings: Source = None,
+    **fields: Any,
+) -> float:
+    """Judge one response and block until the reward is known. May be called from ``env.step`` in any number of threads.
+
+    Args:
+        prompt: a text or a list of messages.
+        response: the text to judge.
+        reference: the correct answer, if the judge's prompt uses one.
+        settings: a file, or a mapping with the same content. None takes the file that ``QREWARD_REWARD`` names.
+        fields: other fields that the judge's prompt names.
+
+    Returns:
+        The reward. If there is none: the number in ``on_failure``, or else :data:`INVALID`. ROLL trains on :data:`INVALID` like on any
+        other number unless ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops the group.
+
+    Raises:
+        QRewardError: there is no reward and ``on_failure`` is ``raise``.
+        ConfigError: the settings are missing or wrong.
+
+    Example:
+        ``reward = judge(self.question, answer, reference=self.truth)``
+    """
+    made = _ENVIRONMENTS.rewarder(settings)
+    (scored,) = made.score_blocking([{"prompt": prompt, "response": response, "reference": reference, **fields}])
+    on_failure = made.config.on_failure
+    score = reward_of(scored, "default" if on_failure == "none" else on_failure, _ENVIRONMENTS.missing)
+    assert score is not None
+    return score
+
+
+class InvalidGroupFilter:
+    """Drops a group with a step whose reward is :data:`INVALID`; ROLL then generates another. For ``group_filter_cls`` of an env manager.
+
+    A group is dropped if the score of any episode or step is below half of :data:`INVALID`. The score of an episode is the sum of the
+    scores of its steps.
+
+    Raises:
+        RewardUnavailable: from ``filter``, when ``MOST_DROPPED`` groups in a row were dropped.
+    """
+
+    def __init__(self, config: Any, env_manager_config: Any, mode: str) -> None:  # noqa: ARG002 - ROLL's signature
+        self._drops = Drops("groups")
+
+    def filter(self, group_id: int, episode_id: int, group: Iterable[Any]) -> bool:
+        """Return True to drop the group. ROLL calls this method."""
+        if not any(_is_invalid(rollout) for rollout in group if rollout is not None):
+            self._drops.kept()
+            return False
+        self._drops.dropped()
+        self._drops.check(f"group {group_id} of episode {episode_id} has a step that could not be judged")
+        return True
+
+
+def _is_invalid(rollout: Any) -> bool:
+    columns = rollout.non_tensor_batch
+    return any(score < INVALID / 2 for name in ("episode_scores", "step_scores") for score in _numbers(columns.get(name, ())))
+
+
+def _numbers(value: Any) -> Iterable[float]:
+    """Yield the numbers in nested lists and arrays."""
+    if hasattr(value, "__len__") and not isinstance(value, str):
+        for inner in value:
+            yield from _numbers(inner)
+    else:
+        yield float(value)

@@ -1,22 +1,28 @@
-"""The reward worker for ROLL's RLVR pipelines. Only this module and ``loop`` import ROLL."""
+"""The reward worker for ROLL's RLVR pipelines. Only this module and ``loop`` import ROLL.
+
+ROLL sends the context of its trace with the data, but attaches it in sync methods only, so the worker continues the trace itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from opentelemetry import context, propagate
 from roll.distributed.executor.worker import Worker
 from roll.distributed.scheduler.decorator import Dispatch, register
 from roll.distributed.scheduler.protocol import DataProto
 from roll.models.model_providers import default_tokenizer_provider
 from roll.utils.prompt import prompt_maps
 
-from qreward.integrations.roll.rewards import DEADLINE, PROMPTS, RESPONSES, JudgedRow, failure_of, judge_rows, rows_of
-from qreward.integrations.roll.settings import settings_of
-from qreward.integrations.roll.tracing import continued
-from qreward.integrations.trainers import rewarder
+from qreward.integrations.roll.rewards import ADAPTER, PROMPTS, RESPONSES, JudgedBatch, failure_of, judge_rows, rows_of, settings_of
+
+CARRIER = "_otel_ctx"
+"""Key of ``DataProto.meta_info`` in which ROLL stores W3C ``traceparent`` and ``tracestate``."""
 
 
 class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
@@ -48,7 +54,7 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         self.actor_tokenizer = default_tokenizer_provider(pipeline_config.actor_train.model_args)
         self.reward_config = settings_of(self.worker_config, prompt_maps)
         failure_of(self.reward_config)
-        self.rewarder = rewarder(self.reward_config, deadline=DEADLINE)
+        self.rewarder = ADAPTER.rewarder(self.reward_config)
         self._decoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qreward-decoding")  # a tokenizer is not thread-safe
 
     @register(dispatch_mode=Dispatch.DP_MP_COMPUTE, clear_cache=False)  # type: ignore[untyped-decorator]
@@ -61,7 +67,7 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         Raises:
             RewardUnavailable: a reward is missing, and ``on_failure`` names no number for it.
         """
-        with continued(data.meta_info):
+        with _continued(data.meta_info):
             rows = await asyncio.get_running_loop().run_in_executor(self._decoding, self._rows, data)
             judged = await judge_rows(self.rewarder, self.reward_config, rows)
         return _output(judged, data.batch[RESPONSES])
@@ -73,7 +79,7 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         return rows_of(data.non_tensor_batch, prompts, responses)
 
 
-def _output(judged: JudgedRow, responses: torch.Tensor) -> DataProto:
+def _output(judged: JudgedBatch, responses: torch.Tensor) -> DataProto:
     scores = torch.tensor(judged.scores, dtype=torch.float16)
     tensors = {
         "token_level_rewards": torch.zeros_like(responses, dtype=torch.float16),
@@ -83,3 +89,17 @@ def _output(judged: JudgedRow, responses: torch.Tensor) -> DataProto:
     output = DataProto.from_dict(tensors=tensors)
     output.meta_info = {"metrics": judged.metrics}
     return output
+
+
+@contextmanager
+def _continued(meta_info: Mapping[str, Any] | None) -> Iterator[None]:
+    """Make spans that start inside children of the caller's span. Enter it in the task of the call: each call has its own context."""
+    carrier = (meta_info or {}).get(CARRIER)
+    if not carrier:
+        yield
+        return
+    token = context.attach(propagate.extract(carrier))
+    try:
+        yield
+    finally:
+        context.detach(token)

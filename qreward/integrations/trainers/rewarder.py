@@ -16,15 +16,21 @@ import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from qreward.engine.portal import portal
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
 from qreward.integrations.trainers.clients import close_clients, shared_client
-from qreward.integrations.trainers.settings import VARIABLE, Failure, RewardConfig, load_reward_config
-from qreward.integrations.trainers.validation import check, name_source_in_errors
+from qreward.integrations.trainers.settings import (
+    VARIABLE,
+    Failure,
+    RewardConfig,
+    Source,
+    check,
+    load_reward_config,
+    name_source_in_errors,
+)
 from qreward.judge import make_scorer
 from qreward.judge.types import Scorer, Verdict
 
@@ -72,6 +78,11 @@ class Scored:
             return ""
         return _writable(f"{type(self.error).__name__}: {self.error}".splitlines()[0][:300])
 
+    def metrics(self, prefix: str = "judge_", *names: str) -> dict[str, float]:
+        """What trainers log of an item: ``ok`` (1.0 or 0.0), ``seconds`` and ``tokens``, or those of them that are named."""
+        found = {"ok": float(self.ok), "seconds": self.seconds, "tokens": float(self.tokens)}
+        return {f"{prefix}{name}": found[name] for name in names or found}
+
 
 def _writable(text: str) -> str:
     """Escape what cannot be encoded, such as lone surrogates. The text of an error may quote an item."""
@@ -85,13 +96,13 @@ class Rewarder:
         scorer: a judge, a reward model, or a user's object with the same methods.
         deadline: seconds for one reward, all requests included.
         priority: priority of all requests.
-        config: the settings from which the rewarder was made, if any. Adapters read ``columns`` and ``on_failure`` from them.
+        config: the settings from which the rewarder was made. Adapters read ``columns`` and ``on_failure`` from them.
     """
 
     def __init__(self, scorer: Scorer, deadline: float, priority: int | str = 5, config: RewardConfig | None = None) -> None:
         self.scorer = scorer
         self.deadline = deadline
-        self.config = config
+        self.config = config or RewardConfig(reward_model="scorer")  # a placeholder: the scorer is there already
         self._priority = priority
         self._unfits: frozenset[str] = frozenset()
 
@@ -109,6 +120,8 @@ class Rewarder:
         if response is None:
             return Scored(None, BadRequest("there is no response to score: it is None"), 0.0)
         _end_before(asyncio.get_running_loop())
+        verdict: Verdict | None = None
+        error: QRewardError | None = None
         try:
             async with asyncio.timeout(self.deadline + LATE):
                 verdict = await self.scorer.score(
@@ -116,19 +129,16 @@ class Rewarder:
                 )
         except ConfigError:
             raise
-        except QRewardError as error:
-            return Scored(None, error, monotonic() - begun)
+        except QRewardError as failure:
+            error = failure
         except TimeoutError:
-            return Scored(None, RequestTimeout(f"no reward within {self.deadline:g} s"), monotonic() - begun)
-        except ValueError as error:
-            return Scored(None, self._unfit(error), monotonic() - begun)
-        return Scored(verdict, None, monotonic() - begun)
+            error = RequestTimeout(f"no reward within {self.deadline:g} s")
+        except ValueError as failure:
+            error = self._unfit(failure)
+        return Scored(verdict, error, monotonic() - begun)
 
     def _unfit(self, error: ValueError) -> BadRequest:
-        """Return the error of an item that the scorer rejected.
-
-        The cause may still be a bug, so the first error of each kind is logged with its traceback.
-        """
+        """Return the error of an item that the scorer rejected. It may be a bug, so the first of each kind is logged with its traceback."""
         kind = type(error).__name__
         first, self._unfits = kind not in self._unfits, self._unfits | {kind}
         failure = BadRequest(f"the scorer could not take the item: {kind}: {_writable(str(error))}")
@@ -153,6 +163,21 @@ class Rewarder:
         await self.scorer.aclose()
 
 
+def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | None:
+    """Return the reward as a finite float, or what ``on_failure`` chooses for a missing one; ``default`` is what that means if it does not.
+
+    ``none`` is None, and ``raise`` raises the error of scoring.
+    """
+    if scored.verdict is not None:
+        return float(scored.verdict.score)
+    chosen: Any = default if on_failure == "default" else on_failure
+    if chosen == "none":
+        return None
+    if chosen == "raise" and scored.error is not None:
+        raise scored.error
+    return float(chosen)
+
+
 _MADE: dict[str, Rewarder] = {}
 _GIVEN: dict[tuple[str, float], tuple[object, Rewarder]] = {}
 """Cache by what the adapter passed, so that repeated calls read no file. ``source`` is kept because the key may be its ``id``."""
@@ -161,7 +186,7 @@ _LOCK = threading.Lock()
 _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
-def rewarder(source: str | Path | Mapping[str, Any] | RewardConfig | None = None, *, deadline: float) -> Rewarder:
+def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
     """Return the rewarder of this process for these settings. The first call creates it; it is closed when the process ends.
 
     Args:
@@ -171,27 +196,28 @@ def rewarder(source: str | Path | Mapping[str, Any] | RewardConfig | None = None
     Raises:
         ConfigError: the settings are missing or wrong.
     """
-    given = (_name(source), deadline)
-    known = _GIVEN.get(given)
+    if isinstance(source, RewardConfig):
+        name = f"{id(source):x}"
+    else:
+        name = _key(source if isinstance(source, Mapping) else str(source or os.environ.get(VARIABLE)))
+    known = _GIVEN.get((name, deadline))
     if known is None:
-        known = _GIVEN[given] = source, _made(load_reward_config(source), deadline)
+        known = _GIVEN[name, deadline] = source, _made(load_reward_config(source), deadline)
     return known[1]
 
 
-def _name(source: str | Path | Mapping[str, Any] | RewardConfig | None) -> str:
-    if isinstance(source, RewardConfig):
-        return f"{id(source):x}"
-    return json.dumps(source if isinstance(source, Mapping) else str(source or os.environ.get(VARIABLE)), sort_keys=True, default=repr)
+def _key(value: object) -> str:
+    return json.dumps(value, sort_keys=True, default=repr)
 
 
 def _made(config: RewardConfig, deadline: float) -> Rewarder:
     client = shared_client(config.client)
-    key = json.dumps([id(client), config.model_dump(mode="json", exclude={"client"}), deadline], sort_keys=True, default=repr)
+    key = _key([id(client), config.model_dump(mode="json", exclude={"client"}), deadline])
     with _LOCK:
         made = _MADE.get(key)
         if made is None:
             with name_source_in_errors(config):
-                check(config, client)
+                check(config, [route.pattern for route in client.list_routes()])
                 scorer = make_scorer(client, config.judge or config.reward_model, owns_client=False)  # other rewarders share it
             made = _MADE[key] = Rewarder(scorer, config.deadline or deadline, config.priority, config)
         return made
@@ -226,29 +252,3 @@ def _after_fork() -> None:
 atexit.register(close_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | None:
-    """Return the reward as a finite float, or the value that replaces a missing one.
-
-    Args:
-        scored: the result of scoring.
-        on_failure: the user's choice: a number, ``none`` (the function returns None), ``raise`` or ``default``.
-        default: what ``default`` means for this adapter.
-
-    Raises:
-        QRewardError: there is no reward and the choice is ``raise``. The exception is the scoring error.
-
-    Example:
-        >>> from qreward.errors import RequestTimeout
-        >>> reward_of(Scored(None, RequestTimeout("no reward within 5 s"), 5.0), -1.0, "raise")
-        -1.0
-    """
-    if scored.verdict is not None:
-        return float(scored.verdict.score)
-    chosen: Any = default if on_failure == "default" else on_failure
-    if chosen == "none":
-        return None
-    if chosen == "raise" and scored.error is not None:
-        raise scored.error
-    return float(chosen)

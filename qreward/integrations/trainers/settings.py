@@ -1,13 +1,13 @@
 """The settings of a trainer's adapter: client, scorer, deadline and failure value, read from a file, a mapping or the environment.
 
-This module also maps the columns of a trainer's row to the fields of a scored item. It knows no trainer; each adapter passes the default
-columns of its trainer.
+This module also checks settings before any request. It knows no trainer.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from math import isfinite, nan
 from pathlib import Path
@@ -18,10 +18,13 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_valid
 from qreward.errors import ConfigError
 from qreward.judge.config import JudgeConfig
 from qreward.judge.prompts import Template
+from qreward.judge.verdict_parser import NAMED
+from qreward.scheduler.routing import matches
 from qreward.settings.base import Policy, Seconds, shown
 from qreward.settings.client import ClientConfig, load_config
 from qreward.settings.files import SettingsLocation, read_settings
 from qreward.settings.policies import Level, Priority
+from qreward.spelling import did_you_mean
 
 VARIABLE = "QREWARD_REWARD"
 """Environment variable that names the file with the settings of an adapter."""
@@ -115,7 +118,11 @@ class RewardConfig(Policy):
         return self
 
 
-def load_reward_config(source: str | Path | Mapping[str, Any] | RewardConfig | None = None, *, place: str | None = None) -> RewardConfig:
+Source = str | Path | Mapping[str, Any] | RewardConfig | None
+"""A file, a mapping with the same content, settings, or None for the file that ``QREWARD_REWARD`` names."""
+
+
+def load_reward_config(source: Source = None, *, place: str | None = None) -> RewardConfig:
     """Load the settings of an adapter.
 
     Args:
@@ -138,9 +145,6 @@ def load_reward_config(source: str | Path | Mapping[str, Any] | RewardConfig | N
         raise called.named(error) from None
 
 
-DefaultColumns = Mapping[str, tuple[str, ...]]
-"""Field -> default columns. The first column that is present fills the field if the settings name none."""
-
 ITEM = frozenset({"prompt", "response", "reference"})
 """Fields that every item has."""
 
@@ -161,47 +165,47 @@ def _names(prompt: str, system: str) -> frozenset[str]:
     return (Template(prompt, "prompt").names | Template(system, "system").names) - {"answer_form"}  # filled by the judge
 
 
-def item_of(row: Mapping[str, Any], columns: Mapping[str, str], usual: DefaultColumns, named: frozenset[str]) -> dict[str, Any]:
-    """Return the keyword arguments of ``Scorer.score`` for one row.
+_JUDGES_OWN = frozenset(JudgeConfig.model_fields) | {"client", "owns_client", "score"}
+"""Arguments of a judge, which a parameter of its requests must not have as its name."""
 
-    Args:
-        row: column -> value. ``a.b`` is column ``b`` of the mapping in column ``a``.
-        columns: field -> column, from the user's settings. Each column must exist.
-        usual: default columns, as in :data:`DefaultColumns`.
-        named: fields that the judge's templates name. Columns of the same name fill them.
+
+@contextmanager
+def name_source_in_errors(config: RewardConfig) -> Iterator[None]:
+    """Add to a ``ConfigError`` raised inside where the settings were read and which of them is wrong."""
+    try:
+        yield
+    except ConfigError as error:
+        scorer = "judge" if config.judge is not None else "reward_model"
+        text = str(error)
+        setting = "" if text.startswith(("columns", f"{scorer}:", f"{scorer}.")) else f"{scorer}: "
+        raise ConfigError(f"{config.place}: {setting}{text}") from None
+
+
+def check(config: RewardConfig, routes: Iterable[str]) -> None:
+    """Check what can be known before the first reward. ``routes`` are the patterns of the models that the client serves.
 
     Raises:
-        ConfigError: a configured column does not exist, or no column holds the prompt. The message lists the existing columns.
-
-    Example:
-        >>> item_of({"question": "2 + 2?", "text": "4"}, {"prompt": "question"}, {"response": ("text",)}, frozenset())
-        {'prompt': '2 + 2?', 'response': '4'}
+        ConfigError: a verdict, parameter or column has an unknown name, or no route serves a model, so that every reward would fail.
     """
-    item = {field: _column(row, column, field) for field, column in columns.items()}
-    for field, candidates in usual.items():
-        column = next((name for name in candidates if row.get(name) is not None), None)
-        if column is not None:
-            item.setdefault(field, row[column])
-    for field in named - item.keys() - TAKEN:
-        if field in row:
-            item[field] = row[field]
-    if "prompt" not in item:
-        if "prompt" in named:
-            raise ConfigError(
-                f"the data has no column with the prompt; name it in columns, such as {{prompt: question}}. {_there_are(row)}"
-            )
-        item["prompt"] = ""
-    return item
+    if config.judge is not None:
+        _check_judge(config.judge)
+    known = ITEM | (prompt_fields(config) if config.judge is not None else frozenset())
+    for field in config.columns.keys() - known:
+        raise ConfigError(f"columns: unknown field {field!r}; {did_you_mean(field, sorted(known), otherwise='the fields are')}")
+    setting, models = ("judge.model", config.judge.model) if config.judge is not None else ("reward_model", (config.reward_model or "",))
+    patterns = list(routes)
+    for model in models:
+        if not any(matches(pattern, model) for pattern in patterns):
+            # lower cutoff: a pattern is shorter than the names it matches
+            hint = did_you_mean(model, patterns, cutoff=0.4, otherwise="the routes are")
+            raise ConfigError(f"{setting}: no endpoint of the client serves the model {model!r}; {hint}")
 
 
-def _column(row: Mapping[str, Any], path: str, field: str) -> Any:
-    value: Any = row
-    for name in (path,) if path in row else path.split("."):
-        if not isinstance(value, Mapping) or name not in value:
-            raise ConfigError(f"columns: {field} is mapped to {path!r}, which the data does not have. {_there_are(row)}")
-        value = value[name]
-    return value
-
-
-def _there_are(row: Mapping[str, Any]) -> str:
-    return f"There are {', '.join(map(repr, sorted(row)))}."
+def _check_judge(judge: JudgeConfig) -> None:
+    if ":" not in judge.verdict and judge.verdict not in NAMED:
+        hint = did_you_mean(judge.verdict, NAMED)
+        raise ConfigError(f"judge.verdict: unknown verdict {judge.verdict!r}; {hint} A verdict of your own is written module:Class")
+    if taken := sorted(_JUDGES_OWN & judge.params.keys()):
+        raise ConfigError(
+            f"judge.params: {taken[0]!r} is not a parameter of a request; if it is a setting of the judge, write it beside params"
+        )

@@ -58,36 +58,17 @@ def _ink(text: str) -> str:
 def _end_of(shown: str, wanted: str) -> int | None:
     """Return where the prompt ends, counted without whitespace."""
     begin = shown.find(wanted)
-    if begin >= 0 and _is_special(shown[:begin]):
+    if begin >= 0 and not without_end(shown[:begin]):  # nothing but special tokens before it
         return begin + len(wanted)
-    overlap = _overlap(wanted, shown)
-    return overlap if overlap >= min(SHORTEST, len(wanted)) and overlap else None
+    return _overlap(wanted, shown, min(SHORTEST, len(wanted))) or None
 
 
-def _is_special(text: str) -> bool:
-    return not without_end(text)
-
-
-def _overlap(left: str, right: str) -> int:
-    """Return the length of the longest suffix of ``left`` that is a prefix of ``right``, in linear time (Knuth, Morris and Pratt)."""
-    pattern = right[: len(left)]
-    borders = [0] * len(pattern)
-    matched = 0
-    for at in range(1, len(pattern)):
-        matched = _extend(pattern, borders, matched, pattern[at])
-        borders[at] = matched
-    matched = 0
-    for character in left:
-        if matched == len(pattern) > 0:
-            matched = borders[matched - 1]
-        matched = _extend(pattern, borders, matched, character)
-    return matched
-
-
-def _extend(pattern: str, borders: list[int], matched: int, character: str) -> int:
-    while matched and pattern[matched] != character:
-        matched = borders[matched - 1]
-    return matched + (matched < len(pattern) and pattern[matched] == character)
+def _overlap(left: str, right: str, shortest: int) -> int:
+    """Return the length of the longest suffix of ``left`` that is a prefix of ``right``; 0 if it is shorter than ``shortest``."""
+    begin = left.find(right[:shortest]) if 0 < shortest <= len(right) else -1
+    while begin >= 0 and not right.startswith(left[begin:]):
+        begin = left.find(right[:shortest], begin + 1)
+    return len(left) - begin if begin >= 0 else 0
 
 
 def _after_ink(text: str, count: int) -> str:

@@ -9,8 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qreward.integrations.verifiers.fleet import FleetJudge, FleetJudgeConfig
-    from qreward.integrations.verifiers.plugins import (
+    from qreward.integrations.verifiers.judges import (
+        FleetJudge,
+        FleetJudgeConfig,
         FleetReferenceJudge,
         FleetReferenceJudgeConfig,
         FleetRubricJudge,
@@ -34,5 +35,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "fleet" if name in ("FleetJudge", "FleetJudgeConfig") else "plugins"
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    return getattr(importlib.import_module(f"{__name__}.judges"), name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from qreward.integrations.verl.scoring import DEADLINE, compute_score
+from qreward.integrations.verl.function import DEADLINE, compute_score
 
 if TYPE_CHECKING:
     from qreward.integrations.verl.manager import QRewardManager

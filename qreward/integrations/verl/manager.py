@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from qreward.errors import ConfigError
-from qreward.integrations.trainers import DefaultColumns, rewarder
-from qreward.integrations.verl.scoring import DEADLINE, PROMPTS, reward_of
-from qreward.integrations.verl.settings import ROUTER, settings_of
+from qreward.integrations.verl.function import ADAPTER, PROMPTS, ROUTER, score_row, settings_of
 
 HERE = ("pkg://qreward.integrations.verl", "pkg://qreward/integrations/verl")
-DEFAULT_COLUMNS: DefaultColumns = {"prompt": ("raw_prompt", *PROMPTS), "response": ("solution_str",), "reference": ("ground_truth",)}
+
+_ADAPTER = replace(ADAPTER, columns={**ADAPTER.columns, "prompt": ("raw_prompt", *PROMPTS)})
 
 _Base: Any = importlib.import_module("verl.experimental.reward_loop.reward_manager.base").RewardManagerBase
 
@@ -48,14 +48,15 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
                 f"remove reward.custom_reward_function.path, or use verl's own manager"
             )
         given = {**(function.get("reward_kwargs") or {}), ROUTER: reward_router_address}
-        self.settings = settings_of(given, _dialect(config) if reward_router_address else "vllm")
-        rewarder(self.settings, deadline=DEADLINE)  # a wrong setting fails here, not at the first sample
+        served_by_sglang = reward_router_address and config.reward.reward_model.rollout.name == "sglang"
+        self.settings = settings_of(given, "sglang" if served_by_sglang else "vllm")
+        _ADAPTER.rewarder(self.settings)  # a wrong setting fails here, not at the first sample
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score the last sequence of a sample."""
         item = data[-1:][0]
         response = await asyncio.to_thread(self._decode, item.batch)
-        result = await reward_of(row_of(item.non_tensor_batch, response), self.settings, DEFAULT_COLUMNS)
+        result = await score_row(_ADAPTER, row_of(item.non_tensor_batch, response), self.settings)
         return {"reward_score": result["score"], "reward_extra_info": result}
 
     def _decode(self, batch: Any) -> str:
@@ -74,11 +75,7 @@ def row_of(columns: Mapping[str, Any], response: str) -> dict[str, Any]:
     truth = columns.get("reward_model")
     return {
         **row,
-        **{name: columns[name] for name in columns},
+        **columns,
         "ground_truth": truth.get("ground_truth") if isinstance(truth, Mapping) else None,
         "solution_str": response,
     }
-
-
-def _dialect(config: Any) -> str:
-    return "sglang" if config.reward.reward_model.rollout.name == "sglang" else "vllm"

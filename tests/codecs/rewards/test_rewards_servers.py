@@ -14,9 +14,8 @@ from qreward.errors import BadRequest, ConfigError
 from qreward.scheduler.outcome import FailureKind
 from qreward.settings.policies import Endpoint, RewardModel
 from qreward.testing import FakeEndpoint
-from qreward.testing.responders import vector
-from qreward.testing.rewards import Scoring, logits_of, probabilities_of, score_of
-from qreward.testing.rewards.scoring import softmax
+from qreward.testing.openai_api import vector
+from qreward.testing.rewards import Scoring, logits_of, probabilities_of, score_of, softmax
 from qreward.testing.text import canonical, digest_of, echo_text
 
 TEXTS = ["good", "bad", "großer 😀 \u2028", "good again"]

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from test_slow_trl import *  # noqa: F403
 
-from qreward.integrations.trl.scoring import OLDEST
+from qreward.integrations.trl import OLDEST
 
 
 def test_this_is_the_oldest_trl() -> None:

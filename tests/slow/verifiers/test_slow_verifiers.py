@@ -328,7 +328,7 @@ def test_the_command_line_plugs_judges_in_and_refuses_settings_before_a_rollout(
     ]
     denied = evaluated_dry(tmp_path, [{"id": "grade", "settings": str(refused)}])
     assert denied.returncode != 0
-    assert "verifiers has no missing reward" in re.sub(r"[\s│]+", " ", denied.stdout + denied.stderr)
+    assert "verifiers, which has no missing reward" in re.sub(r"[\s│]+", " ", denied.stdout + denied.stderr)
 
 
 def evaluated_dry(folder: Path, judges: list[dict[str, str]]) -> subprocess.CompletedProcess[str]:

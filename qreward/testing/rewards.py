@@ -1,7 +1,11 @@
-"""Scores without a model: numbers derived from a hash of the item, and markers in the item that make a server fail.
+"""Fake reward servers for a ``FakeFleet``: scores without a model, and markers in an item that make a server fail.
 
-The raw score (logit) of an item is the first 4 bytes of the SHA-256 of its canonical JSON, divided by 2**32 and scaled to -10 to 10.
-An item is a text, ``[prompt, response]``, a list of messages, or a list of token ids. A text rendered by a template is a text.
+``FakeEndpoint.kind`` selects the server (vLLM, SGLang, TEI, OpenRLHF or NIM), and ``FakeEndpoint.scoring`` configures it. Latency, slots,
+rate limits, faults and phases are those of any ``FakeEndpoint``.
+
+Scores are derived from a hash of the item, so a test can compute them. The raw score (logit) of an item is the first 4 bytes of the SHA-256
+of its canonical JSON, divided by 2**32 and scaled to -10 to 10. An item is a text, ``[prompt, response]``, a list of messages, or a list of
+token ids. A text rendered by a template is a text.
 """
 
 from __future__ import annotations
@@ -11,7 +15,10 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
+from qreward.testing.spec import Scoring
 from qreward.testing.text import canonical
+
+__all__ = ["NAN", "REFUSED", "Scoring", "logits_of", "probabilities_of", "score_of"]
 
 NAN = "<<nan>>"
 """An item that contains this marker has the score NaN. vLLM and SGLang return null for it, TEI (HTTP 424) and OpenRLHF (HTTP 500) fail

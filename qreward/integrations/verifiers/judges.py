@@ -1,27 +1,34 @@
-"""``vf.Judge`` over a fleet. Prompts, parsing and records are those of verifiers; the shared client of the process sends the requests."""
+"""The judges of verifiers. Imports verifiers.
+
+``FleetJudge`` is ``vf.Judge`` over a fleet: prompts, parsing and records are those of verifiers; the shared client of the process sends the
+requests. The built-in judges of verifiers have one each over a fleet. ``RewardJudge`` uses the scorer of an adapter's settings.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from typing_extensions import TypeVar
 
 from qreward.client import QRewardClient
 from qreward.codecs.finish_reason import described, ending_of, is_whole
 from qreward.errors import ConfigError, InvalidResponse
+from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
 from qreward.integrations.trainers.clients import shared_client
-from qreward.integrations.verifiers.forms import strict_schema
+from qreward.integrations.trainers.settings import VARIABLE
+from qreward.results import Usage
 from qreward.settings.client import ClientConfig, load_config
 from qreward.settings.policies import Endpoint, Level, Priority
 
 vf: Any = importlib.import_module("verifiers.v1")
 _client: Any = importlib.import_module("verifiers.v1.configs.client")
+_judge: Any = importlib.import_module("verifiers.v1.judge")
 _types: Any = importlib.import_module("verifiers.v1.types")
 _to_wire: Any = importlib.import_module("verifiers.v1.dialects.chat").message_to_wire
 _merged: Any = importlib.import_module("verifiers.v1.utils.generic").merge_defaults
@@ -29,6 +36,13 @@ _merged: Any = importlib.import_module("verifiers.v1.utils.generic").merge_defau
 DEADLINE = 300.0
 """Default number of seconds for a judge's call. verifiers has no limit unless ``timeout.scoring`` of the agent sets one."""
 
+_ADAPTER = Adapter(
+    trainer="verifiers",
+    deadline=DEADLINE,
+    columns={"prompt": ("prompt",), "response": ("response",), "reference": ("answer",)},
+    missing="raise",
+    why_not_none="which has no missing reward; say raise, the default, which fails the rollout, or the number that such a reward shall be",
+)
 _read = cache(load_config)
 
 
@@ -110,7 +124,7 @@ class FleetJudge(_Judge):  # type: ignore[misc]
         wire = [{"role": "user", "content": messages}] if isinstance(messages, str) else [_to_wire(each) for each in messages]
         response = None
         try:
-            completion = await self._asked(wire, schema, sampling)
+            completion = await self._completion(wire, schema, sampling)
             choice = completion.choices[0]
             response = vf.JudgeResponse(text=choice.message.content or "", usage=_types.Usage.from_openai(completion.usage))
             ending = ending_of(choice.finish_reason)
@@ -125,7 +139,7 @@ class FleetJudge(_Judge):  # type: ignore[misc]
             if trace is not None and response is not None:
                 trace.record_judge_call(name=self.reward_name, request={"model": self.config.model, "messages": wire}, response=response)
 
-    async def _asked(self, wire: list[Any], schema: type[BaseModel] | None, sampling: dict[str, Any]) -> Any:
+    async def _completion(self, wire: list[Any], schema: type[BaseModel] | None, sampling: dict[str, Any]) -> Any:
         if "extra_query" in sampling:
             raise ConfigError("extra_query cannot be sent with one request; put it into the base_url of the fleet's endpoints")
         timeout, headers = sampling.pop("timeout", self.config.deadline), sampling.pop("extra_headers", None)
@@ -154,3 +168,97 @@ def _read_as(schema: type[BaseModel], choice: Any, model: str) -> BaseModel:
             f"the judge's answer is not a valid {schema.__name__} (finish_reason {choice.finish_reason}): {str(error).splitlines()[0]}",
             model=model,
         ) from error
+
+
+def strict_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the ``response_format`` for an answer that is an object with exactly the fields of the model."""
+    return {"type": "json_schema", "json_schema": {"name": model.__name__, "schema": _closed(model.model_json_schema()), "strict": True}}
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(each) for name, each in schema.items() if name != "default"}
+    if closed.get("type") == "object" and isinstance(closed.get("properties"), dict):
+        closed |= {"additionalProperties": False, "required": list(closed["properties"])}
+    return closed
+
+
+class FleetReferenceJudgeConfig(vf.ReferenceJudgeConfig, FleetJudgeConfig):  # type: ignore[misc]
+    """``vf.ReferenceJudgeConfig`` and :class:`FleetJudgeConfig`."""
+
+
+class FleetReferenceJudge(FleetJudge[float, FleetReferenceJudgeConfig], vf.ReferenceJudge):  # type: ignore[misc, type-arg]
+    """``vf.ReferenceJudge`` over a fleet: yes or no, against a reference answer."""
+
+
+class FleetRubricJudgeConfig(vf.RubricJudgeConfig, FleetJudgeConfig):  # type: ignore[misc]
+    """``vf.RubricJudgeConfig`` and :class:`FleetJudgeConfig`."""
+
+
+class FleetRubricJudge(FleetJudge[Any, FleetRubricJudgeConfig], vf.RubricJudge):  # type: ignore[misc, type-arg]
+    """``vf.RubricJudge`` over a fleet: a verdict for each criterion."""
+
+
+class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
+    """The settings file of :class:`RewardJudge`, and which part of the rollout is scored. The file is validated before a rollout begins.
+
+    Attributes:
+        settings: file with :class:`~qreward.integrations.trainers.RewardConfig`; by default the file that ``QREWARD_REWARD`` names. It
+            configures the scorer and its endpoints; of verifiers' own settings only ``id``, ``name`` and ``weight`` are used.
+        view: ``last_reply`` or ``full_trace``.
+    """
+
+    settings: Path | None = None
+    view: vf.JudgeView = "last_reply"
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> RewardJudgeConfig:
+        if self.settings is not None or os.environ.get(VARIABLE):  # else QREWARD_REWARD may still be set before the first score
+            _ADAPTER.checked(load_reward_config(self.settings))
+        return self
+
+
+class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
+    """Scores a rollout with the settings of an adapter: a ``Judge`` of qreward with votes and parse retries, or a reward model.
+
+    Each vote is recorded on the trace as a call. The first call has the tokens of all.
+    """
+
+    async def score(self, task: Any, trace: Any) -> float:
+        """Return the reward.
+
+        Raises:
+            QRewardError: there is no reward, and the settings choose no number. verifiers then fails the rollout and scores nothing.
+            ConfigError: the settings are missing or wrong, or say ``on_failure: none``, which verifiers does not support.
+        """
+        made = _ADAPTER.rewarder(self.config.settings)
+        row = {**dict(task), "prompt": task.prompt_text, "response": _judge.judge_response(trace, self.config.view)}
+        item = _ADAPTER.item(row, made.config)
+        scored = await made.score(**item)
+        self._record(trace, item, scored, made.config)
+        found = _ADAPTER.reward(scored, made.config)
+        assert found is not None
+        return found
+
+    def _record(self, trace: Any, item: Mapping[str, Any], scored: Scored, config: RewardConfig) -> None:
+        """Record the answers, parsed or not, as ``FleetJudge`` does. Without an answer nothing is recorded."""
+        models = config.judge.model if config.judge is not None else (config.reward_model,)
+        answers: list[tuple[str, str, float | None]]
+        if scored.verdict is not None:
+            usage = scored.verdict.usage
+            answers = [(vote.model, vote.text, vote.score) for vote in scored.verdict.votes]
+        else:
+            usage = scored.error.usage if scored.error is not None else None
+            answers = [] if usage is None else [(", ".join(map(str, models)), "", None)]
+        for number, (model, text, score) in enumerate(answers):
+            response = vf.JudgeResponse(text=text, parsed=score, usage=None if number else _usage(usage))
+            trace.record_judge_call(name=self.reward_name, request={"model": model, **item}, response=response)
+
+
+def _usage(usage: Usage | None) -> Any:
+    if usage is None:
+        return None
+    return _types.Usage(prompt_tokens=usage.prompt_tokens or 0, completion_tokens=usage.completion_tokens or 0)

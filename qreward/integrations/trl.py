@@ -1,4 +1,7 @@
-"""The reward functions that a user passes to a TRL trainer: coroutine functions, because TRL detects async functions that way."""
+"""Rewards of a judge or a reward model in TRL: functions for ``reward_funcs`` of ``GRPOTrainer``, ``RLOOTrainer`` and similar trainers.
+
+This module does not import TRL; TRL accepts plain functions. They are coroutine functions, because TRL detects async functions that way.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,41 @@ import asyncio
 import functools
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from statistics import fmean
 from typing import Any
 
-from qreward.integrations.trainers import RewardConfig, Rewarder, load_reward_config, rewarder
-from qreward.integrations.trainers.settings import Failure
-from qreward.integrations.trl.scoring import DEADLINE, RewardSpec, mean, refuse_old_trl
+from qreward.codecs.chat import is_missing
+from qreward.errors import ConfigError
+from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored
+from qreward.integrations.trainers.rewarder import reward_of
+from qreward.integrations.trainers.settings import Failure, Source
 from qreward.judge.types import Scorer
 
-Settings = str | Path | Mapping[str, Any] | RewardConfig
+__all__ = ["DEADLINE", "combined", "judge_reward", "reward"]
+
+DEADLINE = 300.0
+"""Default number of seconds for one reward. TRL has no limit, but ranks that wait for a slow rank do: 1,800 seconds by default."""
+OLDEST = (1, 6)
+"""First version of TRL that leaves a completion without any reward out of its group."""
+HANDLES = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
+"""Arguments that TRL passes besides the columns of the dataset."""
+
 Rewards = list[float | None]
 RewardFunction = Callable[..., Awaitable[Rewards]]
 
+_ADAPTER = Adapter(
+    trainer="trl",
+    deadline=DEADLINE,
+    columns={"prompt": ("prompt",), "response": ("response",), "reference": ("reference", "solution", "answer", "ground_truth")},
+    missing="none",
+)
+
 
 def reward(
-    settings: Settings | None = None,
+    settings: Source = None,
     *,
     judge: Scorer | None = None,
     name: str = "judge",
@@ -52,7 +74,7 @@ def reward(
     Example:
         ``GRPOTrainer(model, reward_funcs=reward("reward.yaml"), ...)``
     """
-    recipe = _recipe(settings, judge, name, columns, on_failure, deadline)
+    made = _made(settings, judge, name, columns=columns, on_failure=on_failure, deadline=deadline)
 
     async def scored(
         prompts: Sequence[Any],
@@ -60,7 +82,7 @@ def reward(
         completion_ids: Any = None,  # noqa: ARG001 - TRL passes them
         **given: Any,
     ) -> Rewards:
-        return await recipe(prompts, completions, given)
+        return await _scored(made, name, prompts, completions, given)
 
     scored.__name__ = scored.__qualname__ = name
     return scored
@@ -71,7 +93,7 @@ async def judge_reward(
     completions: Sequence[Any],
     completion_ids: Any = None,  # noqa: ARG001 - TRL passes them
     *,
-    settings: Settings | None = None,
+    settings: Source = None,
     **given: Any,
 ) -> Rewards:
     """Reward the completions of a batch, as TRL calls a reward function.
@@ -80,7 +102,7 @@ async def judge_reward(
     functions in a separate process. The settings are the file that ``QREWARD_REWARD`` names, or those of
     ``functools.partial(judge_reward, settings="reward.yaml")``.
     """
-    return await _recipe(settings, None, "judge_reward", None, None, None)(prompts, completions, given)
+    return await _scored(_made(settings, None, "judge_reward"), "judge_reward", prompts, completions, given)
 
 
 def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = None, name: str = "combined") -> RewardFunction:
@@ -123,34 +145,73 @@ def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = N
     return total
 
 
-def _recipe(
-    settings: Settings | None,
-    judge: Scorer | None,
-    name: str,
-    columns: Mapping[str, str] | None,
-    on_failure: Failure | None,
-    deadline: float | None,
-) -> RewardSpec:
+def _made(settings: Source, judge: Scorer | None, name: str, **overrides: Any) -> Rewarder:
+    """Return the rewarder of the settings, or of a scorer, with the overrides that are not None."""
     if judge is not None and settings is not None:
         raise ValueError("pass settings or judge, not both")
-    given = {"columns": columns, "on_failure": on_failure, "deadline": deadline}
-    chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    chosen = {key: value for key, value in overrides.items() if value is not None}
     if judge is not None:
         config = RewardConfig(reward_model=name, **chosen)  # a placeholder model; only `chosen` is validated
-        return _recipe_of(Rewarder(judge, config.deadline or DEADLINE), name, config)
-    made = rewarder(settings, deadline=DEADLINE)
-    config = made.config or load_reward_config(settings)
-    if chosen:
-        chosen["columns"] = {**config.columns, **(columns or {})}
-        config = RewardConfig(**dict(config) | chosen).at(config.place)
-        made = rewarder(config, deadline=DEADLINE)
-    return _recipe_of(made, name, config)
-
-
-def _recipe_of(made: Rewarder, name: str, config: RewardConfig) -> RewardSpec:
-    if config.on_failure in ("default", "none"):
+        made = Rewarder(judge, config.deadline or DEADLINE, config=config)
+    else:
+        made = _ADAPTER.rewarder(settings)
+        if chosen:
+            config = made.config
+            chosen["columns"] = {**config.columns, **chosen.get("columns", {})}
+            made = _ADAPTER.rewarder(RewardConfig(**dict(config) | chosen).at(config.place))
+    if made.config.on_failure in ("default", "none"):
         refuse_old_trl(name)
-    return RewardSpec(made, name, config.columns, config.on_failure)
+    return made
+
+
+async def _scored(made: Rewarder, name: str, prompts: Sequence[Any], completions: Sequence[Any], given: Mapping[str, Any]) -> Rewards:
+    """Return the rewards in the order of the completions, and log metrics."""
+    refuse_silent_zeros(name, made.config.on_failure, given.get("log_metric"))
+    scored = await _ADAPTER.score(made, rows_of(prompts, completions, given))
+    _log(name, scored, given)
+    return [reward_of(each, made.config.on_failure, _ADAPTER.missing) for each in scored]
+
+
+def refuse_silent_zeros(name: str, on_failure: Failure, log_metric: Any) -> None:
+    """Raise ``ConfigError`` for several reward functions without an explicit ``on_failure``.
+
+    TRL sums the rewards that are not ``None``, so a judge's failure counts as 0.0 if another function returned a reward. The user must
+    choose that.
+    """
+    trainer = getattr(log_metric, "__self__", None)  # the only way to reach the trainer and its other reward functions
+    functions = getattr(trainer, "reward_funcs", ())
+    if on_failure == "default" and len(functions) > 1:
+        raise ConfigError(
+            f"{name} is one of {len(functions)} reward functions, and TRL counts a reward that one of them could not give as 0.0; "
+            f"put them into one by qreward.integrations.trl.combined(...), or choose on_failure: none (it is 0.0), raise, or a number"
+        )
+
+
+def refuse_old_trl(name: str) -> None:
+    """Raise ``ConfigError`` for TRL before 1.6, which counts a reward of None as 0.0 even if no function returned one, and trains on it."""
+    try:
+        found = version("trl")
+    except PackageNotFoundError:
+        return  # the version is unknown
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < OLDEST:
+        raise ConfigError(
+            f"{name}: a reward that could not be had is None, which TRL {found} counts as 0.0; "
+            "install trl>=1.6, or choose on_failure: raise or a number"
+        )
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN for no values, which TRL leaves out of its logs."""
+    return fmean(values) if values else math.nan
+
+
+def _log(name: str, scored: Sequence[Scored], given: Mapping[str, Any]) -> None:
+    if (log_metric := given.get("log_metric")) is not None:
+        log_metric(f"{name}/ok", mean([each.ok for each in scored]))
+        log_metric(f"{name}/seconds", mean([each.seconds for each in scored]))
+        log_metric(f"{name}/tokens", float(sum(each.tokens for each in scored)))
+    if (log_extra := given.get("log_extra")) is not None:
+        log_extra(f"{name}_error", [each.reason for each in scored])
 
 
 def _labels(functions: Sequence[Callable[..., Any]]) -> list[str]:
@@ -210,3 +271,42 @@ def _sum(row: Sequence[float | None], shares: Sequence[float]) -> float | None:
 def _missing(value: float | None) -> bool:
     """Whether a reward is missing: None, or NaN, which is what TRL converts None to."""
     return value is None or math.isnan(value)
+
+
+def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield one row for each completion: its columns (lists with one value for each completion), and ``prompt`` and ``response``."""
+    lists = {
+        name: values
+        for name, values in columns.items()
+        if name not in HANDLES and isinstance(values, Sequence) and not isinstance(values, str | bytes)
+    }
+    for at, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        before, response = conversation(prompt, completion)
+        yield {**{name: values[at] for name, values in lists.items() if at < len(values)}, "prompt": before, "response": response}
+
+
+def conversation(prompt: Any, completion: Any) -> tuple[Any, str | None]:
+    """Return the prompt and the text of the last assistant message. Messages in between, such as tool results, join the prompt.
+
+    The text is None, which means no reward, if nothing was generated: the completion is None, it has no assistant message, or its last
+    assistant message has neither content nor tool calls. The text of a message with only tool calls is ``""``.
+    """
+    if completion is None or isinstance(completion, str):
+        return prompt, completion
+    messages = list(completion)
+    last = next((at for at in reversed(range(len(messages))) if messages[at].get("role") == "assistant"), None)
+    if last is None:
+        return prompt, None
+    return _before(prompt, messages[:last]), None if is_missing(messages[last]) else _text(messages[last].get("content"))
+
+
+def _before(prompt: Any, between: list[Any]) -> Any:
+    if not between:
+        return prompt
+    return [*([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt), *between]
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))

@@ -1,0 +1,95 @@
+"""The base of the trainers' adapters: what becomes of a row of the trainer's data, and of a reward that is missing. Knows no trainer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qreward.errors import ConfigError
+from qreward.integrations.trainers.rewarder import Rewarder, Scored, reward_of, rewarder
+from qreward.integrations.trainers.settings import TAKEN, Failure, RewardConfig, Source, prompt_fields
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What is particular to one trainer, as data.
+
+    Attributes:
+        trainer: name of the trainer; ``qreward.<trainer>`` is its logger.
+        deadline: default number of seconds for one reward, below the trainer's own limit.
+        columns: item field -> default columns. The first that is present fills the field if the settings name none.
+        missing: what ``on_failure: default`` means.
+        why_not_none: why ``on_failure: none`` is impossible, and what to use instead; ``""`` if it is possible.
+    """
+
+    trainer: str
+    deadline: float
+    columns: Mapping[str, tuple[str, ...]]
+    missing: Failure
+    why_not_none: str = ""
+
+    def checked(self, config: RewardConfig) -> RewardConfig:
+        """Return the settings. Raises ``ConfigError`` if this trainer does not support them."""
+        if self.why_not_none and config.on_failure == "none":
+            raise ConfigError(f"{config.place}: on_failure: none is not possible with {self.trainer}, {self.why_not_none}")
+        return config
+
+    def rewarder(self, source: Source = None) -> Rewarder:
+        """Return the rewarder of this process for these settings. Raises ``ConfigError``."""
+        made = rewarder(source, deadline=self.deadline)
+        self.checked(made.config)
+        return made
+
+    def item(self, row: Mapping[str, Any], config: RewardConfig) -> dict[str, Any]:
+        """Return the arguments of ``Rewarder.score`` for a row: column -> value. ``a.b`` is column ``b`` of the mapping in column ``a``.
+
+        Columns that the settings name come first, then the default columns, then those with the name of a field of the judge's prompt.
+
+        Raises:
+            ConfigError: a configured column does not exist, or no column holds the prompt. The message lists the existing columns.
+
+        Example:
+            >>> adapter = Adapter("mine", 60.0, {"response": ("text",)}, missing="raise")
+            >>> adapter.item({"question": "2 + 2?", "text": "4"}, RewardConfig(reward_model="rm", columns={"prompt": "question"}))
+            {'prompt': '2 + 2?', 'response': '4'}
+        """
+        named = prompt_fields(config)
+        item = {field: _column(row, column, field) for field, column in config.columns.items()}
+        for field, candidates in self.columns.items():
+            column = next((name for name in candidates if row.get(name) is not None), None)
+            if column is not None:
+                item.setdefault(field, row[column])
+        item |= {field: row[field] for field in named - item.keys() - TAKEN if field in row}
+        if "prompt" not in item:
+            if "prompt" in named:
+                raise ConfigError(
+                    f"the data has no column with the prompt; name it in columns, such as {{prompt: question}}. {_existing(row)}"
+                )
+            item["prompt"] = ""
+        return item
+
+    async def score(self, made: Rewarder, rows: Iterable[Mapping[str, Any]]) -> list[Scored]:
+        """Score all rows concurrently. The results are in the order of the rows."""
+        return await made.score_many([self.item(row, made.config) for row in rows])
+
+    def reward(self, scored: Scored, config: RewardConfig, effect: str = "") -> float | None:
+        """Return the reward, or what replaces a missing one, which is logged with its ``effect``. Raises the error of scoring."""
+        if not scored.ok:
+            log = logging.getLogger(f"qreward.{self.trainer}")
+            log.warning("no reward: %s (on_failure: %s)%s", scored.reason, config.on_failure, effect)
+        return reward_of(scored, config.on_failure, self.missing)
+
+
+def _column(row: Mapping[str, Any], path: str, field: str) -> Any:
+    value: Any = row
+    for name in (path,) if path in row else path.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            raise ConfigError(f"columns: {field} is mapped to {path!r}, which the data does not have. {_existing(row)}")
+        value = value[name]
+    return value
+
+
+def _existing(row: Mapping[str, Any]) -> str:
+    return f"There are {', '.join(map(repr, sorted(row)))}."

@@ -1,0 +1,139 @@
+"""The reward function for verl, and its settings. Its results always have the same keys, because verl stacks results by the keys of the
+first. Knows the arguments that verl adds, but does not import verl.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qreward.errors import ConfigError
+from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
+from qreward.integrations.trainers.rewarder import reward_of
+from qreward.settings.files import read_settings
+from qreward.spelling import closest
+
+DEADLINE = 240.0
+"""Default number of seconds for one reward. verl's own managers allow 300, or have no limit."""
+CONFIG = "config"
+"""The one key of ``reward_kwargs`` that is not a setting of ``RewardConfig``: the path of the file with the other settings."""
+ROUTER = "reward_router_address"
+HOSTS = frozenset({ROUTER, "reward_model_tokenizer"})
+"""Arguments that verl passes if it serves a reward model itself."""
+NOTE = "A reward could not be had, which ends the run; with on_failure a number can stand for such a reward instead."
+PROMPTS = ("prompt", "question", "problem", "query", "raw_prompt")
+
+ADAPTER = Adapter(
+    trainer="verl",
+    deadline=DEADLINE,
+    columns={"prompt": PROMPTS, "response": ("solution_str",), "reference": ("ground_truth",)},
+    missing="raise",
+    why_not_none="where one None removes the rewards of its whole batch; use raise (the default) or a number",
+)
+
+_SETTINGS = [CONFIG, *RewardConfig.model_fields]
+_log = logging.getLogger(__name__)
+_CONFIGS: dict[str, RewardConfig] = {}
+_WARNED: set[str] = set()
+
+
+async def compute_score(
+    data_source: Any, solution_str: str | None, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **kwargs: Any
+) -> dict[str, Any]:
+    """Score one response. verl calls this function for each sample.
+
+    Args:
+        data_source: a column for the judge's prompt, like all entries of ``extra_info``.
+        solution_str: the response. None means that there is no response, and therefore no reward.
+        ground_truth: the reference.
+        extra_info: must hold the question, because verl passes no prompt to a reward function. By default the first of ``prompt``,
+            ``question``, ``problem``, ``query``, ``raw_prompt`` that is present; ``columns: {prompt: name}`` selects another.
+        kwargs: ``reward_kwargs`` of the configuration: ``config``, the path of a settings file, or settings of
+            :class:`~qreward.integrations.trainers.RewardConfig`, or both; and verl's own additions.
+
+    Returns:
+        A dict with ``score``; ``judge_ok``, 1.0, or 0.0 if the score is the number of ``on_failure``; ``judge_error``, a text, ``""`` on
+        success; ``judge_seconds``; and ``judge_tokens``, 0.0 if no server reported any.
+
+    Raises:
+        ConfigError: a setting is wrong, or a column does not exist.
+        QRewardError: there is no reward and ``on_failure`` is not a number.
+
+    Example:
+        ``reward.custom_reward_function.path=pkg://qreward.integrations.verl``
+        ``+reward.custom_reward_function.reward_kwargs.config=/path/to/reward.yaml``
+    """
+    extra = extra_info or {}
+    row = {**extra, "extra_info": extra, "data_source": data_source, "solution_str": solution_str, "ground_truth": ground_truth}
+    return await score_row(ADAPTER, row, settings_of(kwargs))
+
+
+async def score_row(adapter: Adapter, row: Mapping[str, Any], config: RewardConfig) -> dict[str, Any]:
+    """Score the item in the columns of ``row``."""
+    made = adapter.rewarder(config)  # first, as it checks the settings
+    return result_of(await made.score(**plain(adapter.item(row, config))), config)
+
+
+def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
+    """Return the result for verl. Raises the error of scoring unless ``on_failure`` is a number: a reward can be neither absent nor NaN."""
+    if scored.error is not None and NOTE not in getattr(scored.error, "__notes__", ()):  # identical samples may share one error
+        scored.error.add_note(NOTE)
+    return {
+        "score": reward_of(scored, config.on_failure, ADAPTER.missing),
+        **scored.metrics("judge_", "ok"),
+        "judge_error": scored.reason,
+        **scored.metrics("judge_", "seconds", "tokens"),
+    }
+
+
+def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
+    """Return the settings in the keyword arguments of ``compute_score``. Each combination is read once. Raises ``ConfigError``.
+
+    The file that ``config`` names is read first; settings beside it override those of the file. Without any setting, the file that
+    ``QREWARD_REWARD`` names is read. If the settings configure no client and verl serves a model itself, requests go to that model, on
+    servers of this ``kind``. An unknown name is ignored with one warning, but a near miss of a setting is an error.
+    """
+    ours = {name: plain(value) for name, value in given.items() if name in _SETTINGS and value is not None}
+    router = given.get(ROUTER)
+    key = json.dumps([ours, str(router), kind], sort_keys=True, default=repr)
+    known = _CONFIGS.get(key)
+    if known is None:
+        _check_names(given.keys() - set(_SETTINGS) - HOSTS)
+        known = _read(ours)
+        if known.client is None and router:
+            endpoint = {"base_url": f"http://{router}/v1", "name": "verl-router", "kind": kind, "proxy": ""}
+            settings = known.model_dump(exclude_unset=True) | {"client": {"endpoints": [endpoint]}}
+            known = load_reward_config(settings, place=known.place)
+        _CONFIGS[key] = ADAPTER.checked(known)
+    return known
+
+
+def plain(value: Any) -> Any:
+    """Convert arrays and OmegaConf containers to lists and dicts; return anything else unchanged."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(inner) for inner in value]
+    return value
+
+
+def _read(ours: dict[str, Any]) -> RewardConfig:
+    if not ours:
+        return load_reward_config()
+    file = ours.pop(CONFIG, None)
+    if file is None:
+        return load_reward_config(ours, place="reward_kwargs")
+    content, _ = read_settings(file, empty="it must hold at least judge or reward_model")
+    return load_reward_config({**content, **ours}, place=f"{file} and reward_kwargs") if ours else load_reward_config(file)
+
+
+def _check_names(strange: set[str]) -> None:
+    for name in sorted(strange - _WARNED):
+        if near := closest(name, _SETTINGS, cutoff=0.8):
+            raise ConfigError(f"reward_kwargs: unknown setting {name!r}; did you mean {near[0]!r}?")
+        _WARNED.add(name)
+        _log.warning("reward_kwargs: %r is not a setting of qreward and is ignored", name)

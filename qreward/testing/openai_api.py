@@ -1,0 +1,164 @@
+"""Requests and responses of the OpenAI API: parses chats and embeddings, and writes chats, chunks, embeddings, model lists and errors.
+
+Knows JSON, nothing of HTTP, limits and time.
+"""
+
+from __future__ import annotations
+
+import array
+import base64
+import json
+import math
+import struct
+import sys
+import time
+from hashlib import shake_256
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from qreward.testing.text import canonical, encode
+
+_MOST_INPUTS = 2048  # of one embeddings request, as at OpenAI
+_DIMENSIONS = 16
+_UNEMBEDDABLE: tuple[Any, ...] = (None, "", [])
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = False
+
+
+class ChatRequest(msgspec.Struct):
+    """The fields of a chat request that have an effect. All other fields are accepted and ignored."""
+
+    model: str
+    messages: list[Any]
+    stream: bool | None = False
+    n: int | None = 1
+    stream_options: StreamOptions | None = None
+
+    def __post_init__(self) -> None:
+        if not self.messages or not 1 <= (self.n or 1) <= 128:
+            raise ValueError("'messages' must not be empty and 'n' must be from 1 to 128")
+
+
+class EmbeddingsRequest(msgspec.Struct):
+    """The fields of an embeddings request that have an effect."""
+
+    model: str
+    input: str | list[Any]
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: int | None = None
+
+    def __post_init__(self) -> None:
+        items = self.items()
+        if not items or len(items) > _MOST_INPUTS or any(each in _UNEMBEDDABLE for each in items):
+            raise ValueError(f"'input' must be 1 to {_MOST_INPUTS} texts or token lists, none of them empty")
+        if self.dimensions is not None and not 1 <= self.dimensions <= 4096:
+            raise ValueError("'dimensions' must be from 1 to 4096")
+
+    def items(self) -> list[Any]:
+        """The inputs as a list. A list of numbers is one tokenised input."""
+        whole = isinstance(self.input, str) or (bool(self.input) and all(isinstance(each, int) for each in self.input))
+        return [self.input] if whole else list(self.input)
+
+
+R = TypeVar("R", ChatRequest, EmbeddingsRequest)
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in (ChatRequest, EmbeddingsRequest)}
+
+
+def read(kind: type[R], body: bytes) -> R:
+    """Parse a request. Raises ``ValueError``."""
+    try:
+        found: R = _DECODERS[kind].decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        try:  # lone surrogates and NaN: real servers accept them, strict decoders do not
+            return msgspec.convert(json.loads(body), kind)
+        except (ValueError, RecursionError):
+            raise ValueError(str(problem)) from None
+    return found
+
+
+def usage(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def chat_completion(request: ChatRequest, digest: bytes, content: str, used: dict[str, int]) -> dict[str, Any]:
+    message = {"role": "assistant", "content": content, "refusal": None}
+    choices = [{"index": index, "message": message, "logprobs": None, "finish_reason": "stop"} for index in range(request.n or 1)]
+    return _head(request.model, digest, "chat.completion") | {"choices": choices, "usage": used}
+
+
+class Chunks:
+    """The server-sent events of one streamed chat.
+
+    The text is split into ``tokens`` pieces. If it has fewer characters than that, some pieces are empty.
+    """
+
+    def __init__(self, request: ChatRequest, digest: bytes, content: str, used: dict[str, int]) -> None:
+        self._head = _head(request.model, digest, "chat.completion.chunk")
+        self._indices = range(request.n or 1)
+        self._content = content
+        self._used = used if request.stream_options is not None and request.stream_options.include_usage else None
+
+    def first(self) -> bytes:
+        return self._event({"role": "assistant", "content": ""})
+
+    def piece(self, number: int, tokens: int) -> bytes:
+        """The event of token ``number``, from 0."""
+        start, end = (len(self._content) * edge // tokens for edge in (number, number + 1))
+        return self._event({"content": self._content[start:end]})
+
+    def last(self) -> bytes:
+        closing = self._event({}, "stop")
+        if self._used is not None:
+            closing += _sse(self._head | {"choices": [], "usage": self._used})
+        return closing + b"data: [DONE]\n\n"
+
+    def _event(self, delta: dict[str, str], finish: str | None = None) -> bytes:
+        choice = {"delta": delta, "logprobs": None, "finish_reason": finish}
+        return b"".join(_sse(self._head | {"choices": [{"index": index, **choice}]}) for index in self._indices)
+
+
+def _sse(body: Any) -> bytes:
+    return b"data: " + encode(body) + b"\n\n"
+
+
+def embeddings(request: EmbeddingsRequest, prompt: int) -> dict[str, Any]:
+    """The body of an embeddings response. The vectors are in the order of the inputs, and each depends on its own input alone."""
+    vectors = [vector(canonical(each), request.dimensions or _DIMENSIONS) for each in request.items()]
+    as_text = request.encoding_format == "base64"
+    data = [
+        {"object": "embedding", "index": index, "embedding": _base64(numbers) if as_text else numbers.tolist()}
+        for index, numbers in enumerate(vectors)
+    ]
+    used = {"prompt_tokens": prompt, "total_tokens": prompt}
+    return {"object": "list", "model": request.model, "data": data, "usage": used}
+
+
+def vector(encoded: bytes, dimensions: int) -> array.array[float]:
+    """A unit vector of 32-bit floats, derived from the text by SHAKE-256."""
+    words = struct.unpack(f"<{dimensions}i", shake_256(encoded).digest(4 * dimensions))
+    length = math.sqrt(math.fsum(word * word for word in words)) or 1.0
+    return array.array("f", [word / length for word in words])
+
+
+def _base64(numbers: array.array[float]) -> str:
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return base64.b64encode(numbers.tobytes()).decode()
+
+
+def models(patterns: tuple[str, ...]) -> dict[str, Any]:
+    """The body of a model list. A pattern with ``*`` is listed as one matching name; patterns with ``?`` or ``[`` are left out."""
+    names = [pattern.replace("*", "fake") for pattern in patterns if not set(pattern) & set("?[")]
+    return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "qreward"} for name in names]}
+
+
+def error(message: str, kind: str, code: str | int | None = None) -> bytes:
+    return encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
+
+
+def _head(model: str, digest: bytes, kind: str) -> dict[str, Any]:
+    created = int(time.time())
+    return {"id": f"chatcmpl-{digest[:12].hex()}", "object": kind, "created": created, "model": model, "system_fingerprint": "fp_fake"}

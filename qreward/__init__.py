@@ -13,8 +13,7 @@ _HOMES = {
     "qreward.batching.reward_buffer": ("RewardBuffer",),
     "qreward.client": ("QRewardClient",),
     "qreward.functions.config": ("ScheduleConfig",),
-    "qreward.functions.function": ("schedule",),
-    "qreward.functions.metrics": ("ScheduleMetrics", "ScheduleStats"),
+    "qreward.functions.function": ("ScheduleMetrics", "ScheduleStats", "schedule"),
     "qreward.functions.watcher": ("ConfigWatcher",),
     "qreward.judge.config": ("JudgeConfig",),
     "qreward.judge.judge": ("Judge",),
@@ -73,9 +72,9 @@ if TYPE_CHECKING:
     from qreward.errors import ServerError as ServerError
     from qreward.errors import StreamInterrupted as StreamInterrupted
     from qreward.functions.config import ScheduleConfig as ScheduleConfig
+    from qreward.functions.function import ScheduleMetrics as ScheduleMetrics
+    from qreward.functions.function import ScheduleStats as ScheduleStats
     from qreward.functions.function import schedule as schedule
-    from qreward.functions.metrics import ScheduleMetrics as ScheduleMetrics
-    from qreward.functions.metrics import ScheduleStats as ScheduleStats
     from qreward.functions.watcher import ConfigWatcher as ConfigWatcher
     from qreward.judge.config import JudgeConfig as JudgeConfig
     from qreward.judge.factory import make_scorer as make_scorer

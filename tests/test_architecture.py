@@ -454,8 +454,6 @@ def _circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
 
 
 SHARED_NAMES = {
-    "CallOptions": "to be mended",
-    "StreamOptions": "to be mended",
     "Scored": "the reward of a row for trainers",
     "Transport": "the drop-in for the OpenAI SDK, by its users' word",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -21,13 +22,10 @@ import pytest
 
 from qreward.cli import diagnose as findings
 from qreward.cli import main
-from qreward.cli.diagnose import Examined, Tls, expiry
-from qreward.settings.client import load_config
 from qreward.testing import FakeEndpoint, FakeFleet
 
 KINDS = ("openai", "vllm", "sglang", "tei", "openrlhf", "nim")
 KEY, WRONG = "sk-right-key-1234567", "sk-wrong-key-7654321"
-CERTIFICATE = Path(__file__).parent / "transport" / "data" / "loopback.pem"
 
 
 class Check:
@@ -312,21 +310,40 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
     assert (process.returncode, said) == (141, b"")
 
 
-def test_the_end_of_a_certificate_is_read_from_it() -> None:
-    der = ssl.PEM_cert_to_DER_cert(CERTIFICATE.read_text())
-    assert expiry(der) == datetime(2120, 1, 1, tzinfo=UTC)
-    for cut in range(0, len(der) - 1, 7):
-        with pytest.raises((ValueError, IndexError)):
-            expiry(der[:cut])
+def expired(folder: Path) -> tuple[Path, Path]:
+    """A certificate that ended on 1 January 2021."""
+    tool = shutil.which("openssl")
+    if tool is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    settings = (
+        "[ca]\ndefault_ca=x\n[x]\ndatabase=index\nnew_certs_dir=.\nrand_serial=yes\ndefault_md=sha256\npolicy=p\n[p]\ncommonName=supplied\n"
+    )
+    (folder / "ca").write_text(settings)
+    (folder / "index").touch()
+    curve = ["-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    request = ["req", "-newkey", "ec", *curve, "-nodes", "-subj", "/CN=test", "-keyout", "key", "-out", "request"]
+    times = ["-startdate", "20200101000000Z", "-enddate", "20210101000000Z"]
+    sign = ["ca", "-batch", "-config", "ca", "-selfsign", "-keyfile", "key", "-in", "request", *times, "-out", "certificate", "-notext"]
+    for arguments in (request, sign):
+        subprocess.run([tool, *arguments], check=True, capture_output=True, cwd=folder)
+    return folder / "certificate", folder / "key"
 
 
-def test_an_end_in_two_digits_is_of_this_century_or_the_last(tmp_path: Path) -> None:
-    certificate, _ = self_signed(tmp_path, 100)
-    left = expiry(ssl.PEM_cert_to_DER_cert(certificate.read_text())) - datetime.now(UTC)
-    assert timedelta(days=99) < left <= timedelta(days=100)
+def test_a_certificate_that_has_expired_is_a_problem(check: Check, tmp_path: Path) -> None:
+    with tls_server(*expired(tmp_path)) as url:
+        _, (found,) = check.json({"base_url": url, "verify": False})
+    days = (datetime.now(UTC) - datetime(2021, 1, 1, tzinfo=UTC)).days
+    assert found["certificate_days"] == pytest.approx(-days, abs=1)
+    (problem,) = found["problems"]
+    assert re.fullmatch(r"its certificate has expired \d+ days ago; renew it", problem)
 
 
-def test_a_certificate_that_has_expired_is_a_problem() -> None:
-    config = load_config({"endpoints": [{"base_url": "https://127.0.0.1:9/v1", "verify": False}]})
-    found = Examined(statuses={"/v1/models": 200}, tls=Tls("TLSv1.3", datetime.now(UTC) - timedelta(days=3.1)))
-    assert list(findings.problems(config.endpoints[0], config, found)) == ["its certificate has expired 3 days ago; renew it"]
+def test_the_end_of_a_certificate_that_a_private_authority_signed_is_told(tmp_path: Path) -> None:
+    authority, key = self_signed(tmp_path, 1000)
+    subprocess.run(["openssl", "req", "-new", "-key", key, "-subj", "/CN=leaf", "-out", tmp_path / "request"], check=True)
+    sign = ["openssl", "x509", "-req", "-in", tmp_path / "request", "-CA", authority, "-CAkey", key, "-days", "10", "-set_serial", "5"]
+    subprocess.run([*sign, "-out", tmp_path / "leaf"], check=True, capture_output=True)
+    with tls_server(tmp_path / "leaf", key) as url:
+        tls = asyncio.run(findings.shake_hands("127.0.0.1", int(url.rsplit(":", 1)[1].removesuffix("/v1"))))
+    assert tls is not None
+    assert tls.days == pytest.approx(10, abs=0.01)

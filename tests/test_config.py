@@ -458,3 +458,16 @@ def test_the_line_of_a_setting_is_the_same_whether_a_file_is_read_as_json_or_as_
     text = json.dumps({"settings": value}, indent=indent)
     root = {"settings": value}
     assert {path: _json_line(text, path) for path in paths_of(root)} == {path: _yaml_line(text, path) for path in paths_of(root)}
+
+
+def test_the_value_of_a_variable_is_taken_as_it_is_with_its_dollar_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "$ecret")
+    monkeypatch.setenv("JUDGE_TOKEN", "${NO_SUCH}")
+    path = tmp_path / "q.json"
+    headers = {"X-Token": "${JUDGE_TOKEN}"}
+    path.write_text(json.dumps({"endpoints": [{"base_url": "http://a/v1", "api_key": "${JUDGE_KEY}", "headers": headers}]}))
+    (endpoint,) = load_config(path).endpoints
+    assert endpoint.api_key is not None
+    assert endpoint.api_key.get_secret_value() == "$ecret"
+    assert endpoint.headers["X-Token"].get_secret_value() == "${NO_SUCH}"
+    assert Endpoint("http://a/v1", api_key="${JUDGE_KEY}").api_key == endpoint.api_key

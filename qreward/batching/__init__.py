@@ -10,10 +10,9 @@ from __future__ import annotations
 from qreward.batching.backlog import Backlog, Item, halves
 from qreward.batching.decorator import batch
 from qreward.batching.in_flight import batch_contexts
-from qreward.batching.queue import BatchQueue
+from qreward.batching.queue import BatchQueue, CallerStream
 from qreward.batching.settings import BatchRecord, BatchSettings
 from qreward.batching.stats import QueueStats
-from qreward.batching.streaming import CallerStream
 
 __all__ = [
     "Backlog",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -23,7 +24,7 @@ ALL = 2**62
 
 
 class ItemState(Enum):
-    """State of an item: waiting in the backlog; taken by a caller of ``take``; or over (answered, cancelled or expired)."""
+    """State of an item: in the backlog, taken out of it by ``take``, or over (answered, cancelled or expired)."""
 
     WAITING = 0
     TAKEN = 1
@@ -33,6 +34,7 @@ class ItemState(Enum):
 WAITING, TAKEN, OVER = ItemState.WAITING, ItemState.TAKEN, ItemState.OVER
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Item:
     """One item that waits for a batch.
 
@@ -48,33 +50,20 @@ class Item:
         place: state of the item. Code that answers a taken item sets it to ``OVER``. The item then neither expires nor can be put back.
     """
 
-    __slots__ = ("arrived", "cost", "deadline", "key", "level", "number", "place", "value")
-    number: int
-    place: ItemState
-
-    def __init__(
-        self,
-        value: Any,
-        arrived: float = 0.0,
-        key: Hashable = None,
-        cost: float = 1,
-        level: int = Priority.NORMAL,
-        deadline: float = inf,
-    ) -> None:
-        self.value = value
-        self.arrived = arrived
-        self.key = key
-        self.cost = cost
-        self.level = level
-        self.deadline = deadline
+    value: Any
+    arrived: float = 0.0
+    key: Hashable = None
+    cost: float = 1
+    level: int = Priority.NORMAL
+    deadline: float = inf
+    number: int = field(init=False)
+    place: ItemState = field(init=False)
 
 
 class KeyQueue:
-    """The waiting items of one key. Within a priority level they keep the order of submission.
+    """The waiting items of one key: their number, their total cost, and a deque for each priority level, in the order of submission.
 
-    Attributes:
-        count: number of waiting items.
-        cost: their total cost.
+    Entries of items that were removed stay in the deques until they are at the head or are swept. ``dead`` is their number.
     """
 
     __slots__ = ("cost", "count", "dead", "key", "levels")
@@ -90,13 +79,6 @@ class KeyQueue:
                 waiting.clear()
         self.count, self.cost, self.dead = 0, 0.0, 0
 
-    def level(self, level: int) -> deque[Any]:
-        return self.levels.setdefault(level, deque())
-
-    def full(self, max_items: int, max_cost: float) -> bool:
-        """Whether the waiting items fill a batch."""
-        return self.count >= max_items or self.cost >= max_cost
-
     def first(self) -> deque[Any] | None:
         """The level whose first item is next. One level outweighs ``AGEING`` seconds of waiting, as in the scheduler's queue."""
         best, soonest = None, (inf, 0)
@@ -105,13 +87,12 @@ class KeyQueue:
                 waiting.popleft()
                 self.dead -= 1
             if waiting:
-                head = waiting[0]
-                sorts = (head.arrived + level * AGEING, head.number)
-                if sorts < soonest:
-                    best, soonest = waiting, sorts
+                rank = (waiting[0].arrived + level * AGEING, waiting[0].number)
+                if rank < soonest:
+                    best, soonest = waiting, rank
         return best
 
-    def sorts(self) -> tuple[float, int]:
+    def rank(self) -> tuple[float, int]:
         """The sort key of the first item, for comparison with the first items of other keys."""
         waiting = self.first()
         assert waiting is not None
@@ -119,50 +100,37 @@ class KeyQueue:
         return head.arrived + head.level * AGEING, head.number
 
     def oldest(self) -> float:
-        """The submission time of the item that has waited longest."""
         self.first()
         oldest: float = min(waiting[0].arrived for waiting in self.levels.values() if waiting)
         return oldest
 
-    def take(self, max_items: int, max_cost: float, skip: int) -> list[Any]:
+    def take(self, max_items: int, max_cost: float) -> list[Any]:
         only = None
         if len(self.levels) == 1:
             (only,) = self.levels.values()
             if not self.dead and self.count <= max_items and self.cost <= max_cost:
-                return self._take_all(only)
-        taken: list[Any] = []
-        passed: list[Any] = []
-        cost = 0.0
+                taken = list(only)
+                only.clear()
+                self.count, self.cost = 0, 0.0
+                for item in taken:
+                    item.place = TAKEN
+                return taken
+        taken, cost = [], 0.0
         while len(taken) < max_items:
             waiting = only if only and only[0].place is WAITING else self.first()
-            if waiting is None:
+            if waiting is None or (taken and cost + waiting[0].cost > max_cost):
                 break
             item = waiting.popleft()
-            if cost + item.cost > max_cost and taken:
-                passed.append(item)
-                if len(passed) > skip:
-                    break
-                continue
             cost += item.cost
             item.place = TAKEN
             taken.append(item)
-        for item in reversed(passed):
-            self.levels[item.level].appendleft(item)
         self.count -= len(taken)
         self.cost = self.cost - cost if self.count else 0.0
         return taken
 
-    def _take_all(self, waiting: deque[Any]) -> list[Any]:
-        taken = list(waiting)
-        waiting.clear()
-        self.count, self.cost = 0, 0.0
-        for item in taken:
-            item.place = TAKEN
-        return taken
-
     def put_back(self, item: Any) -> None:
         """Insert a taken item at its original position."""
-        waiting, before = self.level(item.level), []
+        waiting, before = self.levels.setdefault(item.level, deque()), []
         while waiting and waiting[0].number < item.number:
             before.append(waiting.popleft())
         waiting.appendleft(item)
@@ -230,28 +198,26 @@ class Backlog:
         ['text 0', 'text 1', 'text 2']
     """
 
-    __slots__ = ("_deadlines", "_late", "_lines", "_numbers", "waiting")
+    __slots__ = ("_deadlines", "_keys", "_late", "_numbers", "waiting")
 
     def __init__(self) -> None:
         self.waiting = 0
-        self._lines: dict[Hashable, KeyQueue] = {}
+        self._keys: dict[Hashable, KeyQueue] = {}
         self._numbers = count()
         self._deadlines = Deadlines()
         self._late: list[Any] = []
 
     def put(self, item: Item) -> None:
         """Add an item at the end of its priority level."""
-        line = self._lines.get(item.key)
-        if line is None:
-            line = self._lines[item.key] = KeyQueue(item.key)
+        queue = self._queue(item.key)
         item.number = next(self._numbers)
         item.place = WAITING
-        waiting = line.levels.get(item.level)
+        waiting = queue.levels.get(item.level)
         if waiting is None:
-            waiting = line.level(item.level)
+            waiting = queue.levels[item.level] = deque()
         waiting.append(item)
-        line.count += 1
-        line.cost += item.cost
+        queue.count += 1
+        queue.cost += item.cost
         self.waiting += 1
         if item.deadline != inf:
             self._deadlines.add(item, item.deadline)
@@ -260,45 +226,41 @@ class Backlog:
         """Return taken items to their original positions. Items that are over are skipped."""
         for item in sorted((item for item in items if item.place is TAKEN), key=lambda item: item.number, reverse=True):
             item.place = WAITING
-            line = self._lines.get(item.key)
-            if line is None:
-                line = self._lines[item.key] = KeyQueue(item.key)
-            line.put_back(item)
+            self._queue(item.key).put_back(item)
             self.waiting += 1
 
-    def take(self, now: float, max_items: int = ALL, max_cost: float = inf, *, line: KeyQueue | None = None, skip: int = 0) -> list[Any]:
+    def take(self, now: float, max_items: int = ALL, max_cost: float = inf, *, queue: KeyQueue | None = None) -> list[Any]:
         """Remove and return the next items, all of one key. An item whose cost alone exceeds ``max_cost`` is returned alone.
 
         Args:
             now: current time in seconds. Expired items are not taken; ``due`` returns them.
             max_items: maximum number of items.
             max_cost: maximum total cost.
-            line: one of ``lines()``. By default, the line whose first item is next.
-            skip: how many items that do not fit may be passed over. They stay at the head.
+            queue: one of ``queues()``. By default, the one whose first item is next.
         """
         self._late += self._overdue(now)
-        if line is None:
-            line = self.first()
-        if line is None or not line.count:
+        if queue is None:
+            queue = self.first()
+        if queue is None or not queue.count:
             return []
-        taken = line.take(max_items, max_cost, skip)
+        taken = queue.take(max_items, max_cost)
         self.waiting -= len(taken)
-        if not line.count and (line.dead or len(self._lines) > 1):
-            self._close(line)
+        if not queue.count and (queue.dead or len(self._keys) > 1):
+            self._close(queue)
         return taken
 
     def remove(self, item: Item) -> None:
         """Remove a waiting item immediately, wherever it is in the backlog. Its entry is swept later."""
         item.place = OVER
-        line = self._lines[item.key]
-        line.count -= 1
-        line.cost -= item.cost
-        line.dead += 1
+        queue = self._keys[item.key]
+        queue.count -= 1
+        queue.cost -= item.cost
+        queue.dead += 1
         self.waiting -= 1
-        if not line.count:
-            self._close(line)
-        elif line.dead > SWEEP and line.dead > line.count:
-            line.sweep()
+        if not queue.count:
+            self._close(queue)
+        elif queue.dead > SWEEP and queue.dead > queue.count:
+            queue.sweep()
 
     def due(self, now: float) -> list[Any]:
         """Return the items whose deadline has passed, each once. Waiting items are removed and over; taken items are left as they are."""
@@ -309,22 +271,33 @@ class Backlog:
         """The earliest deadline of an item that is not over, or inf."""
         return self._deadlines.next()
 
-    def lines(self) -> list[KeyQueue]:
-        """One line for each key that has waiting items."""
-        return [line for line in self._lines.values() if line.count]
+    def has(self, key: Hashable) -> bool:
+        """Whether items of this key are waiting."""
+        queue = self._keys.get(key)
+        return queue is not None and queue.count > 0
+
+    def queues(self) -> list[KeyQueue]:
+        """The keys that have waiting items."""
+        return [queue for queue in self._keys.values() if queue.count]
 
     def first(self) -> KeyQueue | None:
-        """The line whose first item is next, or None if no item waits."""
-        if len(self._lines) > 1:
-            return min(self.lines(), key=KeyQueue.sorts, default=None)
-        for line in self._lines.values():
-            return line if line.count else None
+        """The key whose first item is next, or None if no item waits."""
+        if len(self._keys) > 1:
+            return min(self.queues(), key=KeyQueue.rank, default=None)
+        for queue in self._keys.values():
+            return queue if queue.count else None
         return None
 
     def items(self) -> list[Any]:
         """All waiting items, in no particular order."""
-        levels = [waiting for line in self._lines.values() for waiting in line.levels.values()]
+        levels = [waiting for queue in self._keys.values() for waiting in queue.levels.values()]
         return [item for waiting in levels for item in waiting if item.place is WAITING]
+
+    def _queue(self, key: Hashable) -> KeyQueue:
+        queue = self._keys.get(key)
+        if queue is None:
+            queue = self._keys[key] = KeyQueue(key)
+        return queue
 
     def _overdue(self, now: float) -> list[Any]:
         late = self._deadlines.due(now)
@@ -333,10 +306,10 @@ class Backlog:
                 self.remove(item)
         return late
 
-    def _close(self, line: KeyQueue) -> None:
-        line.clear()
-        if len(self._lines) > 1:  # the last line is kept: most backlogs only ever have one key
-            del self._lines[line.key]
+    def _close(self, queue: KeyQueue) -> None:
+        queue.clear()
+        if len(self._keys) > 1:  # the last one is kept: most backlogs only ever have one key
+            del self._keys[queue.key]
 
 
 def halves(items: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:

@@ -1,28 +1,22 @@
 """``@batch``: turns a function of lists into a function of single items whose calls are merged.
 
-``Binder`` binds the arguments of a call by the function's signature, and knows nothing of queues. Passing an argument by position or
-by name is the same. An argument that is left out is not passed on.
-
-``Registry`` holds the queues of a batched function in this process: one for a function, or one for each instance or class of a
-method. Instances are held weakly, and their queues are freed with them. The wrapper itself holds no state. A batched function can
-therefore be pickled by value, as the function and its settings; each process has its own queues.
+The wrapper itself holds no state. A batched function can therefore be pickled by value, as the function and its settings; each process
+has its own queues.
 """
 
 from __future__ import annotations
 
 import inspect
-import threading
-import traceback
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from functools import wraps
-from typing import Any, NamedTuple, Unpack, overload
+from typing import Any, NamedTuple, Unpack, cast
 
-from qreward.batching.in_flight import BatchFunction, FunctionKind, kind_of
-from qreward.batching.queue import BatchQueue, change, close_loop_workers, stats_of
+from qreward.batching.callables import FunctionKind, kind_of, name_of
+from qreward.batching.in_flight import BatchFunction
+from qreward.batching.queue import BatchQueue
 from qreward.batching.settings import BatchSettings, Options, checked
-from qreward.batching.stats import QueueStats, StartTimes
-from qreward.batching.typing import A, B, BatchDecorator, Batched, BatchedMethod, C, One, R, Results, S, Stream, Yields
+from qreward.batching.typing import BatchDecorator
 from qreward.batching.worker import LoopWorker
 
 RECEIVERS = ("self", "cls")
@@ -31,13 +25,8 @@ _MISSING: Any = object()
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-class CallShape(NamedTuple):
-    """The parameters that a call passed, if not all. Calls with different shapes do not share a batch.
-
-    Attributes:
-        positional: number of values passed by position.
-        names: names of the values after those, which are passed by name.
-    """
+class CallSignature(NamedTuple):
+    """The parameters that a call passed, if not all: the number of those by position, and the names of those by name, which follow."""
 
     positional: int
     names: tuple[str, ...]
@@ -46,14 +35,8 @@ class CallShape(NamedTuple):
 class Binder:
     """Converts the arguments of one call to a tuple of values, and the tuples of many calls to the arguments of a batch.
 
-    A parameter that a call leaves out is not passed to the function. Its value is the declared default, not a list of it.
-
-    Args:
-        function: the batch function.
-        bound: whether its first parameter is an instance or a class, the same for a whole batch.
-
-    Raises:
-        TypeError: the function has no parameter for a list.
+    Passing an argument by position or by name is the same. A parameter that a call leaves out is not passed to the function. Its value is
+    the declared default, not a list of it. ``bound`` tells whether the first parameter is an instance or a class, the same for a batch.
     """
 
     def __init__(self, function: Callable[..., Any], bound: bool) -> None:
@@ -62,22 +45,19 @@ class Binder:
         self.bound = bound
         parameters = list(self._signature.parameters.values())
         if len(parameters) <= bound:
-            raise TypeError(f"{self._name} must have a parameter for the list of items")
+            raise TypeError(f"{name_of(self._function)} must have a parameter for the list of items")
         fixed = [parameter for parameter in parameters if parameter.kind not in _VARIADIC]
         variadic = len(fixed) < len(parameters)
         by_name = [parameter.name for parameter in fixed if parameter.kind is parameter.KEYWORD_ONLY]
-        self._whole = CallShape(len(fixed) - len(by_name), tuple(by_name))
+        self._whole = CallSignature(len(fixed) - len(by_name), tuple(by_name))
         self._count = -1 if variadic else len(fixed)
         self._at = {parameter.name: at for at, parameter in enumerate(fixed) if parameter.kind is not parameter.POSITIONAL_ONLY}
         self._lone = self._whole == (1 + bound, ()) and not variadic
 
-    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallShape | None]:
-        """Return the values in the order of the signature, and the shape. Calls share a batch only if their shapes are equal.
+    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallSignature | None]:
+        """Return the values in the order of the signature, and what was passed. Calls share a batch only if they passed the same.
 
-        The shape is None if every parameter was passed. Otherwise it is also appended to the values.
-
-        Raises:
-            TypeError: the arguments do not match the signature.
+        The latter is None if every parameter was passed. Otherwise it is also appended to the values.
         """
         count, given = self._count, len(args)
         if given + len(kwargs) == count and given <= self._whole.positional:
@@ -98,31 +78,26 @@ class Binder:
         if self._lone:
             column = [row[-1] for row in rows]
             return self._function(rows[0][0], column) if self.bound else self._function(column)
-        shape = rows[0][-1]
+        passed = rows[0][-1]
         columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-        if type(shape) is CallShape:
+        if type(passed) is CallSignature:
             columns.pop()
         else:
-            shape = self._whole
+            passed = self._whole
         if self.bound:
             columns[0] = rows[0][0]
-        return self._function(*columns[: shape.positional], **dict(zip(shape.names, columns[shape.positional :], strict=True)))
+        return self._function(*columns[: passed.positional], **dict(zip(passed.names, columns[passed.positional :], strict=True)))
 
     def first(self, row: Any) -> Any:
-        """The first value that is not the instance or class."""
         return row[self.bound]
 
-    @property
-    def _name(self) -> str:
-        return getattr(self._function, "__qualname__", None) or type(self._function).__qualname__
-
-    def _some_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallShape]:
-        given = self._signature.bind(*args, **kwargs)
-        declared = [name for name in given.kwargs if name in self._at]
-        shape = CallShape(len(given.args), (*declared, *sorted(given.kwargs.keys() - declared)))
-        if shape == (int(self.bound), ()):
-            raise TypeError(f"{self._name} was called without an item")
-        return (*given.args, *(given.kwargs[name] for name in shape.names), shape), shape
+    def _some_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallSignature]:
+        bound = self._signature.bind(*args, **kwargs)
+        declared = [name for name in bound.kwargs if name in self._at]
+        passed = CallSignature(len(bound.args), (*declared, *sorted(bound.kwargs.keys() - declared)))
+        if passed == (int(self.bound), ()):
+            raise TypeError(f"{name_of(self._function)} was called without an item")
+        return (*bound.args, *(bound.kwargs[name] for name in passed.names), passed), passed
 
 
 def takes_receiver(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
@@ -147,107 +122,40 @@ def takes_receiver(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     )
 
 
-CONTROLS = (
-    "set_max_batch_size",
-    "set_batch_wait_timeout_s",
-    "set_max_concurrent_batches",
-    "change",
-    "stats",
-    "close",
-    "_get_max_batch_size",
-    "_get_batch_wait_timeout_s",
-    "_get_curr_iteration_start_times",
-    "_is_batching_task_alive",
-    "_get_handling_task_stack",
-)
-"""Attributes of a batched function. Names with an underscore are Ray Serve's."""
+class DecoratedQueue(BatchQueue[Any, Any]):
+    """The queue of a batched function. Finds the queue of each call and binds its arguments.
 
-
-class Registry:
-    """Finds the queue and binds the arguments of each call of a batched function.
-
-    Args:
-        function: the batch function.
-        settings: see :class:`~qreward.batching.Settings`.
+    A method has one queue per instance. Instances are held weakly, and their queues are freed with them. The settings, stats and ``close``
+    of this queue cover all of them.
     """
 
-    def __init__(self, function: Callable[..., Any], settings: BatchSettings) -> None:
-        self.__setstate__((function, settings))
-
-    def __getstate__(self) -> tuple[Callable[..., Any], BatchSettings]:
-        return self._function, self.work.settings
-
     def __setstate__(self, state: tuple[Callable[..., Any], BatchSettings]) -> None:
-        self._function, settings = state
         self._binder: Binder | None = None  # made by the first call: until then an unpickled function may be incomplete
         self._queues: dict[int, tuple[weakref.ref[Any], BatchQueue[Any, Any]]] = {}
-        self._lock = threading.Lock()
-        self.work = BatchFunction(self._function, settings, call=self._call, first_of=self._first_of)
-        self._shared = BatchQueue.of(self.work)
+        self._begin(BatchFunction(*state, call=lambda rows: self._bound().spread(rows), first_of=lambda row: self._bound().first(row)))
 
-    def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
         """Return the coroutine that waits for the result of a call."""
-        queue, values, shape = self._place(args, kwargs)
-        return queue.answer(values, shape)
+        queue, values, key = self._queue_of(args, kwargs)
+        return queue.result_of(values, key)
 
-    def answers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncGenerator[Any, None]:
+    def call_stream(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncGenerator[Any, None]:
         """Return the stream of a call."""
-        queue, values, shape = self._place(args, kwargs)
-        return queue.answers(values, shape)
-
-    def set_max_batch_size(self, size: int) -> None:
-        """See ``BatchQueue.set_max_batch_size``."""
-        self.change(max_batch_size=size)
-
-    def set_batch_wait_timeout_s(self, seconds: float) -> None:
-        """See ``BatchQueue.set_batch_wait_timeout_s``."""
-        self.change(batch_wait_timeout_s=seconds)
-
-    def set_max_concurrent_batches(self, batches: int) -> None:
-        """See ``BatchQueue.set_max_concurrent_batches``."""
-        self.change(max_concurrent_batches=batches)
-
-    def change(self, **settings: Unpack[Options]) -> None:
-        """See ``BatchQueue.change``."""
-        change(self.work, settings, self.loop_workers())
-
-    def stats(self) -> QueueStats:
-        """See ``BatchQueue.stats``. Covers the queues of all instances."""
-        return stats_of(self.work, self.loop_workers())
-
-    async def close(self, drain: bool = True) -> None:
-        """See ``BatchQueue.close``. Closes the queues of all instances."""
-        self.work.close()
-        await close_loop_workers(self.loop_workers(), drain)
+        queue, values, key = self._queue_of(args, kwargs)
+        return queue.stream_of(values, key)
 
     def loop_workers(self) -> list[LoopWorker]:
         """The workers of all queues."""
-        queues = [self._shared, *(queue for _, queue in list(self._queues.values()))]
-        return [loop_worker for queue in queues for loop_worker in queue.loop_workers()]
+        return super().loop_workers() + [worker for _, queue in list(self._queues.values()) for worker in queue.loop_workers()]
 
-    def _get_max_batch_size(self) -> int:
-        return self.work.settings.max_batch_size
-
-    def _get_batch_wait_timeout_s(self) -> float:
-        return self.work.settings.batch_wait_timeout_s
-
-    def _get_curr_iteration_start_times(self) -> StartTimes:
-        return StartTimes([run.started for loop_worker in self.loop_workers() for run in list(loop_worker.runs)])
-
-    async def _is_batching_task_alive(self) -> bool:
-        return not self.work.closed
-
-    async def _get_handling_task_stack(self) -> str:
-        return "\n".join(stack_of(run.task.get_coro()) for loop_worker in self.loop_workers() for run in list(loop_worker.runs))
-
-    def _place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BatchQueue[Any, Any], Any, Hashable]:
+    def _queue_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BatchQueue[Any, Any], Any, Hashable]:
         binder = self._binder or self._bind(args)
-        values, shape = binder.values(args, kwargs)
+        values, key = binder.values(args, kwargs)
         if not binder.bound:
-            return self._shared, values, shape
+            return self, values, key
         found = self._queues.get(id(values[0]))
         queue = self._make(values[0]) if found is None else found[1]
-        return queue, values, shape if queue is not self._shared else (id(values[0]), shape)
+        return queue, values, key if queue is not self else (id(values[0]), key)
 
     def _make(self, instance: Any) -> BatchQueue[Any, Any]:
         """Return the queue of an instance. Instances that cannot be referenced weakly share one queue, but no batch."""
@@ -255,60 +163,28 @@ class Registry:
         try:
             held = weakref.ref(instance, lambda _: queues.pop(key, None))
         except TypeError:
-            return self._shared
+            return self
         with self._lock:
-            return queues.setdefault(key, (held, BatchQueue.of(self.work)))[1]
+            return queues.setdefault(key, (held, BatchQueue.sharing(self._function)))[1]
 
     def _bind(self, args: tuple[Any, ...]) -> Binder:
         with self._lock:
             if self._binder is None:
-                self._binder = Binder(self._function, takes_receiver(self._function, args))
+                function = self._function.function
+                self._binder = Binder(function, takes_receiver(function, args))
             return self._binder
 
-    def _call(self, rows: list[Any]) -> Any:
+    def _bound(self) -> Binder:
         assert self._binder is not None
-        return self._binder.spread(rows)
-
-    def _first_of(self, row: Any) -> Any:
-        assert self._binder is not None
-        return self._binder.first(row)
+        return self._binder
 
 
-def stack_of(coroutine: Any) -> str:
-    """The stack of a coroutine and of the coroutines it awaits, as text."""
-    frames = []
-    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
-        frames.append((frame, frame.f_lineno))
-        coroutine = coroutine.cr_await
-    return "".join(traceback.StackSummary.extract(iter(frames)).format())
+def _as_decorator(function: Callable[..., Any]) -> BatchDecorator:
+    """Give ``batch`` the overloads of :class:`BatchDecorator`."""
+    return cast("BatchDecorator", function)
 
 
-@overload
-def batch(function: None = None, /, **settings: Unpack[Options]) -> BatchDecorator: ...
-@overload
-def batch(function: Callable[[list[A]], Yields[R]], /) -> Batched[[A], Stream[R]]: ...
-@overload
-def batch(function: Callable[[list[A], list[B]], Yields[R]], /) -> Batched[[A, B], Stream[R]]: ...
-@overload
-def batch(function: Callable[[list[A], list[B], list[C]], Yields[R]], /) -> Batched[[A, B, C], Stream[R]]: ...
-@overload
-def batch(function: Callable[[S, list[A]], Yields[R]], /) -> BatchedMethod[S, [A], Stream[R]]: ...
-@overload
-def batch(function: Callable[[S, list[A], list[B]], Yields[R]], /) -> BatchedMethod[S, [A, B], Stream[R]]: ...
-@overload
-def batch(function: Callable[..., Yields[R]], /) -> Batched[..., Stream[R]]: ...
-@overload
-def batch(function: Callable[[list[A]], Results[R]], /) -> Batched[[A], One[R]]: ...
-@overload
-def batch(function: Callable[[list[A], list[B]], Results[R]], /) -> Batched[[A, B], One[R]]: ...
-@overload
-def batch(function: Callable[[list[A], list[B], list[C]], Results[R]], /) -> Batched[[A, B, C], One[R]]: ...
-@overload
-def batch(function: Callable[[S, list[A]], Results[R]], /) -> BatchedMethod[S, [A], One[R]]: ...
-@overload
-def batch(function: Callable[[S, list[A], list[B]], Results[R]], /) -> BatchedMethod[S, [A, B], One[R]]: ...
-@overload
-def batch(function: Callable[..., Results[R]], /) -> Batched[..., One[R]]: ...
+@_as_decorator
 def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     """Decorate a function of lists, so that callers pass one item and get one result. Their calls are merged into batches.
 
@@ -319,7 +195,7 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     each caller gets an exception object of its own.
 
     A batch is sent as soon as a slot is free, with the items submitted until then (see :class:`BatchQueue`). Settings are those of
-    :class:`~qreward.batching.Settings`, by name. They can be changed later: ``score.set_max_batch_size(64)``,
+    :class:`~qreward.batching.BatchSettings`, by name. They can be changed later: ``score.set_max_batch_size(64)``,
     ``set_batch_wait_timeout_s``, ``set_max_concurrent_batches``, ``change(...)``. ``score.stats()`` returns the current state, and
     ``await score.close()`` closes the queues.
 
@@ -346,18 +222,21 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     return _batched(function, its)
 
 
+CONTROLS = ("set_max_batch_size", "set_batch_wait_timeout_s", "set_max_concurrent_batches", "change", "stats", "close")
+"""Attributes of a batched function: methods of its queue."""
+
+
 def _batched(function: Any, settings: BatchSettings) -> Any:
     if isinstance(function, staticmethod | classmethod):
         return type(function)(_batched(function.__func__, settings))
-    kind = kind_of(function)
-    registry = Registry(function, settings)
+    queue = DecoratedQueue(function, **vars(settings))
 
-    async def answer(*args: Any, **kwargs: Any) -> Any:
-        return await registry.answer(args, kwargs)
+    async def result(*args: Any, **kwargs: Any) -> Any:
+        return await queue.call(args, kwargs)
 
-    def answers(*args: Any, **kwargs: Any) -> Any:
-        return registry.answers(args, kwargs)
+    def stream(*args: Any, **kwargs: Any) -> Any:
+        return queue.call_stream(args, kwargs)
 
-    wrapper: Any = wraps(function)(answers if kind is FunctionKind.STREAMED else answer)
-    vars(wrapper).update({name: getattr(registry, name) for name in CONTROLS})
+    wrapper: Any = wraps(function)(stream if kind_of(function) is FunctionKind.STREAMED else result)
+    vars(wrapper).update({name: getattr(queue, name) for name in CONTROLS})
     return wrapper

@@ -1,10 +1,7 @@
 """A batch that is running: its items, the batch function, and the result or error of each caller.
 
-``PendingItem`` is one caller's item, ``BatchFunction`` the function with the settings that all its queues share, and
-``InFlightBatch`` one call of that function, in a task of its own and in a neutral context. Nothing here decides when a batch is sent
-or what it holds.
-
-Results are assigned by position only if there is exactly one for each item. No two callers receive the same exception object.
+Nothing here decides when a batch is sent or what it holds. Results are assigned by position only if there is exactly one for each item.
+No two callers receive the same exception object.
 """
 
 from __future__ import annotations
@@ -13,21 +10,22 @@ import asyncio
 import copy
 import inspect
 import logging
-import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
-from enum import Enum
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from qreward.batching.backlog import OVER, Item
+from qreward.batching.callables import FunctionKind, kind_of, name_of
 from qreward.batching.settings import BatchSettings
 from qreward.batching.stats import BatchCounters
 from qreward.engine.threads import SHARED
 from qreward.errors import ConfigError, InvalidResponse, QueueFull, RequestError
 
 _ENDINGS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
+_log = logging.getLogger("qreward")
 
 
 class PendingItem(Item):
@@ -35,13 +33,13 @@ class PendingItem(Item):
 
     Attributes:
         future: holds the result for the caller; cancelled when the caller has left.
-        run: the batch that holds the item; not set before the item is in a batch.
+        batch: not set before the item is in a batch.
         context: the context in which the item was submitted; only with ``carry_contexts``.
     """
 
-    __slots__ = ("context", "future", "run")
+    __slots__ = ("batch", "context", "future")
     future: asyncio.Future[Any]
-    run: InFlightBatch
+    batch: InFlightBatch
     context: Context
 
     def fail(self, error: BaseException) -> None:
@@ -49,51 +47,6 @@ class PendingItem(Item):
         self.place = OVER
         if not self.future.done():
             self.future.set_exception(error)
-
-
-def caller_error(error: BaseException, name: str) -> BaseException:
-    """The exception that a caller receives for ``error``.
-
-    An exception that would end the caller's own task, event loop or iteration is replaced by another that has it as its cause.
-    """
-    told: Exception
-    if isinstance(error, StopIteration | StopAsyncIteration):
-        told = RuntimeError(f"{name} raised {type(error).__name__}")
-    elif isinstance(error, _ENDINGS):
-        told = RequestError(f"the batch was not finished: {type(error).__name__} in {name}; the item may be submitted again")
-    else:
-        return error
-    told.__cause__ = error
-    return told
-
-
-_log = logging.getLogger("qreward")
-
-
-class FunctionKind(Enum):
-    """How a batch function returns its results."""
-
-    AWAITED = "async def"
-    THREADED = "def"
-    STREAMED = "async generator"
-
-
-def kind_of(function: Any) -> FunctionKind:
-    """The kind of a function or of a callable object.
-
-    Raises:
-        TypeError: the object is not callable, or is a generator function that is not async.
-    """
-    if not callable(function):
-        raise TypeError("@batch can only be used to decorate functions or methods; this is not callable")
-    looks = (function, type(function).__call__)
-    if any(map(inspect.isasyncgenfunction, looks)):
-        return FunctionKind.STREAMED
-    if any(map(inspect.iscoroutinefunction, looks)):
-        return FunctionKind.AWAITED
-    if any(map(inspect.isgeneratorfunction, looks)):
-        raise TypeError("a batch function that yields must be an `async def`")
-    return FunctionKind.THREADED
 
 
 class BatchFunction:
@@ -106,14 +59,11 @@ class BatchFunction:
         first_of: returns the first argument contained in a value. The default returns the value itself.
 
     Attributes:
-        closed: whether new items are rejected.
         context: the neutral context in which batches run, namely the one in which this object was created.
-        name: the function's name in error messages.
         plain: whether an item can be added without a size, a key, a context, a stream or a check of the queue.
-        tally: the counters of all queues.
     """
 
-    __slots__ = ("_closed", "_first_of", "call", "context", "kind", "name", "plain", "settings", "tally")
+    __slots__ = ("_first_of", "call", "closed", "context", "counters", "function", "kind", "name", "plain", "settings")
 
     def __init__(
         self,
@@ -122,54 +72,58 @@ class BatchFunction:
         call: Callable[[list[Any]], Any] | None = None,
         first_of: Callable[[Any], Any] = lambda value: value,
     ) -> None:
-        self.kind = kind_of(function)
+        kind = kind_of(function)
+        if kind is None:
+            raise TypeError("@batch can only be used to decorate functions or methods; this is not callable")
+        if kind is FunctionKind.GENERATOR:
+            raise TypeError("a batch function that yields must be an `async def`")
+        self.function = function
+        self.kind = kind
         self.settings = settings
         self.call = call or function
         self._first_of = first_of
-        self.name: str = getattr(function, "__qualname__", None) or type(function).__qualname__
+        self.name = name_of(function)
         self.context: Context = copy_context()
-        self.tally = BatchCounters()
-        self._closed = False
-        self._settle()
+        self.counters = BatchCounters()
+        self.closed = False
+        self._update()
         self._warn()
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     def close(self) -> None:
         """Reject new items from now on."""
-        self._closed = True
-        self._settle()
+        self.closed = True
+        self._update()
 
-    def change(self, **changes: Any) -> None:
+    def change(self, changes: Any) -> None:
         """Change some settings. If one of them is invalid, nothing is changed."""
-        self.settings = self.settings.changed(**changes)
-        self._settle()
+        if "clock" in changes:
+            raise ConfigError("clock cannot be changed; make a new queue")
+        self.settings = replace(self.settings, **changes)
+        self._update()
         if "max_batch_size" in changes:
             self._warn()
 
-    def size_of(self, value: Any) -> float:
-        """The size of one item.
+    def check_kind(self, *, streamed: bool) -> None:
+        """Raise ``TypeError`` if results are requested as a stream of a function that does not stream, or the other way round."""
+        if streamed and self.kind is not FunctionKind.STREAMED:
+            raise TypeError(f"{self.name} is no async generator; await submit(item)")
+        if not streamed and self.kind is FunctionKind.STREAMED:
+            raise TypeError(f"{self.name} is an async generator; read stream(item)")
 
-        Raises:
-            RuntimeError: the item is larger than ``max_batch_size``.
-            ConfigError: ``batch_size_fn`` returned a negative number or NaN.
-            Exception: raised by ``batch_size_fn``.
-        """
+    def size_of(self, value: Any) -> float:
+        """The size of one item. Raises ``RuntimeError`` if the item is larger than ``max_batch_size``."""
         size = self._size([value])
         if size > self.settings.max_batch_size:
             raise too_large()
         return size
 
     def measure(self, items: list[Any]) -> float:
-        """The size of a list of items."""
         return self._size([item.value for item in items])
 
-    def key_of(self, value: Any, shape: Hashable) -> Hashable:
-        """The key of an item: its shape, and the result of ``batch_key_fn`` if that is set."""
+    def key_of(self, value: Any, signature_key: Hashable) -> Hashable:
+        """The key of an item: its signature key, and the result of ``batch_key_fn`` if that is set."""
         key_fn = self.settings.batch_key_fn
-        return shape if key_fn is None else (shape, key_fn(self._first_of(value)))
+        return signature_key if key_fn is None else (signature_key, key_fn(self._first_of(value)))
 
     def _size(self, values: list[Any]) -> float:
         assert self.settings.batch_size_fn is not None
@@ -178,45 +132,74 @@ class BatchFunction:
             raise ConfigError(f"batch_size_fn must return a number >= 0, got {size!r}")
         return size
 
-    def _settle(self) -> None:
+    def _update(self) -> None:
         its = self.settings
-        asked = its.batch_size_fn or its.batch_key_fn or its.max_queue_size or its.carry_contexts
-        self.plain = not asked and not self._closed and self.kind is not FunctionKind.STREAMED
+        needs_more = its.batch_size_fn or its.batch_key_fn or its.max_queue_size or its.carry_contexts
+        self.plain = not needs_more and not self.closed and self.kind is not FunctionKind.STREAMED
 
     def _warn(self) -> None:
-        if (sentence := self.settings.never_full()) is not None:
-            _log.warning("%s: %s", self.name, sentence)
+        size, most = self.settings.max_batch_size, self.settings.max_queue_size
+        if most is not None and self.settings.batch_size_fn is None and most < size:
+            _log.warning(
+                "%s: max_batch_size (%d) is larger than max_queue_size (%d): while a batch is under way, the next will never reach "
+                "max_batch_size. Let max_queue_size be >= max_batch_size",
+                *(self.name, size, most),
+            )
 
 
 def too_large() -> RuntimeError:
-    """The error of an item that does not fit into any batch."""
     return RuntimeError(
         "Size of item is greater than max_batch_size. Please increase the max_batch_size or check the implementation of the batch_size_fn."
     )
 
 
-def results_of(given: Any, count: int) -> Sequence[Any]:
-    """Check what a batch function returned, and return it as a sequence with one result for each of ``count`` items.
-
-    Raises:
-        TypeError: the value does not hold results in order. It has no length, or is a text, bytes, mapping or set.
-        InvalidResponse: the number of results is not ``count``.
-    """
-    if type(given) is not list and type(given) is not tuple:
-        given = _in_order(given)
-    if len(given) != count:
+def results_of(returned: Any, count: int) -> Sequence[Any]:
+    """Check what a batch function returned, and return it as a sequence with one result for each of ``count`` items."""
+    if type(returned) is not list and type(returned) is not tuple:
+        returned = _in_order(returned)
+    if len(returned) != count:
         raise InvalidResponse(
             f"Batched function doesn't preserve batch size. The input list has length {count} but the returned list has "
-            f"length {len(given)}."
+            f"length {len(returned)}."
         )
-    return given  # type: ignore[no-any-return]
+    return returned  # type: ignore[no-any-return]
+
+
+def _in_order(returned: Any) -> Sequence[Any]:
+    kind = type(returned).__name__
+    if isinstance(returned, str | bytes | bytearray | Mapping | Set):
+        raise TypeError(f"the batch function must return a list with one result for each item, not a {kind}")
+    try:
+        length = len(returned)
+    except TypeError:
+        raise TypeError(f"the batch function must return a list with one result for each item; a {kind} has no len()") from None
+    results = list(returned)
+    if len(results) != length:  # a table, for example, iterates over its column names
+        raise TypeError(f"the batch function returned a {kind} of length {length} that holds {len(results)} things; return a list")
+    return results
+
+
+def caller_error(error: BaseException, name: str) -> BaseException:
+    """The exception that a caller receives for ``error``.
+
+    An exception that would end the caller's own task, event loop or iteration is replaced by another that has it as its cause.
+    """
+    shown: Exception
+    if isinstance(error, StopIteration | StopAsyncIteration):
+        shown = RuntimeError(f"{name} raised {type(error).__name__}")
+    elif isinstance(error, _ENDINGS):
+        shown = RequestError(f"the batch was not finished: {type(error).__name__} in {name}; the item may be submitted again")
+    else:
+        return error
+    shown.__cause__ = error
+    return shown
 
 
 def own_error(error: BaseException) -> BaseException:
     """A copy of an exception for one caller, raised from the original. It has the same type, or is a ``RequestError`` if copying fails."""
-    for make in (copy.copy, _bare_copy):
+    for copied in (copy.copy, _bare_copy):
         try:
-            made = make(error)
+            made = copied(error)
             same = type(made) is type(error) and made is not error and str(made) == str(error) and len(made.args) == len(error.args)
         except Exception:
             same = False
@@ -225,30 +208,13 @@ def own_error(error: BaseException) -> BaseException:
                 made.__notes__ = list(made.__notes__)
             break
     else:
-        made = RequestError(f"{type(error).__name__}: {_words(error)}")
+        try:
+            message = str(error)
+        except Exception:
+            message = "(it cannot be shown)"
+        made = RequestError(f"{type(error).__name__}: {message}")
     made.__cause__ = error
     return made
-
-
-def _words(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "(it cannot be shown)"
-
-
-def _in_order(given: Any) -> Sequence[Any]:
-    kind = type(given).__name__
-    if isinstance(given, str | bytes | bytearray | Mapping | Set):
-        raise TypeError(f"the batch function must return a list with one result for each item, not a {kind}")
-    try:
-        length = len(given)
-    except TypeError:
-        raise TypeError(f"the batch function must return a list with one result for each item; a {kind} has no len()") from None
-    results = list(given)
-    if len(results) != length:  # a table, for example, iterates over its column names
-        raise TypeError(f"the batch function returned a {kind} of length {length} that holds {len(results)} things; return a list")
-    return results
 
 
 def _bare_copy(error: BaseException) -> BaseException:
@@ -259,7 +225,7 @@ def _bare_copy(error: BaseException) -> BaseException:
 
 
 _CONTEXTS: ContextVar[tuple[Context, ...]] = ContextVar("qreward_batch_contexts", default=())
-_RUN: ContextVar[InFlightBatch | None] = ContextVar("qreward_batch_run", default=None)
+_BATCH: ContextVar[InFlightBatch | None] = ContextVar("qreward_batch", default=None)
 
 
 def batch_contexts() -> tuple[Context, ...]:
@@ -271,78 +237,79 @@ def batch_contexts() -> tuple[Context, ...]:
     return _CONTEXTS.get()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class InFlightBatch:
-    """A batch that has been sent.
+    """A batch that has been sent: one call of the function, in a task of its own and in a neutral context.
 
     Args:
-        work: the batch function.
-        calls: the items, at least one.
+        function: the batch function.
+        items: the items, at least one.
         limit: the largest size the batch could have had.
-        full: whether items were left in the queue when the batch was taken.
+        full: whether items of the same key were left in the queue when the batch was taken.
         sent_at: when the batch was sent, in seconds of the queue's clock.
 
     Attributes:
         alive: number of callers that have not left.
         error: the error of the batch as a whole, or None.
         failed: number of callers that received an error from the function.
-        started: when the batch was started, in seconds since the epoch.
-        task: the task that runs the batch.
         unstoppable: work that cancellation does not end, in a thread or an actor. The slot stays occupied until it is done.
     """
 
-    __slots__ = ("alive", "calls", "error", "failed", "full", "limit", "sent_at", "started", "task", "unstoppable", "work")
-    task: asyncio.Task[None]
+    function: BatchFunction
+    items: list[Any]
+    limit: float
+    full: bool
+    sent_at: float
+    alive: int = 0
+    failed: int = 0
+    error: BaseException | None = None
+    unstoppable: asyncio.Future[Any] | None = None
+    task: asyncio.Task[None] = field(init=False)
 
-    def __init__(self, work: BatchFunction, calls: list[Any], limit: float, full: bool, sent_at: float) -> None:
-        self.work = work
-        self.calls = calls
-        self.limit = limit
-        self.full = full
-        self.sent_at = sent_at
-        self.started = time.time()
-        self.alive = len(calls)
-        self.failed = 0
-        self.error: BaseException | None = None
-        self.unstoppable: asyncio.Future[Any] | None = None
-        for call in calls:
-            call.run = self
+    def __post_init__(self) -> None:
+        self.alive = len(self.items)
+        for item in self.items:
+            item.batch = self
 
     async def carry_out(self) -> None:
         """Run the function and answer each caller. Raises only exceptions that end a task or the program."""
-        work, values = self.work, [call.value for call in self.calls]
-        _RUN.set(self)
-        if work.settings.carry_contexts:
+        function, values = self.function, [item.value for item in self.items]
+        _BATCH.set(self)
+        if function.settings.carry_contexts:
             self.enter_contexts()
         try:
-            results = await (work.call(values) if work.kind is FunctionKind.AWAITED else in_thread(partial(work.call, values)))
-            self.give(results_of(results, len(values)))
+            results = await (function.call(values) if function.kind is FunctionKind.AWAITED else in_thread(partial(function.call, values)))
+            self._answer(results_of(results, len(values)))
         except BaseException as error:
             self.fail(error)
             if not isinstance(error, Exception):
                 raise
 
     def enter_contexts(self) -> None:
-        """Make the contexts of the items available to the function."""
-        _CONTEXTS.set(contexts_of(self.calls))
+        _CONTEXTS.set(self.contexts())
 
-    def give(self, results: Iterable[Any]) -> None:
+    def contexts(self) -> tuple[Context, ...]:
+        """The contexts of the items, if they were kept."""
+        return tuple(item.context for item in self.items if hasattr(item, "context"))
+
+    def _answer(self, results: Iterable[Any]) -> None:
         """Give each caller its result. An exception among the results is raised for that caller."""
         raised: list[BaseException] = []
-        for call, result in zip(self.calls, results, strict=True):
+        for item, result in zip(self.items, results, strict=True):
             if isinstance(result, BaseException):
-                self.fail_one(call, result, raised)
+                self.fail_one(item, result, raised)
                 continue
-            call.place = OVER
-            future = call.future
+            item.place = OVER
+            future = item.future
             if not future.done():
                 future.set_result(result)
 
-    def fail_one(self, call: Any, error: BaseException, raised: list[BaseException]) -> None:
+    def fail_one(self, item: Any, error: BaseException, raised: list[BaseException]) -> None:
         """Give one caller an error, or a copy of it if another caller has received the same object."""
-        if call.place is not OVER:
+        if item.place is not OVER:
             self.failed += 1
-            shown = caller_error(error, self.work.name)
-            call.fail(own_error(shown) if any(error is other for other in raised) else shown)
+            shown = caller_error(error, self.function.name)
+            item.fail(own_error(shown) if any(error is other for other in raised) else shown)
             raised.append(error)
 
     def fail(self, error: BaseException) -> None:
@@ -352,33 +319,25 @@ class InFlightBatch:
         self.error = error
         while (trace := error.__traceback__) is not None and trace.tb_frame.f_code.co_filename == __file__:
             error.__traceback__ = trace.tb_next  # frames of this module explain nothing, and would keep all items alive
-        shown = caller_error(error, self.work.name)
-        left = [call for call in self.calls if call.place is not OVER]
-        self.failed += len(left)
-        for call in left:
-            call.fail(shown if len(left) == 1 else own_error(shown))
+        shown = caller_error(error, self.function.name)
+        unanswered = [item for item in self.items if item.place is not OVER]
+        self.failed += len(unanswered)
+        for item in unanswered:
+            item.fail(shown if len(unanswered) == 1 else own_error(shown))
 
-    def left(self, call: Any) -> None:
+    def abandon(self, item: Any) -> None:
         """Record that a caller has left. When all have left, the batch is cancelled."""
-        call.place = OVER
+        item.place = OVER
         self.alive -= 1
         if not self.alive:
             self.task.cancel()
-
-
-def contexts_of(calls: list[Any]) -> tuple[Context, ...]:
-    """The contexts of items, if they were kept."""
-    return tuple(call.context for call in calls if hasattr(call, "context"))
 
 
 async def in_thread(function: Callable[[], Any]) -> Any:
     """Run a function in a daemon thread and return its result. The thread blocks neither the event loop nor the exit of the process.
 
     Cancellation takes effect immediately while the thread continues. The slot of the batch stays occupied until the function has
-    returned.
-
-    Raises:
-        QueueFull: no worker thread is available.
+    returned. Raises ``QueueFull`` if no worker thread is available.
     """
     loop, context = asyncio.get_running_loop(), copy_context()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
@@ -400,9 +359,9 @@ async def in_thread(function: Callable[[], Any]) -> Any:
 
 async def unstoppable(future: asyncio.Future[Any]) -> Any:
     """Await a future that cancellation does not end, in a batch function. The slot of the batch stays occupied until it is done."""
-    run = _RUN.get()
-    if run is not None:
-        run.unstoppable = future
+    batch = _BATCH.get()
+    if batch is not None:
+        batch.unstoppable = future
     return await asyncio.shield(future)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from qreward.batching.backlog import ALL, Backlog, KeyQueue
+from qreward.batching.backlog import Backlog, KeyQueue
 from qreward.batching.settings import BatchSettings
 
 START = 8
@@ -30,11 +30,7 @@ REST = 50
 
 
 class AdaptiveBatchSize:
-    """The adaptive maximum batch size, in the unit in which batch sizes are counted.
-
-    Attributes:
-        limit: the current maximum; at least 1.
-    """
+    """The adaptive maximum batch size: ``limit``, at least 1, in the unit in which batch sizes are counted."""
 
     __slots__ = ("_batches", "_best", "_good", "_rest", "_seconds", "_size", "limit")
 
@@ -94,121 +90,96 @@ Measure = Callable[[list[Any]], float]
 class BatchPolicy:
     """The backlog of one queue, and the rules by which batches are taken from it.
 
-    Attributes:
-        backlog: the waiting items.
-        cap: the adaptive maximum size; used only with ``adaptive_batch_size``.
-        seconds: moving average of batch durations, in seconds; None before the first.
+    ``seconds`` is the moving average of batch durations. ``adaptive`` is used only with ``adaptive_batch_size``.
     """
 
-    __slots__ = ("_first_sent", "_last_sent", "backlog", "cap", "seconds")
+    __slots__ = ("_first_sent", "_last_sent", "adaptive", "backlog", "seconds")
 
     def __init__(self) -> None:
         self.backlog = Backlog()
-        self.cap = AdaptiveBatchSize()
+        self.adaptive = AdaptiveBatchSize()
         self.seconds: float | None = None
         self._first_sent: float | None = None
         self._last_sent = -inf
 
-    def limit(self, terms: BatchSettings) -> int:
+    def limit(self, settings: BatchSettings) -> int:
         """The maximum batch size, in items or in the unit of ``batch_size_fn``."""
-        return min(terms.max_batch_size, self.cap.limit) if terms.adaptive_batch_size else terms.max_batch_size
+        return min(settings.max_batch_size, self.adaptive.limit) if settings.adaptive_batch_size else settings.max_batch_size
 
     def next(
-        self, now: float, terms: BatchSettings, in_flight: int, slots: int, measure: Measure | None, flush: bool
+        self, now: float, settings: BatchSettings, in_flight: int, slots: int, measure: Measure | None, flush: bool
     ) -> tuple[list[Any], float]:
         """Return the next batch if one may be sent, or no items and the time at which to call again. Called only while a slot is free.
 
-        Args:
-            now: current time in seconds.
-            terms: the settings under which the batch is formed.
-            in_flight: number of running batches.
-            slots: maximum number of running batches.
-            measure: returns the total size of items; None if each item counts as one.
-            flush: do not wait for a fuller batch.
+        ``flush`` does not wait for a fuller batch. ``measure`` is None if each item counts as one.
         """
-        limit, linger = self.limit(terms), terms.batch_wait_timeout_s
+        limit, linger = self.limit(settings), settings.batch_wait_timeout_s
         if not linger and not in_flight:  # fast path for the usual case
-            line, at = self.backlog.first(), inf
+            queue, at = self.backlog.first(), inf
         else:
-            line, at = self._ready(now, limit, linger, in_flight, slots, flush, measure is None)
-        if line is None:
+            queue, at = self._ready(now, limit, linger, in_flight, slots, flush, measure is None)
+        if queue is None:
             return [], at
         if measure is None:
-            return self.backlog.take(now, limit, line=line), at
-        return fit(self.backlog, line, now, limit, measure), at
+            return self.backlog.take(now, limit, queue=queue), at
+        return fit(self.backlog, queue, now, limit, measure), at
 
     def sent(self, now: float) -> None:
-        """Record that a batch was sent."""
         self._last_sent = now
         if self._first_sent is None:
             self._first_sent = now
 
     def done(self, seconds: float) -> None:
-        """Record how many seconds a batch took."""
         self.seconds = seconds if self.seconds is None else self.seconds + WEIGHT * (seconds - self.seconds)
 
     def _pause(self, slots: int) -> float:
-        """Minimum seconds between two batches.
-
-        Before any batch has ended, this is the time from the first to the latest send. Otherwise the first slots would be spent on single
-        items.
-        """
+        """Minimum seconds between two batches."""
         if self.seconds is not None:
             return self.seconds / slots
+        # before any batch has ended, the pause doubles; else the first slots would be spent on single items
         return 0.0 if self._first_sent is None or slots == 1 else self._last_sent - self._first_sent
 
     def _ready(
         self, now: float, limit: int, linger: float, in_flight: int, slots: int, flush: bool, counted: bool
     ) -> tuple[KeyQueue | None, float]:
-        """The line that is first among those whose batch may be sent now; or None and the earliest time at which one may be."""
-        lines, ready, soonest = self.backlog.lines(), [], inf
+        """The key that is first among those whose batch may be sent now; or None and the earliest time at which one may be."""
+        ready, soonest = [], inf
         paced = self._last_sent + self._pause(slots) if in_flight else -inf
-        for line in lines:
-            at = line.oldest() + linger if linger else paced
-            if at <= now or flush or line.full(limit if counted else ALL, limit):
-                ready.append(line)
+        for queue in self.backlog.queues():
+            at = queue.oldest() + linger if linger else paced
+            if at <= now or flush or (counted and queue.count >= limit) or queue.cost >= limit:
+                ready.append(queue)
             elif at < soonest:
                 soonest = at
         if len(ready) > 1:
-            return min(ready, key=KeyQueue.sorts), now
+            return min(ready, key=KeyQueue.rank), now
         return (ready[0], now) if ready else (None, soonest)
 
 
-def fit(backlog: Backlog, line: KeyQueue, now: float, limit: float, measure: Measure) -> list[Any]:
+def fit(backlog: Backlog, queue: KeyQueue, now: float, limit: float, measure: Measure) -> list[Any]:
     """Take as many items as fit into ``limit`` together.
 
     The size of each item alone is known. One call of ``measure`` tells whether the sizes add up; if they do, their sum decides. If they
-    do not, for example because everything is padded to the longest item, the largest head that fits is found in a logarithmic number of
-    steps. For this search a longer head must not be smaller.
+    do not, for example because everything is padded to the longest item, the largest head that fits is searched: it is doubled while it
+    fits, then bisected. For this a longer head must not be smaller.
     """
-    chosen = backlog.take(now, max_cost=limit, line=line)
-    simple = len(chosen)
-    chosen += backlog.take(now, 1, line=line)  # the first item that should not fit
-    if len(chosen) > 1:
-        try:
-            if measure(chosen) != sum(item.cost for item in chosen):
-                return _search(backlog, line, now, chosen, limit, measure)
-        except Exception:  # noqa: S110 - raised by the user's function; the sizes of the single items are known and must suffice
-            pass
-    backlog.put_back(chosen[simple:])
-    return chosen[:simple]
-
-
-def _search(backlog: Backlog, line: KeyQueue, now: float, chosen: list[Any], limit: float, measure: Measure) -> list[Any]:
-    """Double the head while it fits, then bisect."""
-    fits = 1
-    while measure(chosen) <= limit:
-        fits = len(chosen)
-        more = backlog.take(now, fits, line=line)
-        if not more:
-            return chosen
-        chosen += more
-    fails = len(chosen)
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        if measure(chosen[:middle]) <= limit:
-            fits = middle
-        else:
-            fails = middle
+    chosen = backlog.take(now, max_cost=limit, queue=queue)
+    fits = by_sum = len(chosen)
+    chosen += backlog.take(now, 1, queue=queue)  # the first item that should not fit
+    try:
+        if len(chosen) > 1 and measure(chosen) != sum(item.cost for item in chosen):
+            fits = 1
+            while measure(chosen) <= limit:
+                fits = len(chosen)
+                more = backlog.take(now, fits, queue=queue)
+                if not more:
+                    break
+                chosen += more
+            fails = len(chosen)
+            while fails - fits > 1:
+                middle = (fits + fails) // 2
+                fits, fails = (middle, fails) if measure(chosen[:middle]) <= limit else (fits, middle)
+    except Exception:  # raised by the user's function; the sizes of the single items are known and must suffice
+        fits = by_sum
     backlog.put_back(chosen[fits:])
     return chosen[:fits]

@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from qreward.batching.in_flight import BatchFunction, FunctionKind, PendingItem
+from qreward.batching.backlog import OVER
+from qreward.batching.callables import FunctionKind
+from qreward.batching.in_flight import BatchFunction, PendingItem
 from qreward.batching.policy import BatchPolicy
-from qreward.batching.settings import BatchSettings, Options, budget, checked
+from qreward.batching.settings import BatchSettings, Options, check_seconds, checked
 from qreward.batching.stats import QueueStats
-from qreward.batching.streaming import CallerStream
+from qreward.batching.streaming import BatchStreamReader
 from qreward.batching.typing import Results, Yields
 from qreward.batching.worker import LoopWorker
 from qreward.errors import ConfigError
@@ -25,7 +27,7 @@ from qreward.settings.policies import Priority, priority_level
 T = TypeVar("T")
 R = TypeVar("R")
 NORMAL = Priority.NORMAL
-LOOK = 0.1
+LOOP_CHECK_INTERVAL = 0.1
 """Seconds between two checks of ``close`` whether the event loop of another thread is still running."""
 
 
@@ -38,7 +40,7 @@ class BatchQueue(Generic[T, R]):
     Args:
         function: takes a list of items and returns a list with one result per item. It is an ``async def``; a ``def``, which runs in a
             thread; or an async generator of such lists, for ``stream``. An exception *in* the list is raised for that item alone.
-        settings: see :class:`~qreward.batching.Settings`.
+        settings: see :class:`~qreward.batching.BatchSettings`.
 
     Attributes:
         settings: the current settings.
@@ -56,37 +58,35 @@ class BatchQueue(Generic[T, R]):
         [0, 2, 4, 6, 8]
     """
 
-    def __init__(
-        self,
-        function: Callable[[list[T]], Results[R] | Yields[R]],
-        **settings: Unpack[Options],
-    ) -> None:
-        self._function = function
-        self._begin(BatchFunction(function, checked(settings)))
+    def __init__(self, function: Callable[[list[T]], Results[R] | Yields[R]], **settings: Unpack[Options]) -> None:
+        self.__setstate__((function, checked(settings)))
 
     @classmethod
-    def of(cls, work: BatchFunction) -> BatchQueue[Any, Any]:
+    def sharing(cls, function: BatchFunction) -> BatchQueue[Any, Any]:
         """Create a queue for a batch function that it shares with other queues."""
         queue: BatchQueue[Any, Any] = cls.__new__(cls)
-        queue._begin(work)
+        queue._begin(function)
         return queue
 
-    def _begin(self, work: BatchFunction) -> None:
-        self._work = work
+    def _begin(self, function: BatchFunction) -> None:
+        self._function = function
         self._loop_workers: dict[asyncio.AbstractEventLoop, LoopWorker] = {}
         self._latest: LoopWorker | None = None
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self._function, vars(self.settings))
+    def __getstate__(self) -> tuple[Any, BatchSettings]:
+        return self._function.function, self.settings
+
+    def __setstate__(self, state: tuple[Any, BatchSettings]) -> None:
+        self._begin(BatchFunction(*state))
 
     def __repr__(self) -> str:
-        stats = self.stats()
-        return f"BatchQueue({self._work.name}: {stats.waiting} waiting, {stats.in_flight} in flight)"
+        waiting, in_flight = self.load()
+        return f"BatchQueue({self._function.name}: {waiting} waiting, {in_flight} in flight)"
 
     @property
     def settings(self) -> BatchSettings:
-        return self._work.settings
+        return self._function.settings
 
     async def submit(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> R:
         """Submit one item and return its result.
@@ -105,7 +105,9 @@ class BatchQueue(Generic[T, R]):
             RuntimeError: the item is larger than ``max_batch_size``.
             Exception: raised by the function; each caller receives an exception object of its own.
         """
-        return await self.answer(item, None, _level(priority), None if timeout is None else budget(timeout))  # type: ignore[no-any-return]
+        if priority is NORMAL and timeout is None:  # fast path for the usual case
+            return await self.result_of(item, None)  # type: ignore[no-any-return]
+        return await self.result_of(item, None, *_checked(priority, timeout))  # type: ignore[no-any-return]
 
     async def submit_many(
         self, items: Iterable[T], *, priority: int | str = NORMAL, timeout: float | None = None
@@ -130,20 +132,18 @@ class BatchQueue(Generic[T, R]):
             >>> asyncio.run(BatchQueue(half).submit_many([4, 5, 6]))
             [2, ValueError('odd'), 3]
         """
-        if self._work.kind is FunctionKind.STREAMED:
-            raise TypeError(f"{self._work.name} is an async generator; read stream(item)")
-        loop_worker = self._here()
-        calls = loop_worker.enter_many(list(items), _level(priority), None if timeout is None else budget(timeout))
-        futures = [call.future for call in calls if isinstance(call, PendingItem)]
+        self._function.check_kind(streamed=False)
+        worker = self._here()
+        added = worker.add_many(list(items), *_checked(priority, timeout))
+        pending = [item for item in added if isinstance(item, PendingItem)]
         try:
-            if futures:
-                await asyncio.wait(futures)
+            if pending:
+                await asyncio.wait([item.future for item in pending])
         except BaseException:
-            for call in calls:
-                if isinstance(call, PendingItem):
-                    loop_worker.left(call)
+            for item in pending:
+                worker.abandon(item)
             raise
-        return [(call.future.exception() or call.future.result()) if isinstance(call, PendingItem) else call for call in calls]
+        return [(item.future.exception() or item.future.result()) if isinstance(item, PendingItem) else item for item in added]
 
     def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
         """Submit one item at once and return its stream. The function must be an async generator.
@@ -152,26 +152,27 @@ class BatchQueue(Generic[T, R]):
         batch waits for it ends after ``stream_timeout`` seconds: the pieces received until then can still be read, and ``RequestTimeout``
         follows them.
         """
-        return self.answers(item, None, _level(priority), None if timeout is None else budget(timeout))
+        return self.stream_of(item, None, *_checked(priority, timeout))
 
-    async def answer(self, value: Any, shape: Hashable, level: int = NORMAL, timeout: float | None = None) -> Any:
-        """Like ``submit``, for arguments that have been checked; ``shape`` becomes a part of the batch key."""
-        if self._work.kind is FunctionKind.STREAMED:
-            raise TypeError(f"{self._work.name} is an async generator; read stream(item)")
-        loop_worker = self._here()
-        call = loop_worker.enter(value, shape, level, timeout)
+    async def result_of(self, value: Any, signature_key: Hashable, level: int = NORMAL, timeout: float | None = None) -> Any:
+        """Like ``submit``, for arguments that have been checked; ``signature_key`` becomes a part of the batch key."""
+        if self._function.kind is FunctionKind.STREAMED:
+            self._function.check_kind(streamed=False)
+        worker = self._here()
+        item = worker.add(value, signature_key, level, timeout)
         try:
-            return await call.future
+            return await item.future
         except BaseException:
-            loop_worker.left(call)
+            worker.abandon(item)
             raise
 
-    def answers(self, value: Any, shape: Hashable, level: int = NORMAL, timeout: float | None = None) -> AsyncGenerator[Any, None]:
-        """Like ``stream``, for arguments that have been checked; ``shape`` becomes a part of the batch key."""
-        if self._work.kind is not FunctionKind.STREAMED:
-            raise TypeError(f"{self._work.name} is no async generator; await submit(item)")
-        loop_worker = self._here()
-        return CallerStream(loop_worker, loop_worker.enter(value, shape, level, timeout))
+    def stream_of(
+        self, value: Any, signature_key: Hashable, level: int = NORMAL, timeout: float | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """Like ``stream``, for arguments that have been checked; ``signature_key`` becomes a part of the batch key."""
+        self._function.check_kind(streamed=True)
+        worker = self._here()
+        return CallerStream(worker, worker.add(value, signature_key, level, timeout))
 
     async def close(self, drain: bool = True) -> None:
         """Reject new items and wait until all items are done, in all event loops that are still running. May be called more than once.
@@ -182,8 +183,10 @@ class BatchQueue(Generic[T, R]):
 
         A function that runs in a thread cannot be stopped. ``close`` waits for it only while one of its callers does.
         """
-        self._work.close()
-        await close_loop_workers(self.loop_workers(), drain)
+        self._function.close()
+        here = asyncio.get_running_loop()
+        workers = self.loop_workers()
+        await asyncio.gather(*(worker.close(drain) if worker.loop is here else _close_elsewhere(worker, drain) for worker in workers))
 
     async def __aenter__(self) -> Self:
         return self
@@ -193,7 +196,14 @@ class BatchQueue(Generic[T, R]):
 
     def stats(self) -> QueueStats:
         """The state of the queue and its counters, over all event loops."""
-        return stats_of(self._work, self.loop_workers())
+        function, workers = self._function, self.loop_workers()
+        limit = max((worker.policy.limit(function.settings) for worker in workers), default=BatchPolicy().limit(function.settings))
+        return function.counters.snapshot(*self.load(), limit)
+
+    def load(self) -> tuple[int, int]:
+        """The number of waiting items and of running batches, over all event loops."""
+        workers = self.loop_workers()
+        return sum(worker.backlog.waiting for worker in workers), sum(len(worker.batches) for worker in workers)
 
     def set_max_batch_size(self, size: int) -> None:
         """Set the maximum batch size. Like all setters, this applies to batches that have not begun to form.
@@ -217,82 +227,139 @@ class BatchQueue(Generic[T, R]):
         Raises:
             TypeError, ConfigError: a value is invalid, as in the constructor. Nothing is changed.
         """
-        change(self._work, settings, self.loop_workers())
+        self._function.change(settings)
+        for worker in self.loop_workers():
+            worker.post(worker.pump)
 
     def loop_workers(self) -> list[LoopWorker]:
-        """The workers, one for each event loop that has used the queue and is not closed."""
-        return [loop_worker for loop_worker in list(self._loop_workers.values()) if not _dead(loop_worker)]
+        """One worker for each event loop that has used the queue and is not closed."""
+        return [worker for worker in list(self._loop_workers.values()) if not _dead(worker)]
 
     def _here(self) -> LoopWorker:
         loop = asyncio.get_running_loop()
-        loop_worker = self._latest
-        return loop_worker if loop_worker is not None and loop_worker.loop is loop else self._look_up(loop)
+        worker = self._latest
+        return worker if worker is not None and worker.loop is loop else self._look_up(loop)
 
     def _look_up(self, loop: asyncio.AbstractEventLoop) -> LoopWorker:
         with self._lock:
-            loop_worker = self._loop_workers.get(loop)
-            if loop_worker is None:
-                for gone in [known for known, its in self._loop_workers.items() if _dead(its)]:
-                    del self._loop_workers[gone]
-                loop_worker = self._loop_workers[loop] = LoopWorker(self._work, loop)
-            self._latest = loop_worker
-            return loop_worker
+            worker = self._loop_workers.get(loop)
+            if worker is None:
+                for dead in [known for known, its in self._loop_workers.items() if _dead(its)]:
+                    del self._loop_workers[dead]
+                worker = self._loop_workers[loop] = LoopWorker(self._function, loop)
+            self._latest = worker
+            return worker
 
 
-def stats_of(work: BatchFunction, loop_workers: list[LoopWorker]) -> QueueStats:
-    """The combined stats of several workers."""
-    limit = max((loop_worker.forming.limit(work.settings) for loop_worker in loop_workers), default=BatchPolicy().limit(work.settings))
-    waiting, in_flight = (
-        sum(loop_worker.backlog.waiting for loop_worker in loop_workers),
-        sum(len(loop_worker.runs) for loop_worker in loop_workers),
-    )
-    return work.tally.snapshot(waiting, in_flight, limit)
-
-
-def change(work: BatchFunction, settings: Any, loop_workers: list[LoopWorker]) -> None:
-    """Change the settings of a batch function, and let its workers apply them."""
-    if "clock" in settings:
-        raise ConfigError("clock cannot be changed; make a new queue")
-    work.change(**settings)
-    for loop_worker in loop_workers:
-        loop_worker.post(loop_worker.wake)
-
-
-async def close_loop_workers(loop_workers: list[LoopWorker], drain: bool) -> None:
-    """Close workers, each in its own event loop. A worker whose event loop is not running is not waited for."""
-    here = asyncio.get_running_loop()
-    await asyncio.gather(
-        *(loop_worker.close(drain) if loop_worker.loop is here else _close_elsewhere(loop_worker, drain) for loop_worker in loop_workers)
-    )
-
-
-async def _close_elsewhere(loop_worker: LoopWorker, drain: bool) -> None:
+async def _close_elsewhere(worker: LoopWorker, drain: bool) -> None:
+    """Close a worker in its own event loop. It is not waited for if that loop is not running."""
     closed: Future[None] = Future()
 
     def begin() -> None:
-        task = loop_worker.loop.create_task(loop_worker.close(drain))
+        task = worker.loop.create_task(worker.close(drain))
         task.add_done_callback(lambda _: None if closed.cancelled() else closed.set_result(None))
 
-    loop_worker.post(begin)
+    worker.post(begin)
     waiting = asyncio.wrap_future(closed)
-    while loop_worker.loop.is_running() and not waiting.done():  # the other event loop may be stopped at any time
-        await asyncio.wait([waiting], timeout=LOOK)
+    while worker.loop.is_running() and not waiting.done():  # the other event loop may be stopped at any time
+        await asyncio.wait([waiting], timeout=LOOP_CHECK_INTERVAL)
     waiting.cancel()
 
 
-def _dead(loop_worker: LoopWorker) -> bool:
+def _dead(worker: LoopWorker) -> bool:
     """Whether the worker's event loop is closed, or belongs to the process from which this one was forked."""
-    return loop_worker.loop.is_closed() or loop_worker.pid != os.getpid()
+    return worker.loop.is_closed() or worker.pid != os.getpid()
 
 
-def _level(priority: Any) -> int:
+def _checked(priority: Any, timeout: Any) -> tuple[int, float | None]:
+    """The priority level and the timeout of an item."""
+    if timeout is not None:
+        check_seconds("timeout", timeout)
     if priority is NORMAL:
-        return int(NORMAL)
+        return int(NORMAL), timeout
     try:
-        return priority_level(priority)
+        return priority_level(priority), timeout
     except ValueError as error:
         raise ConfigError(f"priority {error}") from None
 
 
-def _rebuild(kind: type[BatchQueue[Any, Any]], function: Any, settings: Any) -> BatchQueue[Any, Any]:
-    return kind(function, **settings)
+class CallerStream(AsyncGenerator[R, None]):
+    """The stream of one caller, an async generator. The caller leaves the batch by ``aclose``, by cancellation or by dropping the stream.
+
+    The item was submitted when this object was created. The stream can be read by one task at a time, in the event loop in which it was
+    created.
+    """
+
+    __slots__ = ("__weakref__", "_reader", "_worker")
+
+    def __init__(self, worker: LoopWorker, reader: BatchStreamReader) -> None:
+        self._worker = worker
+        self._reader = reader
+
+    def __anext__(self) -> Coroutine[Any, Any, R]:
+        return _Next(self)
+
+    async def _next(self) -> R:
+        reader = self._reader
+        if reader.busy:
+            raise RuntimeError("this stream is being read by another task already")
+        try:
+            return await reader.next()  # type: ignore[no-any-return]
+        except BaseException:
+            self._leave()
+            raise
+
+    async def asend(self, value: None) -> R:
+        """Like ``anext``. No value can be sent, because all callers read the same generator.
+
+        Raises:
+            TypeError: the value is not None.
+        """
+        if value is not None:
+            raise TypeError("nothing can be sent into a stream of a batch; other callers read the same generator")
+        return await self.__anext__()
+
+    async def athrow(self, typ: Any, val: Any = None, tb: Any = None) -> R:
+        """Leave the batch and raise the given exception."""
+        self._leave()
+        error = typ if val is None else val
+        raise error if tb is None else error.with_traceback(tb)
+
+    async def aclose(self) -> None:
+        """Leave the batch. Unread pieces are lost. May be called more than once."""
+        self._leave()
+
+    def __del__(self) -> None:
+        if self._reader.place is not OVER:
+            self._worker.post(self._worker.abandon, self._reader)  # the garbage collector may run in any thread
+
+    def _leave(self) -> None:
+        self._reader.buffer.clear()
+        self._worker.abandon(self._reader)
+        self._reader.wake()
+
+
+class _Next(Coroutine[Any, Any, R]):
+    """The next piece. If its task is cancelled before the first step, the coroutine never runs; the stream is left all the same."""
+
+    __slots__ = ("_begun", "_coroutine", "_stream")
+
+    def __init__(self, stream: CallerStream[R]) -> None:
+        self._begun = False
+        self._coroutine = stream._next()
+        self._stream = stream
+
+    def send(self, value: None) -> Any:
+        self._begun = True
+        return self._coroutine.send(value)
+
+    def throw(self, typ: Any, val: Any = None, tb: Any = None) -> Any:  # noqa: ARG002 - the exception carries its traceback
+        if not self._begun:
+            self._stream._leave()
+        return self._coroutine.throw(typ if val is None else val)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._coroutine.__await__()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextvars import Context
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any, SupportsIndex, TypedDict
 
@@ -102,9 +102,21 @@ class BatchSettings:
     on_batch: Callable[[BatchRecord], object] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_batch_size", _size(self.max_batch_size))
-        _linger(self.batch_wait_timeout_s)
-        _concurrency(self.max_concurrent_batches)
+        size: Any = self.max_batch_size
+        size = int(size) if isinstance(size, float) and size.is_integer() else size
+        if isinstance(size, bool) or not isinstance(size, SupportsIndex):
+            raise TypeError(f"max_batch_size must be integer >= 1, got {size}")
+        object.__setattr__(self, "max_batch_size", size.__index__())
+        check_whole("max_batch_size", self.max_batch_size)
+        check_whole("max_concurrent_batches", self.max_concurrent_batches)
+        check_whole("max_queue_size", self.max_queue_size, optional=True)
+        wait: Any = self.batch_wait_timeout_s
+        if isinstance(wait, bool) or not isinstance(wait, int | float):
+            raise TypeError(f"batch_wait_timeout_s must be a float >= 0, got {wait}")
+        if not (isfinite(wait) and wait >= 0):
+            raise ConfigError(f"batch_wait_timeout_s must be a float >= 0, got {wait}")
+        check_seconds("timeout", self.timeout)
+        check_seconds("stream_timeout", self.stream_timeout)
         for name in ("batch_size_fn", "batch_key_fn", "clock", "on_batch"):
             value = getattr(self, name)
             if value is not None and not callable(value):
@@ -112,24 +124,6 @@ class BatchSettings:
         for name in ("adaptive_batch_size", "carry_contexts"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        _room(self.max_queue_size)
-        for name in ("timeout", "stream_timeout"):
-            if getattr(self, name) is not None:
-                budget(getattr(self, name), name)
-
-    def changed(self, **changes: Any) -> BatchSettings:
-        """Return a copy with some values changed. The new values are validated."""
-        return replace(self, **changes)
-
-    def never_full(self) -> str | None:
-        """Return a warning if ``max_queue_size`` is too small for one full batch, else None."""
-        room = self.max_queue_size
-        if room is None or self.batch_size_fn is not None or room >= self.max_batch_size:
-            return None
-        return (
-            f"max_batch_size ({self.max_batch_size}) is larger than max_queue_size ({room}): while a batch is under way, the next "
-            f"will never reach max_batch_size. Let max_queue_size be >= max_batch_size"
-        )
 
 
 def checked(options: Options) -> BatchSettings:
@@ -141,45 +135,22 @@ def checked(options: Options) -> BatchSettings:
     return BatchSettings(**options)
 
 
-def budget(seconds: Any, name: str = "timeout") -> float:
-    """Check a timeout in seconds and return it."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"{name} must be a number of seconds or None, got {seconds!r}")
-    if not (isfinite(seconds) and seconds > 0):
-        raise ConfigError(f"{name} must be a positive number of seconds, got {seconds!r}")
-    return seconds
-
-
-def _size(size: Any) -> int:
-    if isinstance(size, float) and size.is_integer():
-        size = int(size)
-    if isinstance(size, bool) or not isinstance(size, SupportsIndex):
-        raise TypeError(f"max_batch_size must be integer >= 1, got {size}")
-    if size.__index__() < 1:
-        raise ConfigError(f"max_batch_size must be an integer >= 1, got {size}")
-    return size.__index__()
-
-
-def _linger(seconds: Any) -> None:
-    message = f"batch_wait_timeout_s must be a float >= 0, got {seconds}"
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+def check_whole(name: str, value: Any, least: int = 1, *, optional: bool = False) -> None:
+    """Raise ``TypeError`` or ``ConfigError`` if a value is not an integer of at least ``least``. ``optional`` allows None."""
+    message = f"{name} must be an integer >= {least}{' or None' * optional}, got {value!r}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        if value is None and optional:
+            return
         raise TypeError(message)
-    if not (isfinite(seconds) and seconds >= 0):
+    if value < least:
         raise ConfigError(message)
 
 
-def _concurrency(batches: Any) -> None:
-    message = f"max_concurrent_batches must be an integer >= 1, got {batches}"
-    if isinstance(batches, bool) or not isinstance(batches, int):
-        raise TypeError(message)
-    if batches < 1:
-        raise ConfigError(message)
-
-
-def _room(items: Any) -> None:
-    if items is None:
+def check_seconds(name: str, value: Any) -> None:
+    """Raise ``TypeError`` or ``ConfigError`` if a value is neither a positive number of seconds nor None."""
+    if value is None:
         return
-    if isinstance(items, bool) or not isinstance(items, int):
-        raise TypeError(f"max_queue_size must be an integer >= 1 or None, got {items!r}")
-    if items < 1:
-        raise ConfigError(f"max_queue_size must be an integer >= 1 or None, got {items}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of seconds or None, got {value!r}")
+    if not (isfinite(value) and value > 0):
+        raise ConfigError(f"{name} must be a positive number of seconds or None, got {value!r}")

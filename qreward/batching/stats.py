@@ -1,13 +1,9 @@
-"""Counters of a batch queue, over all its event loops and instances, including those that no longer exist.
-
-A batch is recorded as a whole, under a lock because event loops run in different threads. This module knows neither queues nor
-event loops.
-"""
+"""Counters of a batch queue, over all its event loops and instances, including those that no longer exist. It knows neither."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass
 
 from qreward.engine import background
@@ -53,36 +49,6 @@ class QueueStats:
     run_p95: float
 
 
-@dataclass
-class StartTimes:
-    """Start times of the running batches, in seconds since the epoch."""
-
-    start_times: list[float]
-
-    @property
-    def min_start_time(self) -> float | None:
-        """The earliest start time, or None if no batch is running."""
-        return min(self.start_times, default=None)
-
-    @property
-    def mean_start_time(self) -> float | None:
-        """The mean start time, or None if no batch is running."""
-        return sum(self.start_times) / len(self.start_times) if self.start_times else None
-
-    @property
-    def max_start_time(self) -> float | None:
-        """The latest start time, or None if no batch is running."""
-        return max(self.start_times, default=None)
-
-    @property
-    def num_requests(self) -> int:
-        """Number of running batches."""
-        return len(self.start_times)
-
-
-COUNTED = ("batches", "items", "failed", "rejected", "expired", "cancelled")
-
-
 class BatchCounters:
     """Thread-safe counters, named as in :class:`QueueStats`. A forked child process starts with zeros."""
 
@@ -94,12 +60,11 @@ class BatchCounters:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
+        self._counts = dict.fromkeys(("batches", "items", "failed", "rejected", "expired", "cancelled"), 0)
         self._waits: deque[float] = deque(maxlen=KEPT)
         self._runs: deque[float] = deque(maxlen=KEPT)
 
     def count(self, name: str, items: int = 1) -> None:
-        """Add ``items`` to a counter."""
         with self._lock:
             self._counts[name] += items
 
@@ -117,10 +82,9 @@ class BatchCounters:
             self._runs.append(seconds)
 
     def snapshot(self, waiting: int, in_flight: int, limit: float) -> QueueStats:
-        """Return the counters together with the current state of the queue."""
+        """The counters together with the current state of the queue."""
         with self._lock:
-            sums = {name: self._counts[name] for name in COUNTED}
-            waits, runs = sorted(self._waits), sorted(self._runs)
+            sums, waits, runs = dict(self._counts), sorted(self._waits), sorted(self._runs)
         return QueueStats(
             waiting=waiting,
             in_flight=in_flight,

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, overload
 
 from qreward.batching.settings import Options
-from qreward.batching.stats import QueueStats, StartTimes
+from qreward.batching.stats import QueueStats
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -50,16 +50,6 @@ class Controls(Protocol):
     def stats() -> QueueStats: ...
     @staticmethod
     async def close(drain: bool = True) -> None: ...
-    @staticmethod
-    def _get_max_batch_size() -> int: ...
-    @staticmethod
-    def _get_batch_wait_timeout_s() -> float: ...
-    @staticmethod
-    def _get_curr_iteration_start_times() -> StartTimes: ...
-    @staticmethod
-    async def _is_batching_task_alive() -> bool: ...
-    @staticmethod
-    async def _get_handling_task_stack() -> str | None: ...
 
 
 class Batched(Controls, Protocol[P, Made_co]):
@@ -79,8 +69,12 @@ class BatchedMethod(Controls, Protocol[S_contra, P, Made_co]):
 
 
 class BatchDecorator(Protocol):
-    """The decorator that ``batch(...)`` with settings returns."""
+    """``batch``, and the decorator that ``batch(...)`` with settings returns."""
 
+    __name__: str
+
+    @overload
+    def __call__(self, function: None = None, /, **settings: Unpack[Options]) -> BatchDecorator: ...
     @overload
     def __call__(self, function: Callable[[list[A]], Yields[R]], /) -> Batched[[A], Stream[R]]: ...
     @overload

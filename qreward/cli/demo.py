@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
-import os
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
@@ -44,8 +40,6 @@ class DemoRequest(msgspec.Struct, frozen=True):
 
 
 class DemoVerdict(msgspec.Struct, frozen=True):
-    """The response of a judge."""
-
     verdict: str
     score: float
     reason: str = ""
@@ -64,57 +58,22 @@ class DemoRow(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class ProgressLine:
-    """The progress of a batch: one line that is rewritten every 0.1 seconds on a terminal, else a new line every 3 seconds.
-
-    Args:
-        total: number of items in the batch.
-        stream: output stream.
-        clock: monotonic clock in seconds.
-    """
-
-    def __init__(self, total: int, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._total = total
-        self._stream = stream
-        self._clock = clock
-        self._terminal = stream.isatty()
-        self._every = 0.1 if self._terminal else 3.0
-        self._started = self._shown = clock()
-        self._done = self._failed = 0
-
-    def __call__(self, result: Result[Any]) -> None:
-        """Count a finished item."""
-        self._done += 1
-        self._failed += not result.ok
-        now = self._clock()
-        if now - self._shown >= self._every or self._done == self._total:
-            self._shown = now
-            self._show(now - self._started)
-
-    def _show(self, seconds: float) -> None:
-        rate = self._done / seconds if seconds > 0 else 0.0
-        line = f"judged {self._done}/{self._total}, {self._failed} failed, {seconds:.1f} s, {rate:.0f}/s"
-        last = self._done == self._total
-        self._stream.write(f"\r{line:<60}" + "\n" * last if self._terminal else line + "\n")
-        self._stream.flush()
-
-
 def demo_fleet(requests: int) -> FakeFleet:
     """Three different judges: one with few slots, one with a rate limit, one that dies about half-way through ``requests``."""
-    judge: dict[str, Any] = {"models": ["judge-*"], "responder": "judge"}
-    few = FakeEndpoint("judge-small", **judge, max_concurrency=SLOTS, latency=_latency(0.002))
-    limited = FakeEndpoint("judge-limited", **judge, rpm=1500, burst=30, retry_after="seconds", latency=_latency(0.001))
+
+    def judge(name: str, per_token: float, **limits: Any) -> FakeEndpoint:
+        latency = Latency(base=0.05, per_token=per_token, tokens=200, sigma=0.3)
+        return FakeEndpoint(name, models=["judge-*"], responder="judge", latency=latency, **limits)
+
     death = Phase(behaviour="dead", start=requests / HEALTHY_RATE / 2)
-    mortal = FakeEndpoint("judge-mortal", **judge, max_concurrency=SLOTS, phases=[death], latency=_latency(0.001))
-    return FakeFleet([few, limited, mortal], process=True)
-
-
-def _latency(per_token: float) -> Latency:
-    return Latency(base=0.05, per_token=per_token, tokens=200, sigma=0.3)
+    small = judge("judge-small", 0.002, max_concurrency=SLOTS)
+    limited = judge("judge-limited", 0.001, rpm=1500, burst=30, retry_after="seconds")
+    mortal = judge("judge-mortal", 0.001, max_concurrency=SLOTS, phases=[death])
+    return FakeFleet([small, limited, mortal], process=True)
 
 
 def read_requests(path: Path) -> list[DemoRequest]:
-    """Read the requests of a JSONL file. Raises a ``ConfigError`` that names the file and the invalid line."""
+    """Read a JSONL file. Raises a ``ConfigError`` that names the file and the invalid line."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -133,27 +92,20 @@ def _request(line: bytes, path: Path, number: int) -> DemoRequest:
 
 
 def judged(request: DemoRequest, result: Result[Any]) -> DemoRow:
-    """The output line for one request and its result."""
-    verdict, error = None, None
-    try:
-        verdict = msgspec.json.decode(result.text, type=DemoVerdict) if result.ok else None
-        error = f"{type(result.error).__name__}: {result.error}" if result.error is not None else None
-    except msgspec.DecodeError as problem:
-        error = f"not a verdict: {problem}"
-    return DemoRow(
-        id=request.id,
-        expected=request.expected,
-        verdict=verdict.verdict if verdict else None,
-        score=verdict.score if verdict else None,
-        endpoint=result.endpoint,
-        attempts=len(result.attempts),
-        latency=round(result.latency, 4),
-        error=error,
-    )
+    verdict = score = error = None
+    if result.error is not None:
+        error = f"{type(result.error).__name__}: {result.error}"
+    else:
+        try:
+            answer = msgspec.json.decode(result.text, type=DemoVerdict)
+            verdict, score = answer.verdict, answer.score
+        except msgspec.DecodeError as problem:
+            error = f"not a verdict: {problem}"
+    return DemoRow(request.id, request.expected, verdict, score, result.endpoint, len(result.attempts), round(result.latency, 4), error)
 
 
-def make_room(path: Path) -> None:
-    """Create the folder of the output, so that an invalid path fails before the first request. Raises ``ConfigError``."""
+def make_output_dir(path: Path) -> None:
+    """Create the folder of the output, so that an invalid path fails before the first request."""
     if path.is_dir():
         raise ConfigError(f"cannot write the verdicts to {str(path)!r}: it is a folder; name a file with --output")
     try:
@@ -162,18 +114,7 @@ def make_room(path: Path) -> None:
         raise ConfigError(f"cannot write the verdicts to {str(path)!r}: {error.strerror}; name another file with --output") from None
 
 
-def write_lines(path: Path, rows: Sequence[DemoRow]) -> None:
-    """Write the file atomically: a reader never sees a part of it."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def report(rows: Sequence[DemoRow], stats: BatchStats, bound: float) -> str:
-    """The table of endpoints, the number of expected verdicts, and the time of the batch in relation to the lower bound."""
     agree = sum(row.verdict == row.expected for row in rows)
     missing = sum(row.verdict is None for row in rows)
     return "\n".join(
@@ -188,16 +129,15 @@ def report(rows: Sequence[DemoRow], stats: BatchStats, bound: float) -> str:
     )
 
 
-async def judge_all(fleet: FakeFleet, requests: Sequence[DemoRequest], progress: ProgressLine) -> tuple[BatchResult[Any], float]:
+async def judge_all(fleet: FakeFleet, requests: Sequence[DemoRequest]) -> tuple[BatchResult[Any], float]:
     """Judge all requests; return the results and the fleet's lower bound in seconds."""
     conversations = [request.messages for request in requests]
     async with fleet, QRewardClient(fleet.endpoints) as client:
-        batch = await client.batch_chat_completion(conversations, model=MODEL, temperature=0, timeout=TIMEOUT, on_result=progress)
+        batch = await client.batch_chat_completion(conversations, model=MODEL, temperature=0, timeout=TIMEOUT, progress=True)
         return batch, fleet.lower_bound(conversations)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``qreward demo``."""
     parser.add_argument(
         "--input", type=Path, default=INPUT, metavar="PATH", help="judge requests, one JSON object a line (default: those of the package)"
     )
@@ -210,11 +150,10 @@ def run(args: argparse.Namespace) -> int:
     if args.repeat < 1:
         raise ConfigError(f"--repeat must be at least 1, not {args.repeat}")
     requests = read_requests(args.input) * args.repeat
-    make_room(args.output)
-    logging.basicConfig(format="\r%(message)s" if sys.stderr.isatty() else "%(message)s")  # overwrite the progress line
-    batch, bound = asyncio.run(judge_all(demo_fleet(len(requests)), requests, ProgressLine(len(requests), sys.stderr)))
+    make_output_dir(args.output)
+    batch, bound = asyncio.run(judge_all(demo_fleet(len(requests)), requests))
     rows = [judged(request, result) for request, result in zip(requests, batch, strict=True)]
-    write_lines(args.output, rows)
+    args.output.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     print(report(rows, batch.stats, bound))
     print(f"written       {args.output}")
     return 0 if all(row.verdict == row.expected for row in rows) else 1

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from time import perf_counter
 from urllib.parse import urlsplit
 
@@ -29,89 +29,66 @@ from qreward.settings.client import ClientConfig, without_effect
 from qreward.settings.policies import Endpoint
 from qreward.spelling import closest
 from qreward.transport.backend import EndpointConnection, HttpBackend
-from qreward.transport.base import HttpTransport
 from qreward.transport.connection_settings import proxy_of
 from qreward.transport.probes import MODELS, told
 
-_UTC_TIME = 0x17
-_VERSION = 0xA0
-
-
-class Tls(msgspec.Struct, frozen=True):
-    """The result of a TLS handshake.
-
-    Attributes:
-        version: TLS version, such as ``TLSv1.3``.
-        expires: expiry of the certificate; None if it cannot be read.
-    """
-
-    version: str
-    expires: datetime | None
-
-    def days(self, now: datetime) -> float | None:
-        """Days until the certificate expires; negative after that; None if unknown."""
-        return None if self.expires is None else (self.expires - now).total_seconds() / 86400
-
-
-async def shake_hands(host: str, port: int) -> Tls | None:
-    """Connect once, without verifying the certificate or sending a request; None if there is no TLS server."""
-    try:
-        _, writer = await asyncio.open_connection(host, port, ssl=_unverified(), server_hostname=host)
-    except (OSError, ValueError):  # ssl.SSLError is an OSError; an invalid host name raises ValueError
-        return None
-    try:
-        line: ssl.SSLObject = writer.get_extra_info("ssl_object")
-        return Tls(line.version() or "?", _expiry(line.getpeercert(binary_form=True)))
-    finally:
-        writer.transport.abort()
-
-
-def expiry(certificate: bytes) -> datetime:
-    """``notAfter`` of an X.509 certificate in DER (RFC 5280, section 4.1). Raises ``ValueError`` or ``IndexError`` for other data."""
-    _, start, _ = _element(certificate, 0)
-    _, at, _ = _element(certificate, start)
-    if certificate[at] == _VERSION:
-        at = _element(certificate, at)[2]
-    for _ in ("serial number", "signature", "issuer"):
-        at = _element(certificate, at)[2]
-    _, begins, _ = _element(certificate, at)
-    tag, start, end = _element(certificate, _element(certificate, begins)[2])
-    text = certificate[start:end].decode("ascii")
-    if tag == _UTC_TIME:  # has two-digit years
-        text = ("19" if text >= "50" else "20") + text
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
-
-
-def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """The tag of the element at an offset, and the start and end of its content."""
-    tag, length, start = der[at], der[at + 1], at + 2
-    if length >= 0x80:
-        size = length & 0x7F
-        length, start = int.from_bytes(der[start : start + size], "big"), start + size
-    if start + length > len(der):
-        raise ValueError("the certificate is cut off")
-    return tag, start, start + length
-
-
-def _expiry(certificate: bytes | None) -> datetime | None:
-    try:
-        return expiry(certificate or b"")
-    except (ValueError, IndexError):
-        return None
-
-
-def _unverified() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
-
-
+_NO_CHECK_TIME = 0x200000
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which ``ssl`` does not name."""
 API_MODELS = "the list of models under base_url"
 _NIM_READY = "/v1/health/ready"
 BESIDE = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", _NIM_READY)
+GUARDED = (API_MODELS, MODELS, "/info", "/v1/loads")
+"""Routes for which a server with authentication requires a key."""
 SCORES = ("tei", "openrlhf", "nim")
 """Kinds of server to which ``call`` sends a score request, not a chat."""
+LISTS = ("openai", "vllm", "nim")
+"""Kinds of server that refuse a model which is not in their list. The others serve their one model under any name."""
+ANY_NAME = "any"
+SOON = 14
+"""Days before its expiry from which a certificate gets a note."""
+SHOWN = 6
+"""Most names that a message lists."""
+_REMEDY = "change models or the route, or map names with model_names"
+
+
+class Tls(msgspec.Struct, frozen=True):
+    """The result of a TLS handshake: the TLS version, such as ``TLSv1.3``, and the days until the certificate expires, or None."""
+
+    version: str
+    days: float | None
+
+
+async def shake_hands(host: str, port: int) -> Tls | None:
+    """Make a TLS handshake without verifying the certificate or sending a request; None if there is no TLS server.
+
+    ``ssl`` decodes only a certificate that it has verified. So a second handshake trusts the one that the first has shown.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        shown = await _handshake(host, port, context)
+    except (OSError, ValueError):  # ssl.SSLError is an OSError; an invalid host name raises ValueError
+        return None
+    days = None
+    try:
+        context.load_verify_locations(cadata=shown.getpeercert(binary_form=True) or b"")
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+        certificate = (await _handshake(host, port, context)).getpeercert() or {}
+        days = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / 86400
+    except (OSError, ValueError, KeyError):  # a server that shows another certificate each time, or one that cannot be decoded
+        pass
+    return Tls(shown.version() or "?", days)
+
+
+async def _handshake(host: str, port: int, context: ssl.SSLContext) -> ssl.SSLObject:
+    _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=host)
+    try:
+        connection: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        return connection
+    finally:
+        writer.transport.abort()
 
 
 class Examined(msgspec.Struct):
@@ -139,129 +116,110 @@ class Examined(msgspec.Struct):
     def reachable(self) -> bool:
         return bool(self.statuses)
 
+    @property
+    def days(self) -> float | None:
+        """Days until the certificate expires; negative after that; None if unknown."""
+        return None if self.tls is None else self.tls.days
+
 
 async def examine(endpoint: Endpoint, seconds: float) -> Examined:
     """Send all GET requests and the handshake within ``seconds``; later responses are ignored. Raises only on cancellation."""
     try:
-        line = EndpointConnection(endpoint)
+        connection = EndpointConnection(endpoint)
     except ConfigError as error:
         return Examined(trouble=str(error))
     found = Examined()
-    answers: dict[str, Reply] = {}
+    replies: dict[str, Reply] = {}
+    secure = endpoint.base_url.startswith("https://")
     try:
         async with asyncio.timeout(seconds):
-            tls, _ = await asyncio.gather(_tls(endpoint), _ask_all(line, found, answers))
+            tls, _ = await asyncio.gather(_tls(endpoint, wanted=secure), _get_all(connection, found, replies))
             found.tls = tls
-            if endpoint.base_url.startswith("http://") and set(found.statuses.values()) <= {400} and await _speaks_tls(endpoint):
+            if not secure and set(found.statuses.values()) <= {400} and await _tls(endpoint, wanted=True) is not None:
                 found.trouble = "the server speaks TLS at this port; write base_url with https://"
     except TimeoutError:
         if not found.reachable:
             found.trouble = f"no answer within {seconds:g} s; check base_url, and that the server is up and not overloaded"
     finally:
-        await line.aclose()
-    _read(endpoint.kind, found, answers)
+        await connection.aclose()
+    _read(endpoint.kind, found, replies)
     return found
 
 
-async def _ask_all(line: EndpointConnection, found: Examined, answers: dict[str, Reply]) -> None:
+async def _tls(endpoint: Endpoint, *, wanted: bool) -> Tls | None:
+    """A TLS handshake at the endpoint's port; None if there is no TLS server, or if the endpoint has a proxy."""
+    if not wanted or proxy_of(endpoint) is not None:
+        return None
+    parts = urlsplit(endpoint.base_url)
+    return await shake_hands(parts.hostname or "", parts.port or 443)
+
+
+async def _get_all(connection: EndpointConnection, found: Examined, replies: dict[str, Reply]) -> None:
     """Send one request alone, so that an unreachable server gets a single one, and then all others concurrently."""
-    beside = PROBES[line.endpoint.kind] or ("/health",)
-    first = beside[0]
-    await _ask(line, first, found, answers)
+    first = (PROBES[connection.endpoint.kind] or ("/health",))[0]
+    await _get(connection, first, found, replies)
     if found.trouble is None:
-        lists = (MODELS,) if line.endpoint.base_url.endswith("/v1") else (API_MODELS, MODELS)
-        await asyncio.gather(*(_ask(line, path, found, answers) for path in (*lists, *BESIDE) if path != first))
+        lists = (MODELS,) if connection.endpoint.base_url.endswith("/v1") else (API_MODELS, MODELS)
+        await asyncio.gather(*(_get(connection, path, found, replies) for path in (*lists, *BESIDE) if path != first))
 
 
-async def _ask(line: EndpointConnection, path: str, found: Examined, answers: dict[str, Reply]) -> None:
-    transport: HttpTransport = line.transport if path == API_MODELS else line.beside()
+async def _get(connection: EndpointConnection, path: str, found: Examined, replies: dict[str, Reply]) -> None:
     began = perf_counter()
     try:
-        reply = await transport.get("/models" if path == API_MODELS else path)
+        reply = await (connection.transport.get("/models") if path == API_MODELS else connection.beside().get(path))
     except TransportError as error:
         if not found.reachable:
-            found.trouble = line.secrets.hide(str(error))
+            found.trouble = connection.secrets.hide(str(error))
         return
     took = perf_counter() - began
     found.trouble, found.seconds = None, min(took, found.seconds or took)
-    found.statuses[path], answers[path] = reply.status, reply
+    found.statuses[path], replies[path] = reply.status, reply
 
 
-def _read(kind: str, found: Examined, answers: dict[str, Reply]) -> None:
-    words: set[bool] = set()
-    for path, reply in answers.items():
+def _read(kind: str, found: Examined, replies: dict[str, Reply]) -> None:
+    ready: set[bool] = set()
+    loads = {path: told(MODELS if path == API_MODELS else path, reply) for path, reply in replies.items()}
+    for path, load in loads.items():
         listing = path in (API_MODELS, MODELS)
-        load = told(MODELS if listing else path, reply)
         if not listing and load.ready is not None and (load.ready or path in PROBES[kind]):  # a proxy may return 502 for an unknown path
-            words.add(load.ready)
+            ready.add(load.ready)
         found.load = found.load.joined(load)
         found.listed = found.listed or (listing and bool(load.models))
-    found.load = msgspec.structs.replace(found.load, ready=min(words, default=None))
-    found.seems = _seems(answers)
+    found.load = msgspec.structs.replace(found.load, ready=min(ready, default=None))
+    found.seems = _seems(replies, loads)
 
 
-def _seems(answers: dict[str, Reply]) -> str | None:
+def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | None:
     """The kind of server, by content that is unique to it. A status alone proves nothing: some servers return 200 for any path."""
-    loads = {path: told(path, reply) for path, reply in answers.items() if path != API_MODELS}
-    metrics = b"\n" + answers["/metrics"].body if "/metrics" in answers else b""
-    owners = b"".join(answers[path].body for path in (API_MODELS, MODELS) if path in answers).replace(b" ", b"")
-    if ("/info" in loads and loads["/info"].limits.items is not None) or b"\nte_queue_size" in metrics:
-        return "tei"
-    if b"\nsglang:" in metrics or b'"owned_by":"sglang"' in owners or ("/v1/loads" in loads and loads["/v1/loads"].running is not None):
-        return "sglang"
-    if b"\nvllm:" in metrics or b'"owned_by":"vllm"' in owners:
-        return "vllm"
-    ready = answers.get(_NIM_READY)
-    return "nim" if ready is not None and ready.status == 200 and not ready.body.lstrip().startswith(b"<") else None
-
-
-async def _tls(endpoint: Endpoint) -> Tls | None:
-    return await _handshake(endpoint) if endpoint.base_url.startswith("https://") else None
-
-
-async def _speaks_tls(endpoint: Endpoint) -> bool:
-    return await _handshake(endpoint) is not None
-
-
-async def _handshake(endpoint: Endpoint) -> Tls | None:
-    """A TLS handshake at the endpoint's port; None if there is no TLS server, or if the endpoint has a proxy."""
-    parts = urlsplit(endpoint.base_url)
-    if proxy_of(endpoint) is not None:
-        return None
-    return await shake_hands(parts.hostname or "", parts.port or 443)
+    metrics = b"\n" + replies["/metrics"].body if "/metrics" in replies else b""
+    owners = b"".join(replies[path].body for path in (API_MODELS, MODELS) if path in replies).replace(b" ", b"")
+    ready, empty = replies.get(_NIM_READY), Load()
+    signs = {
+        "tei": loads.get("/info", empty).limits.items is not None or b"\nte_queue_size" in metrics,
+        "sglang": b"\nsglang:" in metrics or b'"owned_by":"sglang"' in owners or loads.get("/v1/loads", empty).running is not None,
+        "vllm": b"\nvllm:" in metrics or b'"owned_by":"vllm"' in owners,
+        "nim": ready is not None and ready.status == 200 and not ready.body.lstrip().startswith(b"<"),
+    }
+    return next((kind for kind, shown in signs.items() if shown), None)
 
 
 async def call(endpoint: Endpoint, model: str, seconds: float) -> str | None:
     """Send one small model request; None on success, else the reason of the failure, without secrets."""
-    scores = endpoint.reward is not None or endpoint.kind in SCORES
-    asked = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None) if scores else _chat(model)
-    wire = HttpBackend()
+    if endpoint.reward is not None or endpoint.kind in SCORES:
+        request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
+    else:
+        request = WireRequest(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)
+    backend = HttpBackend()
     try:
         async with asyncio.timeout(seconds):
-            outcome = await wire.send(endpoint, asked)
+            outcome = await backend.send(endpoint, request)
         return str(outcome.error) if isinstance(outcome, Failure) else None
     except TimeoutError:
         return f"endpoint {endpoint.name!r}, model {model!r}: no answer within {seconds:g} s; give it more with --timeout"
     except QRewardError as error:
         return str(error)
     finally:
-        await wire.aclose()
-
-
-def _chat(model: str) -> WireRequest:
-    return WireRequest(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)
-
-
-SOON = 14
-"""Days before its expiry from which a certificate gets a note."""
-SHOWN = 6
-"""Most names that a message lists."""
-GUARDED = (API_MODELS, MODELS, "/info", "/v1/loads")
-"""Routes for which a server with authentication requires a key."""
-LISTS = ("openai", "vllm", "nim")
-"""Kinds of server that refuse a model which is not in their list. The others serve their one model under any name."""
-ANY_NAME = "any"
-_REMEDY = "change models or the route, or map names with model_names"
+        await backend.aclose()
 
 
 def patterns_of(endpoint: Endpoint, config: ClientConfig) -> list[str]:
@@ -270,16 +228,15 @@ def patterns_of(endpoint: Endpoint, config: ClientConfig) -> list[str]:
     return sorted(dict.fromkeys((*routed, *endpoint.models)), key=is_glob)
 
 
-def model_to_ask(endpoint: Endpoint, config: ClientConfig, told: Iterable[str]) -> str | None:
+def model_to_ask(endpoint: Endpoint, config: ClientConfig, served: Iterable[str]) -> str | None:
     """A model name for which the endpoint is used; None if none is known."""
     patterns = patterns_of(endpoint, config)
-    known = [*(pattern for pattern in patterns if not is_glob(pattern)), *endpoint.model_names, *_called(endpoint.model_names, told)]
+    known = [*(pattern for pattern in patterns if not is_glob(pattern)), *endpoint.model_names, *_called(endpoint.model_names, served)]
     named = next((name for name in known if any(matches(pattern, name) for pattern in patterns)), None)
     return named if named is not None or endpoint.kind in LISTS else ANY_NAME
 
 
 def auth_of(endpoint: Endpoint, found: Examined) -> str:
-    """The state of authentication, in a word or two."""
     has_key = endpoint.api_key is not None or bool(endpoint.headers)
     seen = [found.statuses[path] for path in GUARDED if path in found.statuses]
     if refused := next((status for status in seen if status in (401, 403)), None):
@@ -292,30 +249,26 @@ def auth_of(endpoint: Endpoint, found: Examined) -> str:
 def problems(
     endpoint: Endpoint, config: ClientConfig, found: Examined, failed: str | None = None, *, answered: bool = False
 ) -> Iterator[str]:
-    """The problems, most important first.
-
-    Args:
-        endpoint: the examined endpoint.
-        config: the configuration that contains it.
-        found: the findings.
-        failed: reason for which the request of ``--call`` failed; None if it succeeded or was not sent.
-        answered: whether the request of ``--call`` succeeded.
-    """
+    """The problems, most important first. ``failed`` is why the request of ``--call`` failed; ``answered`` says that it succeeded."""
     if found.trouble is not None:
         yield found.trouble
         return
     yield from _of_answers(endpoint, found, answered=answered)
-    yield from _of_key(endpoint, found)
-    yield from _of_kind(endpoint, found)
+    auth = auth_of(endpoint, found)
+    if auth.startswith("refused"):
+        yield f"it rejects the key ({auth[9:-1]}); check api_key, or headers if it is sent there"
+    if auth.startswith("wanted"):
+        yield f"it requires a key ({auth[8:-1]}); set api_key, such as api_key: ${{JUDGE_KEY}}"
+    if found.seems not in (None, endpoint.kind) and endpoint.kind != "openai":
+        yield f"it seems to be a server of kind {found.seems!r}, not {endpoint.kind!r}; set kind: {found.seems}"
     yield from _of_models(endpoint, config, found)
-    if (days := _days(found)) is not None and days < 0:
+    if (days := found.days) is not None and days < 0:
         yield f"its certificate has expired {-days:.0f} days ago; renew it"
     if failed is not None:
         yield f"a call failed: {failed}"
 
 
 def notes(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator[str]:
-    """The notes: findings that do not make calls fail."""
     if endpoint.kind == "openai" and found.seems is not None:
         yield f"it seems to be a server of kind {found.seems!r}; with kind: {found.seems} it can be asked for scores and for its load"
     if found.reachable and not found.listed and endpoint.kind in LISTS and auth_of(endpoint, found) in ("accepted", "not needed", "?"):
@@ -324,7 +277,7 @@ def notes(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator
         yield "probe has no effect: a server of kind 'openrlhf' has nothing to ask for"
     if endpoint.base_url.startswith("https") and endpoint.verify is False:
         yield "its certificate is not verified; give verify the path of its CA bundle instead of false"
-    if (days := _days(found)) is not None and 0 <= days < SOON:
+    if (days := found.days) is not None and 0 <= days < SOON:
         yield f"its certificate ends in {days:.0f} days; renew it"
     yield from (text for name, text in without_effect(config) if name == endpoint.name)
 
@@ -333,7 +286,8 @@ def _of_answers(endpoint: Endpoint, found: Examined, *, answered: bool) -> Itera
     if found.load.ready is False:
         yield "it answers that it is not ready; wait until it has loaded its model, or look into its log"
     if moved := next((path for path, status in found.statuses.items() if 300 <= status < 400), None):
-        yield f"it redirects ({found.statuses[moved]} for {_named(moved)}); redirects are not followed; set base_url to the final one"
+        path = "/models" if moved == API_MODELS else moved
+        yield f"it redirects ({found.statuses[moved]} for {path}); redirects are not followed; set base_url to the final one"
     if answered:
         return
     if found.statuses.get(API_MODELS) == 404 and found.statuses.get(MODELS) == 200 and endpoint.reward is None:
@@ -342,50 +296,29 @@ def _of_answers(endpoint: Endpoint, found: Examined, *, answered: bool) -> Itera
         yield "it answers 404 to every request; check the host, the port and the path of base_url"
 
 
-def _of_key(endpoint: Endpoint, found: Examined) -> Iterator[str]:
-    auth = auth_of(endpoint, found)
-    if auth.startswith("refused"):
-        yield f"it rejects the key ({auth[9:-1]}); check api_key, or headers if it is sent there"
-    if auth.startswith("wanted"):
-        yield f"it requires a key ({auth[8:-1]}); set api_key, such as api_key: ${{JUDGE_KEY}}"
-
-
-def _of_kind(endpoint: Endpoint, found: Examined) -> Iterator[str]:
-    if found.seems not in (None, endpoint.kind) and endpoint.kind != "openai":
-        yield f"it seems to be a server of kind {found.seems!r}, not {endpoint.kind!r}; set kind: {found.seems}"
-
-
 def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator[str]:
-    told = found.load.models
+    served = found.load.models
     if endpoint.kind not in LISTS or not found.listed:
         return
     renamed = endpoint.model_names
     for name, there in renamed.items():
-        if there not in told:
-            yield f"model_names maps {name!r} to {there!r}, but it serves {_served(there, told)}; correct model_names"
+        if there not in served:
+            yield f"model_names maps {name!r} to {there!r}, but it serves {_served(there, served)}; correct model_names"
     for pattern in patterns_of(endpoint, config):
         if is_glob(pattern):
-            if not any(matches(pattern, name) for name in _called(renamed, told)):
-                yield f"it serves {_served(pattern, told)}, none of which matches {pattern!r}; {_REMEDY}"
-        elif pattern not in renamed and pattern not in told:
-            yield f"it does not serve {pattern!r}, but {_served(pattern, told)}; {_REMEDY}"
+            if not any(matches(pattern, name) for name in _called(renamed, served)):
+                yield f"it serves {_served(pattern, served)}, none of which matches {pattern!r}; {_REMEDY}"
+        elif pattern not in renamed and pattern not in served:
+            yield f"it does not serve {pattern!r}, but {_served(pattern, served)}; {_REMEDY}"
 
 
-def _called(renamed: Mapping[str, str], told: Iterable[str]) -> list[str]:
+def _called(renamed: Mapping[str, str], served: Iterable[str]) -> list[str]:
     """The names under which callers request the models of the server, after ``model_names``."""
-    there = list(told)
+    there = list(served)
     return [*(name for name, target in renamed.items() if target in there), *(name for name in there if name not in renamed.values())]
 
 
-def _served(name: str, told: tuple[str, ...]) -> str:
+def _served(name: str, served: tuple[str, ...]) -> str:
     """The names of the served models, most similar to ``name`` first."""
-    names = list(dict.fromkeys((*closest(name, told, most=SHOWN), *told)))
+    names = list(dict.fromkeys((*closest(name, served, most=SHOWN), *served)))
     return ", ".join(map(repr, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-
-
-def _named(path: str) -> str:
-    return "/models" if path == API_MODELS else path
-
-
-def _days(found: Examined) -> float | None:
-    return None if found.tls is None else found.tls.days(datetime.now(UTC))

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from qreward.cli import text_table
 from qreward.errors import ConfigError
 from qreward.testing import FakeFleet, Seen
 from qreward.testing.server import fast_loop
@@ -33,8 +34,7 @@ def run(args: argparse.Namespace) -> int:
         except ConfigError as error:
             raise ConfigError(f"{args.spec}: {error}") from None
     seen = [fleet.seen(name) for name in fleet.names]
-    _say({"seen": msgspec.to_builtins(seen)})
-    _table(_SEEN, [[_cell(getattr(each, field)) for field in _SEEN] for each in seen])
+    _print(json.dumps({"seen": msgspec.to_builtins(seen)}), _SEEN, [[_cell(getattr(each, field)) for field in _SEEN] for each in seen])
     return 0
 
 
@@ -44,23 +44,19 @@ async def _serve(fleet: FakeFleet) -> None:
     except OSError as error:
         raise ConfigError(error.strerror or str(error)) from None
     try:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, stop.set)
         _announce(fleet)
-        await _interrupted()
+        await stop.wait()
     finally:
         await fleet.__aexit__(None, None, None)
 
 
-async def _interrupted() -> None:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, stop.set)
-    await stop.wait()
-
-
 def _announce(fleet: FakeFleet) -> None:
     ready = [{"name": each.name, "base_url": each.base_url, "models": each.models} for each in fleet.endpoints]
-    _say({"endpoints": ready})
-    _table(("name", "base_url", "models"), [[each.name, each.base_url, " ".join(each.models)] for each in fleet.endpoints])
+    rows = [[each.name, each.base_url, " ".join(each.models)] for each in fleet.endpoints]
+    _print(json.dumps({"endpoints": ready}), ("name", "base_url", "models"), rows)
     print("Ctrl-C ends it.", file=sys.stderr, flush=True)
 
 
@@ -73,12 +69,8 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def _say(line: dict[str, Any]) -> None:
-    print(json.dumps(line), flush=True)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    lines = [[name.replace("_", " ") for name in head], *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip(), file=sys.stderr)
+def _print(line: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a line for machines to standard output, and a table for people to standard error."""
+    print(line, flush=True)
+    for row in text_table([[name.replace("_", " ") for name in head], *rows]):
+        print(row, file=sys.stderr)

@@ -43,7 +43,6 @@ def _why(route: Route) -> str:
 
 
 def describe(endpoint: Endpoint, route: Route, model: str) -> str:
-    """One endpoint of a route in one line, without secrets."""
     parts = [f"{endpoint.name}  {endpoint.base_url}"]
     if (renamed := endpoint.model_names.get(model)) is not None:
         parts.append(f"as {renamed!r}")

@@ -17,7 +17,6 @@ _NEEDS = ("fastapi", "uvicorn")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``qreward serve``."""
     from qreward.server.config import PREFIX, ServerConfig, helps  # noqa: PLC0415
 
     parser.epilog = f"Each setting may also be given in the environment: --max-queue is {PREFIX}MAX_QUEUE."

@@ -19,12 +19,12 @@ from typing import Any
 
 from qreward.engine.driver import Engine, runner_of
 from qreward.engine.single import Single
-from qreward.engine.threads import BlockingTime
+from qreward.engine.threads import CLOCK
 from qreward.errors import QueueFull
-from qreward.scheduler.functions.call import Call, CallFailure
 from qreward.scheduler.functions.scheduler import CallScheduler
+from qreward.scheduler.functions.state import Call, CallFailure
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled
-from qreward.scheduler.request import Attempt, BatchFeed, Task
+from qreward.scheduler.request import Attempt, Task
 from qreward.scheduler.scheduler import FINISH, SEND, Command
 
 ErrorClassifier = Callable[[Exception], CallFailure]
@@ -38,18 +38,14 @@ class AsyncCall(Single):
         shell: the loop driver on which the call runs.
         body: starts one attempt of the function.
         judge: see :data:`ErrorClassifier`.
-        tell: called with the call when an attempt starts and when the call ends, or None.
     """
 
-    __slots__ = ("_body", "_judge", "_tell", "outcome")
+    __slots__ = ("_body", "_judge")
 
-    def __init__(
-        self, shell: Any, body: Callable[[], Awaitable[Any]], judge: ErrorClassifier, tell: Callable[[Call], None] | None = None
-    ) -> None:
+    def __init__(self, shell: Any, body: Callable[[], Awaitable[Any]], judge: ErrorClassifier) -> None:
         super().__init__(shell)
         self._body = body
         self._judge = judge
-        self._tell = tell
 
     async def carry(self, _attempt: Attempt) -> Answer | CallFailure:  # type: ignore[override]
         """Make one attempt. Only cancellation is raised, which the loop driver handles."""
@@ -62,23 +58,15 @@ class AsyncCall(Single):
         except BaseException as error:  # SystemExit or KeyboardInterrupt in the caller's own code
             return CallFailure(error, again=False)
 
-    def start(self, attempt: Attempt) -> None:
-        super().start(attempt)
-        if self._tell is not None:
-            self._tell(attempt.task)  # type: ignore[arg-type]
-
-    def finish(self, task: Task, outcome: Any, *_: Any) -> None:
+    def finish(self, _task: Task, outcome: Any, *_: Any) -> None:
         self._result = outcome
         self._wake()
-        if self._tell is not None:
-            self._tell(task)  # type: ignore[arg-type]
 
 
 class ThreadDriver:
     """Runs the commands of blocking callers, as a ``LoopDriver`` does for an event loop."""
 
-    def __init__(self, engine: Engine[CallScheduler], time: BlockingTime) -> None:
-        self.time = time
+    def __init__(self, engine: Engine[CallScheduler]) -> None:
         self._engine = engine
         self.scheduler = engine.scheduler
         self._waiting: dict[BlockingCall, None] = {}
@@ -102,7 +90,6 @@ class ThreadDriver:
             engine.wake_loops()
 
     def run(self, out: list[Command]) -> None:
-        """Run commands."""
         for command in out:
             home = runner_of(command)
             if home is not self:
@@ -113,7 +100,6 @@ class ThreadDriver:
                 command[1].sink.finish(*command[1:])
 
     def post(self, command: Command) -> None:
-        """Run a command, from any thread."""
         self.run([command])
 
     def wake_soon(self) -> None:
@@ -134,7 +120,7 @@ class ThreadDriver:
             until = self._until if leads else None
         woken = False
         try:
-            woken = self.time.wait(caller.lock, None if until is None else max(0.0, until - self.time.now()))
+            woken = CLOCK.wait(caller.lock, None if until is None else max(0.0, until - CLOCK.now()))
         finally:
             with engine.lock:
                 del self._waiting[caller]
@@ -159,32 +145,20 @@ class BlockingCall:
     """The waiter of one blocking call.
 
     Args:
-        desk: the driver of blocking callers.
+        driver: the driver of blocking callers.
         body: makes one attempt of the function.
         judge: see :data:`ErrorClassifier`.
         inline: run attempts in the caller's own thread; if False, in worker threads.
-        tell: called with the call when an attempt starts and when the call ends, or None.
     """
 
-    carry = None
-    __slots__ = ("__weakref__", "_body", "_context", "_inline", "_judge", "_mine", "_outcome", "_tell", "lock", "shell", "woken")
+    __slots__ = ("__weakref__", "_body", "_context", "_judge", "_next", "_outcome", "lock", "shell", "woken")
 
-    def __init__(
-        self,
-        desk: ThreadDriver,
-        body: Callable[[], Any],
-        judge: ErrorClassifier,
-        *,
-        inline: bool,
-        tell: Callable[[Call], None] | None = None,
-    ) -> None:
-        self.shell = desk
+    def __init__(self, driver: ThreadDriver, body: Callable[[], Any], judge: ErrorClassifier, *, inline: bool) -> None:
+        self.shell = driver
         self._body = body
         self._judge = judge
-        self._inline = inline
-        self._tell = tell
         self._context = None if inline else copy_context()
-        self._mine: Attempt | None = None
+        self._next: Attempt | None = None
         self._outcome: Answer | BaseException | None = None
         self.lock = threading.Lock()
         self.lock.acquire()
@@ -192,32 +166,30 @@ class BlockingCall:
 
     def result(self, call: Call) -> Answer | BaseException:
         """Submit the call and wait for its result. If the caller is interrupted, the call's attempts are abandoned."""
-        desk = self.shell
+        driver = self.shell
         try:
-            desk.do(desk.scheduler.submit, call)
+            driver.do(driver.scheduler.submit, call)
             while self._outcome is None:
-                attempt, self._mine = self._mine, None
+                attempt, self._next = self._next, None
                 if attempt is not None:
-                    self._try(attempt)
+                    self._run_here(attempt)
                 else:
-                    desk.wait(self)
+                    driver.wait(self)
         except BaseException:
             if not call.done:
-                desk.do(desk.scheduler.withdraw, [call])
-            if self._mine is not None:
-                self._ended(self._mine, CANCELLED)
+                driver.do(driver.scheduler.withdraw, [call])
+            if self._next is not None:
+                self._ended(self._next, CANCELLED)
             raise
         finally:
-            desk.hand_over()
+            driver.hand_over()
         return self._outcome
 
     def start(self, attempt: Attempt) -> None:
-        if self._tell is not None:
-            self._tell(attempt.task)  # type: ignore[arg-type]
         if self._context is None:
-            self._mine = attempt
+            self._next = attempt
             self.wake()
-        elif not self.shell.time.run(partial(self._in_worker, self._context.copy(), attempt)):
+        elif not CLOCK.run(partial(self._run_in_worker, self._context.copy(), attempt)):
             if len(attempt.task.tried) > 1:  # type: ignore[attr-defined]  # a further attempt without a thread does not fail the call
                 self._ended(attempt, CANCELLED)
                 return
@@ -226,20 +198,17 @@ class BlockingCall:
             )
             self._ended(attempt, CallFailure(error, again=False))
 
-    def finish(self, task: Task, outcome: Any, *_: Any) -> None:
+    def finish(self, _task: Task, outcome: Any, *_: Any) -> None:
         self._outcome = outcome
         self.wake()
-        if self._tell is not None:
-            self._tell(task)  # type: ignore[arg-type]
 
     def wake(self) -> None:
-        """Wake the caller, which then checks what has changed."""
         if not self.woken:
             self.woken = True
             with suppress(RuntimeError):  # another thread has released the lock at the same moment
-                self.shell.time.wake(self.lock)
+                CLOCK.wake(self.lock)
 
-    def _in_worker(self, context: Context, attempt: Attempt) -> Callable[[], None]:
+    def _run_in_worker(self, context: Context, attempt: Attempt) -> Callable[[], None]:
         """Make one attempt in a worker thread.
 
         Returns the function that reports the outcome. It is called when the worker is idle again, because it may start the next attempt.
@@ -250,8 +219,7 @@ class BlockingCall:
             outcome = CallFailure(error, again=False)
         return partial(self._ended, attempt, outcome)
 
-    def _try(self, attempt: Attempt) -> None:
-        """Make one attempt in the caller's own thread."""
+    def _run_here(self, attempt: Attempt) -> None:
         try:
             outcome = self._run(attempt)
         except BaseException:  # KeyboardInterrupt or SystemExit
@@ -269,12 +237,3 @@ class BlockingCall:
 
     def _ended(self, attempt: Attempt, outcome: Answer | CallFailure | Cancelled) -> None:
         self.shell.do(self.shell.scheduler.event, attempt, outcome)
-
-    def read(self, feed: BatchFeed) -> bool:
-        raise AssertionError(f"a call has no feed: {feed}")
-
-    def close(self) -> None:
-        """Do nothing: the pool of a function ends only with its process."""
-
-    def abandon(self) -> list[Task]:
-        return []

@@ -1,22 +1,20 @@
 """Worker threads for blocking functions, and the time and wait primitives of blocking code.
 
-``Workers`` runs jobs in daemon threads. A job goes to an idle thread, else to a new one, up to a maximum number of threads.
-``concurrent.futures`` is not used because it joins its threads when the process ends: one hung function would keep the process alive
-forever. Nothing here waits for a thread. Each thread sleeps on a raw lock of its own. Idle threads form a stack, so that threads that
-are not needed stay at its bottom and end.
+``Workers`` runs jobs in daemon threads, up to a maximum number of threads. ``concurrent.futures`` is not used because it joins its
+threads when the process ends: one hung function would keep the process alive forever. Nothing here waits for a thread. Each thread
+sleeps on a raw lock of its own. Idle threads form a stack, so that threads that are not needed stay at its bottom and end.
 
 ``BlockingTime`` is the one interface through which blocking code waits, so that tests can replace real time by virtual time. Waiting
 and waking use a raw ``threading.Lock`` that is already held: the waiting thread acquires it, the waking thread releases it. An
 ``Event`` or a ``Condition`` would do the same with several locks.
-
-This module must not know the jobs that it runs, nor limits other than its own.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Protocol
 
@@ -55,19 +53,12 @@ class Workers:
     def __init__(self, most: int = MOST, idle_seconds: float = IDLE_SECONDS) -> None:
         self.most = most
         self._idle_seconds = idle_seconds
-        self._crew = _Crew()
-        background.watch(self, Workers._begin_again)
+        self._pool = _ThreadPool()
+        background.watch(self, Workers._start_over)
 
-    @property
-    def idle(self) -> int:
-        """The number of threads that wait for work."""
-        return len(self._crew.idle)
-
-    @property
-    def busy(self) -> int:
-        """The number of threads that run a job."""
-        crew = self._crew
-        return max(0, crew.threads - len(crew.idle))
+    def _start_over(self) -> object:
+        inherited, self._pool = self._pool, _ThreadPool()
+        return inherited
 
     def run(self, job: Job) -> bool:
         """Run a job in another thread soon.
@@ -78,44 +69,37 @@ class Workers:
         Raises:
             RuntimeError: the pool has no thread, and the system cannot start one.
         """
-        crew = self._crew
+        pool = self._pool
         try:
-            worker = crew.idle.pop()
+            worker = pool.idle.pop()
         except IndexError:
-            return self._hire(crew, job)
+            return self._start_thread(pool, job)
         worker.job = job
-        worker.bell.release()
+        worker.wakeup.release()
         return True
 
-    def _hire(self, crew: _Crew, job: Job) -> bool:
-        with crew.lock:
-            if crew.threads >= self.most:
+    def _start_thread(self, pool: _ThreadPool, job: Job) -> bool:
+        with pool.lock:
+            if pool.threads >= self.most:
                 return False
-            crew.threads += 1
-            crew.hired += 1
-            name = f"qreward-worker-{crew.hired}"
-        worker = _Worker(crew, job, self._idle_seconds)
+            pool.threads += 1
+            pool.started += 1
+            name = f"qreward-worker-{pool.started}"
         try:
-            threading.Thread(target=worker.work, name=name, daemon=True).start()
+            threading.Thread(target=_Worker(pool, job, self._idle_seconds).work, name=name, daemon=True).start()
         except RuntimeError:
-            if crew.leave() == 0:
+            if pool.leave() == 0:
                 raise
             return False
         return True
 
-    def _begin_again(self) -> object:
-        parents, self._crew = self._crew, _Crew()
-        return parents
 
-
-class _Crew:
-    """The threads of one process."""
-
+class _ThreadPool:
     def __init__(self) -> None:
         self.idle: list[_Worker] = []
         self.lock = threading.Lock()
         self.threads = 0
-        self.hired = 0
+        self.started = 0
 
     def leave(self) -> int:
         """Remove one thread from the count, and return the number left."""
@@ -125,47 +109,47 @@ class _Crew:
 
 
 class _Worker:
-    """One thread, and the lock (``bell``) on which it sleeps."""
+    """One thread, and the lock (``wakeup``) on which it sleeps."""
 
-    __slots__ = ("_crew", "_idle_seconds", "bell", "job")
+    __slots__ = ("_idle_seconds", "_pool", "job", "wakeup")
 
-    def __init__(self, crew: _Crew, job: Job, idle_seconds: float) -> None:
-        self._crew, self._idle_seconds = crew, idle_seconds
+    def __init__(self, pool: _ThreadPool, job: Job, idle_seconds: float) -> None:
+        self._pool, self._idle_seconds = pool, idle_seconds
         self.job: Job | None = job
-        self.bell = threading.Lock()
-        self.bell.acquire()
+        self.wakeup = threading.Lock()
+        self.wakeup.acquire()
 
     def work(self) -> None:
         """Run all jobs of the thread, one after the other. After a job, reach ``_rest`` fast: a thread that the job woke may be waiting."""
-        idle, report = self._crew.idle, None
+        idle, report = self._pool.idle, None
         while (job := self.job) is not None:
             self.job = None
             try:
                 report = job()
             except BaseException:
-                _tell()
+                _report_error()
             del job  # an idle thread keeps nothing alive
             idle.append(self)
             if report is not None:
                 try:
                     report()
                 except BaseException:
-                    _tell()
+                    _report_error()
                 report = None
             self._rest()
-        self._crew.leave()
+        self._pool.leave()
 
     def _rest(self) -> None:
         """Sleep until there is a job. After ``idle_seconds`` without one, leave the stack of idle threads, which ends the thread."""
-        if self.bell.acquire(timeout=self._idle_seconds):
+        if self.wakeup.acquire(timeout=self._idle_seconds):
             return
         try:
-            self._crew.idle.remove(self)
+            self._pool.idle.remove(self)
         except ValueError:  # ``run`` has just taken this worker off the stack, and will release the lock
-            self.bell.acquire()
+            self.wakeup.acquire()
 
 
-def _tell() -> None:
+def _report_error() -> None:
     """Report an exception that a job raised, against its contract, to ``threading.excepthook``. The worker keeps running."""
     threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
 
@@ -216,8 +200,35 @@ class RealTime:
         return lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
 
     def wake(self, lock: threading.Lock) -> None:
-        """See :class:`BlockingTime`."""
         lock.release()
 
 
 REAL_TIME = RealTime()
+
+
+class Clock:
+    """The ``BlockingTime`` that decorated functions use at present. Its methods are those of ``time``."""
+
+    def __init__(self) -> None:
+        self.use(REAL_TIME)
+
+    def use(self, time: BlockingTime) -> None:
+        self.time = time
+        self.now, self.wait, self.wake, self.run = time.now, time.wait, time.wake, time.run
+
+
+CLOCK = Clock()
+
+
+@contextmanager
+def replaced_time(time: BlockingTime) -> Iterator[None]:
+    """Make all decorated functions use another clock inside the ``with`` block.
+
+    Times recorded with the previous clock have no meaning in the block.
+    """
+    before = CLOCK.time
+    CLOCK.use(time)
+    try:
+        yield
+    finally:
+        CLOCK.use(before)

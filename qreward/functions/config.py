@@ -1,12 +1,6 @@
 """``ScheduleConfig``: the parameters of ``@schedule``, their validation, and their changes while the function is in use.
 
-This module knows which values are valid. It does not know how a call is made.
-
-- The ``check_...`` functions validate values that only functions have. Each returns the value, or raises ``ValueError`` with a text
-  that says what to write instead.
-- ``Changes`` holds the change callbacks of an object, and the lock under which changes are made one after the other.
-- ``read_settings`` reads the settings of a function from a file, and does not know which settings exist.
-- ``CompiledSettings`` is the form of a configuration that calls use, compiled once per change.
+``CompiledSettings`` is the form of a configuration that calls use, compiled once per change. Nothing here knows how a call is made.
 """
 
 from __future__ import annotations
@@ -18,8 +12,9 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from enum import Enum
+from functools import partial
 from inspect import iscoroutinefunction
-from math import isfinite
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +23,8 @@ from pydantic import AfterValidator, BeforeValidator, PlainValidator, PrivateAtt
 from qreward.engine import background
 from qreward.errors import ConfigError
 from qreward.functions.overload import overload_of
-from qreward.scheduler.functions.call import Adapting, Breaking, CallFailure, CallOptions, Hedging, Pause, Rate
+from qreward.scheduler.functions.limits import Adapting, Breaking, FunctionOptions, Hedging, Pause, Rate
+from qreward.scheduler.functions.state import CallFailure
 from qreward.settings import files
 from qreward.settings.base import Count, Many, Number, Policy, Seconds, SomeSeconds, with_faults
 from qreward.settings.policies import Level, Priority
@@ -51,72 +47,50 @@ UNSET = Unset.UNSET
 
 def check_exceptions(value: object) -> object:
     """Validate an exception class, a tuple of exception classes, or a function of the exception."""
-    if isinstance(value, type):
-        return _exception(value)
-    if isinstance(value, tuple):
-        if not value:
-            raise ValueError("is an empty tuple, by which nothing would ever be a failure; name at least one class, or leave it out")
-        return tuple(_exception(each) for each in value)
-    if not callable(value):
-        raise ValueError("must be an exception class, a tuple of such classes, or a function of the exception; it is set in code")
-    return check_plain(value)
-
-
-def _exception(value: object) -> object:
-    if not isinstance(value, type) or not issubclass(value, BaseException):
-        raise ValueError("must name exception classes, such as (ConnectionError, TimeoutError)")
-    if not issubclass(value, Exception):
-        raise ValueError(f"{value.__name__} cannot be retried: it ends tasks and programs; use Exception, or subclasses of it")
+    if not isinstance(value, type | tuple):
+        if not callable(value):
+            raise ValueError("must be an exception class, a tuple of such classes, or a function of the exception; it is set in code")
+        return check_plain(value)
+    if value == ():
+        raise ValueError("is an empty tuple, by which nothing would ever be a failure; name at least one class, or leave it out")
+    for kind in value if isinstance(value, tuple) else (value,):
+        if not isinstance(kind, type) or not issubclass(kind, BaseException):
+            raise ValueError("must name exception classes, such as (ConnectionError, TimeoutError)")
+        if not issubclass(kind, Exception):
+            raise ValueError(f"{kind.__name__} cannot be retried: it ends tasks and programs; use Exception, or subclasses of it")
     return value
 
 
 def check_plain(value: Any) -> Any:
-    """Validate a callable that is not async, or None."""
     if value is not None and (not callable(value) or iscoroutinefunction(value)):
         raise ValueError("must be a plain function, not async: it is called and not awaited")
     return value
 
 
-def check_hedge_time(value: object) -> object:
-    """Validate a number of seconds, a percentile, or None."""
+def check_hedge_time(value: Any) -> Any:
+    if value is None:
+        return None
     if isinstance(value, str) and (found := _PERCENTILE.fullmatch(value)):
         if not 0 < float(found[1]) / 100 < 1:
             raise ValueError("a percentile lies between p0 and p100, both excluded, such as 'p95'")
         return value
     try:
-        seconds = None if value is None or isinstance(value, bool) else float(value)  # type: ignore[arg-type] # texts of numbers too
+        seconds = 0.0 if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
-        seconds = None
-    if seconds is None and value is None:
-        return None
-    if seconds is None or not isfinite(seconds) or seconds <= 0:
+        seconds = 0.0
+    if not 0 < seconds < inf:
         raise ValueError("must be a positive number of seconds, a percentile such as 'p95', or None")
     return seconds
 
 
-def quantile_of(time: float | str | None) -> float | None:
-    """Convert a percentile to a share between 0 and 1. Returns None for any other value.
-
-    Example:
-        >>> quantile_of("p95"), quantile_of(2.0)
-        (0.95, None)
-    """
-    return float(time[1:]) / 100 if isinstance(time, str) else None
-
-
 def check_exporter(value: Any) -> Any:
-    """Validate an object that has a method ``export``, or None."""
     if value is not None and not callable(getattr(value, "export", None)):
         raise ValueError("must be an object with a method export(metrics), or None")
     return value
 
 
 Failures = type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], bool | float]
-ExceptionTypes = Annotated[Failures, PlainValidator(check_exceptions)]
-HedgeTime = Annotated[float | str | None, PlainValidator(check_hedge_time)]
 Portion = Annotated[float, BeforeValidator(Number(above=0, most=1))]
-Exporter = Annotated[Any, PlainValidator(check_exporter)]
-
 
 logger = logging.getLogger("qreward.schedule")
 
@@ -124,7 +98,7 @@ OnChange = Callable[[Any, frozenset[str]], object]
 
 
 class Changes:
-    """The lock and the change callbacks of one object.
+    """The change callbacks of one object.
 
     Attributes:
         lock: held while a change is made and its callbacks run, so that callbacks see changes in order. A callback may make another change.
@@ -133,18 +107,15 @@ class Changes:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._callbacks: dict[object, OnChange] = {}
-        background.watch(self, Changes._begin_again)
+        background.watch(self, Changes._replace_lock)
 
-    def _begin_again(self) -> object:
-        """Replace the lock in a forked child, where the thread that held it may not exist."""
+    def _replace_lock(self) -> object:
+        """In a forked child, the thread that held the lock may not exist."""
         inherited, self.lock = self.lock, threading.RLock()
         return inherited
 
     def add(self, callback: OnChange) -> Callable[[], None]:
-        """Call ``callback(thing, names)`` after each change from now on.
-
-        Returns a function that removes the callback; it may be called more than once.
-        """
+        """Call ``callback(changed_object, names)`` after each change from now on. Returns a function that removes the callback."""
         token = object()
         self._callbacks[token] = callback
 
@@ -153,34 +124,28 @@ class Changes:
 
         return remove
 
-    def follow(self, method: OnChange) -> None:
+    def add_weakly(self, method: OnChange) -> None:
         """Like ``add``, for a method of an object that is held weakly."""
 
-        def call(thing: object, names: frozenset[str]) -> None:
-            found = weak()
-            if found is not None:
-                found(thing, names)
+        def call(changed: object, names: frozenset[str]) -> None:
+            if (found := weak()) is not None:
+                found(changed, names)
 
         remove = self.add(call)
         weak = weakref.WeakMethod(method, lambda _: remove())
 
-    def tell(self, thing: object, names: frozenset[str]) -> None:
+    def notify(self, changed: object, names: frozenset[str]) -> None:
         """Call all callbacks. If one raises, the error is logged and the others are still called."""
         for token, callback in list(self._callbacks.items()):
             if token not in self._callbacks:  # removed by an earlier callback
                 continue
             try:
-                callback(thing, names)
+                callback(changed, names)
             except Exception:
                 logger.exception("an on_change callback raised; the change of %s stands", ", ".join(sorted(names)))
 
 
-def read_settings(source: str | Path) -> dict[str, Any]:
-    """Read the settings in a file. Raises ``ConfigError``."""
-    return read_with_place(source)[0]
-
-
-def read_with_place(source: str | Path) -> tuple[dict[str, Any], files.SettingsLocation]:
+def read_settings(source: str | Path) -> tuple[dict[str, Any], files.SettingsLocation]:
     """Return the settings in a file, and their place. Raises ``ConfigError``, also for an empty file, which may be about to be written."""
     return files.read_settings(source, empty="write {} if nothing is to be set")
 
@@ -189,10 +154,6 @@ __all__ = ["FIXED", "UNSET", "ScheduleConfig"]
 
 FIXED = frozenset({"key_func", "pool"})
 """Parameters that cannot be changed: a function belongs to its pool, and its counters belong to the keys already computed."""
-
-
-def _priority(level: int) -> int:
-    return Priority(level) if level in list(Priority) else level
 
 
 class ScheduleConfig(Policy):
@@ -251,12 +212,12 @@ class ScheduleConfig(Policy):
     retry_times: Many = 0
     retry_interval: SomeSeconds = 1.0
     retry_max_interval: Seconds = 60.0
-    exception_types: ExceptionTypes = Exception
+    exception_types: Annotated[Failures, PlainValidator(check_exceptions)] = Exception
     limit_size: Count | None = None
     limit_window: Seconds = 1.0
     key_func: Annotated[Callable[..., Hashable] | None, PlainValidator(check_plain)] = None
     max_concurrency: Count | None = None
-    hedged_request_time: HedgeTime = None
+    hedged_request_time: Annotated[float | str | None, PlainValidator(check_hedge_time)] = None
     hedged_request_max_times: Count = 1
     hedged_request_proportion: Portion = 0.05
     speed_up_max_multiply: Count = 1
@@ -268,10 +229,10 @@ class ScheduleConfig(Policy):
     adaptive_limit_max: Count = 500
     adaptive_error_threshold: Portion = 0.3
     adaptive_latency_threshold: Seconds | None = None
-    priority: Annotated[Level, AfterValidator(_priority)] = Priority.NORMAL
+    priority: Annotated[Level, AfterValidator(lambda level: Priority(level) if level in list(Priority) else level)] = Priority.NORMAL
     pool: str | None = None
     metrics_callback: Callable[..., object] | None = None
-    telemetry_exporter: Exporter = None
+    telemetry_exporter: Annotated[Any, PlainValidator(check_exporter)] = None
     debug: bool = False
 
     _changes: Changes = PrivateAttr(default_factory=Changes)
@@ -312,16 +273,17 @@ class ScheduleConfig(Policy):
         Raises:
             ConfigError: the file cannot be read or a setting is invalid. The message names the file, the position and what to change.
         """
-        settings, place = read_with_place(path)
+        settings, place = read_settings(path)
         try:
-            return cls(**settings)
+            return cls.from_content(settings)
         except ConfigError as error:
             raise place.named(error) from None
 
     @property
     def hedged_request_quantile(self) -> float | None:
         """``hedged_request_time`` as a share, if it is a percentile: 0.95 for ``"p95"``. Otherwise None."""
-        return quantile_of(self.hedged_request_time)
+        time = self.hedged_request_time
+        return float(time[1:]) / 100 if isinstance(time, str) else None
 
     def update(self, /, **changes: Any) -> frozenset[str]:
         """Change parameters while the function is in use. If one of them is invalid, none is changed.
@@ -348,7 +310,7 @@ class ScheduleConfig(Policy):
             if changed:
                 object.__setattr__(self, "__dict__", after)
                 self.model_fields_set.update(changed)
-                self._changes.tell(self, changed)
+                self._changes.notify(self, changed)
         return changed
 
     def on_change(self, callback: Callable[[ScheduleConfig, frozenset[str]], object]) -> Callable[[], None]:
@@ -380,12 +342,12 @@ class ScheduleConfig(Policy):
         return type(self)(**copy.deepcopy(self.snapshot(), memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), self.snapshot())
+        return partial(type(self), **self.snapshot()), ()
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         """Only values that differ from the defaults. Objects are shown by name only, because they may hold secrets."""
         fields = type(self).model_fields
-        return ((name, _Shown(value)) for name, value in self.snapshot().items() if not same(value, fields[name].default))
+        return ((name, _Text(_shown(value))) for name, value in self.snapshot().items() if not same(value, fields[name].default))
 
 
 def same(one: object, other: object) -> bool:
@@ -398,55 +360,52 @@ def same(one: object, other: object) -> bool:
         return False
 
 
-def _restored(kind: type[ScheduleConfig], settings: dict[str, Any]) -> ScheduleConfig:
-    return kind(**settings)
+class _Text(str):
+    """A text that is its own ``repr``."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
-class _Shown:
+def _shown(value: Any) -> str:
     """A value as ``repr`` shows it: None, numbers, texts and enum members as they are, and anything else by its name."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __repr__(self) -> str:
-        value = self._value
-        if isinstance(value, Enum):
-            return f"{type(value).__name__}.{value.name}"
-        if value is None or isinstance(value, bool | int | float | str):
-            return repr(value)
-        if isinstance(value, tuple):
-            return f"({', '.join(repr(_Shown(each)) for each in value)}{',' if len(value) == 1 else ''})"
-        return str(getattr(value, "__qualname__", f"<{type(value).__name__}>"))
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))}{',' if len(value) == 1 else ''})"
+    return str(getattr(value, "__qualname__", f"<{type(value).__name__}>"))
 
 
 class CompiledSettings:
     """An immutable state of a configuration. A call uses one of them from its beginning to its end.
 
+    Args:
+        config: the configuration.
+        waits: False compiles it for tests: retries and overload are not waited for, rate limits are ignored, and nothing is hedged.
+
     Attributes:
-        terms: the options for the scheduler; ``hasty`` holds the same options without any waiting.
+        options: the options for the scheduler.
         needs_thread: whether a blocking caller may have to give up on a running try.
     """
 
-    __slots__ = ("_exceptions", "_predicate", "callback", "debug", "default", "exporter", "hasty", "key_func", "needs_thread", "terms")
+    __slots__ = ("_exceptions", "_predicate", "_waits", "callback", "debug", "default", "exporter", "key_func", "needs_thread", "options")
 
-    def __init__(self, config: ScheduleConfig) -> None:
-        self.terms = _terms(config)
-        self.hasty = self.terms._replace(pause=Pause(0.0, 0.0), paced=False, hedging=None)
+    def __init__(self, config: ScheduleConfig, *, waits: bool = True) -> None:
+        options = _options(config)
+        self.options = options if waits else options._replace(pause=Pause(0.0, 0.0), paced=False, hedging=None)
         self.needs_thread = config.timeout is not None or config.hedged_request_time is not None or config.speed_up_max_multiply > 1
-        self.key_func: Callable[..., Hashable] | None = config.key_func
+        self.key_func = config.key_func
         self.default: Any = config.default_result
         self.callback = config.metrics_callback
         self.exporter = config.telemetry_exporter
         self.debug = config.debug
+        self._waits = waits
         exceptions: Any = config.exception_types
         is_types = isinstance(exceptions, type | tuple)
         self._exceptions: Any = exceptions if is_types else Exception
         self._predicate: Callable[[Exception], bool | float] | None = None if is_types else exceptions
-
-    @property
-    def has_default(self) -> bool:
-        """Whether a default is returned instead of an exception."""
-        return self.default is not UNSET
 
     def covers(self, error: BaseException) -> bool:
         """Whether the default is returned for an exception that no try raised."""
@@ -467,35 +426,31 @@ class CompiledSettings:
                 again, wait = True, float(again)
         if overload is not None and overload.should_retry is False:  # the server's answer takes precedence
             again = False
+        if wait is not None and not self._waits:
+            wait = 0.0
         return CallFailure(error, again=bool(again), wait=wait, overloaded=overload is not None, covered=covered)
 
-    def judge_hastily(self, error: Exception) -> CallFailure:
-        """Like ``judge``, without any wait."""
-        raised = self.judge(error)
-        raised.wait = None if raised.wait is None else 0.0
-        return raised
 
-
-def _terms(config: ScheduleConfig) -> CallOptions:
-    hedging = breaking = adapting = None
-    if config.hedged_request_time is not None:
-        quantile = config.hedged_request_quantile
-        after = None if isinstance(config.hedged_request_time, str) else config.hedged_request_time
-        hedging = Hedging(after, quantile or 0.0, config.hedged_request_max_times, config.hedged_request_proportion)
+def _options(config: ScheduleConfig) -> FunctionOptions:
+    rate = hedging = breaking = adapting = None
+    if config.limit_size is not None:
+        rate = Rate(config.limit_size, config.limit_window)
+    if (time := config.hedged_request_time) is not None:
+        after, quantile = (None, config.hedged_request_quantile or 0.0) if isinstance(time, str) else (time, 0.0)
+        hedging = Hedging(after, quantile, config.hedged_request_max_times, config.hedged_request_proportion)
     if config.circuit_breaker_threshold is not None:
         breaking = Breaking(config.circuit_breaker_threshold, config.circuit_breaker_recovery)
     if config.adaptive_limit:
-        adapting = Adapting(
-            config.adaptive_limit_min, config.adaptive_limit_max, config.adaptive_error_threshold, config.adaptive_latency_threshold
-        )
-    return CallOptions(
+        least, most = config.adaptive_limit_min, config.adaptive_limit_max
+        adapting = Adapting(least, most, config.adaptive_error_threshold, config.adaptive_latency_threshold)
+    return FunctionOptions(
         level=int(config.priority),
         timeout=config.timeout,
         retries=config.retry_times,
         pause=Pause(config.retry_interval, config.retry_max_interval),
         parallel_tries=config.speed_up_max_multiply,
         most=config.max_concurrency,
-        rate=None if config.limit_size is None else Rate(config.limit_size, config.limit_window),
+        rate=rate,
         hedging=hedging,
         breaking=breaking,
         adapting=adapting,

@@ -11,25 +11,128 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from math import inf
 from random import Random
-from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakSet, WeakValueDictionary
 
 from qreward.engine import background
 from qreward.engine.driver import Engine
 from qreward.engine.function_calls import AsyncCall, BlockingCall, ThreadDriver
+from qreward.engine.threads import CLOCK
 from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
-from qreward.functions.clock import CLOCK, Switch
-from qreward.functions.config import CompiledSettings, ScheduleConfig
-from qreward.functions.metrics import Outcome, ScheduleMetrics, ScheduleStats
-from qreward.scheduler.functions.call import Call
+from qreward.functions.config import UNSET, CompiledSettings, ScheduleConfig
 from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import Function
+from qreward.scheduler.functions.state import Call, Function, FunctionCounters
 from qreward.scheduler.outcome import Answer
 
 log = logging.getLogger("qreward.schedule")
+
+Outcome = Literal["ok", "failed", "timeout", "circuit_open", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleMetrics:
+    """One finished call of a decorated function, as ``metrics_callback`` and ``telemetry_exporter`` receive it.
+
+    Attributes:
+        function: qualified name of the function, with its module.
+        key: the key that ``key_func`` returned; None without ``key_func``.
+        outcome: ``ok``, ``failed`` (the function raised), ``timeout``, ``circuit_open`` (the call was rejected by the circuit breaker), or
+            ``cancelled`` (by the caller).
+        error: class name of the exception, or None. The message is left out because it may hold secrets.
+        defaulted: whether the caller received ``default_result``.
+        tries: number of runs of the function. Of these, ``retries`` followed a failure, and ``hedges`` ran beside another try.
+        queued: seconds before the first try.
+        latency: seconds from the call to its end, waiting and retries included.
+    """
+
+    function: str
+    key: Hashable
+    outcome: Outcome
+    error: str | None
+    defaulted: bool
+    tries: int
+    retries: int
+    hedges: int
+    queued: float
+    latency: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the function returned."""
+        return self.outcome == "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleStats:
+    """Counters of a decorated function since it was defined or reset.
+
+    Attributes:
+        calls: calls made. Of those that ended, ``ok`` returned and ``failed`` ended with an exception. Of the failed calls, ``timeouts``
+            exceeded the time limit, and ``refused`` were rejected by the open circuit breaker.
+        tries: number of runs of the function. Of these, ``retries`` followed a failure, and ``hedges`` ran beside another try.
+        hedges_won: hedges that returned before the try they hedged.
+        overloaded: tries rejected because of overload (429, 503 and the like).
+        waiting, inflight: calls currently waiting for a rate limit or a concurrency slot, and tries currently running.
+        limit: tries that may currently run at once, over all functions of the pool; None without a limit.
+        rate: tries that a key may currently begin per ``limit_window``; None without a limit. With ``adaptive_limit``, the lowest of all
+            keys.
+        keys: number of keys in memory, of which ``open_circuits`` have an open circuit breaker.
+        p50, p95, p99: percentiles of the seconds that successful tries took; None before the first.
+    """
+
+    calls: int
+    ok: int
+    failed: int
+    timeouts: int
+    refused: int
+    tries: int
+    retries: int
+    hedges: int
+    hedges_won: int
+    overloaded: int
+    waiting: int
+    inflight: int
+    limit: int | None
+    rate: int | None
+    keys: int
+    open_circuits: int
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+_waiting_disabled = False
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Inside the ``with`` block, decorated functions retry at once, ignore rate limits and are never hedged. Other settings still apply.
+
+    For tests of code that uses decorated functions. It applies in all threads, to calls that begin inside the block.
+
+    Example:
+        >>> from qreward import schedule
+        >>> tries = []
+        >>> @schedule(retry_times=3, retry_interval=60.0)
+        ... def flaky():
+        ...     tries.append(1)
+        ...     return 1 / (len(tries) - 1)
+        >>> with no_waiting():
+        ...     flaky()
+        1.0
+    """
+    global _waiting_disabled  # noqa: PLW0603 - a switch of the whole process
+    before, _waiting_disabled = _waiting_disabled, True
+    try:
+        yield
+    finally:
+        _waiting_disabled = before
 
 
 class ScheduledFunction:
@@ -50,66 +153,52 @@ class ScheduledFunction:
         _check_agreement(self, pool)
         pool.members.add(self)
         self.attach()
-        config._changes.follow(self._follow)
+        config._changes.add_weakly(self._follow)
 
     def attach(self) -> None:
         """Register with the pool's engine, with empty counters."""
-        engine = self.pool.engine
+        engine, settings = self.pool.engine, self.settings
         with engine.lock:  # other functions of the pool may be in use
-            self.function = Function(self.name, engine.scheduler.group, self.settings.terms, keyed=self.settings.key_func is not None)
+            self.function = Function(self.name, engine.scheduler.group, settings.options, keyed=settings.key_func is not None)
 
     def _follow(self, config: ScheduleConfig, _changed: frozenset[str]) -> None:
         settings = CompiledSettings(config)
 
         def change(now: float) -> None:
-            self.settings, self.function.terms = settings, settings.terms
+            self.settings, self.function.options = settings, settings.options
             self.pool.engine.scheduler.changed(now, self.function)
 
         self.pool.engine.act(change)
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an async function."""
-        settings, hasty = self.settings, Switch.off
-        sink = AsyncCall(
-            self.pool.engine.shell(),
-            partial(self.body, *args, **kwargs),
-            settings.judge_hastily if hasty else settings.judge,
-            self._tell if settings.debug else None,
-        )
-        call = self._call(settings, hasty, sink, args, kwargs)
+        settings, call, body = self._prepare(args, kwargs)
+        call.sink = waiter = AsyncCall(self.pool.engine.shell(), body, settings.judge)
         try:
-            outcome: Any = await sink.result(call)
+            outcome: Any = await waiter.result(call)
         except BaseException:
             self._report(call, settings, "cancelled", None)
             raise
         if type(outcome) is Answer:
             self._report(call, settings, "ok", None)
             return outcome.value
-        value = self._instead(call, settings, outcome, args, kwargs)
+        value = self._default_or_raise(call, settings, outcome, args, kwargs)
         return await value if inspect.isawaitable(value) else value
 
     def call_blocking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a blocking function."""
-        settings, hasty = self.settings, Switch.off
-        sink = BlockingCall(
-            self.pool.desk,
-            partial(self.body, *args, **kwargs),
-            settings.judge_hastily if hasty else settings.judge,
-            inline=not settings.needs_thread,
-            tell=self._tell if settings.debug else None,
-        )
-        call = self._call(settings, hasty, sink, args, kwargs)
+        settings, call, body = self._prepare(args, kwargs)
+        call.sink = waiter = BlockingCall(self.pool.thread_driver, body, settings.judge, inline=not settings.needs_thread)
         try:
-            outcome = sink.result(call)
+            outcome = waiter.result(call)
         except BaseException:
             self._report(call, settings, "cancelled", None)
             raise
         if type(outcome) is Answer:
             self._report(call, settings, "ok", None)
             return outcome.value
-        return self._instead(call, settings, outcome, args, kwargs)
+        return self._default_or_raise(call, settings, outcome, args, kwargs)
 
-    def _call(self, settings: CompiledSettings, hasty: bool, sink: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CompiledSettings, Call, Callable[[], Any]]:
+        settings = CompiledSettings(self.config, waits=False) if _waiting_disabled else self.settings
         key: Hashable = None
         if settings.key_func is not None:
             key = settings.key_func(*args, **kwargs)
@@ -119,25 +208,32 @@ class ScheduledFunction:
                 raise ConfigError(
                     f"key_func of {self.name}() returned a {type(key).__name__}, which is not hashable; return a text or a tuple"
                 ) from None
-        return Call(self.function, key, settings.hasty if hasty else settings.terms, sink)
+        call = Call(self.function, key, settings.options, None)
+        body = partial(self.body, *args, **kwargs)
+        return settings, call, partial(self._log_and_run, call, body) if settings.debug else body
 
-    def _instead(self, call: Call, settings: CompiledSettings, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the default if there is one for this error; otherwise raise the error."""
+    def _log_and_run(self, call: Call, body: Callable[[], Any]) -> Any:
+        self._log_notes(call)
+        return body()
+
+    def _default_or_raise(self, call: Call, settings: CompiledSettings, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outcome: Outcome = "failed"
         if call.error is not error and isinstance(error, RequestTimeout):
             outcome = "timeout"
         elif call.error is not error and isinstance(error, CircuitOpen):
             outcome = "circuit_open"
-        if not settings.has_default or (outcome == "failed" and not (call.covered if call.error is error else settings.covers(error))):
+        default = settings.default
+        if default is UNSET or (outcome == "failed" and not (call.covered if call.error is error else settings.covers(error))):
             self._report(call, settings, outcome, error)
             raise error
         self._report(call, settings, outcome, error, defaulted=True)
-        default = settings.default
         return default(*args, **kwargs) if callable(default) else default
 
     def _report(
         self, call: Call, settings: CompiledSettings, outcome: Outcome, error: BaseException | None, *, defaulted: bool = False
     ) -> None:
+        if settings.debug:
+            self._log_notes(call)
         if settings.callback is None and settings.exporter is None:
             return
         now = self.pool.engine.clock()
@@ -160,50 +256,34 @@ class ScheduledFunction:
                 except Exception:
                     log.exception("%s of %s() raised; the call is not affected", name, self.name)
 
-    def _tell(self, call: Call) -> None:
+    def _log_notes(self, call: Call) -> None:
         notes, call.notes = call.notes or [], []
         for at, text in notes:
             log.debug("%s() call %d at %.3f s: %s", self.name, call.number, at - call.born, text)
 
     def stats(self) -> ScheduleStats:
-        """Return the counters since the function was defined or reset."""
         engine, function = self.pool.engine, self.function
         with engine.lock:
             function.forget(engine.clock())
-            tally, group, lanes = function.tally, function.group, function.lanes.values()
-            at = function.quantiles.at
+            group, keys = function.group, function.keys.values()
+            rates = [state.rate_limit.size for state in keys if state.rate_limit is not None]
+            p50, p95, p99 = map(function.quantiles.at, (0.5, 0.95, 0.99))
             return ScheduleStats(
-                calls=tally.calls,
-                ok=tally.ok,
-                failed=tally.failed,
-                timeouts=tally.timeouts,
-                refused=tally.refused,
-                tries=tally.tries,
-                retries=tally.retries,
-                hedges=tally.hedges,
-                hedges_won=tally.hedges_won,
-                overloaded=tally.overloaded,
-                waiting=sum(len(lane.line) for lane in lanes),
-                inflight=sum(lane.inflight for lane in lanes),
-                limit=None if group.limit == float("inf") else int(group.limit),
-                rate=min(
-                    (lane.ration.size for lane in lanes if lane.ration is not None),
-                    default=function.terms.rate and function.terms.rate.size,
-                ),
-                keys=len(lanes),
-                open_circuits=sum(lane.breaker is not None and lane.breaker.state != "closed" for lane in lanes),
-                p50=at(0.5),
-                p95=at(0.95),
-                p99=at(0.99),
+                **{name: getattr(function.counters, name) for name in FunctionCounters.__slots__},
+                waiting=sum(len(state.queue) for state in keys),
+                inflight=sum(state.inflight for state in keys),
+                limit=None if group.limit == inf else int(group.limit),
+                rate=min(rates, default=function.options.rate and function.options.rate.size),
+                keys=len(keys),
+                open_circuits=sum(state.breaker is not None and state.breaker.state != "closed" for state in keys),
+                p50=p50,
+                p95=p95,
+                p99=p99,
             )
 
     def reset(self) -> None:
-        """Reset counters, keys, adaptive limits and circuit breakers. Running and waiting calls continue."""
-        self.pool.engine.act(partial(_reset, self))
-
-
-def _reset(member: ScheduledFunction, now: float) -> None:
-    member.pool.engine.scheduler.reset(now, member.function)
+        engine = self.pool.engine
+        engine.act(lambda now: engine.scheduler.reset(now, self.function))
 
 
 def _check_agreement(member: ScheduledFunction, pool: FunctionPool) -> None:
@@ -226,32 +306,31 @@ class FunctionPool:
 
     def __init__(self) -> None:
         self.members: WeakSet[ScheduledFunction] = WeakSet()
-        self._begin()
-        background.watch(self, FunctionPool._begin_again)
+        self._make_engine()
+        background.watch(self, FunctionPool._start_over)
 
-    def _begin(self) -> None:
+    def _make_engine(self) -> None:
         rng = Random()  # noqa: S311 - jitter, not secrets
-        self.engine = Engine(CallScheduler(rng), NoWire, clock=CLOCK.now)
+        self.engine = Engine(CallScheduler(rng), _NoBackend, clock=lambda: CLOCK.now())  # noqa: PLW0108 - tests replace it
         _ENGINES.add(self.engine)
-        self.desk = ThreadDriver(self.engine, CLOCK)
+        self.thread_driver = ThreadDriver(self.engine)
 
-    def _begin_again(self) -> object:
-        inherited = self.engine, self.desk
-        self._begin()
+    def _start_over(self) -> object:
+        inherited = self.engine, self.thread_driver
+        self._make_engine()
         for member in self.members:
             member.attach()
         return inherited
 
 
-class NoWire:
-    """A transport without connections: functions make no requests through it."""
+class _NoBackend:
+    """A backend without connections: functions make no requests through it."""
 
     async def send(self, endpoint: object, call: object) -> NoReturn:
-        """Never called, because calls of functions do not use a transport."""
-        raise AssertionError(f"a function was sent over a wire: {endpoint}, {call}")
+        raise AssertionError(f"a function was sent over a backend: {endpoint}, {call}")
 
     async def aclose(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 _ENGINES: WeakSet[Engine[CallScheduler]] = WeakSet()
@@ -265,10 +344,7 @@ def pool_named(name: str | None) -> FunctionPool:
     if name is None:
         return FunctionPool()
     with _naming:
-        pool = _POOLS.get(name)
-        if pool is None:
-            pool = _POOLS[name] = FunctionPool()
-        return pool
+        return _POOLS.get(name) or _POOLS.setdefault(name, FunctionPool())
 
 
 async def leave_loop() -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from qreward.codecs import rate_limit_headers
@@ -42,9 +42,9 @@ _AWS = frozenset({
 })  # fmt: skip
 """botocore's list of throttling codes, without LimitExceededException and the codes for conflicts, which are as often permanent."""
 _URLLIB3_STATUS = re.compile(r"too many (\d{3}) error responses")  # ResponseError.SPECIFIC_ERROR, the only place of the status
-_RETRY_INFO = b"google.rpc.RetryInfo"
-_RETRY_INFO_ALONE = "google.rpc.retryinfo-bin"
-_NEGATIVE = 1 << 63  # negative integers of protobuf decode to this value or more
+_VARINT = rb"([\x80-\xff]{0,8}[\x00-\x7f])"  # negative integers of protobuf take 10 bytes
+_RETRY_INFO = re.compile(rb"\x0a(.)(?:\x08" + _VARINT + rb")?(?:\x10" + _VARINT + rb")?", re.DOTALL)
+"""A protobuf ``RetryInfo``: the length of its ``Duration``, and the seconds and nanoseconds of that."""
 
 
 class Overload(NamedTuple):
@@ -59,8 +59,8 @@ class Overload(NamedTuple):
     should_retry: bool | None = None
 
 
-class _NoCure(Exception):
-    """The account is exhausted."""
+class _AccountExhausted(Exception):
+    """Waiting does not help."""
 
 
 def overload_of(error: BaseException) -> Overload | None:
@@ -86,21 +86,20 @@ def overload_of(error: BaseException) -> Overload | None:
         if link is None:
             break
         try:
-            said = _said_by(link)
-        except _NoCure:
+            overload = _overload_of_one(link)
+        except _AccountExhausted:
             return None
         except Exception:  # attributes of foreign exceptions may raise; the caller must see the original error
-            said = None
-        if said is not None:
-            if said.retry_after is not None:
-                return said
-            found = found or said
-        link = _behind(link)
+            overload = None
+        if overload is not None:
+            if overload.retry_after is not None:
+                return overload
+            found = found or overload
+        link = _next_in_chain(link)
     return found
 
 
-def _behind(error: BaseException) -> BaseException | None:
-    """The next exception of the chain."""
+def _next_in_chain(error: BaseException) -> BaseException | None:
     if error.__cause__ is not None:
         return error.__cause__
     context = error.__context__
@@ -120,46 +119,41 @@ def _raised_by_handler(error: BaseException, caught: BaseException) -> bool:
     return place.tb_frame is catcher.tb_frame
 
 
-def _said_by(error: BaseException) -> Overload | None:
-    """The overload that one exception reports, or None. Raises ``_NoCure``."""
+def _overload_of_one(error: BaseException) -> Overload | None:
+    """The overload that one exception reports, or None. Raises ``_AccountExhausted``."""
     if isinstance(error, ExceptionGroup):
-        return _said_by_all(error.exceptions)
+        return _overload_of_group(error.exceptions)
     if isinstance(error, RateLimited):
-        return _said_by_us(error)
+        if error.status_code == _USED_UP or (error.attempts and error.attempts[-1].outcome == "quota"):
+            raise _AccountExhausted
+        return Overload(_own_wait(error))
     plain = type(error).__module__ == "builtins" and not error.__dict__  # most exceptions are plain, and have nothing to inspect
-    return None if plain or not isinstance(error, Exception) else _said_by_stranger(error)
-
-
-def _said_by_stranger(error: Exception) -> Overload | None:
+    if plain or not isinstance(error, Exception):
+        return None
     response = getattr(error, "response", None)
     if isinstance(response, dict):
-        return _said_by_aws(response)
+        return _overload_of_aws(response)
     status = _status_of(error, response)
     if status is None and response is None and _is_grpc(error):
-        return _said_by_grpc(error)
-    if status is None and _is_of_urllib3(error):
-        status = _told_by_urllib3(error)
-    return _said_by_http(error, response, status)
+        return _overload_of_grpc(error)
+    if status is None and type(error).__name__ == "ResponseError" and type(error).__module__.startswith("urllib3"):
+        text = _URLLIB3_STATUS.fullmatch(str(error))
+        status = int(text[1]) if text else None
+    return _overload_of_http(error, response, status)
 
 
-def _said_by_all(errors: tuple[Exception, ...]) -> Overload | None:
-    parts = [overload_of(each) for each in errors]
-    if None in parts:
+def _overload_of_group(errors: tuple[Exception, ...]) -> Overload | None:
+    found = [overload for each in errors if (overload := overload_of(each)) is not None]
+    if len(found) < len(errors):
         return None
-    waits = [part.retry_after for part in parts if part is not None and part.retry_after is not None]
-    return Overload(max(waits, default=None), False if any(part and part.should_retry is False for part in parts) else None)
+    waits = [each.retry_after for each in found if each.retry_after is not None]
+    return Overload(max(waits, default=None), False if any(each.should_retry is False for each in found) else None)
 
 
-def _said_by_us(error: RateLimited) -> Overload:
-    if error.status_code == _USED_UP or (error.attempts and error.attempts[-1].outcome == "quota"):
-        raise _NoCure
-    return Overload(_own_wait(error))
-
-
-def _said_by_http(error: Exception, response: Any, status: int | None) -> Overload | None:
+def _overload_of_http(error: Exception, response: Any, status: int | None) -> Overload | None:
     names = _codes(error, response, status)
     if status == _USED_UP or ((status is None or status < 500) and not error_mapping.QUOTA.isdisjoint(names)):
-        raise _NoCure
+        raise _AccountExhausted
     if names and (status is None or status in _ELSEWHERE):
         status = error_mapping.status_of(ErrorBody("", names))
     if status not in _OVERLOADED:
@@ -178,7 +172,6 @@ def _status_of(error: Exception, response: Any) -> int | None:
 
 
 def _codes(error: Exception, response: Any, status: int | None) -> tuple[str, ...]:
-    """Machine-readable codes of the body, if it has been read. Reading it here could block."""
     body = getattr(error, "body", None)
     if isinstance(body, dict | list):
         return error_body_of(body).names
@@ -200,22 +193,13 @@ def _own_wait(error: Exception) -> float | None:
     return rate_limit_headers.number(str(seconds)) if isinstance(seconds, int | float) else None
 
 
-def _is_of_urllib3(error: Exception) -> bool:
-    return type(error).__name__ == "ResponseError" and type(error).__module__.startswith("urllib3")
-
-
-def _told_by_urllib3(error: Exception) -> int | None:
-    found = _URLLIB3_STATUS.fullmatch(str(error))
-    return int(found[1]) if found else None
-
-
-def _said_by_aws(response: dict[str, Any]) -> Overload | None:
-    fault, about = response.get("Error"), response.get("ResponseMetadata")
+def _overload_of_aws(response: dict[str, Any]) -> Overload | None:
+    fault, metadata = response.get("Error"), response.get("ResponseMetadata")
     code = fault.get("Code") if isinstance(fault, dict) else None
-    status = about.get("HTTPStatusCode") if isinstance(about, dict) else None
+    status = metadata.get("HTTPStatusCode") if isinstance(metadata, dict) else None
     if code not in _AWS and status not in _OVERLOADED:
         return None
-    headers = about.get("HTTPHeaders") if isinstance(about, dict) else None  # botocore's names are in lower case
+    headers = metadata.get("HTTPHeaders") if isinstance(metadata, dict) else None  # botocore's names are in lower case
     return Overload(rate_limit_headers.retry_after(headers, time.time()) if isinstance(headers, Mapping) else None)
 
 
@@ -223,7 +207,7 @@ def _is_grpc(error: Exception) -> bool:
     return callable(getattr(error, "code", None)) and any(base.__module__.partition(".")[0] == "grpc" for base in type(error).__mro__)
 
 
-def _said_by_grpc(error: Any) -> Overload | None:
+def _overload_of_grpc(error: Any) -> Overload | None:
     if getattr(error.code(), "name", None) not in _GRPC:
         return None
     trailing = getattr(error, "trailing_metadata", None)
@@ -231,46 +215,14 @@ def _said_by_grpc(error: Any) -> Overload | None:
     if (pushback := entries.get("grpc-retry-pushback-ms", entries.get("retry-pushback-ms"))) is not None:
         milliseconds = rate_limit_headers.number(pushback)
         return Overload(None, False) if milliseconds is None else Overload(milliseconds / 1000)  # gRFC A6: no number means "no retry"
-    try:
-        return Overload(next(_delays(entries), None))
-    except (ValueError, IndexError, TypeError):  # not protobuf, or another message
-        return Overload()
+    return Overload(_retry_delay(entries))
 
 
-def _delays(entries: Mapping[str, Any]) -> Iterator[float]:
-    """The delays in seconds of a RetryInfo that is sent alone, or among the details of a ``google.rpc.Status``."""
-    infos = [entries[_RETRY_INFO_ALONE]] if _RETRY_INFO_ALONE in entries else []
-    for detail in _fields(entries.get("grpc-status-details-bin", b"")).get(3, []):
-        packed = _fields(detail)
-        if packed.get(1, [b""])[-1].endswith(_RETRY_INFO):
-            infos += packed.get(2, [])
-    for info in infos:
-        for delay in _fields(info).get(1, []):
-            parts = _fields(delay)
-            seconds, nanoseconds = parts.get(1, [0])[-1], parts.get(2, [0])[-1]
-            if isinstance(seconds, int) and isinstance(nanoseconds, int) and max(seconds, nanoseconds) < _NEGATIVE:
-                yield seconds + nanoseconds / 1e9
-
-
-def _fields(message: bytes) -> dict[int, list[Any]]:
-    """The fields of a protobuf message by number. Only integers and bytes are supported; no others are needed here."""
-    fields: dict[int, list[Any]] = {}
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        value: Any
-        value, at = _varint(message, at)
-        if key & 7 == 2:
-            value, at = message[at : at + value], at + value
-        elif key & 7:
-            raise ValueError("a field of another kind")
-        fields.setdefault(key >> 3, []).append(value)
-    return fields
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while message[at] & 0x80:
-        value |= (message[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-    return value | message[at] << shift, at + 1
+def _retry_delay(entries: Mapping[str, bytes]) -> float | None:
+    """The seconds of a RetryInfo that is sent alone, or among the details of a ``google.rpc.Status``."""
+    detail = entries.get("grpc-status-details-bin", b"").partition(b"google.rpc.RetryInfo\x12")[2][1:]  # without its length
+    found = _RETRY_INFO.match(entries.get("google.rpc.retryinfo-bin", detail))
+    if found is None or found.end() - found.end(1) != found[1][0]:
+        return None
+    seconds, nanoseconds = (sum((byte & 0x7F) << 7 * at for at, byte in enumerate(part or b"")) for part in found.groups()[1:])
+    return float(seconds + nanoseconds / 1e9)

@@ -1,140 +1,88 @@
 """``ConfigWatcher``: checks at intervals whether settings have changed, and applies the new ones. One thread each, no event loop.
 
-The settings come from a file, from the environment or from a function. Each of these sources returns settings only if they have
-changed since the last check. It reports an error once, and not again before something changes. A source knows nothing of threads or
-of the object that is changed.
-
-``ConfigWatcher`` decides when to check and reports errors. The object that is changed decides what the settings mean.
+If the state of the source (file, environment, callback) differs from that of the last check, it is read as settings. A source knows
+nothing of threads or of the object that is changed. That object, the target, decides what the settings mean.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
 from types import NoneType, TracebackType, UnionType
-from typing import Annotated, Any, Protocol, Union, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
 from qreward import options
 from qreward.engine import background
 from qreward.errors import ConfigError, QRewardError
 from qreward.functions.config import FIXED, ScheduleConfig, read_settings
+from qreward.settings.base import NUMBER
 from qreward.settings.client import ClientConfig, load_config
 from qreward.settings.files import SettingsLocation
 from qreward.spelling import closest
 
 PREFIX = "QREWARD_SCHEDULE_"
-RECENT_NS = 2_000_000_000
-"""Nanoseconds for which a file that was just written is read again although its metadata are unchanged.
-
-Clocks of file systems are coarse, up to 2 s, so a second change may have the same time as the first (as in git's "racy" index
-entries).
-"""
 _SIMPLE = {bool, int, float, str, NoneType}
 _WHOLE = re.compile(r"[+-]?[0-9]+")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _UNSEEN = object()
 
 
-class SettingsSource(Protocol):
+class SettingsSource(NamedTuple):
     """A place that settings are read from.
 
     Attributes:
-        name: name of the source in errors and logs.
+        name: its name in errors and logs.
+        state: returns what is there now, or None if nothing has changed. Raises ``ConfigError`` if that cannot be known.
+        settings: reads a state as settings. Raises ``ConfigError``.
     """
 
     name: str
-
-    def look(self) -> Any:
-        """Return the settings if they have changed, else None. Raises ``ConfigError`` with the source's name and the problem."""
-
-    def forget(self) -> None:
-        """Forget the last settings, which were not applied. The next ``look`` returns them again."""
+    state: Callable[[], Any]
+    settings: Callable[[Any], Any]
 
 
-class FileSource:
-    """A file. It is read when its time, size or inode has changed, for example after it was replaced.
+def file_source(file: str | Path, read: Callable[[Path], Any]) -> SettingsSource:
+    """A file, which need not exist yet. Its state is its content, or the reason why it cannot be read."""
+    path = Path(file).expanduser().absolute()
 
-    Settings are returned only if the content has changed too.
-
-    Args:
-        path: path of the file, which need not exist yet.
-        read: converts the file to settings, or raises ``ConfigError``.
-    """
-
-    def __init__(self, path: str | Path, read: Callable[[Path], Any]) -> None:
-        self._path = Path(path).expanduser().absolute()
-        self._read = read
-        self.name = str(self._path)
-        self.forget()
-
-    def forget(self) -> None:
-        self._mark: object = None
-        self._content: object = _UNSEEN
-
-    def look(self) -> Any:
-        mark, content = self._state()
-        self._mark = mark
-        if content == self._content:
-            return None
-        self._content = content
-        return self._read(self._path)
-
-    def _state(self) -> tuple[object, object]:
-        """The metadata of the file, or None if they may be misleading; and a digest of its content, or the reason why it cannot be read."""
+    def state() -> object:
         try:
-            stat = self._path.stat()
-            mark = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-            if mark == self._mark:
-                return mark, self._content
-            digest = hashlib.sha256(self._path.read_bytes()).digest()
+            return path.read_bytes()
         except OSError as error:
-            return None, error.errno
-        return None if time.time_ns() - stat.st_mtime_ns < RECENT_NS else mark, digest
+            return error.errno
+
+    return SettingsSource(str(path), state, lambda _: read(path))
 
 
-class EnvironmentSource:
+def environment_source(prefix: str = PREFIX) -> SettingsSource:
     """The environment variables that begin with a prefix. The rest of the name is a setting in upper case. Empty variables are ignored."""
 
-    name = "environment"
+    def state() -> dict[str, str]:
+        return {name: text for name in sorted(os.environ) if name.startswith(prefix) and (text := os.environ.get(name))}
 
-    def __init__(self, prefix: str = PREFIX) -> None:
-        self._prefix = prefix
-        self.forget()
+    return SettingsSource("environment", state, lambda texts: dict(_read_variable(prefix, *each) for each in texts.items()))
 
-    def forget(self) -> None:
-        self._seen: dict[str, str] | None = None
 
-    def look(self) -> dict[str, Any] | None:
-        seen = {name: text for name in sorted(os.environ) if name.startswith(self._prefix) and (text := os.environ.get(name))}
-        if seen == self._seen:
-            return None
-        self._seen = seen
-        return dict(self._read(variable, text) for variable, text in seen.items())
-
-    def _read(self, variable: str, text: str) -> tuple[str, object]:
-        name = variable.removeprefix(self._prefix).lower()
-        if name not in ScheduleConfig.model_fields or variable != self._prefix + name.upper():
-            near = closest(name, ScheduleConfig.model_fields)
-            hint = (
-                f"did you mean {self._prefix}{near[0].upper()}?" if near else f"every variable that begins with {self._prefix} must be one"
-            )
-            raise ConfigError(f"{variable}: is not a setting; {hint}")
-        try:
-            value = value_of(name, text)
-            ScheduleConfig(**{name: value})  # checked alone, so that the error can name the variable; all are checked together later
-        except ConfigError as error:
-            texts = [text.removeprefix(f"{name}: ") for _, text in error.faults]
-            raise ConfigError(f"{variable}: {'; '.join(texts)}") from None
-        except ValueError as error:
-            raise ConfigError(f"{variable}: {error}") from None
-        return name, value
+def _read_variable(prefix: str, variable: str, text: str) -> tuple[str, object]:
+    known, name = ScheduleConfig.model_fields, variable.removeprefix(prefix).lower()
+    if name not in known or variable != prefix + name.upper():
+        near = closest(name, known)
+        hint = f"did you mean {prefix}{near[0].upper()}?" if near else f"every variable that begins with {prefix} must be one"
+        raise ConfigError(f"{variable}: is not a setting; {hint}")
+    try:
+        value = value_of(name, text)
+        ScheduleConfig(**{name: value})  # checked alone, so that the error can name the variable; all are checked together later
+    except ConfigError as error:
+        texts = [text.removeprefix(f"{name}: ") for _, text in error.faults]
+        raise ConfigError(f"{variable}: {'; '.join(texts)}") from None
+    except ValueError as error:
+        raise ConfigError(f"{variable}: {error}") from None
+    return name, value
 
 
 def value_of(name: str, text: str) -> Any:
@@ -158,7 +106,7 @@ def value_of(name: str, text: str) -> Any:
         if word not in ("true", "false"):
             raise ValueError("must be true or false")
         return word == "true"
-    if float in kinds and _NUMBER.fullmatch(text):
+    if float in kinds and NUMBER.fullmatch(text):
         return float(text)
     if int in kinds and _WHOLE.fullmatch(text):
         return int(text)
@@ -168,7 +116,6 @@ def value_of(name: str, text: str) -> Any:
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The plain types in an annotation."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _kinds(get_args(annotation)[0])
@@ -177,64 +124,80 @@ def _kinds(annotation: Any) -> set[Any]:
     return {origin or annotation}
 
 
-class CallbackSource:
-    """A function that returns a mapping of settings, or None if nothing has changed.
+def callback_source(callback: Callable[[], Any], read: Callable[[Any], Any]) -> SettingsSource:
+    """A function that returns a mapping of settings, or None if nothing has changed. Its state is the settings themselves."""
 
-    Args:
-        callback: called at each check.
-        read: converts its return value to settings, or raises ``ConfigError``.
-    """
-
-    name = "callback"
-
-    def __init__(self, callback: Callable[[], Any], read: Callable[[Any], Any]) -> None:
-        self._callback = callback
-        self._read = read
-        self.forget()
-
-    def forget(self) -> None:
-        self._seen: object = None
-        self._trouble: str | None = None
-
-    def look(self) -> Any:
-        told, self._trouble = self._trouble, None
+    def state() -> Any:
         try:
-            settings = self._settings()
-        except ConfigError as error:
-            self._trouble = str(error)
-            if self._trouble != told:
-                raise
-            return None
-        if settings is None or _equal(settings, self._seen):
-            return None
-        self._seen = settings
-        return settings
-
-    def _settings(self) -> Any:
-        try:
-            given = self._callback()
+            answer = callback()
         except Exception as error:  # the message is left out because it may hold secrets
             raise ConfigError(f"callback: raised {type(error).__name__}") from error
-        if given is None:
-            return None
+        if answer is None or isinstance(answer, ClientConfig):
+            return answer
+        if not isinstance(answer, Mapping) or not all(isinstance(name, str) for name in answer):
+            raise ConfigError(f"callback: must return a mapping of settings, or None for no change, not a {type(answer).__name__}")
         try:
-            return self._read(given)
+            return read(answer)
         except ConfigError as error:
             raise SettingsLocation("callback").named(error) from None
 
-
-def read_mapping(given: object) -> dict[str, Any]:
-    """Return a copy of a mapping of settings of a function. Raises ``ConfigError``."""
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise ConfigError(f"must return a mapping of settings, or None for no change, not a {type(given).__name__}")
-    return dict(given)
+    return SettingsSource("callback", state, lambda settings: settings)
 
 
-def _equal(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except Exception:  # arrays cannot be compared as a whole
-        return False
+class _FunctionTarget:
+    """The configuration of a function, with the values it had in the code."""
+
+    def __init__(self, config: ScheduleConfig) -> None:
+        self._config = config
+        self._in_code = config.snapshot()
+        self._applied: frozenset[str] = frozenset()
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        return self._config._changes.lock
+
+    @staticmethod
+    def read(source: Path | Mapping[str, Any]) -> dict[str, Any]:
+        return dict(source) if isinstance(source, Mapping) else read_settings(source)[0]
+
+    def apply(self, settings: dict[str, Any]) -> frozenset[str]:
+        restored = {name: self._in_code[name] for name in self._applied - settings.keys()}
+        changed = self._config.update(**restored, **settings)
+        self._applied = frozenset(settings)
+        return changed
+
+
+class _ClientTarget:
+    read = staticmethod(load_config)
+
+    def __init__(self, client: Any) -> None:
+        self.apply: Callable[[Any], frozenset[str]] = client.reload
+        self.lock: AbstractContextManager[object] = nullcontext()
+
+
+def _target_of(target: Any) -> _FunctionTarget | _ClientTarget:
+    config = target if isinstance(target, ScheduleConfig) else getattr(target, "config", None)
+    if isinstance(config, ScheduleConfig):
+        return _FunctionTarget(config)
+    if isinstance(config, ClientConfig) and callable(getattr(target, "reload", None)):
+        return _ClientTarget(target)
+    raise ConfigError(f"ConfigWatcher takes a ScheduleConfig, a function with @schedule or a client, not a {type(target).__name__}")
+
+
+def _source_of(target: _FunctionTarget | _ClientTarget, file: object, env: object, callback: Any) -> SettingsSource:
+    given = [name for name, there in (("file", file is not None), ("env", bool(env)), ("callback", callback is not None)) if there]
+    if len(given) != 1:
+        raise ConfigError(f"a ConfigWatcher needs exactly one of file, env and callback; {' and '.join(given) or 'none'} was given")
+    if isinstance(file, str | Path):
+        return file_source(file, target.read)
+    if env is True or isinstance(env, str):
+        if isinstance(target, _ClientTarget):
+            raise ConfigError("env= works for functions only; for a client use file= or callback=")
+        return environment_source(PREFIX if env is True else env)
+    checked = options.callback("callback", callback)
+    if checked is None:
+        raise ConfigError(f"{given[0]} must be {'a path' if file is not None else 'True or a prefix'}")
+    return callback_source(checked, target.read)
 
 
 logger = logging.getLogger("qreward.schedule")
@@ -292,21 +255,23 @@ class ConfigWatcher:
         self._interval = interval
         self._on_error = options.callback("on_error", on_error)
         self._wait = wait
+        self._state: object = _UNSEEN
+        self._reported: str | None = None  # the error of the last check, if the state was not known
         self._stopping = Event()
         self._thread: threading.Thread | None = None
-        self._begin()
-        background.watch(self, ConfigWatcher._begin_again)
+        self._make_locks()
+        background.watch(self, ConfigWatcher._start_in_child)
 
-    def _begin(self) -> None:
+    def _make_locks(self) -> None:
         self._changing = threading.Lock()  # guards ``_thread``
         self._looking = threading.RLock()  # one check at a time; a callback that a check runs may check again
 
-    def _begin_again(self) -> object:
+    def _start_in_child(self) -> object:
         """In a forked child, replace the locks, which may be held, and start a new thread if one was running."""
         inherited = self._changing, self._looking, self._thread, self._stopping
-        self._begin()
+        self._make_locks()
         if self._thread is not None:
-            self._watch()
+            self._start_thread()
         return inherited
 
     @property
@@ -322,7 +287,7 @@ class ConfigWatcher:
         self.poll_once()
         with self._changing:
             if not self.running:
-                self._watch()
+                self._start_thread()
 
     def stop(self) -> None:
         """Stop checking: no change is applied after this has returned. Does nothing if the watcher is not running.
@@ -337,7 +302,7 @@ class ConfigWatcher:
 
     def poll_once(self) -> bool:
         """Check now. Returns True if something was changed. Errors are reported as usual, not raised."""
-        return self._look(None)
+        return self._check(None)
 
     def __enter__(self) -> ConfigWatcher:
         self.start()
@@ -349,39 +314,50 @@ class ConfigWatcher:
     def __repr__(self) -> str:
         return f"<ConfigWatcher {self._source.name}{', running' if self.running else ''}>"
 
-    def _watch(self) -> None:
+    def _start_thread(self) -> None:
         self._stopping = stopping = Event()
         self._thread = threading.Thread(target=self._run, args=(stopping,), name="qreward-config-watcher", daemon=True)
         self._thread.start()
 
     def _run(self, stopping: Event) -> None:
         while not self._wait(stopping, self._interval):
-            self._look(stopping)
+            self._check(stopping)
 
-    def _look(self, stopping: Event | None) -> bool:
+    def _check(self, stopping: Event | None) -> bool:
         with self._looking:
             try:
-                settings = self._source.look()
-                if settings is None:
-                    return False
-                if stopping is not None and stopping.is_set():
-                    self._source.forget()
-                    return False
-                changed = self._apply(settings)
+                changed = self._take_over(stopping)
             except Exception as error:
-                self._tell(error)
+                self._report(error)
                 return False
         if changed:
             logger.info("%s: changed %s", self._source.name, ", ".join(sorted(changed)))
         return bool(changed)
 
-    def _apply(self, settings: Any) -> frozenset[str]:
+    def _take_over(self, stopping: Event | None) -> frozenset[str]:
+        """Apply the settings of the source if its state has changed. Returns the names of what was changed."""
+        source, reported, nothing = self._source, self._reported, frozenset[str]()
         try:
-            return self._target.apply(settings)
+            self._reported, state = None, source.state()
         except ConfigError as error:
-            raise SettingsLocation(self._source.name).named(error) from None
+            self._reported = str(error)
+            if self._reported == reported:
+                return nothing
+            raise
+        if state is None or _equal(state, self._state):
+            return nothing
+        self._state = state
+        settings = source.settings(state)
+        with self._target.lock:  # ``stop`` may have stopped waiting for this thread while it waited for the lock
+            if stopping is not None and stopping.is_set():
+                self._state = _UNSEEN  # the next check returns the settings again
+                return nothing
+            try:
+                return self._target.apply(settings)
+            except ConfigError as error:
+                raise SettingsLocation(source.name).named(error) from None
 
-    def _tell(self, error: Exception) -> None:
+    def _report(self, error: Exception) -> None:
         text = str(error) if isinstance(error, QRewardError) else f"{self._source.name}: {type(error).__name__}"
         logger.warning("%s; nothing was changed", text)
         if self._on_error is not None:
@@ -391,75 +367,8 @@ class ConfigWatcher:
                 logger.exception("on_error of a ConfigWatcher raised")
 
 
-class _Target(Protocol):
-    """The object whose settings are changed."""
-
-    def read_file(self, path: Path, /) -> Any: ...
-
-    def read_mapping(self, given: Any, /) -> Any: ...
-
-    def apply(self, settings: Any, /) -> frozenset[str]: ...
-
-
-class _FunctionTarget:
-    """The configuration of a function, with the values it had in the code."""
-
-    read_file = staticmethod(read_settings)
-    read_mapping = staticmethod(read_mapping)
-
-    def __init__(self, config: ScheduleConfig) -> None:
-        self._config = config
-        self._in_code = config.snapshot()
-        self._said: frozenset[str] = frozenset()
-
-    def apply(self, settings: dict[str, Any]) -> frozenset[str]:
-        back = {name: self._in_code[name] for name in self._said - settings.keys()}
-        changed = self._config.update(**back, **settings)
-        self._said = frozenset(settings)
-        return changed
-
-
-class _ClientTarget:
-    """A client, async or blocking."""
-
-    read_file = staticmethod(load_config)
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    @staticmethod
-    def read_mapping(given: object) -> ClientConfig:
-        if isinstance(given, ClientConfig):
-            return given
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"must return a mapping of settings, or None for no change, not a {type(given).__name__}")
-        return load_config(given)
-
-    def apply(self, settings: ClientConfig) -> frozenset[str]:
-        changed: frozenset[str] = self._client.reload(settings)
-        return changed
-
-
-def _target_of(target: Any) -> _Target:
-    config = target if isinstance(target, ScheduleConfig) else getattr(target, "config", None)
-    if isinstance(config, ScheduleConfig):
-        return _FunctionTarget(config)
-    if isinstance(config, ClientConfig) and callable(getattr(target, "reload", None)):
-        return _ClientTarget(target)
-    raise ConfigError(f"ConfigWatcher takes a ScheduleConfig, a function with @schedule or a client, not a {type(target).__name__}")
-
-
-def _source_of(target: _Target, file: object, env: object, callback: Any) -> SettingsSource:
-    given = [name for name, there in (("file", file is not None), ("env", bool(env)), ("callback", callback is not None)) if there]
-    if len(given) != 1:
-        raise ConfigError(f"a ConfigWatcher needs exactly one of file, env and callback; {' and '.join(given) or 'none'} was given")
-    if isinstance(file, str | Path):
-        return FileSource(file, target.read_file)
-    if env is True or isinstance(env, str):
-        if isinstance(target, _ClientTarget):
-            raise ConfigError("env= works for functions only; for a client use file= or callback=")
-        return EnvironmentSource(PREFIX if env is True else env)
-    checked = options.callback("callback", callback)
-    if checked is None:
-        raise ConfigError(f"{given[0]} must be {'a path' if file is not None else 'True or a prefix'}")
-    return CallbackSource(checked, target.read_mapping)
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # arrays cannot be compared as a whole
+        return False

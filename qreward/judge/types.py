@@ -80,7 +80,7 @@ class Verdict:
         return _shown(self, f"{self.score:g}")
 
     def _repr_html_(self) -> str:
-        from qreward.notebook.verdicts import verdict_html  # noqa: PLC0415 - only notebooks draw
+        from qreward.notebook.render import verdict_html  # noqa: PLC0415 - only notebooks draw
 
         return verdict_html(self, f"{self.score:g}", self.attributes)
 
@@ -115,7 +115,7 @@ class Comparison:
         return _shown(self, self.preference)
 
     def _repr_html_(self) -> str:
-        from qreward.notebook.verdicts import verdict_html  # noqa: PLC0415 - only notebooks draw
+        from qreward.notebook.render import verdict_html  # noqa: PLC0415 - only notebooks draw
 
         return verdict_html(self, self.preference)
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from html import escape
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from qreward import options
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.notebook.render import LINE, clip, facts, frame, number, seconds
-from qreward.notebook.state import AnswerPhase, Board, LiveAnswer
+from qreward.notebook.state import AnswerPhase, LiveAnswer, LiveBatch
 from qreward.progress import is_notebook
 from qreward.results import BatchResult
 from qreward.streaming.handles import BatchStream, Stream
@@ -33,8 +34,10 @@ LIVE_TEXT = 20_000
 a second."""
 CARD_TEXT = 400
 """Characters shown of each answer of a batch."""
-MOST_TROUBLE = 600
+MOST_ERROR = 600
 """Characters shown of an error message."""
+INTERVAL = 0.1
+"""Seconds between two updates of the display: faster than anyone reads, and no load on a browser."""
 
 _COLOURS = {
     AnswerPhase.DONE: "#2da44e",
@@ -47,101 +50,84 @@ _PRE = (
     "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
 )
 
+# texts
+
 
 def answer_html(answer: LiveAnswer, now: float) -> str:
-    """One answer as HTML, over the whole width."""
-    text = answer.text
-    shown = text if answer.ended is not None else _tail(text, LIVE_TEXT)
-    return frame(_card(answer.phase, answer, answer_facts(answer, now), shown, "max-height:40em;overflow:auto"))
-
-
-def answer_facts(answer: LiveAnswer, now: float) -> list[str]:
-    """Endpoint, times, tokens and restarts of one answer; empty strings for unknown values."""
-    return [
-        answer.endpoint or "",
-        _elapsed(answer, now),
-        "" if answer.wait is None else f"first token after {seconds(answer.wait)}",
-        *_volume(answer),
-        _restarts(answer.restarts),
-    ]
+    text = answer.text if answer.ended is not None else _tail(answer.text, LIVE_TEXT)
+    return frame(_card(answer.phase, answer, _answer_facts(answer, now), text, "max-height:40em;overflow:auto"))
 
 
 def answer_plain(answer: LiveAnswer, now: float) -> str:
-    """One answer as plain text, followed by its summary line."""
-    return "\n".join(part for part in (answer.text, last_line(answer, now)) if part)
+    return "\n".join(part for part in (answer.text, summary(answer, now)) if part)
 
 
-def last_line(answer: LiveAnswer, now: float) -> str:
-    """The summary line of one answer: its phase, facts and error."""
-    return f"[{' · '.join(part for part in (answer.phase, *answer_facts(answer, now), clip(answer.trouble, MOST_TROUBLE)) if part)}]"
+def summary(answer: LiveAnswer, now: float) -> str:
+    return _bracketed(answer.phase, *_answer_facts(answer, now), clip(answer.error, MOST_ERROR))
 
 
-def board_html(board: Board, now: float) -> str:
-    """The answers of a batch as a grid of cards."""
-    cards = "".join(_small_card(index, board.answers[index]) for index in board.places)
+def answers_html(batch: LiveBatch, now: float) -> str:
+    cards = "".join(_small_card(index, batch.answers[index]) for index in batch.places)
     grid = f'<div style="display:grid;grid-template-columns:repeat(auto-fill,minmax(260px,1fr));gap:8px;margin:6px 0">{cards}</div>'
-    more = f"<div>and {number(board.hidden)} more that {'is' if board.hidden == 1 else 'are'} not shown</div>" if board.hidden else ""
-    return frame(f"<b>{facts(board_facts(board, now))}</b>", grid, more, _trouble(board.trouble))
+    more = f"<div>and {number(batch.hidden)} more that {'is' if batch.hidden == 1 else 'are'} not shown</div>" if batch.hidden else ""
+    return frame(f"<b>{facts(_batch_facts(batch, now))}</b>", grid, more, _error(batch.error))
 
 
-def board_facts(board: Board, now: float) -> list[str]:
-    """Counts, time, rate and restarts of all answers; empty strings for unknown values."""
+def answers_plain(batch: LiveBatch, now: float) -> str:
+    return _bracketed(*_batch_facts(batch, now), clip(batch.error, MOST_ERROR))
+
+
+def _bracketed(*parts: str) -> str:
+    return f"[{' · '.join(part for part in parts if part)}]"
+
+
+def _answer_facts(answer: LiveAnswer, now: float) -> list[str]:
+    first = "" if answer.wait is None else f"first token after {seconds(answer.wait)}"
+    return [answer.endpoint or "", _elapsed(answer, now), first, *_volume(answer), _restarts(answer.restarts)]
+
+
+def _batch_facts(batch: LiveBatch, now: float) -> list[str]:
     return [
-        f"{number(board.ended.get(AnswerPhase.DONE, 0))} done",
-        f"{number(board.live)} under way" if board.over is None else "",
-        *(f"{number(count)} {phase}" for phase, count in sorted(board.ended.items()) if phase is not AnswerPhase.DONE),
-        _elapsed(board, now),
-        "" if board.rate is None else f"{number(board.rate)} tokens/s",
-        _restarts(board.restarts),
+        f"{number(batch.phases[AnswerPhase.DONE])} done",
+        f"{number(batch.live)} under way" if batch.ended is None else "",
+        *(f"{number(count)} {phase}" for phase, count in sorted(batch.phases.items()) if phase is not AnswerPhase.DONE),
+        _elapsed(batch, now),
+        "" if batch.rate is None else f"{number(batch.rate)} tokens/s",
+        _restarts(batch.restarts),
     ]
-
-
-def board_plain(board: Board, now: float) -> str:
-    """The summary line of a batch."""
-    return f"[{' · '.join(part for part in (*board_facts(board, now), clip(board.trouble, MOST_TROUBLE)) if part)}]"
 
 
 def _small_card(index: int, answer: LiveAnswer) -> str:
     text = _tail(answer.text, CARD_TEXT) if answer.ended is None else clip(answer.text, CARD_TEXT)
-    parts = [
-        answer.endpoint or "",
-        "" if answer.wait is None else f"first token at {seconds(answer.wait)}",
-        "" if answer.took is None else f"took {seconds(answer.took)}",
-        *_volume(answer),
-        _restarts(answer.restarts),
-    ]
+    first = "" if answer.wait is None else f"first token at {seconds(answer.wait)}"
+    took = "" if answer.latency is None else f"took {seconds(answer.latency)}"
+    parts = [answer.endpoint or "", first, took, *_volume(answer), _restarts(answer.restarts)]
     return _card(f"#{index} {answer.phase}", answer, parts, text, "")
 
 
 def _card(title: str, answer: LiveAnswer, parts: list[str], text: str, limit: str) -> str:
-    look = (
-        f"border:1px solid {LINE};border-left:4px solid {_COLOURS.get(answer.phase, LINE)};border-radius:4px;padding:6px 10px;min-width:0"
-    )
-    said = (
-        f'<pre style="{_PRE};{limit}">{escape(text)}</pre>'
-        if text
-        else "<div><i>no text</i></div>"
-        if answer.phase is AnswerPhase.DONE
-        else ""
-    )
-    void = f"it began anew after {answer.void}" if answer.void else ""
+    colour = _COLOURS.get(answer.phase, LINE)
+    style = f"border:1px solid {LINE};border-left:4px solid {colour};border-radius:4px;padding:6px 10px;min-width:0"
+    body = f'<pre style="{_PRE};{limit}">{escape(text)}</pre>' if text else ""
+    if not text and answer.phase is AnswerPhase.DONE:
+        body = "<div><i>no text</i></div>"
+    restarted = f"it began anew after {answer.restart_reason}" if answer.restart_reason else ""
     head = f'<b>{escape(title)}</b> <span style="opacity:.75;font-size:12px">{facts(parts)}</span>'
-    return f'<div style="{look}"><div>{head}</div>{said}{_trouble(answer.trouble)}{_trouble(void)}</div>'
+    return f'<div style="{style}"><div>{head}</div>{body}{_error(answer.error)}{_error(restarted)}</div>'
 
 
-def _trouble(words: str) -> str:
-    return f'<div style="margin-top:4px;overflow-wrap:anywhere"><i>{escape(clip(words, MOST_TROUBLE))}</i></div>' if words else ""
+def _error(text: str) -> str:
+    return f'<div style="margin-top:4px;overflow-wrap:anywhere"><i>{escape(clip(text, MOST_ERROR))}</i></div>' if text else ""
 
 
 def _volume(answer: LiveAnswer) -> list[str]:
-    about = "" if answer.told is not None else "about "
+    about = "" if answer.reported_tokens is not None else "about "
     count = f"{about}{number(answer.tokens)} token{'' if answer.tokens == 1 else 's'}"
     return [count if answer.tokens else "", "" if answer.rate is None else f"{number(answer.rate)} tokens/s"]
 
 
-def _elapsed(state: LiveAnswer | Board, now: float) -> str:
-    over = state.ended if isinstance(state, LiveAnswer) else state.over
-    return f"{int(state.elapsed(now))} s" if over is None else seconds(state.elapsed(now))
+def _elapsed(state: LiveAnswer | LiveBatch, now: float) -> str:
+    return f"{int(now - state.began)} s" if state.ended is None else seconds(state.ended - state.began)
 
 
 def _restarts(count: int) -> str:
@@ -152,41 +138,30 @@ def _tail(text: str, most: int) -> str:
     return text if len(text) <= most else f"({len(text) - most:,} characters before) …{text[-most:]}"
 
 
+# views
+
+P = TypeVar("P")
+R = TypeVar("R")
 S = TypeVar("S")
-S_contra = TypeVar("S_contra", contravariant=True)
-
-
-class AnswerView(Protocol[S_contra]):
-    """An output that shows a state."""
-
-    def draw(self, state: S_contra, now: float) -> None: ...
-
-    def close(self, state: S_contra, now: float) -> None:
-        """Show the final state."""
+View = Callable[[S, float], None]
+"""Shows a state at a time. The last call shows the final state, whose ``ended`` is set."""
 
 
 class Cell(Generic[S]):
-    """One output of a notebook cell, updated when the content changes.
-
-    Args:
-        html: renders a state at a time as HTML.
-        plain: renders a state at a time as plain text, for frontends that cannot show HTML.
-    """
+    """One output of a notebook cell, updated when the content changes. Frontends that cannot show HTML show the plain text."""
 
     def __init__(self, html: Callable[[S, float], str], plain: Callable[[S, float], str]) -> None:
         self._html, self._plain = html, plain
         self._handle: Any = None
         self._shown: dict[str, str] = {}
 
-    def draw(self, state: S, now: float) -> None:
+    def __call__(self, state: S, now: float) -> None:
         page = {"text/html": self._html(state, now), "text/plain": self._plain(state, now)}
         if self._handle is None:
             self._handle = importlib.import_module("IPython.display").display(page, raw=True, display_id=True)
         elif page != self._shown:
             self._handle.update(page, raw=True)
         self._shown = page
-
-    close = draw
 
 
 class Script:
@@ -195,36 +170,25 @@ class Script:
     def __init__(self) -> None:
         self._written = self._restarts = 0
 
-    def draw(self, state: LiveAnswer, now: float) -> None:  # noqa: ARG002
-        if state.restarts != self._restarts:
-            _write(f"\n[the answer begins anew after {state.void}]\n")
-            self._written, self._restarts = 0, state.restarts
-        text = state.text
+    def __call__(self, answer: LiveAnswer, now: float) -> None:
+        if answer.restarts != self._restarts:
+            _write(f"\n[the answer begins anew after {answer.restart_reason}]\n")
+            self._written, self._restarts = 0, answer.restarts
+        text = answer.text
         _write(text[self._written :])
         self._written = len(text)
-
-    def close(self, state: LiveAnswer, now: float) -> None:
-        self.draw(state, now)
-        _write(f"\n{last_line(state, now)}\n")
+        if answer.ended is not None:
+            _write(f"\n{summary(answer, now)}\n")
 
 
-class Lines:
-    """Writes each answer of a batch when it has ended, and a summary line at the end."""
-
-    def tell(self, index: int, answer: LiveAnswer) -> None:
-        """Write an answer that has ended."""
-        _write(f"#{index} {answer.text}\n   {last_line(answer, answer.ended or 0.0)}\n")
-
-    def draw(self, state: Board, now: float) -> None:
-        """Do nothing: several growing texts cannot be printed at once."""
-
-    def close(self, state: Board, now: float) -> None:
-        _write(f"{board_plain(state, now)}\n")
+def print_answer(index: int, answer: LiveAnswer) -> None:
+    """Print an answer of a batch that has ended. Several growing texts cannot be printed at once."""
+    _write(f"#{index} {answer.text}\n   {summary(answer, answer.ended or 0.0)}\n")
 
 
-def in_notebook() -> bool:
-    """Whether the code runs in a notebook, which can show HTML."""
-    return is_notebook()
+def print_end(batch: LiveBatch, now: float) -> None:
+    if batch.ended is not None:
+        _write(f"{answers_plain(batch, now)}\n")
 
 
 def _write(text: str) -> None:
@@ -233,11 +197,7 @@ def _write(text: str) -> None:
         sys.stdout.flush()
 
 
-P = TypeVar("P")
-R = TypeVar("R")
-
-INTERVAL = 0.1
-"""Seconds between two updates of the display: faster than anyone reads, and no load on a browser."""
+# reading and showing
 
 
 @overload
@@ -269,9 +229,9 @@ def show(stream: Stream | SyncStream, *, clock: Callable[[], float] = monotonic)
     inner = stream._async if isinstance(stream, SyncStream) else stream
     if not isinstance(inner, Stream):
         raise ConfigError(f"show takes what stream_chat_completion returns, not {inner!r}; show_batch takes many streams")
-    view: AnswerView[LiveAnswer] = Cell(answer_html, answer_plain) if in_notebook() else Script()
-    drawing = Drawing(LiveAnswer(clock(), not inner.text, lambda: inner.text), view, clock)
-    return follow(inner, drawing) if inner is stream else _block(follow, inner, drawing)
+    answer = LiveAnswer(clock(), not inner.text, lambda: inner.text)
+    view: View[LiveAnswer] = Cell(answer_html, answer_plain) if is_notebook() else Script()
+    return _run(follow, inner, answer, view, clock, blocks=inner is not stream)
 
 
 @overload
@@ -308,49 +268,38 @@ def show_batch(
     inner = stream._async if isinstance(stream, SyncBatchStream) else stream
     if not isinstance(inner, BatchStream):
         raise ConfigError(f"show_batch takes what batch_stream_chat_completion returns, not {inner!r}; show takes a single stream")
-    board, lines = Board(clock(), options.count("cards", cards)), Lines()
-    if in_notebook():
-        drawing = Drawing(board, Cell(board_html, board_plain), clock)
-    else:
-        board.tell = lines.tell
-        drawing = Drawing(board, lines, clock)
-    return follow_batch(inner, drawing) if inner is stream else _block(follow_batch, inner, drawing)
+    batch = LiveBatch(clock(), options.count("cards", cards))
+    view: View[LiveBatch] = Cell(answers_html, answers_plain)
+    if not is_notebook():
+        batch.on_end, view = print_answer, print_end
+    return _run(follow_batch, inner, batch, view, clock, blocks=inner is not stream)
 
 
-class Drawing(Generic[S]):
-    """A context manager that draws a state on entry, at intervals, and on exit.
+@contextmanager
+def redrawn(draw: Callable[[], None]) -> Iterator[None]:
+    """Draw on entry, at intervals, and on exit.
 
     An error of a drawing at an interval is reported by the event loop and ends the updates; an error on entry or exit is raised.
     """
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
 
-    def __init__(self, state: S, view: AnswerView[S], clock: Callable[[], float]) -> None:
-        self.state = state
-        self.clock = clock
-        self._view = view
-        self._timer: asyncio.TimerHandle | None = None
+    def tick() -> None:
+        nonlocal timer
+        draw()
+        timer = loop.call_later(INTERVAL, tick)
 
-    def draw(self) -> None:
-        """Draw the present state."""
-        self._view.draw(self.state, self.clock())
-
-    def __enter__(self) -> S:
-        self._tick()
-        return self.state
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._view.close(self.state, self.clock())
-
-    def _tick(self) -> None:
-        self.draw()
-        self._timer = asyncio.get_running_loop().call_later(INTERVAL, self._tick)
+    tick()
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
+        draw()
 
 
-async def follow(stream: Stream, drawing: Drawing[LiveAnswer]) -> ChatCompletion:
-    """Read one stream to its end while its state is drawn."""
-    clock = drawing.clock
-    with drawing as answer:
+async def follow(stream: Stream, answer: LiveAnswer, draw: Callable[[], None], clock: Callable[[], float]) -> ChatCompletion:
+    with redrawn(draw):
         try:
             async for event in stream.events():
                 answer.add(event, clock())
@@ -361,21 +310,36 @@ async def follow(stream: Stream, drawing: Drawing[LiveAnswer]) -> ChatCompletion
     return await stream.final()
 
 
-async def follow_batch(stream: BatchStream, drawing: Drawing[Board]) -> BatchResult[ChatCompletion]:
-    """Read a batch stream to its end while its state is drawn."""
-    clock = drawing.clock
-    with drawing as board:
+async def follow_batch(
+    stream: BatchStream, batch: LiveBatch, draw: Callable[[], None], clock: Callable[[], float]
+) -> BatchResult[ChatCompletion]:
+    with redrawn(draw):
         try:
             async for index, event in stream.events():
-                board.add(index, event, clock())
+                batch.add(index, event, clock())
         except BaseException as error:
-            board.end(error, clock())
+            batch.end(error, clock())
             raise
-        board.end(None, clock())
+        batch.end(None, clock())
     return await stream.results()
 
 
-def _block(follow: Callable[[P, Drawing[S]], Coroutine[Any, Any, R]], stream: P, drawing: Drawing[S]) -> R:
-    """Run ``follow`` on the portal's event loop. The first drawing is in the caller's thread, so that the output belongs to its cell."""
-    drawing.draw()
-    return portal().call(follow, stream, drawing)
+def _run(
+    follow: Callable[[P, S, Callable[[], None], Callable[[], float]], Coroutine[Any, Any, R]],
+    stream: P,
+    state: S,
+    view: View[S],
+    clock: Callable[[], float],
+    *,
+    blocks: bool,
+) -> Coroutine[Any, Any, R] | R:
+    """Call ``follow``, or run it on the portal's event loop. Then the first drawing is in the caller's thread, so that the output belongs
+    to its cell."""
+
+    def draw() -> None:
+        view(state, clock())
+
+    if not blocks:
+        return follow(stream, state, draw, clock)
+    draw()
+    return portal().call(follow, stream, state, draw, clock)

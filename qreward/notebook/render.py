@@ -1,7 +1,4 @@
-"""HTML of ``client.stats()`` and of a batch result, and the tables, numbers and SVG plots that it is made of.
-
-Pure. Shows counts, times and errors, but no answers.
-"""
+"""HTML of ``client.stats()``, of a batch result and of a verdict, and the tables, numbers and SVG plots that it is made of. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ def seconds(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """A count or a rate in a readable form."""
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.1f}".removesuffix(".0")
 
 
@@ -66,7 +62,6 @@ class Column(NamedTuple):
     words: bool = False
 
     def html(self, tag: str, content: str) -> str:
-        """A cell with this tag and content."""
         layout = "text-align:left" if self.words else "text-align:right;white-space:nowrap"
         return f'<{tag} style="{layout};padding:2px 6px;border-bottom:1px solid {LINE}">{content}</{tag}>'
 
@@ -102,11 +97,9 @@ class Scale(NamedTuple):
         return cls(low, high) if high > 1.01 * low else cls(low / 2, high * 2)
 
     def place(self, time: float) -> float:
-        """The position of a time."""
         return log(max(time, SHORTEST) / self.low) / log(self.high / self.low)
 
     def at(self, place: float) -> float:
-        """The time at a position."""
         return float(self.low * (self.high / self.low) ** place)
 
 
@@ -125,19 +118,14 @@ def histogram(times: Iterable[float]) -> str:
         return ""
     scale, size = Scale.of((ordered[0], ordered[-1])), len(ordered)
     p50, p95 = ordered[(size - 1) // 2], ordered[(95 * size - 1) // 100]
-    counts = _counts(ordered, scale)
+    ends = [bisect_left(ordered, scale.at(bar / BARS)) for bar in range(1, BARS)]
+    counts = [after - before for before, after in pairwise([0, *ends, size])]
     bars = "".join(_bar(at, count / max(counts)) for at, count in enumerate(counts) if count)
     marks = _mark("p50", scale.place(p50), "end") + _mark("p95", scale.place(p95), "start")
     ground = f'<path d="M{_MARGIN} {_HEIGHT - 0.5}h{_PITCH * BARS}" stroke="currentColor"/>'
     said = [f"shortest {seconds(ordered[0])}", f"p50 {seconds(p50)}", f"p95 {seconds(p95)}", f"longest {seconds(ordered[-1])}"]
     plot = _svg(2 * _MARGIN + _PITCH * BARS, _HEIGHT, ", ".join(said), f'<g fill="currentColor">{bars}{marks}{ground}</g>')
     return f"<div>{plot}<div>latency of {number(size)} answers, logarithmic: {facts(said)}</div></div>"
-
-
-def _counts(ordered: Sequence[float], scale: Scale) -> list[int]:
-    """The number of times in each of ``BARS`` equal parts of the scale."""
-    ends = [bisect_left(ordered, scale.at(bar / BARS)) for bar in range(1, BARS)]
-    return [after - before for before, after in pairwise([0, *ends, len(ordered)])]
 
 
 def _bar(at: int, share: float) -> str:
@@ -157,21 +145,18 @@ def _svg(width: int, height: int, says: str, content: str) -> str:
     return f'<svg {size} role="img" style="{look}"><title>{escape(says)}</title>{content}</svg>'
 
 
-if TYPE_CHECKING:
-    Row = tuple[str, EndpointStats]
-
-MOST_WORDS = 160
+MOST_ERROR = 160
 """Characters shown of an error message."""
+MOST_ANSWER = 400
+"""Characters shown of an answer."""
 
 
 def stats_html(endpoints: Mapping[str, EndpointStats]) -> str:
-    """The statistics and the present states of endpoints as HTML."""
     count = f"<b>{number(len(endpoints))} endpoint{'' if len(endpoints) == 1 else 's'}</b>"
     return frame(count, endpoints_table(endpoints), states_table(endpoints))
 
 
 def batch_html(batch: BatchResult[Any]) -> str:
-    """The result of a batch as HTML: totals, statistics of its endpoints, errors, and a histogram of latencies."""
     times = histogram(result.latency for result in batch if result.error is None)
     errors = errors_table(result.error for result in batch if result.error is not None)
     return frame(f"<b>{_sums(batch.stats)}</b>", endpoints_table(batch.stats.endpoints), errors, times)
@@ -203,7 +188,7 @@ def states_table(endpoints: Mapping[str, EndpointStats]) -> str:
     rows = [(name, stats.state) for name, stats in endpoints.items() if stats.state is not None]
     columns = [
         _NAME,
-        Column("now", "what keeps it from being asked", lambda row: escape(_standing(row[1])), words=True),
+        Column("now", "what keeps it from being asked", lambda row: escape(_obstacle(row[1])), words=True),
         Column("in flight", "requests under way", lambda row: number(row[1].in_flight)),
         Column("window", "requests that may be under way", lambda row: number(row[1].window)),
         Column("because", "why its window last changed", lambda row: escape(row[1].why_window), words=True),
@@ -214,11 +199,11 @@ def states_table(endpoints: Mapping[str, EndpointStats]) -> str:
 _NAME = Column("endpoint", "its name", lambda row: escape(row[0]), words=True)
 
 
-def _count(field: str) -> Callable[[Row], str]:
+def _count(field: str) -> Callable[[tuple[str, EndpointStats]], str]:
     return lambda row: number(found) if (found := getattr(row[1], field)) else ""
 
 
-def _quantile(field: str) -> Callable[[Row], str]:
+def _quantile(field: str) -> Callable[[tuple[str, EndpointStats]], str]:
     return lambda row: "" if (found := getattr(row[1], field)) is None else seconds(found)
 
 
@@ -228,7 +213,7 @@ def _spread(stats: EndpointStats, scale: Scale) -> str:
     return spread(stats.p50, stats.p95, stats.p99, scale)
 
 
-def _standing(state: EndpointState) -> str:
+def _obstacle(state: EndpointState) -> str:
     return f"{state.obstacle}, for {seconds(state.ready_in)}" if state.ready_in else state.obstacle
 
 
@@ -258,6 +243,37 @@ def errors_table(errors: Iterable[QRewardError]) -> str:
     columns = [
         Column("error", "its type", lambda row: escape(row[0]), words=True),
         Column("items", "that ended so", lambda row: number(row[1])),
-        Column("the first of them", "what it said", lambda row: escape(clip(str(first[row[0]]), MOST_WORDS)), words=True),
+        Column("the first of them", "what it said", lambda row: escape(clip(str(first[row[0]]), MOST_ERROR)), words=True),
     ]
     return table(columns, counts.most_common()) if counts else ""
+
+
+def verdict_html(verdict: Any, outcome: str, attributes: Mapping[str, float] | None = None) -> str:
+    """The outcome of a ``Verdict`` or a ``Comparison``, with a table row for each vote and each attribute of a reward model."""
+    used, score = verdict.usage, f"{verdict.score:g}"
+    line = facts([
+        "" if outcome == score else f"score {score}",
+        f"{number(len(verdict.votes))} votes" if len(verdict.votes) > 1 else "",
+        "" if used is None or used.total_tokens is None else f"{number(used.total_tokens)} tokens",
+        "cached" if verdict.cached else "",
+    ])  # fmt: skip
+    columns = (
+        Column("attribute", "what the reward model calls it", lambda row: escape(str(row[0])), words=True),
+        Column("value", "as it gave it", lambda row: f"{row[1]:g}"),
+    )
+    named = table(columns, list(attributes.items())) if attributes else ""
+    return frame(f"<b>{escape(outcome)}</b>{' · ' if line else ''}{line}", named, table(_VOTES, verdict.votes))
+
+
+def _reason(vote: Any) -> str:
+    """The ``reason`` of the parsed verdict, if it has one; else the text of the answer."""
+    reason = getattr(vote.verdict, "reason", None)
+    return escape(clip(reason if isinstance(reason, str) and reason else vote.text, MOST_ANSWER))
+
+
+_VOTES = (
+    Column("model", "who was asked", lambda vote: escape(vote.model), words=True),
+    Column("score", "what its answer says", lambda vote: f"{vote.score:g}"),
+    Column("shown", "in which order the two responses were shown", lambda vote: "second first" if vote.swapped else "", words=True),
+    Column("reason", "why, or the answer as it came", _reason, words=True),
+)

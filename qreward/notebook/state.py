@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,8 +15,6 @@ from qreward.results import Result
 
 
 class AnswerPhase(StrEnum):
-    """The phase of a streamed answer."""
-
     WAITING = "waiting"
     STREAMING = "streaming"
     DONE = "done"
@@ -24,37 +23,34 @@ class AnswerPhase(StrEnum):
     STOPPED = "stopped"
 
 
-def phase_of(error: BaseException) -> AnswerPhase:
-    """The final phase for an error: stopped (cancelled), interrupted (``StreamInterrupted``), or failed (any other error)."""
+def phase_of(error: BaseException | None) -> AnswerPhase:
+    """The final phase: done (no error), stopped (cancelled), interrupted (``StreamInterrupted``), or failed (any other error)."""
+    if error is None:
+        return AnswerPhase.DONE
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
         return AnswerPhase.STOPPED
     return AnswerPhase.INTERRUPTED if isinstance(error, StreamInterrupted) else AnswerPhase.FAILED
 
 
-def words_of(error: BaseException | None) -> str:
+def error_text(error: BaseException | None) -> str:
     """The type and message of an error; ``""`` for None and for a cancellation."""
     return "" if error is None or phase_of(error) is AnswerPhase.STOPPED else f"{type(error).__name__}: {error}"
 
 
 @dataclass(slots=True)
 class LiveAnswer:
-    """One streamed answer.
+    """One streamed answer. Times are in seconds on the caller's clock, and None if unknown.
 
     Attributes:
-        began: start of the measurement, in seconds on the caller's clock.
+        began: start of the measurement.
         timed: whether the stream was observed from its beginning. If not, the time to first token and the rate are unknown.
         read: returns the text, if it is kept elsewhere; else None.
-        phase: the present phase.
-        pieces: pieces of text since the last restart, if ``read`` is None.
-        seen: number of pieces since the last restart.
+        pieces: pieces of text since the last restart, if ``read`` is None; ``count`` is their number in any case.
         first, last: times of the first and the latest piece since the last restart.
-        ended: time of the end; None while it is streamed.
-        told: completion tokens as reported by the server, once the answer is done.
-        took: seconds of the attempt that succeeded.
-        endpoint: name of the endpoint, once the answer has ended.
-        restarts: number of restarts.
-        void: error that caused the last restart.
-        trouble: error that ended the answer.
+        reported_tokens: completion tokens as reported by the server, once the answer is done.
+        latency: seconds of the attempt that succeeded.
+        restart_reason: error that caused the last restart.
+        error: error that ended the answer.
     """
 
     began: float
@@ -62,39 +58,37 @@ class LiveAnswer:
     read: Callable[[], str] | None = None
     phase: AnswerPhase = AnswerPhase.WAITING
     pieces: list[str] = field(default_factory=list)
-    seen: int = 0
+    count: int = 0
     first: float | None = None
     last: float | None = None
     ended: float | None = None
-    told: int | None = None
-    took: float | None = None
+    reported_tokens: int | None = None
+    latency: float | None = None
     endpoint: str | None = None
     restarts: int = 0
-    void: str = ""
-    trouble: str = ""
+    restart_reason: str = ""
+    error: str = ""
 
     def add(self, event: str | StreamRestarted, now: float) -> None:
-        """Record a piece of text or a restart."""
         if isinstance(event, StreamRestarted):
-            self.phase, self.first, self.last, self.seen = AnswerPhase.WAITING, None, None, 0
+            self.phase, self.first, self.last, self.count = AnswerPhase.WAITING, None, None, 0
             self.restarts += 1
-            self.void = words_of(event.error)
+            self.restart_reason = error_text(event.error)
             self.pieces.clear()
             return
         self.phase, self.last = AnswerPhase.STREAMING, now
         self.first = now if self.first is None else self.first
-        self.seen += 1
+        self.count += 1
         if self.read is None:
             self.pieces.append(event)
 
     def end(self, result: Result[Any] | None, error: BaseException | None, now: float) -> None:
         """Record the end. The text received so far is kept."""
-        self.phase = AnswerPhase.DONE if error is None else phase_of(error)
-        self.trouble, self.ended = words_of(error), now
+        self.phase, self.error, self.ended = phase_of(error), error_text(error), now
         if result is not None:
             self.endpoint = result.endpoint
-            self.told = result.usage.completion_tokens if result.usage else None
-            self.took = result.latency if result.ok else None
+            self.reported_tokens = result.usage.completion_tokens if result.usage else None
+            self.latency = result.latency if result.ok else None
 
     @property
     def text(self) -> str:
@@ -103,27 +97,23 @@ class LiveAnswer:
     @property
     def tokens(self) -> int:
         """Tokens as reported by the server; until then the number of pieces, as most servers send one token per piece."""
-        return self.seen if self.told is None else self.told
+        return self.count if self.reported_tokens is None else self.reported_tokens
 
     @property
     def wait(self) -> float | None:
-        """Seconds to the first token, including time in queues; None if unknown."""
+        """Seconds to the first token, including time in queues."""
         return self.first - self.began if self.timed and self.first is not None else None
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second from the first piece to the last; None if unknown."""
+        """Tokens per second from the first piece, which does not count, to the last."""
         if not self.timed or self.first is None or self.last is None or self.last <= self.first:
             return None
-        return self.tokens * (self.seen - 1) / self.seen / (self.last - self.first)  # from the first piece on, which does not count
-
-    def elapsed(self, now: float) -> float:
-        """Seconds from the start to the end of the answer, or to ``now`` while it is streamed."""
-        return (now if self.ended is None else self.ended) - self.began
+        return self.tokens * (self.count - 1) / self.count / (self.last - self.first)
 
 
 @dataclass(slots=True)
-class Board:
+class LiveBatch:
     """The streamed answers of a batch, of which a limited number is displayed.
 
     At its first event an answer takes a free place, or else the place of an answer that has ended. An answer that ends without a place is
@@ -132,30 +122,28 @@ class Board:
     Attributes:
         began: start of the measurement, in seconds on the caller's clock.
         most: number of places; 0 for no limit.
+        on_end: called with the index and the state of each answer that has ended.
         places: indices of the displayed answers.
         answers: the displayed answers and those being streamed, by index.
-        ended: number of answers that ended, by phase.
-        tell: called with the index and the state of each answer that has ended.
-        restarts: restarts of all answers.
+        phases: number of answers that ended, by phase.
         pieces, last: number of pieces of all answers, and the time of the latest.
-        over: time of the end of the batch; None while it runs.
-        trouble: error that ended the batch early.
+        ended: time of the end of the batch; None while it runs.
+        error: error that ended the batch early.
     """
 
     began: float
     most: int
+    on_end: Callable[[int, LiveAnswer], object] = lambda _index, _answer: None
     places: list[int] = field(default_factory=list)
     answers: dict[int, LiveAnswer] = field(default_factory=dict)
-    ended: dict[AnswerPhase, int] = field(default_factory=dict)
-    tell: Callable[[int, LiveAnswer], object] | None = None
+    phases: Counter[AnswerPhase] = field(default_factory=Counter)
     restarts: int = 0
     pieces: int = 0
     last: float | None = None
-    over: float | None = None
-    trouble: str = ""
+    ended: float | None = None
+    error: str = ""
 
     def add(self, index: int, event: str | StreamRestarted | Result[Any], now: float) -> None:
-        """Record an event of one answer."""
         answer = self.answers.get(index)
         if answer is None:
             answer = self.answers[index] = LiveAnswer(self.began)
@@ -163,9 +151,8 @@ class Board:
             self._place(index)
         if isinstance(event, Result):
             answer.end(event, event.error, now)
-            self.ended[answer.phase] = self.ended.get(answer.phase, 0) + 1
-            if self.tell is not None:
-                self.tell(index, answer)
+            self.phases[answer.phase] += 1
+            self.on_end(index, answer)
             if index not in self.places:
                 del self.answers[index]
             return
@@ -174,34 +161,6 @@ class Board:
             self.pieces, self.last = self.pieces + 1, now
         else:
             self.restarts += 1
-
-    def end(self, error: BaseException | None, now: float) -> None:
-        """Record the end of the batch. Answers still being streamed count as stopped. Sorts the places by index."""
-        self.over, self.trouble = now, words_of(error)
-        self.places.sort()
-        for answer in self.answers.values():
-            if answer.ended is None:
-                answer.end(None, asyncio.CancelledError(), now)
-                self.ended[AnswerPhase.STOPPED] = self.ended.get(AnswerPhase.STOPPED, 0) + 1
-
-    @property
-    def live(self) -> int:
-        """Answers being streamed."""
-        return sum(answer.ended is None for answer in self.answers.values())
-
-    @property
-    def hidden(self) -> int:
-        """Answers that are not displayed, ended or not."""
-        return self.live + sum(self.ended.values()) - len(self.places)
-
-    @property
-    def rate(self) -> float | None:
-        """Pieces per second of all answers together, from the start to the latest piece; None if unknown."""
-        return self.pieces / (self.last - self.began) if self.last is not None and self.last > self.began else None
-
-    def elapsed(self, now: float) -> float:
-        """Seconds from the start to the end of the batch, or to ``now`` while it runs."""
-        return (now if self.over is None else self.over) - self.began
 
     def _place(self, index: int) -> None:
         if not self.most or len(self.places) < self.most:
@@ -212,3 +171,26 @@ class Board:
                 del self.answers[other]
                 self.places[place] = index
                 return
+
+    def end(self, error: BaseException | None, now: float) -> None:
+        """Record the end of the batch. Answers still being streamed count as stopped. Sorts the places by index."""
+        self.ended, self.error = now, error_text(error)
+        self.places.sort()
+        for answer in self.answers.values():
+            if answer.ended is None:
+                answer.end(None, asyncio.CancelledError(), now)
+                self.phases[AnswerPhase.STOPPED] += 1
+
+    @property
+    def live(self) -> int:
+        return sum(answer.ended is None for answer in self.answers.values())
+
+    @property
+    def hidden(self) -> int:
+        """Answers that are not displayed, ended or not."""
+        return self.live + self.phases.total() - len(self.places)
+
+    @property
+    def rate(self) -> float | None:
+        """Pieces per second of all answers together, from the start to the latest piece; None if unknown."""
+        return self.pieces / (self.last - self.began) if self.last is not None and self.last > self.began else None

@@ -5,15 +5,16 @@ Conventions: ``None`` disables a feature, durations are seconds, and an unknown 
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isfinite
-from typing import Annotated, Any, NoReturn
+from operator import ge, gt, le, lt
+from types import NoneType
+from typing import Annotated, Any, NoReturn, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from qreward.errors import ConfigError, Fault
@@ -27,7 +28,7 @@ _UNITS = {
     "%": 0.01,
     "": 1.0,
 }
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _WITH_UNIT = re.compile(r"((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?)\s*([A-Za-z%]*)")
 _HARMLESS = re.compile(r"[+-]?\d[\d_.,]*\s*[A-Za-z%]{0,8}|[A-Za-z_ -]{0,24}")
 
@@ -54,12 +55,8 @@ class Number:
     ) -> None:
         self._of = f" of {unit}" if unit else ""
         self._unit, self._whole = f" {unit}" if unit else "", whole
-        self._bounds = (
-            ("at least", least, operator.ge),
-            ("more than", above, operator.gt),
-            ("less than", below, operator.lt),
-            ("at most", most, operator.le),
-        )
+        bounds = ("at least", least, ge), ("more than", above, gt), ("less than", below, lt), ("at most", most, le)
+        self._bounds = [(words, bound, fits) for words, bound, fits in bounds if bound is not None]
         self._kind = f"whole number{self._of}" if whole else f"number{self._of}"
 
     def __call__(self, value: object) -> object:
@@ -69,14 +66,14 @@ class Number:
         if self._whole and not number.is_integer():
             raise ValueError(f"must be a whole number{self._of}, not {number:g}")
         for words, bound, fits in self._bounds:
-            if bound is not None and not fits(number, bound):
+            if not fits(number, bound):
                 raise ValueError(f"must be {words} {bound:g}{self._unit}, not {number:g}")
         return value
 
     def _read(self, value: object) -> float:
         if isinstance(value, bool):  # YAML parses a bare ``on`` or ``yes`` as true, which would be taken for 1
             raise ValueError(f"must be a {self._kind}, not true or false")
-        if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()) and value.strip().lower() not in ("nan", "inf", "-inf"):
+        if isinstance(value, str) and not NUMBER.fullmatch(value.strip()) and value.strip().lower() not in ("nan", "inf", "-inf"):
             raise ValueError(f"{shown(value)} is not a {self._kind}{self._remedy(value)}")
         try:
             return float(value)  # type: ignore[arg-type]
@@ -111,6 +108,10 @@ _WITHOUT_BRACES = re.compile(r"(?:(?i:bearer|basic|token|key|apikey) )?\$(?:[A-Z
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
+_EXPANDED = {"variables": "expanded"}
+"""The context of a validation in which variables have been replaced."""
+
+
 class Policy(BaseModel):
     """Base class of all settings. Immutable; unknown names are errors; errors are :class:`ConfigError` and do not contain values."""
 
@@ -122,6 +123,14 @@ class Policy(BaseModel):
         except ValidationError as error:
             raise explain(error, type(self)) from None
 
+    @classmethod
+    def from_content(cls, content: Mapping[str, Any]) -> Self:
+        """Validate the content of a file, in which variables have been replaced. They are not replaced again: a value may contain ``$``."""
+        try:
+            return cls.model_validate(content, context=_EXPANDED)
+        except ValidationError as error:
+            raise explain(error, cls) from None
+
     # Makes pydantic validate a nested model in place, so that an error has its full path ("endpoints.1.limits").
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
@@ -130,7 +139,6 @@ class Policy(BaseModel):
 
 
 def repeated(names: Iterable[str]) -> str | None:
-    """Return the first name that occurs more than once, or None."""
     return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
@@ -187,6 +195,11 @@ def expand_variables(value: object) -> object:
     return expanded
 
 
+def expand_once(value: object, info: ValidationInfo) -> object:
+    """Like ``expand_variables``, for a validator. The content of a file is left as it is: see ``Policy.from_content``."""
+    return value if info.context == _EXPANDED and isinstance(value, str) else expand_variables(value)
+
+
 def wrong(*faults: tuple[tuple[str | int, ...], str]) -> ValidationError:
     """Return the exception by which a validator reports faults, each a path below the validated value and a message."""
     details: list[Any] = [
@@ -197,13 +210,15 @@ def wrong(*faults: tuple[tuple[str | int, ...], str]) -> ValidationError:
 
 def below(path: tuple[str | int, ...], error: ValidationError) -> list[Any]:
     """Return the details of an error for ``ValidationError.from_exception_data``, with ``path`` prepended to each location."""
-    return [_detail((*path, *each["loc"]), each) for each in error.errors()]
-
-
-def _detail(path: tuple[str | int, ...], error: Any) -> Any:
-    context = error.get("ctx", {})
-    kind = PydanticCustomError("wrong", "{text}", context) if error["type"] == "wrong" else error["type"]
-    return {"type": kind, "loc": path, "input": error["input"], **({"ctx": context} if context and error["type"] != "wrong" else {})}
+    details: list[Any] = []
+    for each in error.errors():
+        detail: dict[str, Any] = {"type": each["type"], "loc": (*path, *each["loc"]), "input": each["input"]}
+        if each["type"] == "wrong":
+            detail["type"] = PydanticCustomError("wrong", "{text}", each["ctx"])
+        elif "ctx" in each:
+            detail["ctx"] = each["ctx"]
+        details.append(detail)
+    return details
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> ConfigError:
@@ -271,24 +286,12 @@ def shown(value: object) -> str:
     return _kind_of(value)
 
 
-def _kind_of(value: object) -> str:
-    """Return the type of a value in the terms of a configuration file.
+_KINDS = {NoneType: "null", bool: "true or false", int: "a number", float: "a number", str: "a string"}
+_KINDS |= {list: "a list", tuple: "a list", dict: "a mapping"}
 
-    Example:
-        >>> _kind_of({}), _kind_of("judge-*"), _kind_of(None)
-        ('a mapping', 'a string', 'null')
-    """
-    kinds = {
-        type(None): "null",
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        str: "a string",
-        list: "a list",
-        tuple: "a list",
-        dict: "a mapping",
-    }
-    return kinds.get(type(value), f"a {type(value).__name__}")
+
+def _kind_of(value: object) -> str:
+    return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
 def _names_at(model: type[BaseModel], path: tuple[object, ...]) -> list[str]:

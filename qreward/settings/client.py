@@ -55,7 +55,9 @@ class ClientConfig(Policy):
         routes, details = [], []
         for pattern, body in value.items():
             try:
-                routes.append(_route(pattern, body))
+                if not isinstance(body, Mapping) or "pattern" in body:
+                    raise wrong(((), "must be a mapping of endpoints, strategy and weights"))
+                routes.append(Route.model_validate({"pattern": pattern, **body}))
             except ValidationError as error:
                 details += below((pattern,), error)
         if details:
@@ -76,14 +78,11 @@ class ClientConfig(Policy):
         if double := repeated(route.pattern for route in self.routes):
             raise wrong((("routes",), f"more than one route has the pattern {double!r}; put its endpoints into one route"))
         names = [endpoint.name for endpoint in self.endpoints]
-        faults = [
-            (
-                ("routes", route.pattern, "endpoints"),
-                f"there is no endpoint {stray!r}; {did_you_mean(stray, names, otherwise='the endpoints are')}",
-            )
-            for route in self.routes
-            for stray in sorted(set(route.endpoints) - set(names))
-        ]
+        faults = []
+        for route in self.routes:
+            for stray in sorted(set(route.endpoints) - set(names)):
+                hint = did_you_mean(stray, names, otherwise="the endpoints are")
+                faults.append((("routes", route.pattern, "endpoints"), f"there is no endpoint {stray!r}; {hint}"))
         if faults:
             raise wrong(*faults)
         return self
@@ -121,7 +120,7 @@ def read_config(source: str | Path | Mapping[str, Any]) -> tuple[ClientConfig, S
     if not content:
         raise ConfigError(f"{place}: is empty; it must hold at least {least}")
     try:
-        return ClientConfig(**content), place
+        return ClientConfig.from_content(content), place
     except ConfigError as error:
         raise place.named(error) from None
 
@@ -159,7 +158,6 @@ def without_effect(config: ClientConfig) -> Iterator[tuple[str, str]]:
 
 
 def _overlap(one: Endpoint, other: Endpoint, config: ClientConfig) -> bool:
-    """Return whether two endpoints serve the same models, judging by their patterns and routes."""
     both = {one.name, other.name}
     return (
         "*" in (*one.models, *other.models) or bool({*one.models} & {*other.models}) or any(both <= {*r.endpoints} for r in config.routes)
@@ -192,9 +190,3 @@ def config_from_env(environ: Mapping[str, str] = os.environ) -> ClientConfig:
     except ConfigError as error:
         named = [(path, text.replace("base_url", base_name).replace("api_key", "OPENAI_API_KEY")) for path, text in error.faults]
         raise with_faults(named, lambda _: "environment: ") from None
-
-
-def _route(pattern: str, body: object) -> Route:
-    if not isinstance(body, Mapping) or "pattern" in body:
-        raise wrong(((), "must be a mapping of endpoints, strategy and weights"))
-    return Route.model_validate({"pattern": pattern, **body})

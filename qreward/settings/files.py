@@ -94,8 +94,7 @@ def _expanded(value: Any, path: Path_, faults: list[Fault]) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                inner = (*path, str(key))
-                faults.append((inner, f"{_dotted((*path, repr(key)))}: this name is not a text; write it in quotes"))
+                faults.append(((*path, str(key)), f"{_dotted((*path, repr(key)))}: this name is not a text; write it in quotes"))
         return {str(key): _expanded(inner, (*path, str(key)), faults) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_expanded(inner, (*path, index), faults) for index, inner in enumerate(value)]
@@ -112,9 +111,9 @@ def _dotted(path: Path_) -> str:
 
 def _parse(path: Path) -> tuple[object, Callable[[Path_], int | None]]:
     """Return the content of a file, and a function that returns the line number of a setting."""
-    parse = _PARSERS.get(path.suffix.lower())
-    if parse is None:
-        raise _NotReadable(f"is not a kind of file that can be read; its name must end in {', '.join(_PARSERS)}")
+    if path.suffix.lower() not in _FORMATS:
+        raise _NotReadable(f"is not a kind of file that can be read; its name must end in {', '.join(_FORMATS)}")
+    parse, line_of = _FORMATS[path.suffix.lower()]
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -122,7 +121,7 @@ def _parse(path: Path) -> tuple[object, Callable[[Path_], int | None]]:
     except ValueError:
         raise _NotReadable("is not UTF-8 text") from None
     try:
-        return (parse(text) if text.strip() else None), partial(_LINES.get(parse, _no_line), text)
+        return (parse(text) if text.strip() else None), partial(line_of, text)
     except (ValueError, RecursionError):
         raise _NotReadable("holds a number, a date or a nesting that cannot be read") from None
 
@@ -229,9 +228,11 @@ def _json_line(text: str, path: Path_) -> int | None:
     return next((lines[path[:length]] for length in range(len(path), 0, -1) if path[:length] in lines), None)
 
 
-def _no_line(_text: str, _path: Path_) -> None:
-    """Return None: the TOML parser does not report lines."""
-
-
-_LINES: dict[Callable[[str], object], Callable[[str, Path_], int | None]] = {_parse_yaml: _yaml_line, _parse_json: _json_line}
-_PARSERS: dict[str, Callable[[str], object]] = {".yaml": _parse_yaml, ".yml": _parse_yaml, ".json": _parse_json, ".toml": _parse_toml}
+LineOf = Callable[[str, Path_], int | None]
+_FORMATS: dict[str, tuple[Callable[[str], object], LineOf]] = {
+    ".yaml": (_parse_yaml, _yaml_line),
+    ".yml": (_parse_yaml, _yaml_line),
+    ".json": (_parse_json, _json_line),
+    ".toml": (_parse_toml, lambda _text, _path: None),  # tomllib does not report lines
+}
+"""Ending of a file's name -> its parser, and the function that returns the line of a setting."""

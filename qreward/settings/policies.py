@@ -7,11 +7,12 @@ the settings of a reward model affect requests is defined in ``qreward.codecs.re
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
 
 from qreward.errors import ConfigError
 from qreward.settings.base import (
@@ -26,7 +27,7 @@ from qreward.settings.base import (
     Weight,
     check_glob,
     check_header,
-    expand_variables,
+    expand_once,
     repeated,
     shown,
     wrong,
@@ -39,6 +40,27 @@ _PLACE = re.compile(r"\{(prompt|response)\}")
 def _not_a_bool(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError("must be a name or a position, not true or false")
+    return value
+
+
+def _not_one_text(items: str) -> Callable[[object], object]:
+    def check(value: object) -> object:
+        if isinstance(value, str):
+            raise ValueError(f"must be a list of {items}")
+        return value
+
+    return check
+
+
+def _distinct(value: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(value)) < len(value):
+        raise ValueError("names a class twice; each needs a name of its own")
+    return value
+
+
+def _with_both(value: str | None) -> str | None:
+    if value is not None and set(_PLACE.findall(value)) != {"prompt", "response"}:
+        raise ValueError("must hold {prompt} and {response}, such as '{prompt}{response}'")
     return value
 
 
@@ -68,31 +90,10 @@ class RewardModel(Policy):
 
     route: Literal["classify", "pooling", "score", "embeddings"] | None = None
     label: Annotated[int | str, BeforeValidator(_not_a_bool)] | None = None
-    labels: tuple[str, ...] = ()
+    labels: Annotated[tuple[str, ...], BeforeValidator(_not_one_text("names, such as ['bad', 'good']")), AfterValidator(_distinct)] = ()
     activation: bool = False
     activation_field: Literal["use_activation", "activation", "softmax"] = "use_activation"
-    template: str | None = None
-
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _several(cls, value: object) -> object:
-        if isinstance(value, str):
-            raise ValueError("must be a list of names, such as ['bad', 'good']")
-        return value
-
-    @field_validator("labels")
-    @classmethod
-    def _unique(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) < len(value):
-            raise ValueError("names a class twice; each needs a name of its own")
-        return value
-
-    @field_validator("template")
-    @classmethod
-    def _has_both(cls, value: str | None) -> str | None:
-        if value is not None and set(_PLACE.findall(value)) != {"prompt", "response"}:
-            raise ValueError("must hold {prompt} and {response}, such as '{prompt}{response}'")
-        return value
+    template: Annotated[str | None, AfterValidator(_with_both)] = None
 
     def render(self, prompt: str, response: str) -> str:
         """Return prompt and response as one text. Without a template they are concatenated. Braces in them have no special meaning."""
@@ -251,6 +252,61 @@ class Hedge(Policy):
     tail: bool = True
 
 
+def _expand_headers(value: object, info: ValidationInfo) -> object:
+    if not isinstance(value, dict):
+        return value
+    headers = {key: expand_once(raw, info) for key, raw in value.items()}
+    return {check_header(key, text): text for key, text in headers.items()}
+
+
+def _sendable(value: SecretStr | None) -> SecretStr | None:
+    if value is None or not value.get_secret_value():
+        return None
+    check_header("authorization", value.get_secret_value())
+    return value
+
+
+def _root_url(value: str) -> str:
+    if not value.isprintable() or value != value.strip():
+        raise ValueError("must not hold line breaks, or blanks around it")
+    try:
+        parts = urlsplit(value)
+        _ = parts.port
+    except ValueError:
+        raise ValueError("must be a URL such as 'http://gpu-0:8000/v1'; its host or port is not valid") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be an http:// or https:// URL such as 'http://gpu-0:8000/v1'")
+    if parts.username or parts.password:
+        raise ValueError("must not hold a user or password; use api_key or headers")
+    if parts.query or parts.fragment:
+        raise ValueError("must not hold a query or fragment; it is the root of the API")
+    if "$" in parts.netloc:
+        raise ValueError("holds a variable that was not replaced; write ${NAME}, or ${NAME:-default}")
+    root = value.rstrip("/")
+    if path := next((path for path in _PATHS if root.endswith(path)), None):
+        raise ValueError(f"must be the root of the API, without {path}; write {root.removesuffix(path)!r}")
+    return root
+
+
+def _valid_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not value:
+        raise ValueError("must name at least one pattern; '*' takes any model")
+    return tuple(map(check_glob, value))
+
+
+def _two_prices(value: object) -> object:
+    if value is not None and (not isinstance(value, list | tuple) or len(value) != 2):
+        raise ValueError("must be US dollars for a million prompt tokens and for a million completion tokens, such as [0.15, 0.6]")
+    return value
+
+
+def _readable_name(value: str) -> str:
+    if value != value.strip() or not value.isprintable():
+        raise ValueError("must be a text without blanks around it or line breaks")
+    return value
+
+
+_EXPANDED = BeforeValidator(expand_once)
 _PATHS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/rerank", "/get_reward")
 """Paths that calls append to ``base_url``, and that users often leave at the end of a copied address."""
 
@@ -286,21 +342,23 @@ class Endpoint(Policy):
         'gpu-0:8000'
     """
 
-    base_url: str
-    name: str = ""
-    api_key: SecretStr | None = None
-    models: tuple[str, ...] = ("*",)
+    base_url: Annotated[str, _EXPANDED, AfterValidator(_root_url)]
+    name: Annotated[str, AfterValidator(_readable_name)] = ""
+    api_key: Annotated[SecretStr | None, _EXPANDED, AfterValidator(_sendable)] = None
+    models: Annotated[tuple[str, ...], BeforeValidator(_not_one_text("patterns, such as ['judge-*']")), AfterValidator(_valid_patterns)] = (
+        "*",
+    )
     model_names: dict[str, str] = Field(default_factory=dict)
     kind: Literal["openai", "vllm", "sglang", "tei", "openrlhf", "nim"] = "openai"
     weight: Weight = 1.0
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
     reward: RewardModel | None = None
-    price: tuple[Dollars, Dollars] | None = None
-    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    price: Annotated[tuple[Dollars, Dollars] | None, BeforeValidator(_two_prices)] = None
+    headers: Annotated[dict[str, SecretStr], BeforeValidator(_expand_headers)] = Field(default_factory=dict)
     http_client: Any = Field(default=None, repr=False, exclude=True)
     verify: bool | str = True
-    proxy: SecretStr | None = None
+    proxy: Annotated[SecretStr | None, _EXPANDED] = None
     max_response_bytes: Count = 16 * 1024 * 1024
     keepalive: Seconds = 4.0
     probe: Seconds | None = None
@@ -311,80 +369,6 @@ class Endpoint(Policy):
         super().__init__(**data)
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
-
-    @field_validator("base_url", "api_key", "proxy", mode="before")
-    @classmethod
-    def _expand(cls, value: object) -> object:
-        return expand_variables(value)
-
-    @field_validator("headers", mode="before")
-    @classmethod
-    def _expand_headers(cls, value: object) -> object:
-        if not isinstance(value, dict):
-            return value
-        headers = {key: expand_variables(raw) for key, raw in value.items()}
-        return {check_header(key, text): text for key, text in headers.items()}
-
-    @field_validator("api_key")
-    @classmethod
-    def _sendable(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and value.get_secret_value():
-            check_header("authorization", value.get_secret_value())
-            return value
-        return None
-
-    @field_validator("base_url")
-    @classmethod
-    def _is_root_url(cls, value: str) -> str:
-        if not value.isprintable() or value != value.strip():
-            raise ValueError("must not hold line breaks, or blanks around it")
-        try:
-            parts = urlsplit(value)
-            _ = parts.port
-        except ValueError:
-            raise ValueError("must be a URL such as 'http://gpu-0:8000/v1'; its host or port is not valid") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("must be an http:// or https:// URL such as 'http://gpu-0:8000/v1'")
-        if parts.username or parts.password:
-            raise ValueError("must not hold a user or password; use api_key or headers")
-        if parts.query or parts.fragment:
-            raise ValueError("must not hold a query or fragment; it is the root of the API")
-        if "$" in parts.netloc:
-            raise ValueError("holds a variable that was not replaced; write ${NAME}, or ${NAME:-default}")
-        root = value.rstrip("/")
-        if path := next((path for path in _PATHS if root.endswith(path)), None):
-            raise ValueError(f"must be the root of the API, without {path}; write {root.removesuffix(path)!r}")
-        return root
-
-    @field_validator("models", mode="before")
-    @classmethod
-    def _patterns(cls, value: object) -> object:
-        if isinstance(value, str):
-            raise ValueError("must be a list of patterns, such as ['judge-*']")
-        return value
-
-    @field_validator("models")
-    @classmethod
-    def _valid_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not value:
-            raise ValueError("must name at least one pattern; '*' takes any model")
-        for pattern in value:
-            check_glob(pattern)
-        return value
-
-    @field_validator("price", mode="before")
-    @classmethod
-    def _for_prompt_and_completion(cls, value: object) -> object:
-        if value is not None and (not isinstance(value, list | tuple) or len(value) != 2):
-            raise ValueError("must be US dollars for a million prompt tokens and for a million completion tokens, such as [0.15, 0.6]")
-        return value
-
-    @field_validator("name")
-    @classmethod
-    def _readable_name(cls, value: str) -> str:
-        if value != value.strip() or not value.isprintable():
-            raise ValueError("must be a text without blanks around it or line breaks")
-        return value
 
     @model_validator(mode="after")
     def _one_master(self) -> Endpoint:
@@ -418,15 +402,10 @@ class Route(Policy):
         weights: endpoint name -> weight, replacing the endpoint's own; only for ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``.
     """
 
-    pattern: str
+    pattern: Annotated[str, AfterValidator(check_glob)]
     endpoints: tuple[str, ...] = Field(min_length=1)
     strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH
     weights: dict[str, Weight] = Field(default_factory=dict)
-
-    @field_validator("pattern")
-    @classmethod
-    def _valid_pattern(cls, value: str) -> str:
-        return check_glob(value)
 
     @model_validator(mode="after")
     def _known_weights(self) -> Route:
@@ -436,10 +415,7 @@ class Route(Policy):
             hint = did_you_mean(strays[0], self.endpoints, otherwise="its endpoints are")
             raise wrong((("weights", strays[0]), f"the route has no endpoint {strays[0]!r}; {hint}"))
         if self.weights and self.strategy not in WEIGHTED:
-            given = (
-                f"the strategy {self.strategy.value!r}"
-                if "strategy" in self.model_fields_set
-                else f"the default strategy {self.strategy.value!r}"
-            )
+            default = "" if "strategy" in self.model_fields_set else "default "
+            given = f"the {default}strategy {self.strategy.value!r}"
             raise wrong((("weights",), f"weights have no effect with {given}; set strategy: weighted_round_robin, or leave weights out"))
         return self

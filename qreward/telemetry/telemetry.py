@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Tracer, TracerProvider
 
-    from qreward.functions.metrics import ScheduleMetrics
+    from qreward.functions.function import ScheduleMetrics
 
 Attempts = Literal["auto", "always", "never"]
 

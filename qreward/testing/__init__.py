@@ -5,7 +5,7 @@ The rest of the library never imports this package, except for the ``demo`` and 
 
 from __future__ import annotations
 
-from qreward.functions.clock import no_waiting
+from qreward.functions.function import no_waiting
 from qreward.testing.endpoint import Seen
 from qreward.testing.fleet import FakeFleet
 from qreward.testing.spec import FakeEndpoint, Faults, Latency, Phase

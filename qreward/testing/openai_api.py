@@ -24,7 +24,7 @@ _DIMENSIONS = 16
 _UNEMBEDDABLE: tuple[Any, ...] = (None, "", [])
 
 
-class StreamOptions(msgspec.Struct):
+class StreamOptionsBody(msgspec.Struct):
     include_usage: bool | None = False
 
 
@@ -35,7 +35,7 @@ class ChatRequest(msgspec.Struct):
     messages: list[Any]
     stream: bool | None = False
     n: int | None = 1
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptionsBody | None = None
 
     def __post_init__(self) -> None:
         if not self.messages or not 1 <= (self.n or 1) <= 128:

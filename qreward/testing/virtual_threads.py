@@ -19,8 +19,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Generic, Self, TypeVar, cast
 
-from qreward.engine.threads import MOST, Job
-from qreward.functions.clock import on
+from qreward.engine.threads import MOST, Job, replaced_time
 from qreward.testing.virtual_time import Deadlock
 
 T = TypeVar("T")
@@ -132,7 +131,7 @@ class VirtualThreads:
         self._busy = 0
         self._turns = self._turns_before_step = 0
         self._last_turn = math.inf
-        self._in_use = on(self)
+        self._in_use = replaced_time(self)
 
     # the interface of RealTime, for the code under test
 

@@ -14,8 +14,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from qreward.engine.threads import Job
-from qreward.functions.clock import on
+from qreward.engine.threads import Job, replaced_time
 from qreward.functions.function import leave_loop
 
 T = TypeVar("T")
@@ -99,7 +98,7 @@ def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, VirtualTimeLoop)
-        with on(_LoopTime(loop)):
+        with replaced_time(_LoopTime(loop)):
             value = runner.run(main)
             runner.run(leave_loop())
         runner.run(_settle())

@@ -53,6 +53,11 @@ def virtually(test: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return run_in_virtual_time(test())
 
 
+def settings_of(function: Any) -> Any:
+    """The current settings of a batched function."""
+    return function.change.__self__.settings
+
+
 def start(call: Callable[..., Awaitable[Any]], *items: Any, **settings: Any) -> list[asyncio.Task[Any]]:
     """A caller for each item."""
     return [asyncio.ensure_future(call(item, **settings)) for item in items]

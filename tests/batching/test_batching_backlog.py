@@ -53,7 +53,7 @@ def test_items_are_taken_in_the_order_they_came_up_to_the_limits() -> None:
 
 def test_costs_that_are_no_whole_numbers_leave_no_rest() -> None:
     waiting = backlog(*(Item(cost, cost=cost) for cost in (0.1, 0.7, 0.3)))
-    (line,) = waiting.lines()
+    (line,) = waiting.queues()
     waiting.take(0.0, 1)
     waiting.take(0.0, max_cost=0.9)
     waiting.take(0.0, max_cost=0.2)
@@ -66,17 +66,10 @@ def test_an_item_above_the_limit_goes_alone_rather_than_never() -> None:
     assert values(waiting.take(0.0, max_cost=10)) == ["b"]
 
 
-def test_so_many_items_that_do_not_fit_may_be_passed_over_and_stay_at_the_head() -> None:
-    waiting = backlog(*(Item(cost, cost=cost) for cost in (5, 8, 2, 9, 3, 1)))
-    assert values(waiting.take(0.0, max_cost=10, skip=1)) == [5, 2]
-    assert values(waiting.take(0.0, max_cost=10, skip=5)) == [8, 1]
-    assert values(waiting.take(0.0)) == [9, 3]
-
-
 def test_a_batch_is_of_one_key_that_of_the_item_which_is_next() -> None:
     waiting = backlog(Item(1, 0.0, "a"), Item(2, 1.0, "b"), Item(3, 2.0, "a"), Item(4, 3.0, ("b",)))
     assert [values(waiting.take(9.0)) for _ in range(4)] == [[1, 3], [2], [4], []]
-    assert len(waiting.lines()) == 0
+    assert len(waiting.queues()) == 0
 
 
 def test_a_level_outweighs_as_much_waiting_as_in_the_librarys_other_queue() -> None:
@@ -106,7 +99,7 @@ def test_an_item_is_removed_at_once_wherever_it_stands_and_swept_later() -> None
     waiting = backlog(*items)
     for item in items[1:-1]:
         waiting.remove(item)
-    (line,) = waiting.lines()
+    (line,) = waiting.queues()
     assert (waiting.waiting, line.count, line.cost) == (2, 2, 4)
     assert sum(map(len, line.levels.values())) <= 2 * SWEEP + 2
     assert values(waiting.take(0.0)) == [0, 10 * SWEEP - 1]
@@ -203,5 +196,5 @@ def test_it_does_what_the_most_obvious_one_does(operations: list[tuple[str, int,
             model.items += back
         assert waiting.waiting == len(model.items) == len(waiting.items())
         assert all(item.place is WAITING for item in model.items)
-        assert sum(line.cost for line in waiting.lines()) == sum(item.cost for item in model.items)
+        assert sum(line.cost for line in waiting.queues()) == sum(item.cost for item in model.items)
     assert waiting.take(99.0) == model.take(10**6, inf)

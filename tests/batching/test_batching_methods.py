@@ -14,10 +14,11 @@ from types import CellType, FunctionType
 from typing import Any
 
 import pytest
-from batching_tools import turns, virtually
+from batching_tools import kinds, outcomes, settings_of, start, turns, virtually
 
-from qreward.batching import BatchQueue, BatchSettings, batch
-from qreward.batching.decorator import Registry
+from qreward.batching import BatchQueue, batch
+from qreward.batching.decorator import DecoratedQueue
+from qreward.errors import ClientClosed
 
 
 async def echo(items: list[Any]) -> list[Any]:
@@ -211,13 +212,13 @@ def test_16_an_instance_is_not_kept_alive_by_its_queue(kind: Any) -> None:
 def test_17_the_queue_is_made_when_it_is_first_used_and_a_batched_function_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(of_a_module))
     assert again is of_a_module
-    registry = pickle.loads(pickle.dumps(Registry(echo, BatchSettings(max_batch_size=4))))  # as in a closure, by cloudpickle
+    decorated = pickle.loads(pickle.dumps(DecoratedQueue(echo, max_batch_size=4)))  # as in a closure, by cloudpickle
     queue = pickle.loads(pickle.dumps(BatchQueue(echo, max_batch_size=5, timeout=3)))
-    assert registry.work.settings.max_batch_size == 4
+    assert decorated.settings.max_batch_size == 4
     assert (queue.settings.max_batch_size, queue.settings.timeout) == (5, 3)
 
     async def test() -> None:
-        assert await asyncio.gather(registry.answer((1,), {}), queue.submit(2)) == [1, 2]
+        assert await asyncio.gather(decorated.call((1,), {}), queue.submit(2)) == [1, 2]
 
     virtually(test)
 
@@ -275,12 +276,12 @@ def test_17_a_class_with_batched_methods_can_be_sent_to_another_process() -> Non
         assert await asyncio.gather(instance.method(1), instance.method(items=2)) == [11, 12]
         assert [piece async for piece in instance.streamed(3)] == [13]
         # the settings travel; queues, counts and later changes do not
-        assert (there.method._get_max_batch_size(), there.method.stats().batches) == (7, 1)
+        assert (settings_of(there.method).max_batch_size, there.method.stats().batches) == (7, 1)
         there.method.set_max_batch_size(9)
         await there.method.close()
-        assert (there.method._get_max_batch_size(), Deployed.method._get_max_batch_size()) == (9, 7)
+        assert (settings_of(there.method).max_batch_size, settings_of(Deployed.method).max_batch_size) == (9, 7)
         assert await here.method(3) == 4
-        assert (await Deployed.method._is_batching_task_alive(), await there.method._is_batching_task_alive()) == (True, False)
+        assert kinds(await outcomes(start(instance.method, 1))) == [ClientClosed]
 
     try:
         virtually(test)
@@ -293,9 +294,9 @@ def test_17_a_batched_function_can_be_sent_to_another_process_with_its_controls(
         there = travelled(of_a_module)
         set_there = travelled(of_a_module.set_max_batch_size)
         assert await there(1) == 2
-        assert there._get_max_batch_size() == 3
+        assert settings_of(there).max_batch_size == 3
         set_there(5)
-        assert set_there.__self__.work.settings.max_batch_size == 5
-        assert of_a_module._get_max_batch_size() == 3
+        assert set_there.__self__.settings.max_batch_size == 5
+        assert settings_of(of_a_module).max_batch_size == 3
 
     virtually(test)

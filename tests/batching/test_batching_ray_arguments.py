@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from batching_tools import Noted, outcomes, virtually
+from batching_tools import Noted, outcomes, settings_of, virtually
 
 from qreward.batching import BatchQueue, BatchSettings, batch
 from qreward.errors import ConfigError
@@ -91,9 +91,9 @@ def test_06_max_batch_size_is_a_whole_number_from_1_and_kept_as_one() -> None:
     for low in (0, -1, 0.0):
         with pytest.raises(ValueError, match="max_batch_size must be an integer >= 1, got"):
             batch(max_batch_size=low)  # type: ignore[call-overload]
-    kept = batch(max_batch_size=2.0)(echo)._get_max_batch_size()  # type: ignore[call-overload]
+    kept = settings_of(batch(max_batch_size=2.0)(echo)).max_batch_size  # type: ignore[call-overload]
     assert (kept, type(kept)) == (2, int)
-    assert batch(max_batch_size=1.0)(echo)._get_max_batch_size() == 1  # type: ignore[call-overload]
+    assert settings_of(batch(max_batch_size=1.0)(echo)).max_batch_size == 1  # type: ignore[call-overload]
 
 
 def test_07_batch_wait_timeout_s_is_a_finite_number_from_0() -> None:
@@ -104,7 +104,7 @@ def test_07_batch_wait_timeout_s_is_a_finite_number_from_0() -> None:
         with pytest.raises(ValueError, match="batch_wait_timeout_s must be a float >= 0, got"):
             batch(batch_wait_timeout_s=low)
     for right in (0, 0.0, 2):
-        assert batch(batch_wait_timeout_s=right)(echo)._get_batch_wait_timeout_s() == right
+        assert settings_of(batch(batch_wait_timeout_s=right)(echo)).batch_wait_timeout_s == right
 
 
 def test_08_max_concurrent_batches_is_a_whole_number_from_1() -> None:

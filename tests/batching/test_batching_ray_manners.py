@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from batching_tools import Noted, kinds, later, now, outcomes, start, turns, virtually
+from batching_tools import Noted, kinds, later, now, outcomes, settings_of, start, turns, virtually
 
 from qreward.batching import BatchQueue, BatchRecord, batch, batch_contexts
 from qreward.errors import ClientClosed, RequestTimeout
@@ -34,11 +34,11 @@ class Scorer:
 def test_52_setters_and_getters_work_before_and_after_first_use_and_hold_for_all_instances() -> None:
     async def test() -> None:
         one, other = Scorer(), Scorer()
-        assert (one.method._get_max_batch_size(), one.method._get_batch_wait_timeout_s()) == (2, 1000)
+        assert (settings_of(one.method).max_batch_size, settings_of(one.method).batch_wait_timeout_s) == (2, 1000)
         await asyncio.gather(one.method(1), one.method(2))
         one.method.set_max_batch_size(3)
         one.method.set_batch_wait_timeout_s(15_000)
-        assert (Scorer.method._get_max_batch_size(), other.method._get_batch_wait_timeout_s()) == (3, 15_000)
+        assert (settings_of(Scorer.method).max_batch_size, settings_of(other.method).batch_wait_timeout_s) == (3, 15_000)
         await asyncio.gather(*map(one.method, range(3)), *map(other.method, range(3)))
         assert (one.sizes, other.sizes, now()) == ([2, 3], [3], 0)
         Scorer.method.set_max_batch_size(2)
@@ -91,33 +91,20 @@ def test_53_a_wrong_value_is_refused_and_changes_nothing() -> None:
         ):
             with pytest.raises((TypeError, ValueError)):
                 setter(wrong)  # type: ignore[arg-type]
-        assert (function._get_max_batch_size(), function._get_batch_wait_timeout_s()) == (2, 0.0)
+        assert (settings_of(function).max_batch_size, settings_of(function).batch_wait_timeout_s) == (2, 0.0)
         assert await function(1) == 1
 
     virtually(test)
 
 
-def test_54_what_is_under_way_can_be_looked_at() -> None:
+def test_54_a_batched_function_can_be_closed() -> None:
     async def test() -> None:
-        scorer = Slow()
-        function = scorer.method
-        none = function._get_curr_iteration_start_times()
-        assert (none.num_requests, none.min_start_time, none.mean_start_time, none.max_start_time) == (0, None, None, None)
-        began = time.time()
+        function = Slow().method
         callers = start(function, 1, 2, 3)
         await turns()
-        times = function._get_curr_iteration_start_times()
-        assert times.num_requests == len(times.start_times) == 2
-        assert times.min_start_time is not None
-        assert times.mean_start_time is not None
-        assert times.max_start_time is not None
-        assert began <= times.min_start_time <= times.mean_start_time <= times.max_start_time <= time.time()
-        assert "await asyncio.sleep(1)" in (await function._get_handling_task_stack() or "")
+        assert function.stats().in_flight == 2
         await asyncio.gather(*callers)
-        assert await function._is_batching_task_alive()
         await function.close()
-        assert not await function._is_batching_task_alive()
-        assert await function._get_handling_task_stack() == ""
         assert kinds(await outcomes(start(function, 1))) == [ClientClosed]
 
     virtually(test)

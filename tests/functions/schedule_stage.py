@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from qreward.functions.clock import on
+from qreward.engine.threads import replaced_time
 from qreward.functions.function import schedule
 from qreward.testing.virtual_threads import VirtualThreads
 from qreward.testing.virtual_time import run_in_virtual_time
@@ -139,7 +139,7 @@ class Blocking:
 
     def play(self, behave: Behave, calls: Sequence[tuple[Any, ...]], events: Sequence[Event] = (), **settings: Any) -> Told:
         told = Told()
-        with VirtualThreads() as threads, on(threads):
+        with VirtualThreads() as threads, replaced_time(threads):
 
             def body(*args: Any) -> Any:
                 number = told.began(threads.now(), args)

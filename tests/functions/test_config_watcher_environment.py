@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward import ConfigError, ConfigWatcher, Priority, ScheduleConfig
-from qreward.functions.watcher import EnvironmentSource, value_of
+from qreward.functions.watcher import environment_source, value_of
 
 
 def test_the_environment_is_read_by_the_names_of_the_parameters_in_upper_case(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,4 +129,5 @@ def test_each_parameter_of_a_simple_kind_can_be_read() -> None:
     assert {name: value_of(name, text) for name, text in shown.items()} == {
         name: "normal" if name == "priority" else getattr(ScheduleConfig(), name) for name in shown
     }
-    assert EnvironmentSource().look() == {}
+    source = environment_source()
+    assert source.settings(source.state()) == {}

@@ -181,6 +181,27 @@ def test_a_callback_that_hangs_delays_a_stop_only_so_long_and_changes_nothing_af
     watcher.stop()
 
 
+def test_a_change_that_waits_for_its_turn_longer_than_a_stop_does_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher_module, "PATIENCE", 0.01)
+    config, clock, asked = ScheduleConfig(), Time(), threading.Event()
+
+    def ask() -> dict[str, int] | None:
+        if threading.current_thread().name != NAME:
+            return None
+        asked.set()
+        return {"timeout": 5}
+
+    watcher = ConfigWatcher(config, callback=ask, wait=clock.wait)
+    watcher.start()
+    (thread,) = threads()
+    with config._changes.lock:
+        clock._passed.release()
+        assert asked.wait(20)
+        watcher.stop()
+    thread.join(20)
+    assert config.timeout is None
+
+
 def test_looking_by_hand_is_possible_while_it_runs(tmp_path: Path) -> None:
     config, path = ScheduleConfig(), tmp_path / "s.json"
     path.write_text('{"timeout": 1}')

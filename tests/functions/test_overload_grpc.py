@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.functions.overload import Overload, _delays, overload_of
+from qreward.functions.overload import Overload, _retry_delay, overload_of
 
 RETRY_INFO = b"\x0a\x08\x08\x02\x10\x80\xca\xb5\xee\x01"
 """``RetryInfo(retry_delay=Duration(seconds=2, nanos=500_000_000))`` as protobuf writes it."""
@@ -104,10 +104,10 @@ def test_a_method_called_code_of_another_library_is_not_called() -> None:
 
 
 def test_a_delay_is_read_as_protobuf_writes_it() -> None:
-    assert list(_delays(dict([ALONE]))) == [2.5]
-    assert list(_delays(dict([IN_STATUS]))) == [2.5]
-    assert list(_delays({"google.rpc.retryinfo-bin": b"\x0a\x0b\x08" + b"\xff" * 9 + b"\x01"})) == [], "a negative one"
-    assert list(_delays({"grpc-status-details-bin": STATUS.replace(b"RetryInfo", b"ErrorInfo")})) == []
+    assert _retry_delay(dict([ALONE])) == 2.5
+    assert _retry_delay(dict([IN_STATUS])) == 2.5
+    assert _retry_delay({"google.rpc.retryinfo-bin": b"\x0a\x0b\x08" + b"\xff" * 9 + b"\x01"}) is None, "a negative one"
+    assert _retry_delay({"grpc-status-details-bin": STATUS.replace(b"RetryInfo", b"ErrorInfo")}) is None
 
 
 @given(st.integers(0, 2**40), st.integers(0, 999_999_999))
@@ -115,7 +115,7 @@ def test_every_delay_is_read_back(seconds: int, nanos: int) -> None:
     details = pytest.importorskip("google.rpc.error_details_pb2")
     duration = pytest.importorskip("google.protobuf.duration_pb2").Duration(seconds=seconds, nanos=nanos)
     written = details.RetryInfo(retry_delay=duration).SerializeToString()
-    assert list(_delays({"google.rpc.retryinfo-bin": written})) == [seconds + nanos / 1e9]
+    assert _retry_delay({"google.rpc.retryinfo-bin": written}) == seconds + nanos / 1e9
 
 
 @given(st.binary(max_size=60))

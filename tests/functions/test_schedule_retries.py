@@ -9,8 +9,8 @@ import httpx
 import pytest
 from schedule_stage import SLACK, STAGES, at_times, stage_name
 
-from qreward.functions.clock import no_waiting
 from qreward.functions.config import UNSET
+from qreward.functions.function import no_waiting
 
 pytestmark = pytest.mark.parametrize("stage", STAGES, ids=stage_name)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from qreward import QueueFull, schedule
-from qreward.functions.clock import on
+from qreward.engine.threads import replaced_time
 from qreward.testing import VirtualThreads
 
 
 def test_a_hedge_that_finds_no_thread_does_not_end_its_call() -> None:
-    with VirtualThreads(most=1) as threads, on(threads):
+    with VirtualThreads(most=1) as threads, replaced_time(threads):
 
         @schedule(hedged_request_time=1.0, hedged_request_max_times=1)
         def score() -> str:
@@ -22,7 +22,7 @@ def test_a_hedge_that_finds_no_thread_does_not_end_its_call() -> None:
 
 
 def test_a_call_that_finds_no_thread_says_so() -> None:
-    with VirtualThreads(most=1) as threads, on(threads):
+    with VirtualThreads(most=1) as threads, replaced_time(threads):
 
         @schedule(timeout=60.0)
         def score() -> str:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from notebook_tools import words
 
 from qreward import ConnectionFailed, RateLimited, Result, StreamInterrupted, StreamRestarted
-from qreward.notebook.display import CARD_TEXT, LIVE_TEXT, answer_html, answer_plain, board_html, board_plain
-from qreward.notebook.state import AnswerPhase, Board, LiveAnswer
+from qreward.notebook.display import CARD_TEXT, LIVE_TEXT, answer_html, answer_plain, answers_html, answers_plain
+from qreward.notebook.state import AnswerPhase, LiveAnswer, LiveBatch
 
 KNOWN = {"div", "span", "b", "i", "pre"}
 
@@ -51,8 +51,8 @@ def answer(*pieces: str, error: BaseException | None = None, ended: bool = True,
     return made
 
 
-def board(count: int, most: int, text: str = "yes") -> Board:
-    made = Board(0.0, most)
+def batch(count: int, most: int, text: str = "yes") -> LiveBatch:
+    made = LiveBatch(0.0, most)
     for index in range(count):
         made.add(index, text, 1.0)
     return made
@@ -131,18 +131,18 @@ def test_a_long_error_is_cut() -> None:
 
 def test_a_card_among_many_shows_the_newest_words_while_it_grows_and_the_first_when_it_is_done() -> None:
     text = "first " + "x" * 5000 + " last"
-    growing = board(1, 3, text)
-    assert words(board_html(growing, 2.0)).endswith(" last")
+    growing = batch(1, 3, text)
+    assert words(answers_html(growing, 2.0)).endswith(" last")
     growing.add(0, Result(0, None, None, "gpu-0", 0.5, 0.0), 3.0)
     growing.end(None, 3.0)
-    assert "first x" in words(board_html(growing, 3.0))
-    assert " last" not in words(board_html(growing, 3.0))
-    assert len(board_html(growing, 3.0)) < CARD_TEXT + 2000
+    assert "first x" in words(answers_html(growing, 3.0))
+    assert " last" not in words(answers_html(growing, 3.0))
+    assert len(answers_html(growing, 3.0)) < CARD_TEXT + 2000
 
 
 def test_ten_thousand_answers_are_drawn_as_few_cards_and_one_count() -> None:
-    many = board(10_000, 12)
-    page = board_html(many, 2.0)
+    many = batch(10_000, 12)
+    page = answers_html(many, 2.0)
     assert Tags(page).tags.count("pre") == 12
     assert len(page) < 15_000
     assert words(page).startswith("0 done · 10,000 under way · 2 s · 10,000 tokens/s")
@@ -150,27 +150,27 @@ def test_ten_thousand_answers_are_drawn_as_few_cards_and_one_count() -> None:
 
 
 def test_what_has_ended_without_a_card_is_let_go_of() -> None:
-    many = board(1000, 3)
+    many = batch(1000, 3)
     for index in range(3, 1000):
         many.add(index, Result(index, None, None, "gpu-0", 0.5, 0.0), 2.0)
     assert set(many.answers) == {0, 1, 2}
-    assert words(board_html(many, 2.0)).startswith("997 done · 3 under way")
-    assert words(board_html(many, 2.0)).endswith("and 997 more that are not shown")
+    assert words(answers_html(many, 2.0)).startswith("997 done · 3 under way")
+    assert words(answers_html(many, 2.0)).endswith("and 997 more that are not shown")
 
 
 def test_a_card_that_gave_its_place_away_is_let_go_of() -> None:
-    many = Board(0.0, 3)
+    many = LiveBatch(0.0, 3)
     for index in range(100):
         many.add(index, "yes", 1.0)
         many.add(index, Result(index, None, None, "gpu-0", 0.5, 0.0), 1.0)
     assert len(many.answers) == 3
-    assert words(board_html(many, 2.0)).startswith("100 done")
-    assert words(board_html(many, 2.0)).endswith("and 97 more that are not shown")
+    assert words(answers_html(many, 2.0)).startswith("100 done")
+    assert words(answers_html(many, 2.0)).endswith("and 97 more that are not shown")
 
 
 def test_no_limit_of_cards_shows_all() -> None:
-    assert Tags(board_html(board(50, 0), 2.0)).tags.count("pre") == 50
+    assert Tags(answers_html(batch(50, 0), 2.0)).tags.count("pre") == 50
 
 
 def test_a_grid_says_in_one_line_of_plain_text_how_far_it_is() -> None:
-    assert board_plain(board(3, 2), 2.5) == "[0 done · 3 under way · 2 s · 3 tokens/s]"
+    assert answers_plain(batch(3, 2), 2.5) == "[0 done · 3 under way · 2 s · 3 tokens/s]"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import pickle
 import subprocess
 import sys
+import threading
+import time
 from typing import Any
 
 import pytest
 
-from qreward.errors import ConfigError, RequestTimeout
+from qreward.errors import ConfigError, InvalidResponse, RequestTimeout
 from qreward.integrations.ray import ActorDied, PoolStats, ScorerPool, deployment
 
 
@@ -141,12 +144,70 @@ def test_close_asks_the_scorers_to_put_away_what_they_have() -> None:
     assert closed == [1, 1]
 
 
+def test_an_async_close_is_awaited_in_the_loop_of_its_caller() -> None:
+    closed: list[Any] = []
+
+    class Tidy(Model):
+        async def close(self) -> None:
+            await asyncio.sleep(0)
+            closed.append(asyncio.get_running_loop())
+
+    async def main() -> None:
+        async with ScorerPool(Tidy, method="score") as pool:
+            await pool(["a"])
+        assert closed == [asyncio.get_running_loop()]
+
+    asyncio.run(main())
+
+
+def test_a_pool_that_is_let_go_of_ends_its_thread() -> None:
+    async def main() -> None:
+        await ScorerPool(echo)(["a"])
+
+    asyncio.run(main())
+    gc.collect()
+    for _ in range(1000):
+        if not any(thread.name == "qreward-scorer-pool" for thread in threading.enumerate()):
+            return
+        time.sleep(0.01)
+    raise AssertionError("the thread goes on")
+
+
+SCRIPT = """
+import asyncio, os, sys, threading
+from qreward.integrations.ray import ScorerPool
+
+def score(texts):
+    if "hang" in texts:
+        threading.Event().wait()
+    return [len(text) for text in texts]
+
+async def hang():
+    await asyncio.wait([asyncio.ensure_future(pool(["hang"]))], timeout=0.05)
+
+pool = ScorerPool(score, actors=2)
+assert asyncio.run(pool(["a"])) == [1]
+if (child := os.fork()) == 0:
+    print(asyncio.run(pool(["aa"])), flush=True)
+    sys.exit()
+os.waitpid(child, 0)
+print(asyncio.run(pool(["aaa"])))
+asyncio.run(hang())
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_pool_works_in_a_forked_child_and_keeps_no_process_from_ending() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["[2]", "[3]"], "")
+
+
 def test_a_pool_is_pickled_by_what_it_is_made_of() -> None:
     pool = ScorerPool(Model, actors=3, method="score", init_args=(2.0,), num_gpus=1)
     again = pickle.loads(pickle.dumps(pool))
     assert again.slots == 3
     assert again._spec == pool._spec
-    assert again._terms == pool._terms
+    assert again._config == pool._config
     assert again.stats() == PoolStats()
 
 
@@ -172,6 +233,24 @@ def test_a_pool_says_what_it_is() -> None:
 def test_a_setting_that_is_wrong_is_said_so_at_once(given: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         ScorerPool(echo, **given)
+
+
+@pytest.mark.parametrize("returned", [None, 1.0, "ab", [1.0], [1.0] * 3])
+def test_what_is_not_one_result_for_each_item_is_an_error_and_no_part_of_the_batch_is_tried(returned: Any) -> None:
+    batches: list[list[str]] = []
+
+    def scorer(texts: list[str]) -> Any:
+        batches.append(texts)
+        return returned
+
+    async def main() -> None:
+        async with ScorerPool(scorer) as pool, pool.buffer() as buffer:
+            with pytest.raises(InvalidResponse):
+                await pool(["a", "b"])
+            assert [one.reward for one in await buffer.score(["a", "b"])] == [None, None]
+
+    asyncio.run(main())
+    assert batches == [["a", "b"]] * 2
 
 
 def test_lists_of_different_lengths_are_refused() -> None:

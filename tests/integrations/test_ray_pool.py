@@ -14,7 +14,7 @@ from ray_fakes import FakeRay, here, installed, until
 from qreward.batching.reward_buffer.schemas import InvalidScores
 from qreward.errors import ClientClosed, ConfigError, RequestTimeout
 from qreward.integrations.ray import ActorDied, ScorerPool
-from qreward.integrations.ray import supervisor as office_module
+from qreward.integrations.ray import supervisor as supervisor_module
 
 
 @pytest.fixture
@@ -285,7 +285,7 @@ def test_an_awaited_scorer_is_cancelled_in_its_actor(ray: FakeRay) -> None:
 def test_a_batch_that_takes_too_long_fails_and_its_actor_is_made_again_if_it_does_not_let_go(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(office_module, "GRACE", 0.01)
+    monkeypatch.setattr(supervisor_module, "GRACE", 0.01)
 
     async def test() -> None:
         async with ScorerPool(Scorer, batch_timeout=0.05) as pool:
@@ -299,7 +299,7 @@ def test_a_batch_that_takes_too_long_fails_and_its_actor_is_made_again_if_it_doe
 
 
 def test_those_beside_a_batch_that_hangs_are_sent_again_without_blame(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(office_module, "GRACE", 0.0)
+    monkeypatch.setattr(supervisor_module, "GRACE", 0.0)
     meet = threading.Barrier(2)
 
     def scorer(texts: list[str]) -> list[int]:
@@ -313,13 +313,13 @@ def test_those_beside_a_batch_that_hangs_are_sent_again_without_blame(ray: FakeR
         async with ScorerPool(scorer, max_concurrent_batches=3) as pool:
             hangs = asyncio.ensure_future(pool(["hang"]))
             await until(lambda: busy(ray) == 1)
-            assert pool._actor_supervisor is not None
-            (pending,) = pool._actor_supervisor.pending_batches
+            assert pool._supervisor is not None
+            (actor,) = pool._supervisor.ready
             beside = [asyncio.ensure_future(pool([name])) for name in ("a", "bb")]
             await until(lambda: busy(ray) == 3)
             hangs.cancel()
             await asyncio.wait([hangs])
-            pool._actor_supervisor.leave(pending, overdue=True)  # as when its time is over
+            pool._supervisor._loop.call_soon_threadsafe(pool._supervisor.kill_if_busy, actor, asyncio.Future())  # as when its time is over
             assert await asyncio.gather(*beside) == [[1], [2]]
             assert (pool.stats().deaths, pool.stats().poisonous) == (1, 0)
 

@@ -1,232 +1,271 @@
-"""Which actor takes which batch: the rules, and the invariants under any sequence of events."""
+"""Which actor takes which batch, and how actors are restarted: the rules, and the invariants under random events."""
 
 from __future__ import annotations
 
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-import hypothesis.strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+import pytest
 
-from qreward.integrations.ray.supervisor import (
-    STARTS,
-    Actor,
-    ActorState,
-    Assignment,
-    BatchRequest,
-    Command,
-    Hire,
-    Placement,
-    Refuse,
-    delay_of,
-)
+from qreward.integrations.ray import ActorDied
+from qreward.integrations.ray import supervisor as supervisor_module
+from qreward.integrations.ray.backends import ActorLost, PoolConfig
+from qreward.integrations.ray.supervisor import STARTS, Actor, Supervisor, delay_of
 
 
-def opened(count: int = 2, concurrency: int = 1, max_restarts: int = 3) -> Placement:
-    """A roster of which all actors are ready."""
-    placement = Placement(count, concurrency, max_restarts)
-    for command in placement.begin():
-        assert isinstance(command, Hire)
-        placement.ready(command.actor, command.life)
-    return placement
+class Backend:
+    """Actors that start when they are told to, and do nothing."""
+
+    name = "played"
+
+    def __init__(self) -> None:
+        self.starts: list[asyncio.Future[None]] = []
+        self.killed: list[Any] = []
+
+    async def start(self) -> int:
+        self.starts.append(asyncio.get_running_loop().create_future())
+        number = len(self.starts) - 1
+        await self.starts[-1]
+        return number
+
+    def send(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+    def read(self, error: BaseException) -> BaseException:
+        return error
+
+    async def close(self, *_: Any) -> None:
+        pass
+
+    def kill(self, handle: Any) -> None:
+        self.killed.append(handle)
 
 
-def seated(commands: list[Command]) -> list[BatchRequest]:
-    return [command.ticket for command in commands if isinstance(command, Assignment)]
+class Stage:
+    """A supervisor whose batches only take and give back their slots."""
+
+    def __init__(self, supervisor: Supervisor, backend: Backend) -> None:
+        self.supervisor, self.backend = supervisor, backend
+
+    async def started(self, count: int) -> None:
+        for _ in range(count):
+            await self.turns()
+            next(start for start in self.backend.starts if not start.done()).set_result(None)
+            await self.turns()
+
+    async def turns(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def ask(self, count: int = 1, alone: bool = False) -> list[asyncio.Task[Actor]]:
+        asked = [asyncio.ensure_future(self.supervisor._assigned(alone)) for _ in range(count)]
+        await self.turns()
+        return asked
+
+    async def done(self, batch: asyncio.Task[Actor], alone: bool = False) -> None:
+        actor = batch.result()
+        actor.finished = True
+        self.supervisor._release(actor, alone)
+        self.supervisor._assign()
+        await self.turns()
+
+    async def die(self, actor: Actor) -> None:
+        self.supervisor._on_death(actor, ActorLost("it died"))
+        await self.turns()
 
 
-def places(tickets: list[BatchRequest]) -> list[int]:
-    return [ticket.actor.number for ticket in tickets if ticket.actor is not None]
+def handles(batches: list[asyncio.Task[Actor]]) -> list[int | None]:
+    return [batch.result().handle if batch.done() else None for batch in batches]
 
 
-def asked(placement: Placement, count: int) -> list[BatchRequest]:
-    tickets = [BatchRequest() for _ in range(count)]
-    for ticket in tickets:
-        placement.ask(ticket)
-    return tickets
+def on_stage(test: Callable[[Stage], Coroutine[Any, Any, None]], **settings: Any) -> None:
+    """Run a test in the event loop of a supervisor."""
+    backend = Backend()
+    supervisor = Supervisor(backend, PoolConfig(**settings), "scorer")  # type: ignore[arg-type]
+    threads = threading.active_count()
+    try:
+        supervisor._post(asyncio.wait_for(test(Stage(supervisor, backend)), 10)).result(20)
+    finally:
+        supervisor.stop()
+    assert threading.active_count() <= threads
 
 
 def test_nothing_is_bound_to_an_actor_that_is_not_ready() -> None:
-    placement = Placement(2, 1, 3)
-    first, second = placement.begin()
-    assert isinstance(first, Hire)
-    assert isinstance(second, Hire)
-    tickets = asked(placement, 3)
-    assert places(tickets) == []
-    assert seated(placement.ready(second.actor, 0)) == [tickets[0]]
-    assert places(tickets) == [1]
-    assert seated(placement.ready(first.actor, 0)) == [tickets[1]]
+    async def test(stage: Stage) -> None:
+        batches = await stage.ask(3)
+        assert handles(batches) == [None] * 3
+        stage.backend.starts[1].set_result(None)
+        await stage.turns()
+        assert handles(batches) == [1, None, None]
+        stage.backend.starts[0].set_result(None)
+        await stage.turns()
+        assert handles(batches) == [1, 0, None]
+
+    on_stage(test, actors=2)
 
 
 def test_a_batch_goes_to_the_actor_with_the_fewest() -> None:
-    placement = opened(count=3, concurrency=2)
-    tickets = asked(placement, 7)
-    assert places(tickets[:6]) == [0, 1, 2, 0, 1, 2]
-    assert tickets[6].actor is None
-    assert seated(placement.leave(tickets[1], well=True)) == [tickets[6]]
-    assert places(tickets[6:]) == [1]
+    async def test(stage: Stage) -> None:
+        await stage.started(3)
+        batches = await stage.ask(7)
+        assert handles(batches) == [0, 1, 2, 0, 1, 2, None]
+        await stage.done(batches[1])
+        assert handles(batches[6:]) == [1]
+
+    on_stage(test, actors=3, max_concurrent_batches=2)
 
 
 def test_a_batch_that_must_be_alone_goes_first_and_holds_an_actor_free_for_itself() -> None:
-    placement = opened(count=1, concurrency=2)
-    one, two = asked(placement, 2)
-    (late,) = asked(placement, 1)
-    suspect = BatchRequest(alone=True)
-    assert placement.ask(suspect) == []
-    assert placement.leave(one, well=True) == []  # there is room, but not for company
-    assert seated(placement.leave(two, well=True)) == [suspect]
-    assert late.actor is None
-    assert seated(placement.leave(suspect, well=True)) == [late]
+    async def test(stage: Stage) -> None:
+        await stage.started(1)
+        one, two, late = await stage.ask(3)
+        (suspect,) = await stage.ask(alone=True)
+        await stage.done(one)  # there is room, but not for company
+        assert handles([suspect, late]) == [None, None]
+        await stage.done(two)
+        assert handles([suspect, late]) == [0, None]
+        await stage.done(suspect, alone=True)
+        assert handles([late]) == [0]
+
+    on_stage(test, max_concurrent_batches=2)
 
 
 def test_others_use_the_other_actors_while_one_is_held_free() -> None:
-    placement = opened(count=2, concurrency=3)
-    asked(placement, 3)
-    suspect = BatchRequest(alone=True)
-    placement.ask(suspect)
-    (late,) = asked(placement, 1)
-    assert suspect.actor is None
-    assert places([late]) == [0]
+    async def test(stage: Stage) -> None:
+        await stage.started(2)
+        await stage.ask(3)
+        (suspect,) = await stage.ask(alone=True)
+        (late,) = await stage.ask()
+        assert handles([suspect, late]) == [None, 0]
+
+    on_stage(test, actors=2, max_concurrent_batches=3)
 
 
 def test_the_first_death_is_made_good_at_once_and_later_ones_ever_slower() -> None:
-    placement = opened(count=1, max_restarts=100)
-    delays = []
-    for life in range(12):
-        (start_actor,) = placement.died(placement.actors[0], life)
-        assert isinstance(start_actor, Hire)
-        delays.append(start_actor.delay)
-    assert delays == [delay_of(deaths) for deaths in range(1, 13)]
-    assert delays[:4] == [0.0, 0.1, 0.2, 0.4]
-    assert max(delays) == 30.0
-    assert placement.deaths == 12
+    assert [delay_of(deaths) for deaths in range(1, 5)] == [0.0, 0.1, 0.2, 0.4]
+    assert max(delay_of(deaths) for deaths in range(1, 100)) == 30.0
 
 
-def test_a_batch_that_is_done_ends_the_succession_of_deaths() -> None:
-    placement = opened(count=1, max_restarts=1)
-    actor = placement.actors[0]
-    for _ in range(5):
-        (start_actor,) = placement.died(actor, actor.life)
-        placement.ready(actor, actor.life)
-        (ticket,) = asked(placement, 1)
-        placement.leave(ticket, well=True)
-        assert isinstance(start_actor, Hire)
-        assert start_actor.delay == 0.0
+def test_deaths_in_succession_are_counted_until_a_batch_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "FIRST_DELAY", 0.0)
+    succession: list[int] = []
+    monkeypatch.setattr(supervisor_module, "delay_of", lambda deaths: float(bool(succession.append(deaths))))
+
+    async def test(stage: Stage) -> None:
+        for at in range(4):
+            await stage.started(1)
+            if at == 2:
+                (batch,) = await stage.ask()
+                await stage.done(batch)
+            await stage.die(stage.supervisor.ready[0])
+        assert succession == [1, 2, 1, 2]
+        assert stage.supervisor.counts["deaths"] == 4
+        assert stage.backend.killed == [0, 1, 2, 3]
+
+    on_stage(test, max_restarts=3)
 
 
 def test_an_actor_that_dies_too_often_is_given_up_and_with_the_last_all_that_waits() -> None:
-    placement = opened(count=2, max_restarts=1)
-    tickets = asked(placement, 4)
-    for actor in placement.actors:
-        placement.died(actor, 0)
-    first, second = placement.actors
-    assert placement.died(first, 1) == []
-    assert placement.count_of(ActorState.LOST) == 1
-    assert [type(command) for command in placement.died(second, 1)] == [Refuse, Refuse]  # those that had no seat
-    assert isinstance(placement.ask(BatchRequest())[0], Refuse)
-    assert places(tickets) == [0, 1]
+    async def test(stage: Stage) -> None:
+        await stage.started(2)
+        batches = await stage.ask(4)
+        for _ in range(2):
+            await stage.die(stage.supervisor.ready[0])
+        assert stage.supervisor.given_up == 2
+        batches += await stage.ask()
+        assert [type(batch.exception()) for batch in batches] == [type(None)] * 2 + [ActorDied] * 3
+        assert str(batches[-1].exception()) == "no actor is left to score with; the last one was lost: it died"
+
+    on_stage(test, actors=2, max_restarts=0)
 
 
-def test_an_actor_that_cannot_be_made_is_given_up_sooner() -> None:
-    placement = Placement(1, 1, 100)
-    placement.begin()
-    actor = placement.actors[0]
-    for life in range(STARTS - 1):
-        assert placement.died(actor, life, in_making=True)
-    assert placement.died(actor, STARTS - 1, in_making=True) == []
-    assert actor.state is ActorState.LOST
+def test_an_actor_that_cannot_be_made_is_given_up_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "FIRST_DELAY", 0.0)
+
+    async def test(stage: Stage) -> None:
+        for _ in range(STARTS):
+            await stage.turns()
+            stage.backend.starts[-1].set_exception(OSError("no weights"))
+            await stage.turns()
+        assert (stage.supervisor.given_up, len(stage.backend.starts)) == (1, STARTS)
+
+    on_stage(test, max_restarts=100)
 
 
-def test_a_death_that_is_told_twice_counts_once() -> None:
-    placement = opened(count=1, concurrency=2)
-    actor = placement.actors[0]
-    assert len(placement.died(actor, 0)) == 1
-    assert placement.died(actor, 0) == []
-    assert placement.deaths == 1
-    assert placement.ready(actor, 0) == []  # of the actor before
-    assert actor.state is ActorState.STARTING
+def test_a_death_that_is_reported_twice_counts_once() -> None:
+    async def test(stage: Stage) -> None:
+        await stage.started(1)
+        (actor,) = stage.supervisor.ready
+        await stage.die(actor)
+        await stage.die(actor)
+        assert stage.supervisor.counts["deaths"] == 1
+
+    on_stage(test)
 
 
-def test_what_leaves_an_actor_that_is_gone_leaves_the_new_one_alone() -> None:
-    placement = opened(count=1)
-    (old,) = asked(placement, 1)
-    actor = placement.actors[0]
-    placement.died(actor, 0)
-    placement.ready(actor, 1)
-    (new,) = asked(placement, 1)
-    placement.leave(old)
-    assert new.actor is actor
-    assert actor.load == 1
+class RandomEvents:
+    """Batches come, leave and finish, and actors start, fail to start and die, in any order."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.waiting: list[tuple[asyncio.Task[Actor], bool]] = []
+        self.on_actors: list[tuple[asyncio.Task[Actor], bool]] = []
+
+    async def ask(self, stage: Stage) -> None:
+        alone = self.rng.random() < 0.3
+        self.waiting.extend((batch, alone) for batch in await stage.ask(alone=alone))
+
+    async def start(self, stage: Stage) -> None:
+        if starting := [start for start in stage.backend.starts if not start.done()]:
+            self.rng.choice(starting).set_result(None)
+
+    async def fail_to_start(self, stage: Stage) -> None:
+        if starting := [start for start in stage.backend.starts if not start.done()]:
+            self.rng.choice(starting).set_exception(OSError("no weights"))
+
+    async def die(self, stage: Stage) -> None:
+        if stage.supervisor.ready:
+            await stage.die(self.rng.choice(stage.supervisor.ready))
+
+    async def finish(self, stage: Stage) -> None:
+        if self.on_actors:
+            await stage.done(*self.on_actors.pop(self.rng.randrange(len(self.on_actors))))
+
+    async def leave(self, _: Stage) -> None:
+        if self.waiting:
+            self.rng.choice(self.waiting)[0].cancel()
+
+    async def happen(self, stage: Stage) -> None:
+        events = [self.ask, self.start, self.fail_to_start, self.die, self.finish, self.leave]
+        (event,) = self.rng.choices(events, [30, 20, 5, 10, 25, 10])
+        await event(stage)
+        await stage.turns()
+        for batch, alone in [entry for entry in self.waiting if entry[0].done()]:
+            self.waiting.remove((batch, alone))
+            if not batch.cancelled() and batch.exception() is None:
+                self.on_actors.append((batch, alone))
+
+    def check(self, supervisor: Supervisor) -> None:
+        assert len(supervisor.waiting) == len(self.waiting)
+        assert supervisor.given_up < 3 or not self.waiting
+        for actor in supervisor.ready:
+            on_it = [alone for batch, alone in self.on_actors if batch.result() is actor]
+            assert actor.load == len(on_it) <= 2
+            assert not any(on_it) or len(on_it) == 1
+            assert actor.load or not self.waiting  # no batch waits while an actor is idle
 
 
-class AnyOrder(RuleBasedStateMachine):
-    """Actors start, die and are given up, batches come, leave, and come back, in any order."""
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_nothing_is_lost_and_no_actor_has_too_much(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "FIRST_DELAY", 0.0)
+    events = RandomEvents(seed)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.placement = Placement(3, 2, 4)
-        self.coming: list[tuple[Actor, int]] = []
-        self.waiting: list[BatchRequest] = []
-        self.sitting: list[BatchRequest] = []
-        self.refused: list[BatchRequest] = []
-        self.carry(self.placement.begin())
+    async def test(stage: Stage) -> None:
+        for _ in range(200):
+            await events.happen(stage)
+            events.check(stage.supervisor)
 
-    def carry(self, commands: list[Command]) -> None:
-        for command in commands:
-            if isinstance(command, Hire):
-                assert command.delay >= 0
-                self.coming.append((command.actor, command.life))
-            else:
-                self.waiting.remove(command.ticket)
-                (self.sitting if isinstance(command, Assignment) else self.refused).append(command.ticket)
-
-    @rule(alone=st.booleans())
-    def ask(self, alone: bool) -> None:
-        ticket = BatchRequest(alone)
-        self.waiting.append(ticket)
-        self.carry(self.placement.ask(ticket))
-
-    @precondition(lambda self: self.coming)
-    @rule(which=st.integers(0, 99), comes=st.booleans())
-    def start(self, which: int, comes: bool) -> None:
-        actor, life = self.coming.pop(which % len(self.coming))
-        self.carry(self.placement.ready(actor, life) if comes else self.placement.died(actor, life, in_making=True))
-
-    @rule(which=st.integers(0, 2))
-    def die(self, which: int) -> None:
-        actor = self.placement.actors[which]
-        if actor.state is ActorState.READY:
-            self.carry(self.placement.died(actor, actor.life))
-
-    @precondition(lambda self: self.sitting)
-    @rule(which=st.integers(0, 99), well=st.booleans())
-    def done(self, which: int, well: bool) -> None:
-        ticket = self.sitting.pop(which % len(self.sitting))
-        self.carry(self.placement.leave(ticket, well))
-
-    @precondition(lambda self: self.waiting)
-    @rule(which=st.integers(0, 99))
-    def give_up(self, which: int) -> None:
-        ticket = self.waiting.pop(which % len(self.waiting))
-        self.carry(self.placement.leave(ticket))
-
-    @invariant()
-    def nothing_is_lost_and_nobody_has_too_much(self) -> None:
-        placement = self.placement
-        assert sorted(map(id, placement.line)) == sorted(map(id, self.waiting))
-        for actor in placement.actors:
-            on_it = [ticket for ticket in self.sitting if ticket.actor is actor and ticket.life == actor.life]
-            assert actor.load == len(on_it) <= placement.concurrency
-            assert not any(ticket.alone for ticket in on_it) or len(on_it) == 1
-            assert actor.state is ActorState.READY or not on_it
-
-    @invariant()
-    def nobody_waits_without_a_reason(self) -> None:
-        states = {actor.state for actor in self.placement.actors}
-        if states == {ActorState.LOST}:
-            assert not self.waiting
-        elif self.waiting:
-            idle = [actor for actor in self.placement.actors if actor.state is ActorState.READY and not actor.load]
-            assert not idle
-
-
-TestAnyOrder: Any = AnyOrder.TestCase
+    on_stage(test, actors=3, max_concurrent_batches=2, max_restarts=4)

@@ -79,7 +79,7 @@ class FakeRay:
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     played = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", played)  # type: ignore[arg-type]
-    monkeypatch.setattr(room, "PATIENCE", 0.01)
+    monkeypatch.setattr(room, "REPLY_TIMEOUT", 0.01)
     return played
 
 

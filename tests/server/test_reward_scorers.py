@@ -323,7 +323,7 @@ def test_a_scorer_that_does_not_return_one_reward_for_each_completion_fails_the_
     run(main())
 
 
-def test_what_fails_is_to_blame_itself_if_the_scorer_still_scores_what_it_could_score_before() -> None:
+def test_what_fails_is_to_blame_itself_if_the_scorer_scored_another_one_of_its_batch_or_the_one_before() -> None:
     broken: list[bool] = []
 
     def scorer(completions: list[str]) -> list[Any]:
@@ -342,8 +342,6 @@ def test_what_fails_is_to_blame_itself_if_the_scorer_still_scores_what_it_could_
             assert await own("poison", "none") == [True, True]
             broken.append(True)
             assert await own("poison", "a") == [False, False]
-            broken.clear()
-            assert await own("poison") == [True]
 
     run(main())
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qreward.engine.threads import REAL_TIME, BlockingTime
-from qreward.functions.clock import CLOCK
+from qreward.engine.threads import CLOCK, REAL_TIME, BlockingTime
 from qreward.testing import virtual_threads as room
 from qreward.testing.virtual_threads import VirtualThreads, run_in_virtual_threads
 from qreward.testing.virtual_time import Deadlock

@@ -5,11 +5,11 @@ It adds to ``BatchQueue`` queries of several completions, scorers of any kind, a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, get_args
 
+from qreward.batching.callables import name_of
 from qreward.batching.queue import BatchQueue
-from qreward.batching.reward_buffer.capacity import Entry, Places
 from qreward.batching.reward_buffer.schemas import (
     BatchAnswer,
     Mode,
@@ -20,10 +20,14 @@ from qreward.batching.reward_buffer.schemas import (
     failed,
     read_query,
 )
-from qreward.batching.reward_buffer.scorer import BisectingScorer, caller_of, name_of
+from qreward.batching.reward_buffer.scorer import BisectingScorer, own_copy, scoring_function
 from qreward.batching.settings import BatchRecord
 from qreward.batching.stats import QueueStats
-from qreward.errors import BadRequest, ClientClosed, ConfigError
+from qreward.errors import BadRequest, ConfigError
+
+_SMOOTHING = 0.2
+_UNKNOWN = 1.0
+"""Seconds that are assumed as long as nothing has been scored."""
 
 
 class RewardBuffer:
@@ -43,7 +47,7 @@ class RewardBuffer:
         max_batch_size: maximum number of completions in one call of the scorer.
         batch_wait_timeout_s: seconds for which a batch that is not full waits for more completions while a slot is free.
         max_concurrent_batches: maximum number of calls of the scorer running at once, in each event loop.
-        max_queue_size: maximum number of waiting completions. A query whose completions do not all fit is rejected.
+        max_queue_size: maximum number of waiting completions, in each event loop. A query whose completions do not all fit is rejected.
         timeout: maximum seconds for one completion, queueing included; then the completion has an error. None means no limit.
         isolate_errors: when the scorer raises for a batch, call it again with the halves, so that only the completions that fail alone
             have an error.
@@ -79,12 +83,18 @@ class RewardBuffer:
     ) -> None:
         if server_mode not in get_args(Mode):
             raise ConfigError(f"server_mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {server_mode!r}")
-        self._isolation = BisectingScorer(caller_of(scorer), isolate_errors)
+        bisecting = BisectingScorer(scoring_function(scorer), isolate_errors)
+
+        async def score(pairs: list[tuple[str, dict[str, Any]]]) -> list[ScoreResult]:
+            return await bisecting.score_each(pairs)
+
+        score.__qualname__ = f"the scorer {name_of(scorer)}"  # its name in error messages
         self.server_mode = server_mode
-        self._told = on_batch
-        self._closed = False
-        self._queue: BatchQueue[Entry, ScoreResult] = BatchQueue(
-            self._function(name_of(scorer)),
+        self._max_queue_size = max_queue_size
+        self._seconds_each: float | None = None
+        self._on_batch = on_batch
+        self._queue: BatchQueue[tuple[str, dict[str, Any]], ScoreResult] = BatchQueue(
+            score,
             max_batch_size=max_batch_size,
             batch_wait_timeout_s=batch_wait_timeout_s,
             max_concurrent_batches=max_concurrent_batches,
@@ -92,8 +102,6 @@ class RewardBuffer:
             timeout=timeout,
             on_batch=self._batch_ended,
         )
-        self._queue.change(max_queue_size=None)  # ``Places`` is the limit: the queue must not reject what it has admitted
-        self._places = Places(max_queue_size, self._soon)
 
     async def add_query(self, query: Any) -> SingletonAnswer | BatchAnswer:
         """Score a query and return its answer.
@@ -107,26 +115,22 @@ class RewardBuffer:
             QueueFull: there is no capacity for all of its completions; see ``room_in``.
             ClientClosed: the buffer is closed.
         """
-        asked = read_query(query)
-        check_mode(asked, self.server_mode)
-        return answer_of(asked, await self.score(asked.completions, asked.metadata), self.server_mode)
+        parsed = read_query(query)
+        check_mode(parsed, self.server_mode)
+        return answer_of(parsed, await self.score(parsed.completions, parsed.metadata), self.server_mode)
 
     async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[ScoreResult]:
         """Score completions and return an outcome for each, in order. Raises the same errors as ``add_query``."""
-        if metadata is not None and len(metadata) != len(completions):
-            raise BadRequest(f"there are {len(completions)} completions, but {len(metadata)} metadata; there must be one for each")
-        if self._closed:
-            raise ClientClosed("the reward buffer is closed; nothing can be scored with it any more")
+        count, most = len(completions), self._max_queue_size
+        if metadata is not None and len(metadata) != count:
+            raise BadRequest(f"there are {count} completions, but {len(metadata)} metadata; there must be one for each")
         for at, completion in enumerate(completions):
             if not isinstance(completion, str):
                 raise BadRequest(f"completions[{at}] must be a text, not a {type(completion).__name__}; leave out what was not generated")
-        entries = [Entry(*pair) for pair in zip(completions, metadata or [{}] * len(completions), strict=True)]
-        self._places.take(entries)
-        try:
-            outcomes = await self._queue.submit_many(entries)  # nothing else, such as ``close``, can run before they are queued
-        finally:
-            for entry in entries:
-                self._places.leave(entry)
+        if count > most:
+            raise BadRequest(f"{count} completions can never wait together; {most} may; send fewer at once, or raise max_queue_size")
+        pairs = zip(completions, map(own_copy, metadata) if metadata else [{}] * count, strict=True)
+        outcomes = await self._queue.submit_many(pairs)
         return [failed(outcome) if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
 
     async def close(self, drain: bool = True) -> None:
@@ -137,7 +141,6 @@ class RewardBuffer:
 
         A scorer that runs in a thread or in an actor cannot be stopped. ``close`` waits for it only while one of its callers does.
         """
-        self._closed = True
         await self._queue.close(drain)
 
     async def __aenter__(self) -> Self:
@@ -149,37 +152,29 @@ class RewardBuffer:
     @property
     def waiting(self) -> int:
         """Number of completions that wait for a batch."""
-        return self._places.waiting
+        return self._queue.load()[0]
 
     @property
     def refused(self) -> int:
         """Number of completions that were rejected because the buffer was full."""
-        return self._places.refused
+        return self.stats().rejected
 
     def room_in(self, count: int) -> float:
         """Estimated seconds until ``count`` completions can be admitted, at the current rate; 0 if they can be admitted now."""
-        return self._places.room_in(count)
+        (waiting, running), settings = self._queue.load(), self._queue.settings
+        free = 0 if settings.batch_wait_timeout_s else max(0, settings.max_concurrent_batches - running) * settings.max_batch_size
+        excess = waiting + min(count, self._max_queue_size) - self._max_queue_size - free
+        if excess <= 0:
+            return 0.0
+        return _UNKNOWN if self._seconds_each is None else excess * self._seconds_each
 
     def stats(self) -> QueueStats:
         """The state of the queue and its counters, in completions."""
         return self._queue.stats()
 
-    def _soon(self, running: int) -> int:
-        """How many completions the free slots will take in the next iteration of the event loop."""
-        settings = self._queue.settings
-        return 0 if settings.batch_wait_timeout_s else max(0, settings.max_concurrent_batches - running) * settings.max_batch_size
-
     def _batch_ended(self, record: BatchRecord) -> None:
-        self._places.scored(record.items, record.seconds, self._queue.settings.max_concurrent_batches)
-        if self._told is not None:
-            self._told(record)
-
-    def _function(self, name: str) -> Callable[[list[Entry]], Awaitable[list[ScoreResult]]]:
-        """The batch function. It returns an outcome for each entry, and never raises an exception of the scorer."""
-
-        async def score(entries: list[Entry]) -> list[ScoreResult]:
-            with self._places.batch(entries):
-                return await self._isolation.score_each([(entry.completion, entry.metadata) for entry in entries])
-
-        score.__qualname__ = f"the scorer {name}"  # its name in error messages
-        return score
+        each = record.seconds / record.items / self._queue.settings.max_concurrent_batches
+        known = self._seconds_each
+        self._seconds_each = each if known is None else known + _SMOOTHING * (each - known)
+        if self._on_batch is not None:
+            self._on_batch(record)

@@ -1,8 +1,7 @@
-"""The queries and answers of ``RewardBuffer``, and the parsing of what a scorer returns.
+"""The queries and answers of ``RewardBuffer``, as in MolGenDocking's reward server, and the parsing of what a scorer returns.
 
-A query and the two shapes of its answer are those of MolGenDocking's reward server. What a scorer returns becomes one outcome for
-each completion: a finite reward, or an error that explains why there is none. A reward that is missing, NaN or infinite is an error
-of its completion, never 0. A list is never truncated or padded to the right length. Pure; knows neither queues nor HTTP.
+What a scorer returns becomes one outcome for each completion: a finite reward, or an error that explains why there is none. A reward that
+is missing, NaN or infinite is an error of its completion, never 0. A list is never truncated or padded to the right length. Pure.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ from qreward.transport.error_mapping import one_line
 
 SHOWN = 500
 """Maximum number of characters of an error message that are kept."""
-_OWN = ("error", "errors", "meta", "metas", "next_turn_feedback", "extra_logs")
+_NAMES = ("error", "errors", "meta", "metas", "next_turn_feedback", "extra_logs")
 
 
 class InvalidScores(InvalidResponse):
-    """A scorer did not return one outcome for each completion.
+    """A scorer did not return one outcome for each completion, which is an error of the whole list.
 
-    This is an error of the scorer and of the whole list. The list must not be split and tried again: a scorer that always returns one
-    number would then look correct as soon as a list holds one completion.
+    The list must not be split and tried again: a scorer that always returns one number would look correct for a list of one completion.
     """
 
 
@@ -55,31 +53,19 @@ def failed(error: BaseException) -> ScoreResult:
 
 
 def described(error: BaseException) -> str:
-    """An exception on one line, such as ``ValueError: no answer in the completion``.
-
-    The message of a Ray exception holds the whole traceback of another process, so its ``cause`` is described instead.
-
-    Example:
-        >>> described(ValueError("no answer"))
-        'ValueError: no answer'
-    """
-    cause = getattr(error, "cause", None)
+    """An exception on one line, such as ``ValueError: no answer in the completion``."""
+    cause = getattr(error, "cause", None)  # the message of a Ray exception holds the whole traceback of another process
     error = cause if isinstance(cause, BaseException) else error
-    said = one_line(str(error))[:SHOWN]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    message = one_line(str(error))[:SHOWN]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def read_scores(given: Any, count: int) -> list[ScoreResult]:
-    """Parse what a scorer returned for ``count`` completions.
+    """Parse what a scorer returned for ``count`` completions, or raise ``InvalidScores``.
 
-    Args:
-        given: a list (tuple, array, tensor) with, for each completion, a number, a mapping with ``reward`` or ``score``, or an exception.
-            Or a mapping of such lists: ``rewards`` (or ``scores``), and optionally ``errors``, ``metas``, ``next_turn_feedback``,
-            ``extra_logs`` and further columns, which are put into ``meta``.
-        count: number of completions.
-
-    Raises:
-        InvalidScores: the value has none of these forms, holds a different number of rewards, or cannot be read.
+    That is a list (tuple, array, tensor) with, for each completion, a number, a mapping with ``reward`` or ``score``, or an exception. Or
+    it is a mapping of such lists: ``rewards`` (or ``scores``), and optionally ``errors``, ``metas``, ``next_turn_feedback``,
+    ``extra_logs`` and further columns, which are put into ``meta``.
 
     Example:
         >>> [scored.reward for scored in read_scores({"rewards": [1, 0.5], "parsed": ["4", "5"]}, 2)]
@@ -102,13 +88,13 @@ def _scored(row: Any) -> ScoreResult:
         return ScoreResult(reward, error)
     name = "reward" if "reward" in row else "score"
     reward, error = _number(row.get(name))
-    if said := row.get("error"):
-        reward, error = None, described(said) if isinstance(said, BaseException) else one_line(str(said))[:SHOWN]
+    cause = row.get("error")
+    if cause:
+        reward, error = None, described(cause) if isinstance(cause, BaseException) else one_line(str(cause))[:SHOWN]
     rest = {str(key): value for key, value in row.items() if key not in (name, "error", "meta", "next_turn_feedback")}
     meta = row.get("meta")
     rest |= meta if isinstance(meta, Mapping) else {} if meta is None else {"meta": meta}
-    cause = said if isinstance(said, BaseException) else None
-    return ScoreResult(reward, error, rest, row.get("next_turn_feedback"), cause)
+    return ScoreResult(reward, error, rest, row.get("next_turn_feedback"), cause if isinstance(cause, BaseException) else None)
 
 
 def _number(raw: Any) -> tuple[float | None, str | None]:
@@ -134,13 +120,13 @@ def _rows_of_columns(given: Mapping[str, Any], count: int) -> list[dict[str, Any
         raise InvalidScores(f"the scorer returned a mapping without rewards; it has {', '.join(map(str, given)) or 'nothing'}")
     metas = _column(given.get("metas", given.get("meta")), "metas", count)
     logs = given.get("extra_logs")
-    own = {str(key): value for key, value in given.items() if key not in (name, *_OWN)}
-    columns = {key: _column(value, key, count) for key, value in {**own, **(logs if isinstance(logs, Mapping) else {})}.items()}
+    others = {str(key): value for key, value in given.items() if key not in (name, *_NAMES)}
+    others |= logs if isinstance(logs, Mapping) else {}
+    columns = {key: _column(value, key, count) for key, value in others.items()}
     rewards = [None] * count if name is None else _listed(given[name], name, count)
-    told, feedback = _column(errors, "errors", count), _column(given.get("next_turn_feedback"), "next_turn_feedback", count)
-    return [
-        _row(rewards[at], told[at], feedback[at], metas[at], {key: column[at] for key, column in columns.items()}) for at in range(count)
-    ]
+    feedback = _column(given.get("next_turn_feedback"), "next_turn_feedback", count)
+    rows = zip(rewards, _column(errors, "errors", count), feedback, metas, strict=True)
+    return [_row(*row, {key: column[at] for key, column in columns.items()}) for at, row in enumerate(rows)]
 
 
 def _row(reward: Any, error: Any, feedback: Any, meta: Any, columns: dict[str, Any]) -> dict[str, Any]:
@@ -148,11 +134,10 @@ def _row(reward: Any, error: Any, feedback: Any, meta: Any, columns: dict[str, A
     if isinstance(reward, BaseException):
         reward, error = None, error or reward
     row = dict(reward) if isinstance(reward, Mapping) else {"reward": reward}
-    own = row.pop("meta", None)
-    for each in (own, meta):
+    for each in (row.pop("meta", None), meta):
         columns |= each if isinstance(each, Mapping) else {} if each is None else {"meta": each}
-    given = {"error": error or row.get("error"), "next_turn_feedback": feedback or row.get("next_turn_feedback")}
-    return {**row, **given, "meta": columns}
+    error, feedback = error or row.get("error"), feedback or row.get("next_turn_feedback")
+    return {**row, "error": error, "next_turn_feedback": feedback, "meta": columns}
 
 
 def _column(value: Any, name: str, count: int) -> Sequence[Any]:
@@ -163,20 +148,14 @@ def _listed(given: Any, what: str, count: int) -> Sequence[Any]:
     """A list of the right length. Arrays and tensors are converted to lists, so that their numbers are Python numbers."""
     rows = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(rows, list | tuple):
-        raise InvalidScores(
-            f"the scorer must return a list with a reward for each completion, or a mapping with rewards, not a {_kind(given)}"
-        )
+        kind = "None" if given is None else type(given).__name__
+        raise InvalidScores(f"the scorer must return a list with a reward for each completion, or a mapping with rewards, not a {kind}")
     if len(rows) != count:
         raise InvalidScores(f"the scorer gave {len(rows)} {what} for {count} completion{'s'[: count != 1]}; it must be one for each")
     return rows
 
 
-def _kind(thing: Any) -> str:
-    return "None" if thing is None else type(thing).__name__
-
-
 Mode = Literal["auto", "singleton", "batch"]
-_MISSING: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,13 +201,10 @@ class BatchAnswer:
 
 
 def read_query(raw: Any) -> Query:
-    """Parse a query: a mapping or an object with ``query``, ``metadata`` and optionally ``prompts``.
+    """Parse a query, or raise ``BadRequest``. It is a mapping or an object with ``query``, ``metadata`` and optionally ``prompts``.
 
     Each of them is a single value or a list; the lists have equal length. A prompt is added to its metadata as ``prompt``, unless the
     metadata has one.
-
-    Raises:
-        BadRequest: a member is missing or has the wrong type, or the lengths differ.
 
     Example:
         >>> read_query({"query": "4", "metadata": {"answer": "4"}, "prompts": "2 + 2?"})
@@ -236,15 +212,19 @@ def read_query(raw: Any) -> Query:
     """
     if isinstance(raw, Query):
         return raw
-    texts, metadata, prompts = (_member(raw, name) for name in ("query", "metadata", "prompts"))
+    texts, metadata, prompts = (
+        raw.get(name) if isinstance(raw, Mapping) else getattr(raw, name, None) for name in ("query", "metadata", "prompts")
+    )
+    if texts is None:
+        raise BadRequest("a query needs the member query: a completion, or a list of them")
     completions = _several(texts, "query", str)
     count = len(completions)
     metas = [{}] * count if metadata is None else _several(metadata, "metadata", Mapping)
-    asked = None if prompts is None else _several(prompts, "prompts", str)
-    for name, listed in (("metadata", metas), ("prompts", asked)):
+    prompts = None if prompts is None else _several(prompts, "prompts", str)
+    for name, listed in (("metadata", metas), ("prompts", prompts)):
         if listed is not None and len(listed) != count:
             raise BadRequest(f"query holds {count} completion{'s'[: count != 1]}, but {name} {len(listed)}; there must be one for each")
-    return Query(completions, with_prompts(metas, asked), isinstance(texts, str))
+    return Query(completions, with_prompts(metas, prompts), isinstance(texts, str))
 
 
 def with_prompts(metas: Sequence[Mapping[str, Any]], prompts: Sequence[str] | None) -> list[dict[str, Any]]:
@@ -271,7 +251,7 @@ def answer_of(query: Query, scored: Sequence[ScoreResult], mode: Mode) -> Single
         error=summary(scored),
         errors=[one.error for one in scored],
         metas=[one.meta for one in scored],
-        next_turn_feedback=feedback if any(said is not None for said in feedback) else None,
+        next_turn_feedback=feedback if any(one is not None for one in feedback) else None,
     )
 
 
@@ -282,13 +262,6 @@ def summary(scored: Sequence[ScoreResult]) -> str | None:
         return None
     count = sum(one.error is not None for one in scored)
     return f"{count} of {len(scored)} completions have no reward; the first has index {first}: {scored[first].error}"
-
-
-def _member(raw: Any, name: str) -> Any:
-    value = raw.get(name, _MISSING) if isinstance(raw, Mapping) else getattr(raw, name, _MISSING)
-    if value is _MISSING and name == "query":
-        raise BadRequest("a query needs the member query: a completion, or a list of them")
-    return None if value is _MISSING else value
 
 
 def _several(value: Any, name: str, kind: type) -> list[Any]:

@@ -1,11 +1,7 @@
 """Calls a scorer of any kind without blocking the event loop, and isolates the completions for which it fails.
 
-A ``def`` runs in a worker thread; an ``async def`` and a Ray actor are awaited. Ray is never imported. Its handles are recognised
-by their behaviour: ``actor.method.remote(...)`` returns an awaitable.
-
-A batch for which the scorer raises is split in halves until only the completions that fail alone are left, so that one bad
-completion fails alone. A scorer that still scores another completion is working; the error is then the completion's own. This module
-knows nothing of queues.
+Ray is never imported. Its handles are recognised by their behaviour: ``actor.method.remote(...)`` returns an awaitable. This module knows
+nothing of queues.
 """
 
 from __future__ import annotations
@@ -13,24 +9,29 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from qreward.batching.backlog import halves
+from qreward.batching.callables import FunctionKind, kind_of, lists_taken
 from qreward.batching.in_flight import in_thread, unstoppable
-from qreward.batching.reward_buffer.capacity import own_copy
 from qreward.batching.reward_buffer.schemas import InvalidScores, ScoreResult, described, failed, read_scores
 from qreward.errors import QueueFull
 
 Pairs = Sequence[tuple[str, dict[str, Any]]]
 """Completions, each with its metadata."""
-Called = Callable[[Pairs], Awaitable[Any]]
+ScoringFunction = Callable[[Pairs], Awaitable[Any]]
+
+_log = logging.getLogger("qreward")
+_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
+_NOT_THE_ITEMS_FAULT = (ConnectionError, TimeoutError, QueueFull)
+_DEAD_ACTOR = "RayActorError"
 
 
-def caller_of(scorer: Any) -> Called:
+def scoring_function(scorer: Any) -> ScoringFunction:
     """Return an async function that calls a scorer with completions and metadata, and returns the scorer's result.
 
     Args:
@@ -43,60 +44,67 @@ def caller_of(scorer: Any) -> Called:
     remote = getattr(scorer, "remote", None)
     if callable(remote) and not isinstance(scorer, type):
         return partial(_remotely, remote)
-    if isinstance(scorer, type) or not callable(scorer):
+    kind = None if isinstance(scorer, type) else kind_of(scorer)
+    if kind is None:
         what = f"the class {scorer.__name__}; give an instance of it" if isinstance(scorer, type) else f"a {type(scorer).__name__}"
         raise TypeError(f"a scorer must be a function (completions, metadata) -> rewards, not {what}")
-    looks = (scorer, type(scorer).__call__)
-    if any(map(inspect.isasyncgenfunction, looks)) or any(map(inspect.isgeneratorfunction, looks)):
+    if kind in (FunctionKind.STREAMED, FunctionKind.GENERATOR):
         raise TypeError("a scorer must return its rewards, not yield them")
-    both = _takes_two(scorer)
-    if any(map(inspect.iscoroutinefunction, looks)):
-        return partial(_awaited, scorer, both)
-    return partial(_threaded, scorer, both)
+    count = lists_taken(scorer, 2)
+    if not count:
+        raise TypeError(f"a scorer is called with (completions, metadata); {scorer!r} takes {inspect.signature(scorer)}")
 
+    async def call(pairs: Pairs) -> Any:
+        arguments = _arguments(pairs, count)
+        return await (scorer(*arguments) if kind is FunctionKind.AWAITED else in_thread(partial(scorer, *arguments)))
 
-def _takes_two(scorer: Any) -> bool:
-    """Whether the scorer also takes metadata. Raises ``TypeError`` if it takes neither two arguments nor one."""
-    try:
-        signature = inspect.signature(scorer)
-    except (TypeError, ValueError):  # a callable written in C
-        return True
-    for count in (2, 1):
-        with suppress(TypeError):
-            signature.bind(*[None] * count)
-            return count == 2
-    raise TypeError(f"a scorer is called with (completions, metadata); {scorer!r} takes {signature}")
-
-
-def _arguments(pairs: Pairs, both: bool) -> tuple[Any, ...]:
-    """Arguments for one call, as copies: changes by the scorer are visible neither to another call nor to the caller."""
-    completions = [completion for completion, _ in pairs]
-    return (completions, [own_copy(metadata) for _, metadata in pairs]) if both else (completions,)
-
-
-async def _awaited(scorer: Any, both: bool, pairs: Pairs) -> Any:
-    return await scorer(*_arguments(pairs, both))
-
-
-async def _threaded(scorer: Any, both: bool, pairs: Pairs) -> Any:
-    return await in_thread(partial(scorer, *_arguments(pairs, both)))
+    return call
 
 
 async def _remotely(remote: Any, pairs: Pairs) -> Any:
-    reference = remote(*_arguments(pairs, both=True))
+    reference = remote(*_arguments(pairs, 2))
     if not inspect.isawaitable(reference):
         raise TypeError(f"remote() of the scorer gave a {type(reference).__name__}, which cannot be awaited; give an actor's method")
     return await unstoppable(asyncio.ensure_future(reference))
 
 
-def name_of(scorer: Any) -> str:
-    """The name of a scorer in messages."""
-    return str(getattr(scorer, "__qualname__", None) or type(scorer).__qualname__)
+def _arguments(pairs: Pairs, count: int) -> tuple[Any, ...]:
+    """Arguments for one call, as copies: changes by the scorer are visible neither to another call nor to the caller."""
+    completions = [completion for completion, _ in pairs]
+    return (completions, [own_copy(metadata) for _, metadata in pairs]) if count == 2 else (completions,)
 
 
-_log = logging.getLogger("qreward")
-_NOBODYS_FAULT = (ConnectionError, TimeoutError, QueueFull)
-_DEAD_ACTOR = "RayActorError"
+def own_copy(value: Any) -> Any:
+    """A copy that shares no mapping, list, set or bytearray with the original, at any depth. Other objects are shared, for example a model
+    or a named tuple.
+
+    Example:
+        >>> metadata = {"tests": [{"input": "1"}]}
+        >>> own_copy(metadata)["tests"][0].clear()
+        >>> metadata
+        {'tests': [{'input': '1'}]}
+    """
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if isinstance(value, Mapping):
+        made = {key: own_copy(each) for key, each in value.items()}
+        return made if kind is dict or not isinstance(value, dict) else _refilled(value, made)
+    if kind is list or kind is tuple:
+        return kind(map(own_copy, value))
+    if isinstance(value, list):
+        return _refilled(value, {at: own_copy(each) for at, each in enumerate(value)})
+    if isinstance(value, set | bytearray):
+        return copy(value)
+    return value
+
+
+def _refilled(value: Any, parts: Mapping[Any, Any]) -> Any:
+    """A copy of an instance of a dict or list subclass, of the same type, with copied values."""
+    made = copy(value)
+    for key, part in parts.items():
+        made[key] = part
+    return made
 
 
 class BisectingScorer:
@@ -107,84 +115,51 @@ class BisectingScorer:
         isolate: whether a list that fails is split.
     """
 
-    def __init__(self, call: Called, isolate: bool) -> None:
+    def __init__(self, call: ScoringFunction, isolate: bool) -> None:
         self._call = call
         self._isolate = isolate
-        self._witness: Pairs = ()  # the latest completion that received a reward
+        self._scored_before = False
 
     async def score_each(self, pairs: Pairs) -> list[ScoreResult]:
         """Return an outcome for each of at least one completion. Raises only exceptions that end the task.
 
-        A list for which the scorer raises is split. This takes at most ``2 n - 1`` calls, one after the other, and about ``2 k log2(n)``
-        for ``k`` bad completions. A list is not split if no completion can be the cause: a broken connection, a timeout, a dead actor.
+        A list for which the scorer raises is split in halves until only the completions that fail alone are left. This takes at most
+        ``2 n - 1`` calls, one after the other, and about ``2 k log2(n)`` for ``k`` bad completions. A list is not split if no completion
+        can be the cause: a broken connection, a timeout, a dead actor.
 
-        If the scorer does not return one outcome for each completion, for the list or for a part of it, the whole list fails.
-
-        If no completion receives a reward, the latest one that had a reward is scored again, in one additional call. This distinguishes
-        bad completions from a broken scorer.
+        If the scorer does not return one outcome for each completion, for the list or for a part of it, the whole list fails. An error is
+        the completion's own if the scorer scored another one, of this list or of the list before.
         """
         try:
-            return await self._scored(pairs)
+            scored = await _split(self._call, pairs, self._isolate)
         except InvalidScores as error:
             _log.warning("the scorer is wrong on a batch of %d: %s", len(pairs), error)
+            self._scored_before = False
             return [failed(error) for _ in pairs]
-
-    async def _scored(self, pairs: Pairs) -> list[ScoreResult]:
-        outcomes = await _attempt(self._call, pairs)
-        if isinstance(outcomes, list):
-            return await self._judged(pairs, outcomes)
-        _log.warning("the scorer failed on a batch of %d: %s", len(pairs), described(outcomes), exc_info=outcomes)
-        if self._isolate:
-            return await self._judged(pairs, await _apart(self._call, pairs, outcomes))
-        return [failed(outcomes) for _ in pairs]
-
-    async def _judged(self, pairs: Pairs, scored: list[ScoreResult]) -> list[ScoreResult]:
-        """The same outcomes, with ``own`` set where the error is the completion's own."""
-        good = next((at for at, one in enumerate(scored) if one.reward is not None), None)
-        if good is not None:
-            self._witness = [pairs[good]]
-        own = [one.reward is None and not _is_nobodys_fault(one.cause) for one in scored]
-        if not any(own) or (good is None and not await self._is_in_order()):
+        missing = sum(one.reward is None for one in scored)
+        before, self._scored_before = self._scored_before, missing < len(scored)
+        if not missing or not (before or self._scored_before):
             return scored
-        return [replace(one, own=True) if is_own else one for one, is_own in zip(scored, own, strict=True)]
-
-    async def _is_in_order(self) -> bool:
-        """Whether the latest completion that received a reward still receives one."""
-        try:
-            again = await _attempt(self._call, self._witness) if self._witness else None
-        except InvalidScores:
-            return False
-        return isinstance(again, list) and again[0].reward is not None
+        return [replace(one, own=one.reward is None and _may_be_the_items_fault(one.cause)) for one in scored]
 
 
-async def _apart(call: Called, pairs: Pairs, error: BaseException) -> list[ScoreResult]:
-    """The outcomes of the parts of a list that failed as a whole."""
-    if len(pairs) == 1 or _is_nobodys_fault(error):
-        return [failed(error) for _ in pairs]
-    found: list[ScoreResult] = []
-    for half in halves(pairs):
-        outcomes = await _attempt(call, half)
-        found += outcomes if isinstance(outcomes, list) else await _apart(call, half, outcomes)
-    return found
-
-
-async def _attempt(call: Called, pairs: Pairs) -> list[ScoreResult] | BaseException:
-    """The outcomes of a list, or the exception that the scorer raised. An exit in the scorer ends neither the task nor the program.
-
-    Raises:
-        InvalidScores: the scorer did not return one outcome for each completion.
-    """
+async def _split(call: ScoringFunction, pairs: Pairs, isolate: bool, *, part: bool = False) -> list[ScoreResult]:
     try:
-        given = await call(pairs)
-    except KeyboardInterrupt:
+        returned = await call(pairs)
+    except (KeyboardInterrupt, InvalidScores):
         raise
-    except BaseException as error:
+    except BaseException as error:  # an exit in the scorer ends neither the task nor the program
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        return error
-    return read_scores(given, len(pairs))
+        if not part:
+            _log.warning("the scorer failed on a batch of %d: %s", len(pairs), described(error), exc_info=error)
+        if len(pairs) == 1 or not isolate or not _may_be_the_items_fault(error):
+            return [failed(error) for _ in pairs]
+    else:
+        return read_scores(returned, len(pairs))
+    return [one for half in halves(pairs) for one in await _split(call, half, isolate, part=True)]
 
 
-def _is_nobodys_fault(error: BaseException | None) -> bool:
-    return isinstance(error, _NOBODYS_FAULT) or any(kind.__name__ == _DEAD_ACTOR for kind in type(error).__mro__)
+def _may_be_the_items_fault(error: BaseException | None) -> bool:
+    return not (isinstance(error, _NOT_THE_ITEMS_FAULT) or any(kind.__name__ == _DEAD_ACTOR for kind in type(error).__mro__))

@@ -1,8 +1,7 @@
 """Backends of a pool: Ray actors, or scorers in this process. The only module that calls Ray's core.
 
-It makes and calls scorers in the actor's process and in the caller's, and holds the pool's settings, statistics and errors. The part that
-runs in an actor is pickled to it and imports Ray's pickler only there. Calls to a backend may block (Ray pickles arguments and copies them
-into its store), so they are made in worker threads only. The module decides nothing: placement and restarts are in ``supervisor``.
+It makes and calls scorers in the actor's process and in the caller's. The part that runs in an actor is pickled to it and imports Ray's
+pickler only there. The module decides nothing: placement and restarts are in ``supervisor``.
 """
 
 from __future__ import annotations
@@ -15,34 +14,24 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from math import isfinite
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
-from qreward.errors import ConfigError, ConnectionFailed, RequestError
+from qreward.batching.callables import FunctionKind, kind_of, lists_taken, name_of
+from qreward.batching.settings import check_seconds, check_whole
+from qreward.engine.threads import SHARED
+from qreward.errors import ConfigError, ConnectionFailed, QueueFull, RequestError
 
 CALL = "__call__"
 
 
 @dataclass(frozen=True)
 class ScorerSpec:
-    """How to make a scorer.
-
-    Args:
-        scorer: a class, which is instantiated once in each actor; a function or an object that scores as it is; or, with ``factory``, a
-            function that makes the scorer.
-        args: positional arguments for the class or the factory.
-        kwargs: keyword arguments for the class or the factory.
-        factory: whether ``scorer`` is a factory.
-        method: name of the method that scores.
-
-    Raises:
-        TypeError: the scorer cannot be called, or is a generator function, or there are arguments but no class or factory to take them.
-    """
+    """How to make a scorer; see the arguments of :class:`~qreward.integrations.ray.ScorerPool`."""
 
     scorer: Any
     args: Sequence[Any] = ()
@@ -54,76 +43,65 @@ class ScorerSpec:
         if not self._is_made and (self.args or self.kwargs):
             raise TypeError("init_args and init_kwargs are for a class, or for a factory (factory=True); the scorer is neither")
         if not self.factory:
-            check(self._seen(), self.name)
+            self._checked(self._declared())
         elif not callable(self.scorer):
             raise TypeError(f"a factory must be a function that makes the scorer, not a {type(self.scorer).__name__}")
 
     @property
     def name(self) -> str:
-        """Name of the scorer in messages."""
-        named = getattr(self.scorer, "__qualname__", None) or type(self.scorer).__qualname__
-        return named if self.method == CALL else f"{named}.{self.method}"
+        return name_of(self.scorer) if self.method == CALL else f"{name_of(self.scorer)}.{self.method}"
 
     @property
     def blocks(self) -> bool:
         """Whether the scorer is known not to be ``async def``. For a factory that is unknown until it has made the scorer."""
-        return not self.factory and not is_async(self._seen())
+        return not self.factory and not is_async(self._declared())
 
     def make(self) -> Any:
-        """Return the scorer, or the object whose method scores. Raises any exception of its constructor."""
+        """Return the scorer, or the object whose method scores."""
         return self.scorer(*self.args, **self.kwargs) if self._is_made else self.scorer
 
     def function(self, made: Any) -> Callable[..., Any]:
-        """Return the scoring function of what ``make`` returned. Raises ``TypeError`` if there is none."""
-        function: Any = made if self.method == CALL else getattr(made, self.method, None)
-        check(function, self.name)
-        return function  # type: ignore[no-any-return]
+        """Return the scoring function of what ``make`` returned."""
+        return self._checked(made if self.method == CALL else getattr(made, self.method, None))
 
     @property
     def _is_made(self) -> bool:
         return self.factory or isinstance(self.scorer, type)
 
-    def _seen(self) -> Any:
-        """Return the scoring function as far as it is known before anything is made; None if there is none."""
+    def _declared(self) -> Any:
+        """The scoring function as far as it is known before anything is made; None if there is none."""
         scorer = self.scorer
         if isinstance(scorer, type):  # calling the class itself would instantiate it
             return getattr(scorer, self.method) if any(self.method in vars(each) for each in scorer.__mro__) else None
         return scorer if self.method == CALL else getattr(scorer, self.method, None)
 
-
-def check(function: Any, name: str) -> None:
-    """Raise ``TypeError`` for an object that cannot be a scorer."""
-    if not callable(function):
-        raise TypeError(f"{name} cannot be called; a scorer takes lists and returns a list (see `method` for an object's method)")
-    if any(map(inspect.isasyncgenfunction, _looks(function))) or any(map(inspect.isgeneratorfunction, _looks(function))):
-        raise TypeError(f"{name} must return its results, not yield them")
+    def _checked(self, function: Any) -> Callable[..., Any]:
+        kind = kind_of(function)
+        if kind is None:
+            raise TypeError(f"{self.name} cannot be called; a scorer takes lists and returns a list (see `method` for an object's method)")
+        if kind in (FunctionKind.STREAMED, FunctionKind.GENERATOR):
+            raise TypeError(f"{self.name} must return its results, not yield them")
+        return function  # type: ignore[no-any-return]
 
 
 def is_async(function: Any) -> bool:
-    """Whether the function returns a coroutine."""
-    return any(map(inspect.iscoroutinefunction, _looks(function)))
+    return kind_of(function) is FunctionKind.AWAITED
 
 
 def accepted(function: Callable[..., Any], columns: Sequence[Any]) -> Sequence[Any]:
-    """Return the columns that a scorer takes. A scorer that takes only the completions does not receive their metadata.
-
-    Example:
-        >>> accepted(len, (["a", "b"], [{}, {}]))
-        (['a', 'b'],)
-    """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some functions written in C have no signature
-        return columns
-    for count in range(len(columns), 1, -1):
-        with suppress(TypeError):
-            signature.bind(*columns[:count])
-            return columns[:count]
-    return columns[:1]
+    """The columns that a scorer takes. A scorer that takes only the completions does not receive their metadata."""
+    return columns[: lists_taken(function, len(columns)) or 1]
 
 
-def _looks(function: Any) -> tuple[Any, Any]:
-    return function, type(function).__call__
+def close_scorer(made: Any) -> Awaitable[Any] | None:
+    """Call the scorer's method ``close``, if it has one. Returns its result if that must be awaited."""
+    close = getattr(made, "close", None)
+    ended = close() if callable(close) else None
+    return ended if inspect.isawaitable(ended) else None
+
+
+async def finish(work: Awaitable[Any]) -> Any:
+    return await work
 
 
 Reply = tuple[bool, Any]
@@ -142,13 +120,11 @@ class ScorerActor:
         return True
 
     def run(self, columns: tuple[Any, ...]) -> Reply:
-        """Score a batch."""
         return attempt(partial(self._score, *accepted(self._score, columns)))
 
     def end(self) -> None:
-        """Call the scorer's method ``close``, if it has one."""
-        if callable(close := getattr(self._made, "close", None)):
-            close()
+        if (closing := close_scorer(self._made)) is not None:
+            asyncio.run(finish(closing))
 
 
 class AsyncScorerActor:
@@ -160,11 +136,10 @@ class AsyncScorerActor:
         self._threads = None if is_async(self._score) else ThreadPoolExecutor(concurrency, thread_name_prefix="scorer")
 
     async def ready(self) -> bool:
-        """Return True. Ray runs this call when the constructor has returned."""
         return True
 
     async def run(self, columns: tuple[Any, ...]) -> Reply:
-        """Score a batch. A thread cannot be stopped, so a batch in a thread runs to its end even if it is cancelled."""
+        """A thread cannot be stopped, so a batch in a thread runs to its end even if it is cancelled."""
         call = partial(self._score, *accepted(self._score, columns))
         if self._threads is not None:
             thread = asyncio.get_running_loop().run_in_executor(self._threads, attempt, call)
@@ -174,48 +149,49 @@ class AsyncScorerActor:
                 await asyncio.wait([thread])
                 raise
         try:
-            return given(await call())
+            return ok_reply(await call())
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            return raised(error)
+            return error_reply(error)
 
     async def end(self) -> None:
-        """Call the scorer's method ``close``, if it has one, and await its result if needed."""
-        if callable(close := getattr(self._made, "close", None)) and inspect.isawaitable(ended := close()):
-            await ended
+        if (closing := close_scorer(self._made)) is not None:
+            await closing
 
 
 def attempt(call: partial[Any]) -> Reply:
     """Return what a blocking scorer returns or raises. An exception such as ``SystemExit`` does not end the actor."""
     try:
-        return given(call())
+        return ok_reply(call())
     except BaseException as error:
-        return raised(error)
+        return error_reply(error)
 
 
-def given(results: Any) -> Reply:
-    """Return a reply with results. Exceptions among them are made picklable."""
+def ok_reply(results: Any) -> Reply:
+    """A reply with results. Exceptions among them are made picklable."""
     if isinstance(results, list | tuple) and any(isinstance(one, BaseException) for one in results):
         return True, [portable(one) if isinstance(one, BaseException) else one for one in results]
     return True, results
 
 
-def raised(error: BaseException) -> Reply:
-    """Return a reply with an exception. Its traceback is added as a note, because tracebacks are not pickled."""
+def error_reply(error: BaseException) -> Reply:
+    """A reply with an exception. Its traceback is added as a note, because tracebacks are not pickled."""
     shown = portable(error)
     shown.add_note("In the actor:\n" + "".join(traceback.format_exception(error)).rstrip())
     return False, shown
 
 
-def mild(error: BaseException) -> Exception:
-    """Return the exception, or a ``RuntimeError`` in place of one that would end the caller's event loop or program."""
-    return error if isinstance(error, Exception) else RuntimeError(f"the scorer raised {type(error).__name__}: {error}")
+def not_exiting(error: BaseException) -> Exception:
+    """The exception, or a ``RuntimeError`` in place of one that would end the caller's event loop, iteration or program."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return RuntimeError(f"the scorer raised {type(error).__name__}: {error}")
 
 
 def portable(error: BaseException) -> BaseException:
-    """Return the exception, or a ``RuntimeError`` with the same text if it cannot be pickled and unpickled."""
-    error = mild(error)
+    """The exception, or a ``RuntimeError`` with the same text if it cannot be pickled and unpickled."""
+    error = not_exiting(error)
     try:
         again = pickle.loads(importlib.import_module("ray.cloudpickle").dumps(error))  # noqa: S301
         same = type(again) is type(error) and str(again) == str(error)
@@ -235,10 +211,9 @@ class ActorDied(ConnectionFailed, ConnectionError):
 class ActorLost(Exception):
     """The actor of a batch is gone, so the batch has no result. Its items are not at fault so far.
 
-    Args:
-        message: what happened to the actor.
+    Attributes:
         in_making: the actor never started: its class raised, or its environment could not be set up.
-        excused: no batch can have caused the death, for example because the node was preempted.
+        excused: no batch can have caused the death, because the actor was killed on purpose or its node was preempted.
     """
 
     def __init__(self, message: str, *, in_making: bool = False, excused: bool = False) -> None:
@@ -260,159 +235,76 @@ class PoolConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _whole("actors", self.actors, 1)
-        _whole("max_concurrent_batches", self.max_concurrent_batches, 1)
-        _whole("max_restarts", self.max_restarts, 0)
-        _seconds("batch_timeout", self.batch_timeout)
-        _seconds("start_timeout", self.start_timeout)
+        check_whole("actors", self.actors)
+        check_whole("max_concurrent_batches", self.max_concurrent_batches)
+        check_whole("max_restarts", self.max_restarts, least=0)
+        check_seconds("batch_timeout", self.batch_timeout)
+        check_seconds("start_timeout", self.start_timeout)
         if self.backend not in get_args(Backend):
             raise ConfigError(f"backend must be one of {', '.join(map(repr, get_args(Backend)))}, not {self.backend!r}")
 
-    @property
-    def slots(self) -> int:
-        """Number of batches that the actors can take at once."""
-        return self.actors * self.max_concurrent_batches
 
-
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """The state of a pool.
-
-    Args:
-        backend: ``ray`` or ``local``; None before the first batch.
-        ready: actors that can take batches.
-        starting: actors that are starting, or wait to be restarted.
-        lost: actors that were given up.
-        waiting: batches that wait for an actor.
-        in_flight: batches on actors.
-        batches: batches that returned, with results or with an exception of the scorer.
-        deaths: actors that died or failed to start.
-        retried: batches that were sent again because their actor died.
-        poisonous: items that failed because an actor died with only that item on it.
-        timeouts: batches that exceeded ``batch_timeout``.
-    """
-
-    backend: str | None = None
-    ready: int = 0
-    starting: int = 0
-    lost: int = 0
-    waiting: int = 0
-    in_flight: int = 0
-    batches: int = 0
-    deaths: int = 0
-    retried: int = 0
-    poisonous: int = 0
-    timeouts: int = 0
-
-
-def cancelled() -> RequestError:
-    """Return the error of a batch that was cancelled, though not by its caller."""
-    return RequestError("the batch was cancelled in its actor; its items may be submitted again")
-
-
-def length_of(columns: Sequence[Sequence[Any]]) -> int:
-    """Return the number of items of a batch.
-
-    Raises:
-        ConfigError: there is no column, or the columns differ in length.
-    """
-    counts = {len(column) for column in columns}
-    if len(counts) != 1:
-        raise ConfigError(f"a batch is one list, or several of equal length; got lengths {[len(column) for column in columns]}")
-    return counts.pop()
-
-
-def _whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer >= {least}, got {value!r}")
-    if value < least:
-        raise ConfigError(f"{name} must be an integer >= {least}, got {value}")
-
-
-def _seconds(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number of seconds or None, got {value!r}")
-    if not (isfinite(value) and value > 0):
-        raise ConfigError(f"{name} must be a positive number of seconds or None, got {value}")
-
-
-FAREWELL = 5.0
+CLOSE_TIMEOUT = 5.0
 """Seconds for a scorer's ``close``."""
 DEATHS = ("RayActorError", "NodeDiedError", "WorkerCrashedError", "OutOfMemoryError", "ObjectLostError", "LocalRayletDiedError")
 """Names in ``ray.exceptions``: an actor, or a result of it, is gone."""
-HOPELESS = ("RuntimeEnvSetupError", "ActorUnschedulableError")
+NEVER_STARTED = ("RuntimeEnvSetupError", "ActorUnschedulableError")
 """Names in ``ray.exceptions``: an actor cannot be started."""
 SHOWN = 240
 """Maximum number of characters of Ray's message in an error. Ray appends long advice."""
-Stop = Callable[[], object]
-
-
-class ActorBackend(Protocol):
-    """A backend: starts, calls and stops actors of one kind."""
-
-    name: str
-
-    def start_actor(self) -> tuple[Any, Future[Any]]:
-        """Begin to start an actor. The future is done when it is ready."""
-
-    def send(self, actor: Any, columns: tuple[Any, ...], loop: asyncio.AbstractEventLoop) -> tuple[Future[Reply], Stop]:
-        """Send a batch to an actor. The returned function requests its cancellation."""
-
-    def read(self, error: BaseException) -> BaseException:
-        """Convert an exception of a future to the one that the caller sees; ``ActorLost`` if the actor is gone."""
-
-    def stop_actor(self, actor: Any, gently: bool) -> None:
-        """Stop an actor. Does not raise."""
+Sent = tuple[asyncio.Future[Reply], Callable[[], object]]
+"""The reply of a batch, done when the actor has finished the batch; and a function that requests its cancellation."""
 
 
 class RayBackend:
-    """Actors in Ray.
-
-    Raises:
-        ConfigError: this process is not connected to Ray.
-        ModuleNotFoundError: Ray is not installed.
-    """
+    """Actors in Ray. Its methods are called in the event loop of the pool, where Ray's calls may block."""
 
     name = "ray"
 
-    def __init__(self, spec: ScorerSpec, terms: PoolConfig) -> None:
+    def __init__(self, spec: ScorerSpec, config: PoolConfig) -> None:
         self._ray = ray = require_ray()
         if not ray.is_initialized():
             raise ConfigError("this process is not connected to Ray; call ray.init() first, or use backend='local'")
         errors = ray.exceptions
-        self._deaths: tuple[Any, ...] = tuple(getattr(errors, name) for name in DEATHS + HOPELESS)
-        self._hopeless: tuple[Any, ...] = tuple(getattr(errors, name) for name in HOPELESS)
-        most = terms.max_concurrent_batches
+        self._deaths: tuple[Any, ...] = tuple(getattr(errors, name) for name in DEATHS + NEVER_STARTED)
+        self._never_started: tuple[Any, ...] = tuple(getattr(errors, name) for name in NEVER_STARTED)
+        most = config.max_concurrent_batches
         kind, more = (ScorerActor, ()) if spec.blocks else (AsyncScorerActor, (most,))
-        # one call more than batches, so that ``ready`` and ``end`` of an async actor do not wait for a batch
-        asked = {"max_concurrency": most if spec.blocks else most + 1, "max_restarts": 0, "max_task_retries": 0}
-        self._make: Callable[[], Any] = partial(ray.remote(kind).options(**terms.options, **asked).remote, spec, *more)
+        # One call more than batches, so that ``ready`` and ``end`` of an async actor do not wait for a batch. Ray would restart an actor
+        # at once and for a fixed number of deaths, and would not restart one whose class raised; the supervisor does more.
+        own = {"max_concurrency": most if spec.blocks else most + 1, "max_restarts": 0, "max_task_retries": 0}
+        self._make: Callable[[], Any] = partial(ray.remote(kind).options(**config.options, **own).remote, spec, *more)
 
-    def start_actor(self) -> tuple[Any, Future[Any]]:
+    async def start(self) -> Any:
+        """Start an actor and return its handle when it is ready."""
         if not self._ray.is_initialized():  # else Ray would start a new cluster
             raise ConfigError("this process is not connected to Ray any more")
         actor = self._make()
-        return actor, actor.ready.remote().future()
+        try:
+            await _result_of(actor.ready.remote().future())
+        except BaseException:
+            self.kill(actor)
+            raise
+        return actor
 
-    def send(self, actor: Any, columns: tuple[Any, ...], loop: asyncio.AbstractEventLoop) -> tuple[Future[Reply], Stop]:  # noqa: ARG002
+    def send(self, actor: Any, columns: tuple[Any, ...], _caller: asyncio.AbstractEventLoop) -> Sent:
         reference = actor.run.remote(columns)
-        return reference.future(), partial(self._cancel, reference)
+        return _result_of(reference.future()), partial(self._cancel, reference)
 
     def read(self, error: BaseException) -> BaseException:
+        """Convert an exception of Ray to the one that the caller receives; ``ActorLost`` if the actor is gone."""
         if isinstance(error, self._deaths):
-            in_making = isinstance(error, self._hopeless) or getattr(error, "actor_init_failed", False)
-            return ActorLost(summary(str(error)), in_making=in_making, excused=getattr(error, "preempted", False))
+            in_making = isinstance(error, self._never_started) or getattr(error, "actor_init_failed", False)
+            return ActorLost(_last_line(str(error)), in_making=in_making, excused=getattr(error, "preempted", False))
         if isinstance(error, self._ray.exceptions.TaskCancelledError):
-            return cancelled()
+            return _cancelled()
         cause = getattr(error, "cause", None)  # a RayTaskError has one, such as for unpicklable results
         return cause if isinstance(cause, Exception) else error
 
-    def stop_actor(self, actor: Any, gently: bool) -> None:
-        with suppress(Exception):
-            if gently:
-                actor.end.remote().future().result(FAREWELL)
+    async def close(self, actor: Any, _caller: asyncio.AbstractEventLoop) -> None:
+        await _result_of(actor.end.remote().future())
+
+    def kill(self, actor: Any) -> None:
         with suppress(Exception):  # the actor may be dead, or Ray
             self._ray.kill(actor)
 
@@ -422,43 +314,43 @@ class RayBackend:
 
 
 class LocalBackend:
-    """Scorers in this process. A blocking scorer runs in the worker thread that sends the batch, an async one in the caller's loop."""
+    """Scorers in this process. A blocking scorer runs in a worker thread, an async one in the event loop of its caller."""
 
     name = "local"
 
     def __init__(self, spec: ScorerSpec) -> None:
         self._spec = spec
 
-    def start_actor(self) -> tuple[Any, Future[Any]]:
-        made = self._spec.make()
+    async def start(self) -> Any:
+        made = await _result_of(_in_thread(self._spec.make))
         self._spec.function(made)
-        return made, _done(None)
+        return made
 
-    def send(self, actor: Any, columns: tuple[Any, ...], loop: asyncio.AbstractEventLoop) -> tuple[Future[Reply], Stop]:
-        score = self._spec.function(actor)
+    def send(self, made: Any, columns: tuple[Any, ...], caller: asyncio.AbstractEventLoop) -> Sent:
+        score = self._spec.function(made)
         call = partial(score, *accepted(score, columns))
         if is_async(score):
-            future = asyncio.run_coroutine_threadsafe(_awaited(call), loop)
-            return future, future.cancel
-        try:
-            return _done((True, call())), _nothing
-        except BaseException as error:
-            return _done((False, mild(error))), _nothing
+            future = asyncio.run_coroutine_threadsafe(_awaited(call), caller)
+            return _result_of(future), future.cancel
+        return _result_of(_in_thread(lambda: (True, call()))), lambda: None  # a thread cannot be stopped
 
     def read(self, error: BaseException) -> BaseException:
         return error
 
-    def stop_actor(self, actor: Any, gently: bool) -> None:
-        close = getattr(actor, "close", None)
-        with suppress(Exception):
-            if gently and callable(close):
-                close()
+    async def close(self, made: Any, caller: asyncio.AbstractEventLoop) -> None:
+        if (closing := await _result_of(_in_thread(partial(close_scorer, made)))) is not None:
+            await _result_of(asyncio.run_coroutine_threadsafe(finish(closing), caller))
+
+    def kill(self, made: Any) -> None:
+        """Do nothing: the scorer is freed when no thread uses it."""
 
 
-def choose(spec: ScorerSpec, terms: PoolConfig) -> ActorBackend:
-    """Return the backend: Ray if ``backend`` is ``ray``, or ``auto`` while this process is connected to Ray; else this process."""
-    use_ray = terms.backend == "ray" or (terms.backend == "auto" and is_connected())
-    return RayBackend(spec, terms) if use_ray else LocalBackend(spec)
+ActorBackend = RayBackend | LocalBackend
+
+
+def choose(spec: ScorerSpec, config: PoolConfig) -> ActorBackend:
+    use_ray = config.backend == "ray" or (config.backend == "auto" and is_connected())
+    return RayBackend(spec, config) if use_ray else LocalBackend(spec)
 
 
 def is_connected() -> bool:
@@ -468,7 +360,7 @@ def is_connected() -> bool:
 
 
 def check_installed(backend: Backend) -> None:
-    """Raise ``ModuleNotFoundError`` with the install command if ``backend`` is ``ray`` and Ray is not installed. Does not import Ray."""
+    """Raise ``ModuleNotFoundError`` if ``backend`` is ``ray`` and Ray is not installed. Does not import Ray."""
     if backend == "ray" and "ray" not in sys.modules and importlib.util.find_spec("ray") is None:
         raise ModuleNotFoundError(f"backend='ray' needs Ray: {INSTALL}", name="ray")
 
@@ -481,13 +373,12 @@ def require_ray() -> Any:
         raise ModuleNotFoundError(f"{error}; this needs Ray: {INSTALL}", name=error.name) from error
 
 
-def summary(text: str) -> str:
-    """Return the last line of Ray's message about a death, which has the cause, at most ``SHOWN`` characters.
+def _cancelled() -> RequestError:
+    return RequestError("the batch was cancelled in its actor; its items may be submitted again")
 
-    Example:
-        >>> summary("The actor died.\\n  pid: 7\\nits worker process has died.\\n")
-        'its worker process has died.'
-    """
+
+def _last_line(text: str) -> str:
+    """The last line of Ray's message about a death, which has the cause."""
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
     return lines[-1][:SHOWN] if lines else "it died"
 
@@ -496,14 +387,43 @@ async def _awaited(call: Callable[[], Any]) -> Reply:
     try:
         return True, await call()
     except (Exception, SystemExit) as error:
-        return False, mild(error)
+        return False, not_exiting(error)
 
 
-def _done(value: Any) -> Future[Any]:
+def _in_thread(call: Callable[[], Any]) -> Future[Any]:
+    """Run a function in a worker thread, which cannot be stopped."""
     future: Future[Any] = Future()
-    future.set_result(value)
+
+    def job() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(not_exiting(error))
+
+    if not SHARED.run(job):
+        future.set_exception(QueueFull("all worker threads are busy, perhaps with calls that hang; submit fewer batches at once"))
     return future
 
 
-def _nothing() -> None:
-    """Do nothing: a thread cannot be stopped."""
+def _result_of(source: Future[Any]) -> asyncio.Future[Any]:
+    """A future of this event loop with the outcome of another thread's. The loop may be closed when that ends; nothing waits then."""
+    loop = asyncio.get_running_loop()
+    target = loop.create_future()
+
+    def report() -> None:
+        if target.done():
+            return
+        if source.cancelled():
+            target.set_exception(_cancelled())
+        elif (error := source.exception()) is not None:
+            target.set_exception(error)
+        else:
+            target.set_result(source.result())
+
+    def done(_: Any) -> None:
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(report)
+
+    source.add_done_callback(done)
+    target.add_done_callback(lambda _: target.cancelled() or target.exception())  # it may have no reader any more
+    return target

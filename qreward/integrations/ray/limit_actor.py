@@ -18,9 +18,9 @@ from qreward.quota.ledger import Ledger
 from qreward.quota.messages import RenewReply, RenewRequest
 
 NAMESPACE = "qreward"
-PATIENCE = 1.0
+REPLY_TIMEOUT = 1.0
 """Seconds to wait for an answer of the actor."""
-MAKING = 15.0
+FIRST_REPLY_TIMEOUT = 15.0
 """Seconds to wait for the first answer: the actor may still be starting, and there is no earlier share to use meanwhile."""
 
 
@@ -32,11 +32,9 @@ class LedgerActor:
         self._ledger = Ledger(clock())
 
     def renew(self, member: str, ask: RenewRequest) -> RenewReply:
-        """See ``quota.ledger``."""
         return self._ledger.renew(self._clock(), member, ask)
 
     def leave(self, member: str, ask: RenewRequest) -> None:
-        """See ``quota.ledger``."""
         self._ledger.leave(self._clock(), member, ask)
 
 
@@ -44,55 +42,49 @@ class RayLedgerTransport:
     """Sends renewals to the ledger actors of this cluster. The process must be connected to Ray when it sends its first request."""
 
     def __init__(self) -> None:
-        self._brokers: dict[str, Any] = {}
-        self._proven: set[str] = set()
+        self._actors: dict[str, Any] = {}
+        self._answered: set[str] = set()
 
     def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
-        """Renew a member's lease.
-
-        Raises:
-            ConnectionError: this process is not connected to Ray, or the actor died.
-            TimeoutError: the actor did not answer in time.
-            Exception: any other error of Ray.
-        """
+        """Renew a member's lease. Raises ``ConnectionError`` without Ray or if the actor died, ``TimeoutError`` if it does not answer."""
         share: RenewReply = self._call(key, "renew", member, ask)
-        self._proven.add(key)
+        self._answered.add(key)
         return share
 
     def leave(self, key: str, member: str, ask: RenewRequest) -> None:
         """Remove a member from the ledger. If the message is lost, the member's lease expires."""
-        if key in self._brokers and is_connected():
+        if key in self._actors and is_connected():
             self._call(key, "leave", member, ask)
 
     def close(self) -> None:
         """Forget the actors. No connection needs to be closed."""
-        self._brokers.clear()
-        self._proven.clear()
+        self._actors.clear()
+        self._answered.clear()
 
     def _call(self, key: str, method: str, *arguments: Any) -> Any:
-        broker = self._broker(key)
-        patience = PATIENCE if key in self._proven else MAKING
-        reply = getattr(broker, method).remote(*arguments)
+        actor = self._actor(key)
+        timeout = REPLY_TIMEOUT if key in self._answered else FIRST_REPLY_TIMEOUT
+        reply = getattr(actor, method).remote(*arguments)
         try:
-            return reply.future().result(patience)
+            return reply.future().result(timeout)
         except Late:
-            raise TimeoutError(f"the broker did not answer within {patience:g} s") from None
+            raise TimeoutError(f"the broker did not answer within {timeout:g} s") from None
         except Exception as error:
-            if type(error).__name__ in DEATHS or any(kind.__name__ in DEATHS for kind in type(error).__mro__):
-                self._brokers.pop(key, None)
+            if any(kind.__name__ in DEATHS for kind in type(error).__mro__):
+                self._actors.pop(key, None)
                 raise ConnectionError("the broker actor died; a new one is being started") from None
             raise
 
-    def _broker(self, key: str) -> Any:
+    def _actor(self, key: str) -> Any:
         if not is_connected():
             raise ConnectionError("this process is not connected to Ray; call ray.init() first")
-        broker = self._brokers.get(key)
-        if broker is None:
+        actor = self._actors.get(key)
+        if actor is None:
             ray, name = require_ray(), f"share-{key}"
             with suppress(ValueError):
-                broker = ray.get_actor(name, namespace=NAMESPACE)
-            if broker is None:
+                actor = ray.get_actor(name, namespace=NAMESPACE)
+            if actor is None:
                 options = {"name": name, "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0, "max_restarts": 0}
-                broker = ray.remote(LedgerActor).options(**options).remote()
-            self._brokers[key] = broker
-        return broker
+                actor = ray.remote(LedgerActor).options(**options).remote()
+            self._actors[key] = actor
+        return actor

@@ -1,14 +1,18 @@
 """``ScorerPool``: a scorer in many actors, called with whole batches. The queue stays in the caller's process.
 
 The pool sends a batch again after its actor died, finds the item that kills actors by splitting the batch, and joins the results of the
-parts. It does not know how actors are started or placed.
+parts. It does not know how actors are started or chosen.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self, Unpack
 
 from qreward.batching import BatchQueue
@@ -16,20 +20,10 @@ from qreward.batching.backlog import halves
 from qreward.batching.reward_buffer import RewardBuffer
 from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
 from qreward.batching.settings import Options
-from qreward.errors import ConfigError, Rejected, RequestTimeout
-from qreward.integrations.ray.backends import (
-    CALL,
-    ActorDied,
-    ActorLost,
-    Backend,
-    PoolConfig,
-    PoolStats,
-    ScorerSpec,
-    check_installed,
-    choose,
-    length_of,
-)
-from qreward.integrations.ray.supervisor import ActorState, Placement, Supervisor, closed
+from qreward.engine import background
+from qreward.errors import ClientClosed, ConfigError, Rejected, RequestTimeout
+from qreward.integrations.ray.backends import CALL, ActorDied, ActorLost, Backend, PoolConfig, ScorerSpec, check_installed, choose
+from qreward.integrations.ray.supervisor import Supervisor, closed
 
 Columns = tuple[Sequence[Any], ...]
 """One list for each parameter of the scorer, all of the same length."""
@@ -46,27 +40,53 @@ def parts_of(columns: Columns) -> tuple[Columns, Columns]:
     return tuple(first), tuple(second)
 
 
-def rows_of(given: Any, count: int) -> list[Any]:
+def rows_of(results: Any, count: int) -> list[Any]:
     """Return the results of a part as a list with one entry for each item, so that parts can be joined.
 
-    Args:
-        given: a list, tuple or array; or a mapping of lists, which reward scorers may return.
-        count: number of items.
-
-    Raises:
-        InvalidScores: the results are of another type, or their number differs from ``count``.
+    The results are a list, tuple or array; or a mapping of lists, which reward scorers may return. Raises ``InvalidScores`` for others.
     """
-    if isinstance(given, Mapping):
+    if isinstance(results, Mapping):
         return [
             {"reward": one.reward, "error": one.cause or one.error, "meta": dict(one.meta), "next_turn_feedback": one.feedback}
-            for one in read_scores(given, count)
+            for one in read_scores(results, count)
         ]
-    if isinstance(given, str | bytes) or not (hasattr(given, "__len__") and hasattr(given, "__iter__")):
-        raise InvalidScores(f"a scorer must return a list with one result for each item, not a {type(given).__name__}")
-    rows = list(given)
+    if isinstance(results, str | bytes) or not (hasattr(results, "__len__") and hasattr(results, "__iter__")):
+        raise InvalidScores(f"a scorer must return a list with one result for each item, not a {type(results).__name__}")
+    rows = list(results)
     if len(rows) != count:
         raise InvalidScores(f"the scorer gave {len(rows)} results for {count} item{'s'[: count != 1]}; it must be one for each")
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """The state of a pool.
+
+    Args:
+        backend: ``ray`` or ``local``; None before the first batch.
+        ready: actors that can take batches.
+        starting: actors that are starting, or wait to be restarted.
+        lost: actors that were given up.
+        waiting: batches that wait for an actor.
+        in_flight: batches on actors.
+        batches: batches that returned, with results or with an exception of the scorer.
+        deaths: actors that died or failed to start.
+        retried: batches that were sent again because their actor died.
+        poisonous: items that failed because an actor died with only that item on it.
+        timeouts: batches that exceeded ``batch_timeout``.
+    """
+
+    backend: str | None = None
+    ready: int = 0
+    starting: int = 0
+    lost: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    batches: int = 0
+    deaths: int = 0
+    retried: int = 0
+    poisonous: int = 0
+    timeouts: int = 0
 
 
 SUSPECT = 1
@@ -151,30 +171,35 @@ class ScorerPool:
         options = {name: value for name, value in named.items() if value is not None} | dict(ray_options or {})
         if wrong := [name for name in _OURS if name in options]:
             raise ConfigError(f"{wrong[0]} cannot be set in ray_options; use max_concurrent_batches or max_restarts of the pool")
-        terms = PoolConfig(actors, max_concurrent_batches, backend, batch_timeout, start_timeout, max_restarts, options)
-        self._begin(ScorerSpec(scorer, tuple(init_args), dict(init_kwargs or {}), factory, method), terms)
+        config = PoolConfig(actors, max_concurrent_batches, backend, batch_timeout, start_timeout, max_restarts, options)
+        self.__setstate__((ScorerSpec(scorer, tuple(init_args), dict(init_kwargs or {}), factory, method), config))
 
-    def _begin(self, spec: ScorerSpec, terms: PoolConfig) -> None:
-        check_installed(terms.backend)
-        self._spec = spec
-        self._terms = terms
-        self._actor_supervisor: Supervisor | None = None
+    def __getstate__(self) -> tuple[ScorerSpec, PoolConfig]:
+        return self._spec, self._config
+
+    def __setstate__(self, state: tuple[ScorerSpec, PoolConfig]) -> None:
+        self._spec, self._config = state
+        check_installed(self._config.backend)
+        self._supervisor: Supervisor | None = None
         self._closed = False
-        self._retried = self._poisonous = self._timeouts = 0
         self._lock = threading.Lock()
-        self.__qualname__ = spec.name  # the name in error messages
+        self.__qualname__ = self._spec.name  # the name in error messages
+        background.watch(self, ScorerPool._begin_again)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self._spec, self._terms)
+    def _begin_again(self) -> object:
+        """Start anew in a forked child, where the supervisor's thread does not run."""
+        parents, self._supervisor = self._supervisor, None
+        self._lock = threading.Lock()
+        return parents
 
     def __repr__(self) -> str:
         stats = self.stats()
-        return f"ScorerPool({self._spec.name}: {stats.ready} of {self._terms.actors} actors ready, {stats.in_flight} batches in flight)"
+        return f"ScorerPool({self._spec.name}: {stats.ready} of {self._config.actors} actors ready, {stats.in_flight} batches in flight)"
 
     @property
     def slots(self) -> int:
         """Number of batches that the actors can take at once. Further batches wait in the pool."""
-        return self._terms.slots
+        return self._config.actors * self._config.max_concurrent_batches
 
     def start(self) -> None:
         """Start the actors now instead of with the first batch. Does not wait for them.
@@ -197,18 +222,28 @@ class ScorerPool:
 
         Raises:
             Exception: any exception of the scorer.
+            InvalidResponse: the scorer did not return one result for each item.
             RequestTimeout: the batch exceeded ``batch_timeout`` on its actor.
             ActorDied: no actor is left. As an entry of the list: the item killed its actor.
             ClientClosed: the pool is closed.
             ConfigError: the lists differ in length; or as in ``start``.
         """
-        count = length_of(columns)
-        actor_supervisor = self._opened()
-        with actor_supervisor.call():
-            return await self._solve(actor_supervisor, columns, count) if count else []
+        lengths = {len(column) for column in columns}
+        if len(lengths) != 1:
+            raise ConfigError(f"a batch is one list, or several of equal length; got lengths {[len(column) for column in columns]}")
+        supervisor, count = self._opened(), lengths.pop()
+        if not count:
+            return []
+        loop = asyncio.get_running_loop()
+        ok, value = await asyncio.wrap_future(supervisor.submit(partial(self._solve, supervisor, loop, columns), loop))
+        if not ok:
+            raise value
+        if not isinstance(value, Mapping):
+            rows_of(value, count)
+        return value
 
     def queue(self, **settings: Unpack[Options]) -> BatchQueue[Any, Any]:
-        """Return a queue whose batches this pool scores; see :class:`~qreward.batching.Settings`. Close it before the pool."""
+        """Return a queue whose batches this pool scores; see :class:`~qreward.batching.BatchSettings`. Close it before the pool."""
         return BatchQueue(self, **Options(max_concurrent_batches=self.slots) | settings)
 
     def buffer(self, **settings: Any) -> RewardBuffer:
@@ -224,13 +259,9 @@ class ScorerPool:
         """
         with self._lock:
             self._closed = True
-            actor_supervisor = self._actor_supervisor
-        if actor_supervisor is None:
-            return
-        if not drain:
-            actor_supervisor.abandon()
-        await actor_supervisor.idle()
-        await asyncio.to_thread(actor_supervisor.shut, drain)
+        if self._supervisor is not None:
+            with suppress(ClientClosed):  # it is closed already
+                await asyncio.wrap_future(self._supervisor.close(drain, asyncio.get_running_loop()))
 
     async def __aenter__(self) -> Self:
         return self
@@ -240,93 +271,55 @@ class ScorerPool:
 
     def stats(self) -> PoolStats:
         """Return the current state of the pool."""
-        actor_supervisor = self._actor_supervisor
-        if actor_supervisor is None:
+        supervisor = self._supervisor
+        if supervisor is None:
             return PoolStats()
-        placement = actor_supervisor.placement
-        waiting = len(placement.line)
         return PoolStats(
-            backend=actor_supervisor.actor_backend.name,
-            ready=placement.count_of(ActorState.READY),
-            starting=placement.count_of(ActorState.STARTING),
-            lost=placement.count_of(ActorState.LOST),
-            waiting=waiting,
-            in_flight=max(0, len(actor_supervisor.pending_batches) - waiting),
-            batches=actor_supervisor.batches,
-            deaths=placement.deaths,
-            retried=self._retried,
-            poisonous=self._poisonous,
-            timeouts=self._timeouts,
+            backend=supervisor.backend.name,
+            ready=len(supervisor.ready),
+            starting=self._config.actors - len(supervisor.ready) - supervisor.given_up,
+            lost=supervisor.given_up,
+            waiting=len(supervisor.waiting),
+            **supervisor.counts,
         )
 
     def _opened(self) -> Supervisor:
         with self._lock:
             if self._closed:
                 raise closed()
-            if self._actor_supervisor is None:
-                terms = self._terms
-                actor_backend = choose(self._spec, terms)
-                placement = Placement(terms.actors, terms.max_concurrent_batches, terms.max_restarts)
-                self._actor_supervisor = Supervisor(placement, actor_backend, terms.start_timeout)
-            return self._actor_supervisor
+            if self._supervisor is None:
+                self._supervisor = Supervisor(choose(self._spec, self._config), self._config, self._spec.name)
+                weakref.finalize(self, self._supervisor.stop).atexit = False
+            return self._supervisor
 
-    async def _solve(self, actor_supervisor: Supervisor, columns: Columns, count: int, deaths: int = 0) -> Any:
+    # called in the supervisor's event loop
+
+    async def _solve(self, supervisor: Supervisor, caller: asyncio.AbstractEventLoop, columns: Columns, deaths: int = 0) -> Any:
         """Return the results of a batch, however often its actor dies. A batch that repeatedly kills its actor is split in half."""
         while deaths < GUILTY:
             try:
-                return await self._once(actor_supervisor, columns, alone=deaths >= SUSPECT)
+                return await supervisor.run(columns, deaths >= SUSPECT, caller)
             except ActorLost as loss:
                 deaths, died = deaths + (not loss.excused), loss
-            self._retried += 1
-        if count == 1:
-            self._poisonous += 1
+            supervisor.counts["retried"] += 1
+        if len(columns[0]) == 1:
+            supervisor.counts["poisonous"] += 1
             return [ActorDied(f"an actor died whenever this item was on it, at last with nothing else; it is not sent again: {died}")]
-        found: list[Any] = []
-        for part in parts_of(columns):
-            found += await self._solve_part(actor_supervisor, part, len(part[0]))
-        return found
+        first, second = parts_of(columns)
+        return [*await self._solve_part(supervisor, caller, first), *await self._solve_part(supervisor, caller, second)]
 
-    async def _solve_part(self, actor_supervisor: Supervisor, columns: Columns, count: int) -> list[Any]:
+    async def _solve_part(self, supervisor: Supervisor, caller: asyncio.AbstractEventLoop, columns: Columns) -> list[Any]:
         """Return one result for each item. An exception of the scorer is isolated to its item, so that no caller sends that item again.
 
-        Raises:
-            InvalidScores: the scorer did not return one result for each item of a part. This is an error of the whole batch.
+        ``InvalidScores``, if the scorer did not return one result for each item of a part, is an error of the whole batch.
         """
+        count = len(columns[0])
         try:
-            return rows_of(await self._solve(actor_supervisor, columns, count, SUSPECT), count)
+            return rows_of(await self._solve(supervisor, caller, columns, SUSPECT), count)
         except InvalidScores:
             raise
         except Exception as error:
             if count == 1 or isinstance(error, ActorDied | RequestTimeout | Rejected):
                 return [error] * count
         first, second = parts_of(columns)
-        return [
-            *await self._solve_part(actor_supervisor, first, len(first[0])),
-            *await self._solve_part(actor_supervisor, second, len(second[0])),
-        ]
-
-    async def _once(self, actor_supervisor: Supervisor, columns: Columns, alone: bool) -> Any:
-        pending = actor_supervisor.enter(alone)
-        try:
-            if (refusal := await pending.seated) is not None:
-                raise refusal
-            actor_supervisor.send(pending, columns)
-            await asyncio.wait([pending.ended], timeout=self._terms.batch_timeout)
-        except asyncio.CancelledError:
-            actor_supervisor.leave(pending)
-            raise
-        if not pending.ended.done():
-            self._timeouts += 1
-            actor_supervisor.leave(pending, overdue=True)
-            limit = f"{self._terms.batch_timeout:g} s"
-            raise RequestTimeout(f"{self._spec.name} gave no result within the batch_timeout of {limit}; its batch was cancelled")
-        well, value = pending.ended.result()
-        if not well:
-            raise value
-        return value
-
-
-def _rebuild(kind: type[ScorerPool], spec: ScorerSpec, terms: PoolConfig) -> ScorerPool:
-    pool = kind.__new__(kind)
-    pool._begin(spec, terms)
-    return pool
+        return [*await self._solve_part(supervisor, caller, first), *await self._solve_part(supervisor, caller, second)]

@@ -7,7 +7,6 @@ does not need.
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from uuid import uuid4
 
 from qreward.batching.reward_buffer import BatchAnswer, RewardBuffer, ScoreResult, SingletonAnswer
 from qreward.errors import ConfigError
-from qreward.integrations.ray.backends import CALL, INSTALL, ScorerSpec, accepted, is_async, require_ray
+from qreward.integrations.ray.backends import CALL, INSTALL, ScorerSpec, close_scorer, require_ray
 
 _REPLICAS: dict[str, Replica] = {}
 """Replicas in this process, usually one, by the key of their :class:`AsgiProxy`."""
@@ -72,18 +71,14 @@ def deployment(
     config = _checked(settings)
     ongoing = max(100, 2 * config.max_batch_size * config.max_concurrent_batches)
     options = {"name": name, "max_ongoing_requests": max_ongoing_requests or ongoing}
-    asked = {"num_replicas": num_replicas, "ray_actor_options": ray_actor_options, "autoscaling_config": autoscaling_config}
-    options |= {key: value for key, value in asked.items() if value is not None} | dict(serve_options or {})
-    door = AsgiProxy(uuid4().hex)
-    return serve.deployment(**options)(serve.ingress(door)(Replica)).bind(spec, settings, door.key)
+    given = {"num_replicas": num_replicas, "ray_actor_options": ray_actor_options, "autoscaling_config": autoscaling_config}
+    options |= {key: value for key, value in given.items() if value is not None} | dict(serve_options or {})
+    proxy = AsgiProxy(uuid4().hex)
+    return serve.deployment(**options)(serve.ingress(proxy)(Replica)).bind(spec, settings, proxy.key)
 
 
 class AsgiProxy:
-    """ASGI app that is passed to Serve before the real app exists. It is pickled to the replica and forwards requests to the app there.
-
-    Args:
-        key: key of the replica in ``_REPLICAS``.
-    """
+    """ASGI app that is passed to Serve before the real app exists. It is pickled to the replica and forwards requests to the app there."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -93,21 +88,17 @@ class AsgiProxy:
         replica = _REPLICAS[self.key]
         if prefix := scope.get("root_path", ""):
             scope = {**scope, "root_path": "", "path": scope["path"].removeprefix(prefix) or "/"}
-        await replica.asgi(scope, receive, partial(replica.tell, send) if scope["type"] == "lifespan" else send)
+        await replica.asgi(scope, receive, partial(replica.forward_lifespan, send) if scope["type"] == "lifespan" else send)
 
 
 class Replica:
-    """One replica: the scorer, and the reward server's app around it.
-
-    Attributes:
-        asgi: the app, as in ``qreward serve``. (Serve reserves the name ``app``.)
-    """
+    """One replica: the scorer, and the reward server's app around it (``asgi``; Serve reserves the name ``app``)."""
 
     def __init__(self, spec: ScorerSpec, settings: Mapping[str, Any], key: str) -> None:
         from qreward.server import create_app  # noqa: PLC0415 - an extra
 
         self._made = spec.make()
-        self.asgi = create_app(_scorer(spec, self._made), **settings)
+        self.asgi = create_app(spec.function(self._made), **settings)
         self._buffer: RewardBuffer = self.asgi.state.qreward.buffer
         _REPLICAS[key] = self
 
@@ -119,31 +110,11 @@ class Replica:
         """Score a query; see :meth:`~qreward.batching.reward_buffer.RewardBuffer.add_query`."""
         return await self._buffer.add_query(query)
 
-    async def tell(self, send: Any, message: Mapping[str, Any]) -> None:
+    async def forward_lifespan(self, send: Any, message: Mapping[str, Any]) -> None:
         """Forward the app's lifespan messages to Serve. Before shutdown completes, the scorer's ``close`` is called."""
-        if message["type"] == "lifespan.shutdown.complete":
-            close = getattr(self._made, "close", None)
-            if callable(close) and inspect.isawaitable(ended := close()):
-                await ended
+        if message["type"] == "lifespan.shutdown.complete" and (closing := close_scorer(self._made)) is not None:
+            await closing
         await send(message)
-
-
-def _scorer(spec: ScorerSpec, made: Any) -> Any:
-    """Wrap the scorer in a function of exactly completions and metadata for the buffer; the scorer itself may have other parameters."""
-    score = spec.function(made)
-    if is_async(score):
-
-        async def awaited(completions: list[str], metadata: list[dict[str, Any]]) -> Any:
-            return await score(*accepted(score, (completions, metadata)))
-
-        awaited.__qualname__ = spec.name
-        return awaited
-
-    def called(completions: list[str], metadata: list[dict[str, Any]]) -> Any:
-        return score(*accepted(score, (completions, metadata)))
-
-    called.__qualname__ = spec.name
-    return called
 
 
 def _portable(scored: ScoreResult) -> ScoreResult:

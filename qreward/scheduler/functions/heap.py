@@ -1,78 +1,82 @@
-"""A priority queue whose items can be moved and removed. Stale heap entries are swept out before they accumulate."""
+"""A priority queue whose items can be moved and removed. The entry of a removed item stays in the heap, empty, until it is swept out."""
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 SWEEP = 64
-"""Stale entries that a heap may hold before it is swept, in addition to as many as it has items."""
+"""Empty entries that a heap may hold before it is swept, in addition to as many as it has items."""
 
 
 class IndexedHeap(Generic[T]):
     """A heap in which each item has one position. Items of equal rank are ordered by their numbers."""
 
-    __slots__ = ("_heap", "_places", "_tickets")
+    __slots__ = ("_entries", "_heap", "_pushes")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, int, T]] = []
-        self._places: dict[T, tuple[float, int, int, T]] = {}  # the only valid entry of each item
-        self._tickets = 0
+        self._heap: list[list[Any]] = []  # rank, number, a number that makes the entry unique, and the item or None
+        self._entries: dict[T, list[Any]] = {}
+        self._pushes = 0
 
-    def put(self, thing: T, rank: float, number: int = 0) -> None:
+    def put(self, item: T, rank: float, number: int = 0) -> None:
         """Add an item, or change its rank."""
-        place = self._places.get(thing)
-        if place is not None and place[0] == rank and place[1] == number:
-            return
-        self._tickets += 1  # so that items are never compared
-        place = self._places[thing] = (rank, number, self._tickets, thing)
-        heappush(self._heap, place)
+        entry = self._entries.get(item)
+        if entry is not None:
+            if entry[0] == rank and entry[1] == number:
+                return
+            entry[3] = None
+        self._pushes += 1  # so that items are never compared
+        entry = self._entries[item] = [rank, number, self._pushes, item]
+        heappush(self._heap, entry)
         self._sweep()
 
-    def drop(self, thing: T) -> None:
-        """Remove an item if it is in the heap."""
-        if self._places.pop(thing, None) is not None:
+    def drop(self, item: T) -> None:
+        entry = self._entries.pop(item, None)
+        if entry is not None:
+            entry[3] = None  # so that a heap keeps no removed item alive
             self._sweep()
 
     def first(self) -> T | None:
-        """Return the first item without removing it, or None."""
-        heap, places = self._heap, self._places
+        heap = self._heap
         while heap:
-            place = heap[0]
-            if places.get(place[3]) is place:
-                return place[3]
+            item: T | None = heap[0][3]
+            if item is not None:
+                return item
             heappop(heap)
         return None
 
     def rank(self) -> float:
         """Return the rank of the first item; inf if the heap is empty."""
-        return inf if self.first() is None else self._heap[0][0]
+        if not self._heap or self.first() is None:
+            return inf
+        rank: float = self._heap[0][0]
+        return rank
 
     def take(self) -> T:
         """Remove and return the first item. The heap must not be empty."""
-        thing = self.first()
-        assert thing is not None
+        item = self.first()
+        assert item is not None
         heappop(self._heap)
-        del self._places[thing]
-        return thing
+        del self._entries[item]
+        return item
 
     def empty(self) -> list[T]:
-        """Remove and return all items, in order."""
-        things = [place[3] for place in sorted(self._places.values())]
-        self._places.clear()
+        items = [entry[3] for entry in sorted(self._entries.values())]
+        self._entries.clear()
         self._heap.clear()
-        return things
+        return items
 
-    def __contains__(self, thing: T) -> bool:
-        return thing in self._places
+    def __contains__(self, item: T) -> bool:
+        return item in self._entries
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     def _sweep(self) -> None:
-        if len(self._heap) > 2 * len(self._places) + SWEEP:
-            self._heap = list(self._places.values())
+        if len(self._heap) > 2 * len(self._entries) + SWEEP:
+            self._heap = list(self._entries.values())
             heapify(self._heap)

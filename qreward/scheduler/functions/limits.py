@@ -1,4 +1,6 @@
-"""Limits of decorated functions: an adaptive limit, a sliding window rate limit and a circuit breaker.
+"""Options of calls of decorated functions, and the limits that they set: adaptive, per window, and circuit breakers.
+
+The options are plain values, compiled from the user's settings.
 
 ``AimdLimit`` follows AIMD (Chiu and Jain, 1989): it is halved when too many tries fail or they take too long, and raised by a tenth
 otherwise. It is evaluated in rounds of as many tries as the limit, all of them started under it, so that the effect of a change is seen
@@ -16,8 +18,85 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
+from typing import NamedTuple
 
-from qreward.scheduler.functions.call import Adapting, Breaking
+
+class Pause(NamedTuple):
+    """Longest wait in seconds before the first retry, and before any; see ``scheduler.failure_policy.backoff``."""
+
+    base: float
+    cap: float
+
+
+class Rate(NamedTuple):
+    """At most ``size`` tries in any ``window`` seconds, for each key."""
+
+    size: int
+    window: float
+
+
+class Hedging(NamedTuple):
+    """When a call with a try in flight is tried a second time.
+
+    Attributes:
+        after: seconds, or None for the ``quantile`` of the time of successful tries.
+        most: hedges per call.
+        share: hedges that each call adds to the budget of all calls.
+    """
+
+    after: float | None
+    quantile: float
+    most: int
+    share: float
+
+
+class Breaking(NamedTuple):
+    """``threshold`` failures in a row open the circuit breaker of a key for ``recovery`` seconds."""
+
+    threshold: int
+    recovery: float
+
+
+class Adapting(NamedTuple):
+    """Bounds of an adaptive limit, and the conditions under which it falls: a share of failures, and the mean seconds of a try or None."""
+
+    least: int
+    most: int
+    errors: float
+    seconds: float | None
+
+
+class FunctionOptions(NamedTuple):
+    """Options of a call.
+
+    Attributes:
+        level: priority, 0 (most urgent) to 9.
+        timeout: seconds the whole call may take, or None.
+        retries: maximum number of retries after failures.
+        pause: backoff before retries.
+        parallel_tries: maximum tries in flight at once while a call is retried.
+        most: maximum tries in flight over all keys and all functions of the pool, or None.
+        rate: rate limit of each key, or None.
+        hedging: when to hedge, or None.
+        breaking: circuit breaker of each key, or None.
+        adapting: adapts the rate limit if there is one, else the pool's concurrency limit; never above the configured limit.
+        paced: its tries wait for the rate limit; if False, they are only counted.
+        noted: decisions are logged in ``Call.notes``.
+    """
+
+    level: int = 5
+    timeout: float | None = None
+    retries: int = 0
+    pause: Pause = Pause(1.0, 60.0)
+    parallel_tries: int = 1
+    most: int | None = None
+    rate: Rate | None = None
+    hedging: Hedging | None = None
+    breaking: Breaking | None = None
+    adapting: Adapting | None = None
+    paced: bool = True
+    noted: bool = False
+
 
 FALL, RISE = 0.5, 1.1
 LEAST_ROUND = 5
@@ -43,17 +122,15 @@ class AimdLimit:
         self.limit = 0
         self._fell_at = self._since = -inf
         self._exact = start
+        self.terms, self._bounds = terms, (inf, inf)
         self.change(terms, most)
 
     def change(self, terms: Adapting, most: float = inf) -> None:
-        """Replace the terms and bounds."""
-        self.terms = terms
-        self._bounds = min(terms.least, most), min(terms.most, most)
-        self._set(self._since, self._exact)
-
-    def holds(self, terms: Adapting, most: float) -> bool:
-        """Return whether it has these terms and bounds already."""
-        return self.terms == terms and self._bounds == (min(terms.least, most), min(terms.most, most))
+        """Replace the terms and bounds, if they differ. The learned value is kept within the new bounds."""
+        bounds = min(terms.least, most), min(terms.most, most)
+        if bounds != self._bounds or terms != self.terms:
+            self.terms, self._bounds = terms, bounds
+            self._begin_round(self._since, self._exact)
 
     def ok(self, now: float, sent_at: float, seconds: float) -> bool:
         """A try succeeded after ``seconds``. True if the limit has changed."""
@@ -61,14 +138,14 @@ class AimdLimit:
             return False
         self._ok += 1
         self._seconds += seconds
-        return self._judge(now)
+        return self._evaluate(now)
 
     def failed(self, now: float, sent_at: float) -> bool:
         """A try failed. True if the limit has changed."""
         if sent_at < self._since:
             return False
         self._failed += 1
-        return self._judge(now)
+        return self._evaluate(now)
 
     def overloaded(self, now: float, sent_at: float) -> bool:
         """A try was rejected because of overload: the limit falls at once. True if the limit has changed.
@@ -77,22 +154,21 @@ class AimdLimit:
         """
         return sent_at >= self._fell_at and self._fall(now)
 
-    def _judge(self, now: float) -> bool:
-        seen = self._ok + self._failed
-        if seen < max(LEAST_ROUND, self.limit):
+    def _evaluate(self, now: float) -> bool:
+        ended = self._ok + self._failed
+        if ended < max(LEAST_ROUND, self.limit):
             return False
-        errors, slow = self._failed / seen, self.terms.seconds
+        errors, slow = self._failed / ended, self.terms.seconds
         if errors > self.terms.errors or (slow is not None and self._ok and self._seconds / self._ok > slow):
             return self._fall(now)
         rise = self.wanted and errors <= self.terms.errors / 2
-        return self._set(now, max(self._exact + 1, self._exact * RISE) if rise else self._exact)
+        return self._begin_round(now, max(self._exact + 1, self._exact * RISE) if rise else self._exact)
 
     def _fall(self, now: float) -> bool:
         self._fell_at = now
-        return self._set(now, self._exact * FALL)
+        return self._begin_round(now, self._exact * FALL)
 
-    def _set(self, now: float, limit: float) -> bool:
-        """Set the limit and begin a round."""
+    def _begin_round(self, now: float, limit: float) -> bool:
         least, most = self._bounds
         before = self.limit
         self._exact = min(max(limit, least), most)
@@ -105,19 +181,17 @@ class AimdLimit:
         return self.limit != before
 
 
-def kept(adaptive: AimdLimit | None, terms: Adapting | None, start: float, most: float) -> AimdLimit | None:
-    """Return the adaptive limit under new terms. Its learned value is kept within the new bounds."""
+def adapted(adaptive: AimdLimit | None, terms: Adapting | None, start: float, most: float) -> AimdLimit | None:
     if terms is None:
         return None
     if adaptive is None:
         return AimdLimit(terms, start, most)
-    if not adaptive.holds(terms, most):
-        adaptive.change(terms, most)
+    adaptive.change(terms, most)
     return adaptive
 
 
 class SlidingWindowLimit:
-    """At most ``size`` starts in any half-open interval of ``window`` seconds."""
+    """At most ``size`` starts in any half-open interval of ``window`` seconds. Both may be changed; past starts count."""
 
     __slots__ = ("_starts", "size", "window")
 
@@ -138,15 +212,10 @@ class SlidingWindowLimit:
         return self._starts[-1] + self.window if self._starts else -inf
 
     def take(self, now: float) -> None:
-        """Record a start."""
         starts, window = self._starts, self.window
         starts.append(now)
         while starts[0] + window <= now:  # the same sum as in ``ready_at``: a difference would round differently
             starts.popleft()
-
-    def change(self, size: int, window: float) -> None:
-        """Replace the limit. Past starts count under the new one."""
-        self.size, self.window = size, window
 
 
 class Breaker:
@@ -173,7 +242,6 @@ class Breaker:
 
     @property
     def state(self) -> str:
-        """``closed``, ``open`` or ``half-open``."""
         if self._opened_at == -inf:
             return "closed"
         return "open" if self.probe is None else "half-open"

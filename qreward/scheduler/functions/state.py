@@ -1,8 +1,8 @@
-"""State of decorated functions.
+"""State of decorated functions and of their calls.
 
-``Function``: options, keys, durations of successful tries and the hedge budget of one function. ``KeyState``: one key of a function, with
-its queue, rate limit and circuit breaker, and when it may be dropped. ``ConcurrencyGroup``: the concurrency limit that the functions of a
-pool share, and the order of their keys.
+``Call`` is one call, ``CallFailure`` a failed try of it. ``Function`` has the options, keys, durations and hedge budget of one function.
+``KeyState`` is one key of a function, with its queue, rate limit and circuit breaker. ``ConcurrencyGroup`` is the concurrency limit that
+the functions of a pool share, and the order of their keys.
 """
 
 from __future__ import annotations
@@ -10,19 +10,115 @@ from __future__ import annotations
 from collections.abc import Hashable
 from heapq import heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING
+from typing import Any, cast
 from weakref import WeakSet
 
-from qreward.scheduler.functions.call import Adapting, CallOptions, Hedging
 from qreward.scheduler.functions.heap import IndexedHeap
-from qreward.scheduler.functions.limits import AimdLimit, Breaker, SlidingWindowLimit, kept
+from qreward.scheduler.functions.limits import Adapting, AimdLimit, Breaker, FunctionOptions, Hedging, SlidingWindowLimit, adapted
+from qreward.scheduler.request import Attempt, Task, TaskState
 from qreward.scheduler.stats.latency import Quantiles
-
-if TYPE_CHECKING:
-    from qreward.scheduler.functions.call import Call
 
 ADAPTIVE_START = 32
 """Initial adaptive limit of tries in flight if no limit is configured."""
+MEMORY = 60.0
+"""Seconds for which an unused key keeps its failures, its open circuit breaker and its adaptive limit."""
+HEDGES_AT_ONCE = 10.0
+"""Initial hedge budget, before calls have added to it."""
+MOST_SAVED = 1e6
+"""Largest hedge budget."""
+ENOUGH = 20
+"""Successful tries needed before a quantile of their times is used."""
+
+
+class CallFailure:
+    """A try that raised an exception.
+
+    Attributes:
+        error: the exception that the caller receives if the call is not retried.
+        again: the call may be retried, and the try counts as a failure of the function. If False, the error is passed on unchanged and not
+            counted.
+        wait: seconds after which the call may be retried, if the error or the user says so; a negative value or NaN becomes 0.
+        overloaded: the try was rejected because of overload. It costs a retry, but does not count against health.
+        covered: the exception is one for which a default may be returned.
+    """
+
+    __slots__ = ("again", "covered", "error", "overloaded", "wait")
+
+    def __init__(
+        self, error: BaseException, *, again: bool = True, wait: float | None = None, overloaded: bool = False, covered: bool = False
+    ) -> None:
+        self.error = error
+        self.covered = covered
+        self.again = again
+        self.wait = wait if wait is None or wait > 0 else 0.0
+        self.overloaded = overloaded
+
+
+class Call(Task):
+    """A task that is a call of a function. Several tries of it may be in flight at once.
+
+    Attributes:
+        function, key, key_state: the function, the key of the call, and the state of that key, which is set on submission.
+        options: its options, fixed when the call was made.
+        rank: position in the order of calls, smaller first: arrival time plus some seconds per priority level.
+        tried: tries in flight, oldest first.
+        begun: number of tries started.
+        retries, hedges: tries beyond the first, by reason.
+        tries: tries that failed. ``streak`` counts those since one was rejected because of overload.
+        error, covered: the last failure; see ``CallFailure``.
+        not_before: time before which there must be no other try, as the error or the user says.
+        retry_at, hedge_at: when the next retry or hedge is due; inf for none.
+        notes: log of the decisions about it with their times, or None if not requested.
+    """
+
+    __slots__ = (
+        "begun", "covered", "error", "function", "hedge_at", "hedges", "key", "key_state", "not_before", "notes", "options", "rank",
+        "retries", "retry_at", "streak", "tried",
+    )  # fmt: skip
+
+    key_state: KeyState
+
+    def __init__(self, function: Function, key: Hashable, options: FunctionOptions, sink: Any) -> None:
+        super().__init__(None, cast("Any", None), options.level, options.timeout, sink, 0)  # it has a key's state instead of a pool
+        self.function = function
+        self.key = key
+        self.options = options
+        self.rank = 0.0
+        self.tried: dict[Attempt, None] = {}
+        self.begun = self.retries = self.hedges = self.streak = 0
+        self.error: BaseException | None = None
+        self.covered = False
+        self.not_before = -inf
+        self.retry_at = self.hedge_at = inf
+        self.notes: list[tuple[float, str]] | None = [] if options.noted else None
+
+    @property
+    def done(self) -> bool:
+        return self.state is TaskState.DONE
+
+    @property
+    def planned(self) -> bool:
+        """Another try is due at a time, or waits in the queue."""
+        return self.retry_at < inf or self in self.key_state.queue
+
+    def next_due(self) -> float:
+        return min(self.deadline, self.retry_at, self.hedge_at)
+
+    def failed(self, now: float, failure: CallFailure) -> None:
+        self.error, self.covered = failure.error, failure.covered
+        self.tries += 1
+        self.streak = 0 if failure.overloaded else self.streak + 1
+        if failure.wait is not None:
+            self.not_before = now + failure.wait
+
+    def may_retry(self) -> bool:
+        """Return whether a retry may be made now, besides the tries in flight. Each failure other than overload allows one more at once."""
+        options = self.options
+        return self.retries < options.retries and len(self.tried) < max(1, min(options.parallel_tries, 1 + self.streak))
+
+    def note(self, now: float, text: str) -> None:
+        if self.notes is not None:
+            self.notes.append((now, text))
 
 
 class ConcurrencyGroup:
@@ -48,24 +144,19 @@ class ConcurrencyGroup:
 
     def follow(self) -> None:
         """Update the limit from the options of its functions: the lowest of several numbers applies."""
-        terms = [function.terms for function in self.functions]
-        self._most = min((each.most for each in terms if each.most is not None), default=inf)
-        adapting = [each.adapting for each in terms if each.rate is None and each.adapting is not None]
+        options = [function.options for function in self.functions]
+        self._most = min((each.most for each in options if each.most is not None), default=inf)
+        adapting = [each.adapting for each in options if each.rate is None and each.adapting is not None]
         start = ADAPTIVE_START if self._most == inf else self._most
-        self.adaptive = kept(self.adaptive, min(adapting, key=_strictness, default=None), start, self._most)
-        self.settle()
+        self.adaptive = adapted(self.adaptive, min(adapting, key=_strictness, default=None), start, self._most)
+        self.apply()
 
-    def settle(self) -> None:
-        """Apply the adaptive limit after it changed."""
+    def apply(self) -> None:
         self.limit = self._most if self.adaptive is None else self.adaptive.limit
 
 
 def _strictness(adapting: Adapting) -> tuple[float, ...]:
     return adapting.most, adapting.least, adapting.errors, inf if adapting.seconds is None else adapting.seconds
-
-
-MEMORY = 60.0
-"""Seconds for which an unused key keeps its failures, its open circuit breaker and its adaptive limit."""
 
 
 class KeyState:
@@ -74,8 +165,8 @@ class KeyState:
     Attributes:
         function: the function.
         key: the key.
-        line: calls that wait for the rate limit or for a free slot, by rank.
-        ration: its rate limit, or None.
+        queue: calls that wait for the rate limit or for a free slot, by rank.
+        rate_limit: its rate limit, or None.
         breaker: its circuit breaker, or None.
         adaptive: adapts its rate limit, or None.
         closed_until: cooldown after an overload error that carried a wait.
@@ -86,7 +177,7 @@ class KeyState:
     """
 
     __slots__ = (
-        "adaptive", "breaker", "calls", "closed_until", "function", "inflight", "key", "line", "ration", "resting", "used_at",
+        "adaptive", "breaker", "calls", "closed_until", "function", "inflight", "key", "queue", "rate_limit", "resting", "used_at",
     )  # fmt: skip
 
     handle: object = None
@@ -94,15 +185,14 @@ class KeyState:
     def __init__(self, function: Function, key: Hashable) -> None:
         self.function = function
         self.key = key
-        self.line: IndexedHeap[Call] = IndexedHeap()
+        self.queue: IndexedHeap[Call] = IndexedHeap()
         self.calls = self.inflight = 0
         self.used_at = -inf
         self.resting = False
-        self.start_anew()
+        self.reset()
 
-    def start_anew(self) -> None:
-        """Reset all counts and learned values."""
-        self.ration: SlidingWindowLimit | None = None
+    def reset(self) -> None:
+        self.rate_limit: SlidingWindowLimit | None = None
         self.breaker: Breaker | None = None
         self.adaptive: AimdLimit | None = None
         self.closed_until = -inf
@@ -110,21 +200,20 @@ class KeyState:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
         return f"{self.function.name}()" + (f" for the key {self.key!r}" if self.function.keyed else "")
 
     def follow(self) -> None:
-        """Update its limits from the function's options."""
-        terms = self.function.terms
-        rate, breaking = terms.rate, terms.breaking
+        options = self.function.options
+        rate, breaking, limit = options.rate, options.breaking, self.rate_limit
         if rate is None:
-            self.ration = self.adaptive = None
+            self.rate_limit = self.adaptive = None
         else:
-            self.adaptive = kept(self.adaptive, terms.adapting, rate.size, rate.size)
-            if self.ration is None:
-                self.ration = SlidingWindowLimit(rate.size, rate.window)
-            self.ration.change(rate.size, rate.window)
-            self.settle()
+            if limit is None:
+                self.rate_limit = SlidingWindowLimit(rate.size, rate.window)
+            else:
+                limit.size, limit.window = rate.size, rate.window
+            self.adaptive = adapted(self.adaptive, options.adapting, rate.size, rate.size)
+            self.apply()
         if breaking is None:
             self.breaker = None
         elif self.breaker is None:
@@ -132,38 +221,28 @@ class KeyState:
         else:
             self.breaker.terms = breaking
 
-    def settle(self) -> None:
-        """Apply the adaptive limit after it changed."""
-        if self.ration is not None and self.adaptive is not None:
-            self.ration.size = self.adaptive.limit
+    def apply(self) -> None:
+        if self.rate_limit is not None and self.adaptive is not None:
+            self.rate_limit.size = self.adaptive.limit
 
     def ready_at(self, call: Call) -> float:
         """Return the earliest time at which it allows a try of a call. A past time means now."""
         at = self.closed_until
-        return at if self.ration is None or not call.terms.paced else max(at, self.ration.ready_at)
+        return at if self.rate_limit is None or not call.options.paced else max(at, self.rate_limit.ready_at)
 
     @property
     def idle(self) -> bool:
-        """It has no call and no try."""
         return not self.calls and not self.inflight
 
     def clear_at(self) -> float:
         """Return the time from which it can be dropped without losing state; inf while it is in use."""
         if not self.idle:
             return inf
-        at = self.closed_until if self.ration is None else max(self.closed_until, self.ration.clear_at)
+        at = self.closed_until if self.rate_limit is None else max(self.closed_until, self.rate_limit.clear_at)
         breaker = self.breaker
         if breaker is not None and breaker.failures:
             at = max(at, self.used_at + MEMORY, breaker.open_until + MEMORY)
         return at if self.adaptive is None else max(at, self.used_at + MEMORY)
-
-
-HEDGES_AT_ONCE = 10.0
-"""Initial hedge budget, before calls have added to it."""
-MOST_SAVED = 1e6
-"""Largest hedge budget."""
-ENOUGH = 20
-"""Successful tries needed before a quantile of their times is used."""
 
 
 class Function:
@@ -172,67 +251,65 @@ class Function:
     Attributes:
         name: its name in messages.
         group: the concurrency group of its pool.
-        terms: its present options.
+        options: its present options.
         keyed: it may have more than one key.
-        lanes: state of each key.
+        keys: state of each key.
         quantiles: of the seconds that successful tries took.
         hedges_left: hedge budget, to which each call adds.
-        tally: counts of calls and tries.
+        counters: counts of calls and tries.
     """
 
-    __slots__ = ("__weakref__", "_resting", "_rests", "group", "hedges_left", "keyed", "lanes", "name", "quantiles", "tally", "terms")
+    __slots__ = ("__weakref__", "_resting", "_rests", "counters", "group", "hedges_left", "keyed", "keys", "name", "options", "quantiles")
 
-    def __init__(self, name: str, group: ConcurrencyGroup, terms: CallOptions, *, keyed: bool) -> None:
+    def __init__(self, name: str, group: ConcurrencyGroup, options: FunctionOptions, *, keyed: bool) -> None:
         self.name = name
         self.group = group
         self.keyed = keyed
-        self.terms = terms
-        self.lanes: dict[Hashable, KeyState] = {}
+        self.options = options
+        self.keys: dict[Hashable, KeyState] = {}
         self._rests = 0
-        self.start_anew()
+        self.reset()
         group.functions.add(self)
         group.follow()
 
-    def start_anew(self) -> None:
+    def reset(self) -> None:
         """Reset all counts and learned values, and drop unused keys. Calls that wait or are in flight continue."""
         self.quantiles = Quantiles(fade_after=1000)
         self.hedges_left = HEDGES_AT_ONCE
-        self.tally = FunctionCounters()
+        self.counters = FunctionCounters()
         self._resting: list[tuple[float, int, KeyState]] = []
-        self.lanes = {key: lane for key, lane in self.lanes.items() if not lane.idle}
-        for lane in self.lanes.values():
-            lane.resting = False
-            lane.start_anew()
+        self.keys = {key: state for key, state in self.keys.items() if not state.idle}
+        for state in self.keys.values():
+            state.resting = False
+            state.reset()
 
-    def lane(self, key: Hashable) -> KeyState:
-        """Return the state of a key, created if needed."""
-        lane = self.lanes.get(key)
-        if lane is None:
-            lane = self.lanes[key] = KeyState(self, key)
-        return lane
+    def state_of(self, key: Hashable) -> KeyState:
+        state = self.keys.get(key)
+        if state is None:
+            state = self.keys[key] = KeyState(self, key)
+        return state
 
-    def rest(self, lane: KeyState) -> None:
+    def rest(self, state: KeyState) -> None:
         """Schedule an idle key for the check whether it can be dropped."""
-        if self.keyed and not lane.resting and lane.idle:
-            lane.resting = True
+        if self.keyed and not state.resting and state.idle:
+            state.resting = True
             self._rests += 1
-            heappush(self._resting, (lane.clear_at(), self._rests, lane))
+            heappush(self._resting, (state.clear_at(), self._rests, state))
 
     def forget(self, now: float, most: float = inf) -> None:
         """Drop keys whose state is not needed any more, checking at most ``most`` of those that are due."""
         resting = self._resting
         while resting and most > 0 and resting[0][0] <= now:
-            lane = heappop(resting)[2]
+            state = heappop(resting)[2]
             most -= 1
-            lane.resting = False
-            if lane.clear_at() <= now:
-                del self.lanes[lane.key]
+            state.resting = False
+            if state.clear_at() <= now:
+                del self.keys[state.key]
             else:
-                self.rest(lane)  # used since
+                self.rest(state)  # used since
 
     def earn_hedge(self) -> None:
-        """Add a call's share to the hedge budget."""
-        hedging = self.terms.hedging
+        hedging = self.options.hedging
         if hedging is not None:
             self.hedges_left = min(self.hedges_left + hedging.share, MOST_SAVED)
 
@@ -244,8 +321,6 @@ class Function:
 
 
 class FunctionCounters:
-    """Counts of calls and tries of one function since it was created or reset."""
-
     __slots__ = ("calls", "failed", "hedges", "hedges_won", "ok", "overloaded", "refused", "retries", "timeouts", "tries")
 
     def __init__(self) -> None:

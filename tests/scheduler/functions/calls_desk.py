@@ -8,13 +8,13 @@ from typing import Any
 
 from calls_watch import Watch
 
-from qreward.scheduler.functions.call import Adapting, Breaking, Call, CallFailure, CallOptions, Hedging, Pause, Rate
+from qreward.scheduler.functions.limits import Adapting, Breaking, FunctionOptions, Hedging, Pause, Rate
 from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import Function
+from qreward.scheduler.functions.state import Call, CallFailure, Function
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.request import Attempt
 
-__all__ = ["AT_ONCE", "Adapting", "Breaking", "Broken", "CallOptions", "Desk", "Hedging", "Longest", "Pause", "Rate", "Shortest"]
+__all__ = ["AT_ONCE", "Adapting", "Breaking", "Broken", "Desk", "FunctionOptions", "Hedging", "Longest", "Pause", "Rate", "Shortest"]
 
 AT_ONCE = Pause(0.0, 0.0)
 TOO_MANY_TICKS = 1000
@@ -49,7 +49,7 @@ class Desk:
 
     def function(self, name: str = "f", *, keyed: bool = False, **terms: Any) -> Function:
         """A function of the pool, with such terms."""
-        function = Function(name, self.scheduler.group, CallOptions(**terms), keyed=keyed)
+        function = Function(name, self.scheduler.group, FunctionOptions(**terms), keyed=keyed)
         self.watch.functions.append(function)
         return function
 
@@ -58,7 +58,7 @@ class Desk:
     def call(self, function: Function, key: Hashable = None, **terms: Any) -> Call:
         """Call a function, under its terms but for some."""
         self._calls += 1
-        call = Call(function, key, function.terms._replace(**terms), None)
+        call = Call(function, key, function.options._replace(**terms), None)
         call.index = self._calls
         self.watch.submit(call)
         self.scheduler.submit(self.now, call)
@@ -76,8 +76,8 @@ class Desk:
 
     def change(self, function: Function, **terms: Any) -> None:
         """Set other terms while it is in use."""
-        rate = function.terms.rate
-        function.terms = function.terms._replace(**terms)
+        rate = function.options.rate
+        function.options = function.options._replace(**terms)
         self.watch.changed(self.now, function, 0.0 if rate is None else rate.window)
         self.scheduler.changed(self.now, function)
         self._after()

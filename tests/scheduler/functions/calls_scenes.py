@@ -12,8 +12,7 @@ from typing import Any
 
 from calls_desk import AT_ONCE, Adapting, Breaking, Broken, Desk, Hedging, Pause, Rate
 
-from qreward.scheduler.functions.call import CallFailure
-from qreward.scheduler.functions.state import Function
+from qreward.scheduler.functions.state import CallFailure, Function
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.request import Attempt
 
@@ -104,8 +103,8 @@ class Scene:
     def _callers(self, function: Function) -> None:
         rng, keys = self.rng, self.rng.choice([1, 3, 50]) if function.keyed else 1
         for _ in range(rng.randint(5, 60)):
-            key, level = rng.randrange(keys) if function.keyed else None, rng.choice([function.terms.level, rng.randrange(10)])
-            self.plan(rng.uniform(0, BUSY), partial(self.desk.call, function, key, level=level, timeout=function.terms.timeout))
+            key, level = rng.randrange(keys) if function.keyed else None, rng.choice([function.options.level, rng.randrange(10)])
+            self.plan(rng.uniform(0, BUSY), partial(self.desk.call, function, key, level=level, timeout=function.options.timeout))
         for _ in range(rng.choice([0, 0, 3])):
             self.plan(rng.uniform(0, BUSY), partial(self._withdraw_some, rng.choice([0.1, 1.0])))
 

@@ -11,16 +11,13 @@ from math import inf
 from typing import Any
 
 from qreward.errors import CircuitOpen, RequestTimeout
-from qreward.scheduler.functions.call import Call, CallFailure
 from qreward.scheduler.functions.heap import SWEEP, IndexedHeap
 from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import HEDGES_AT_ONCE, Function, KeyState
+from qreward.scheduler.functions.state import HEDGES_AT_ONCE, Call, CallFailure, Function, KeyState
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.request import Attempt, CancelReason
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
-from qreward.scheduler.timer_wheel import PER_SECOND
 
-BUCKET = 1 / PER_SECOND
 ROUNDING = 1e-9
 
 
@@ -53,7 +50,7 @@ class Watch:
 
     def submit(self, call: Call) -> None:
         self.open[call] = None
-        hedging = call.function.terms.hedging
+        hedging = call.function.options.hedging
         self._paid[call.function] += hedging.share if hedging is not None else 0  # type: ignore[assignment]
 
     def event(self, now: float, attempt: Attempt, outcome: Any) -> None:
@@ -85,7 +82,7 @@ class Watch:
     def changed(self, now: float, function: Function, window: float) -> None:
         """What is older than the window was, or began without one, may be forgotten."""
         for where, starts in self._starts.items():
-            while where[0] is function and starts and (starts[0] + window <= now or function.terms.rate is None):
+            while where[0] is function and starts and (starts[0] + window <= now or function.options.rate is None):
                 starts.popleft()
 
     # what comes out
@@ -130,36 +127,36 @@ class Watch:
         if attempt.hedge:
             self._check_hedge(call, beside)
         else:
-            allowed = min(call.terms.parallel_tries, 1 + self._streak[call])
+            allowed = min(call.options.parallel_tries, 1 + self._streak[call])
             assert sum(not other.hedge for other in beside) < max(1, allowed), "too many tries abreast"
         self._begun[call] += 1
-        paid = self._failures[call] if call.terms.parallel_tries == 1 else inf * self._failures[call] if self._failures[call] else 0
-        assert self._begun[call] - self._hedges[call] <= 1 + min(call.terms.retries, paid), "too many retries"
-        breaker = call.lane.breaker
+        paid = self._failures[call] if call.options.parallel_tries == 1 else inf * self._failures[call] if self._failures[call] else 0
+        assert self._begun[call] - self._hedges[call] <= 1 + min(call.options.retries, paid), "too many retries"
+        breaker = call.key_state.breaker
         assert breaker is None or breaker.trusts(call), "a call is tried although the breaker is open"
         self.live[attempt] = None
         self.inflight[where] += 1
         self.sends.append((now, attempt))
 
     def _check_rate(self, now: float, call: Call, starts: deque[float]) -> None:
-        rate = call.function.terms.rate
+        rate = call.function.options.rate
         if rate is None:
             starts.clear()
             return
         while starts and starts[0] + rate.window <= now:
             starts.popleft()
-        assert len(starts) < rate.size or not call.terms.paced, f"{len(starts) + 1} starts in {rate.window} s"
+        assert len(starts) < rate.size or not call.options.paced, f"{len(starts) + 1} starts in {rate.window} s"
         starts.append(now)
 
     def _check_hedge(self, call: Call, beside: list[Attempt]) -> None:
-        hedging, function = call.terms.hedging, call.function
+        hedging, function = call.options.hedging, call.function
         assert hedging is not None
         assert beside, "a hedge of nothing"
         self._hedges[call] += 1
         assert self._hedges[call] <= hedging.most, "too many hedges of one call"
         self._all_hedges[function] += 1
         assert self._all_hedges[function] <= HEDGES_AT_ONCE + self._paid[function] + ROUNDING, "more hedges than calls have paid for"
-        assert not call.lane.line, "a hedge although somebody waits for the key"
+        assert not call.key_state.queue, "a hedge although somebody waits for the key"
         assert not self.scheduler.group.ready, "a hedge although somebody waits for room"
 
     def _cancelled(self, now: float, attempt: Attempt) -> None:
@@ -181,7 +178,7 @@ class Watch:
         self.trace.append((now, "finish", call.index, type(outcome).__name__, str(outcome) if isinstance(outcome, Exception) else ""))
         assert isinstance(outcome, Answer) or not seconds
         if isinstance(outcome, CircuitOpen):
-            assert call.lane.breaker is not None
+            assert call.key_state.breaker is not None
             assert not self._failures[call]
         whys = {attempt.why for attempt in self.live if attempt.task is call}
         if isinstance(outcome, RequestTimeout):
@@ -194,64 +191,71 @@ class Watch:
 
     def lanes(self) -> Iterator[KeyState]:
         for function in self.functions:
-            yield from function.lanes.values()
+            yield from function.keys.values()
 
     def _check_order(self, now: float, sent: list[Attempt]) -> None:
         """Who is still waiting for room alone is behind all that went."""
-        waiting = [call for lane in self.lanes() for call in [lane.line.first()] if call is not None]
+        waiting = [call for lane in self.lanes() for call in [lane.queue.first()] if call is not None]
         for attempt in sent:
             went = _call(attempt)
             for call in waiting:
-                only_room = call.lane.ration is None and call.lane.closed_until <= now
-                assert attempt.hedge or not (call.lane is went.lane or only_room) or went.rank <= call.rank or not went.terms.paced, (
-                    "somebody was overtaken"
-                )
+                only_room = call.key_state.rate_limit is None and call.key_state.closed_until <= now
+                assert (
+                    attempt.hedge or not (call.key_state is went.key_state or only_room) or went.rank <= call.rank or not went.options.paced
+                ), "somebody was overtaken"
 
     def _check_counts(self) -> None:
         group = self.scheduler.group
         assert group.inflight == len(self.live)
-        most = min((function.terms.most for function in self.functions if function.terms.most is not None), default=inf)
+        most = min((function.options.most for function in self.functions if function.options.most is not None), default=inf)
         assert group.limit <= most
-        adapting = [function.terms.adapting for function in self.functions if function.terms.rate is None and function.terms.adapting]
+        adapting = [function.options.adapting for function in self.functions if function.options.rate is None and function.options.adapting]
         assert bool(adapting) == (group.adaptive is not None)
         if adapting:
             assert min(most, *(terms.least for terms in adapting)) <= group.limit <= max(terms.most for terms in adapting)
         for function in self.functions:
-            for key, lane in function.lanes.items():
+            for key, lane in function.keys.items():
                 assert lane.inflight == self.inflight[function, key]
-                if lane.ration is not None:
-                    assert lane.ration.size <= function.terms.rate.size  # type: ignore[union-attr]
+                if lane.rate_limit is not None:
+                    assert lane.rate_limit.size <= function.options.rate.size  # type: ignore[union-attr]
             assert function.hedges_left >= 0
-        timed = sum(call.due >= 0 for call in self.open)
-        assert len(self.scheduler._wheel) == timed, "the wheel holds something dead, or lost something"
+        timers = self.scheduler._timers
+        assert len(timers) == sum(call in timers for call in self.open), "the timers hold something dead, or lost something"
 
     def _check_open(self, now: float) -> None:
         calls: Counter[KeyState] = Counter()
         for call in self.open:
-            calls[call.lane] += 1
-            assert call.function.lanes[call.key] is call.lane, "the key of an open call was forgotten"
-            assert call.due / PER_SECOND < call.next_due() + BUCKET, "nobody looks when something is due"
-            assert call.due >= 0 or call.next_due() == inf
+            calls[call.key_state] += 1
+            assert call.function.keys[call.key] is call.key_state, "the key of an open call was forgotten"
+            timer = self.scheduler._timers._entries.get(call, (inf,))[0]
+            assert timer <= call.next_due(), "nobody looks when something is due"
             assert list(call.tried) == [attempt for attempt in self.live if attempt.task is call]
             assert call.tried or call.planned, "a call waits for nothing"
-            assert call.retry_at == inf or call not in call.lane.line, "a call waits for two tries at once"
+            assert call.retry_at == inf or call not in call.key_state.queue, "a call waits for two tries at once"
         for lane in self.lanes():
             assert lane.calls == calls[lane]
             assert lane.resting or not lane.idle or not lane.function.keyed, "a key that nobody uses is never forgotten"
-            assert len(lane.line) == sum(call.lane is lane and call in lane.line for call in self.open), "a line holds something dead"
+            assert len(lane.queue) == sum(call.key_state is lane and call in lane.queue for call in self.open), (
+                "a line holds something dead"
+            )
 
     def _check_heaps(self) -> None:
-        heaps: list[IndexedHeap[Any]] = [self.scheduler.group.ready, self.scheduler._wakes, *(lane.line for lane in self.lanes())]
+        heaps: list[IndexedHeap[Any]] = [
+            self.scheduler.group.ready,
+            self.scheduler._wakes,
+            self.scheduler._timers,
+            *(lane.queue for lane in self.lanes()),
+        ]
         for heap in heaps:
             assert len(heap._heap) <= 2 * len(heap) + SWEEP
         for function in self.functions:
-            assert len(function._resting) <= len(function.lanes)
+            assert len(function._resting) <= len(function.keys)
 
     def _check_nobody_waits_in_vain(self, now: float, wake: float) -> None:
         """Work conservation, exact wake times, and deadlines."""
         group = self.scheduler.group
         for lane in self.lanes():
-            first = lane.line.first()
+            first = lane.queue.first()
             if first is None:
                 assert lane not in group.ready
                 assert lane not in self.scheduler._wakes
@@ -260,7 +264,7 @@ class Watch:
             assert at > now or group.inflight >= group.limit, f"{lane.name} could be tried, and a call waits"
             assert at <= now or wake <= at, f"{lane.name} can be tried at {at}, and nobody will wake before {wake}"
         for call in self.open:
-            assert call.deadline + BUCKET > now, f"a call is open at {now}, its deadline was {call.deadline}"
+            assert call.deadline > now, f"a call is open at {now}, its deadline was {call.deadline}"
 
     def check_all_over(self) -> None:
         """At the end of everything nothing is left behind."""

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.functions.call import Adapting
-from qreward.scheduler.functions.limits import LEAST_ROUND, AimdLimit, kept
+from qreward.scheduler.functions.limits import LEAST_ROUND, Adapting, AimdLimit, adapted
 
 TERMS = Adapting(2, 100, 0.3, None)
 
@@ -100,13 +99,13 @@ def test_it_never_goes_above_what_is_set(most: float, limit: int) -> None:
 
 def test_other_terms_keep_what_was_found_as_far_as_they_allow() -> None:
     limit = AimdLimit(TERMS, 32)
-    assert kept(limit, TERMS, 99.0, inf) is limit
-    assert kept(limit, TERMS._replace(most=20), 99.0, inf) is limit
+    assert adapted(limit, TERMS, 99.0, inf) is limit
+    assert adapted(limit, TERMS._replace(most=20), 99.0, inf) is limit
     assert limit.limit == 20
-    kept(limit, TERMS, 99.0, 7.0)
+    adapted(limit, TERMS, 99.0, 7.0)
     assert limit.limit == 7
-    assert kept(limit, None, 99.0, inf) is None
-    assert kept(None, TERMS, 12.0, inf).limit == 12  # type: ignore[union-attr]
+    assert adapted(limit, None, 99.0, inf) is None
+    assert adapted(None, TERMS, 12.0, inf).limit == 12  # type: ignore[union-attr]
 
 
 @given(st.integers(0, 10**6), st.integers(1, 20), st.integers(0, 100))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from qreward.scheduler.functions.call import Breaking
-from qreward.scheduler.functions.limits import Breaker
+from qreward.scheduler.functions.limits import Breaker, Breaking
 
 A, B, C = "a", "b", "c"
 

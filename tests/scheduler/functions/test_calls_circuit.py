@@ -12,7 +12,7 @@ from qreward.scheduler.functions.state import Function
 
 
 def state(function: Function, key: object = None) -> str:
-    breaker = function.lanes[key].breaker
+    breaker = function.keys[key].breaker
     assert breaker is not None
     return breaker.state
 
@@ -43,7 +43,7 @@ def test_it_opens_at_its_threshold_and_refuses_at_once() -> None:
     assert not desk.begun(late)
     assert "failed 3 times in a row" in str(desk.outcome(late))
     assert "tried again in 10 s" in str(desk.outcome(late))
-    assert f.tally.refused == 1
+    assert f.counters.refused == 1
 
 
 def test_of_many_calls_at_once_only_as_many_are_tried_as_it_takes() -> None:
@@ -100,7 +100,7 @@ def test_tries_of_one_call_count_each_and_the_call_ends_with_its_own_error_when_
     error = desk.fail(call)
     assert desk.outcome(call) is error
     assert len(desk.begun(call)) == 2
-    assert not f.tally.refused
+    assert not f.counters.refused
 
 
 def test_a_call_does_not_wait_for_a_retry_that_would_be_refused() -> None:

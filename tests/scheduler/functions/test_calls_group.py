@@ -177,7 +177,7 @@ def test_withdrawing_and_timing_out_leaves_nothing_behind() -> None:
     (attempt,) = desk.tries(first)
     desk.withdraw(first, *others[:3])
     desk.wait(31.0)
-    assert len(desk.scheduler._wheel) == 0
+    assert len(desk.scheduler._timers) == 0
     assert desk.scheduler.group.inflight == 1
     desk.report(attempt, CANCELLED)
     desk.watch.check_all_over()

@@ -23,7 +23,7 @@ def test_it_is_made_after_so_many_seconds_and_the_first_result_wins() -> None:
     assert desk.is_ok(call)
     assert list(desk.watch.cancels) == [first]
     assert first.why is CancelReason.BEATEN
-    assert (f.tally.hedges, f.tally.hedges_won) == (1, 1)
+    assert (f.counters.hedges, f.counters.hedges_won) == (1, 1)
 
 
 def test_a_call_that_had_to_wait_for_room_is_hedged_too() -> None:
@@ -46,7 +46,7 @@ def test_a_hedge_that_loses_is_cancelled() -> None:
     first, hedge = desk.tries(call)
     desk.ok(first)
     assert list(desk.watch.cancels) == [hedge]
-    assert f.tally.hedges_won == 0
+    assert f.counters.hedges_won == 0
 
 
 def test_a_quantile_is_used_once_enough_is_known() -> None:
@@ -79,7 +79,7 @@ def test_over_all_calls_no_more_than_the_reserve_and_their_share_are_made() -> N
         desk.ok(call)
         for attempt in list(desk.watch.cancels):
             desk.stopped(attempt)
-    assert f.tally.hedges == HEDGES_AT_ONCE + 25
+    assert f.counters.hedges == HEDGES_AT_ONCE + 25
 
 
 def test_none_is_made_without_a_free_start_but_later() -> None:

@@ -145,7 +145,7 @@ def test_a_reset_forgets_counts_breakers_rates_and_limits_that_moved_and_lets_go
     desk.fail(desk.call(f))
     desk.fail(desk.call(g), overloaded=True)
     desk.reset(f)
-    assert (f.tally.calls, f.tally.tries, f.quantiles.count, f.hedges_left) == (0, 0, 0, HEDGES_AT_ONCE)
+    assert (f.counters.calls, f.counters.tries, f.quantiles.count, f.hedges_left) == (0, 0, 0, HEDGES_AT_ONCE)
     assert desk.scheduler.group.limit == 32
     assert desk.begun(desk.call(f))
     desk.calls(3, f)
@@ -173,7 +173,7 @@ def test_a_reset_forgets_the_keys_that_nobody_uses() -> None:
         desk.ok(desk.call(f, key))
     busy = desk.call(f, "busy")
     desk.reset(f)
-    assert list(f.lanes) == ["busy"]
+    assert list(f.keys) == ["busy"]
     desk.ok(busy)
     assert desk.begun(desk.call(f, 1))
 

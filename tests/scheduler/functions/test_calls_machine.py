@@ -5,12 +5,12 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from calls_desk import AT_ONCE, Adapting, Breaking, Broken, CallOptions, Desk, Hedging, Pause, Rate
+from calls_desk import AT_ONCE, Adapting, Breaking, Broken, Desk, FunctionOptions, Hedging, Pause, Rate
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from qreward.scheduler.functions.call import CallFailure
+from qreward.scheduler.functions.state import CallFailure
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.request import Attempt
 
@@ -21,7 +21,7 @@ picks = st.integers(0, 1000)
 seconds = st.sampled_from([0.0, 0.001, 1 / 64, 0.1, 0.5, 1.0, 3.0, 20.0, 200.0])
 waits = st.sampled_from([None, None, None, 0.0, 0.3, 5.0])
 terms = st.builds(
-    CallOptions,
+    FunctionOptions,
     level=st.integers(0, 9),
     timeout=st.sampled_from([None, 0.01, 1.0, 30.0]),
     retries=st.integers(0, 3),
@@ -47,7 +47,7 @@ class Machine(RuleBasedStateMachine):
     """Two functions of one pool, one with keys, every kind of end, settings that change while it runs."""
 
     @initialize(seed=st.integers(0, 3), first=terms, second=terms)
-    def begin(self, seed: int, first: CallOptions, second: CallOptions) -> None:
+    def begin(self, seed: int, first: FunctionOptions, second: FunctionOptions) -> None:
         self.desk = Desk(Random(seed))
         self.over: list[Attempt] = []
         self.functions = [self.desk.function("one", **first._asdict()), self.desk.function("many", keyed=True, **second._asdict())]
@@ -112,7 +112,7 @@ class Machine(RuleBasedStateMachine):
     # users who change their minds
 
     @rule(first=st.booleans(), other=terms)
-    def change(self, first: bool, other: CallOptions) -> None:
+    def change(self, first: bool, other: FunctionOptions) -> None:
         self.desk.change(self.functions[first], **other._asdict())
 
     @rule(first=st.booleans())

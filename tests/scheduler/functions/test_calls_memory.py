@@ -5,12 +5,11 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from calls_desk import Adapting, Breaking, CallOptions, Desk, Pause, Rate
+from calls_desk import Adapting, Breaking, Desk, FunctionOptions, Pause, Rate
 
 from qreward.errors import CircuitOpen
-from qreward.scheduler.functions.call import Call, CallFailure
 from qreward.scheduler.functions.scheduler import FORGETS, CallScheduler
-from qreward.scheduler.functions.state import MEMORY, Function
+from qreward.scheduler.functions.state import MEMORY, Call, CallFailure, Function
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.scheduler import SEND
 
@@ -18,7 +17,7 @@ from qreward.scheduler.scheduler import SEND
 def keys(desk: Desk, f: Function) -> set[object]:
     """Those that are known once all has been forgotten that may be."""
     f.forget(desk.now)
-    return set(f.lanes)
+    return set(f.keys)
 
 
 def test_a_key_is_remembered_as_long_as_its_starts_count() -> None:
@@ -167,11 +166,11 @@ def test_few_are_forgotten_at_a_time_and_all_of_them_in_the_end(monkeypatch: pyt
         desk.ok(desk.call(f, key))
     desk.wait(20.0)
     desk.ok(desk.call(f, 0))
-    assert len(f.lanes) == 2 * at_once + 1
+    assert len(f.keys) == 2 * at_once + 1
     for _ in range(3):
         desk.wait(20.0)
         desk.ok(desk.call(f, 0))
-    assert len(f.lanes) == 1
+    assert len(f.keys) == 1
 
 
 def test_a_function_without_keys_forgets_nothing() -> None:
@@ -183,16 +182,16 @@ def test_a_function_without_keys_forgets_nothing() -> None:
 
 
 def test_a_hundred_thousand_keys_leave_nothing_and_forgetting_them_keeps_no_call_waiting() -> None:
-    terms = CallOptions(retries=1, rate=Rate(2, 5.0), breaking=Breaking(2, 1.0), timeout=2.0, most=100)
+    terms = FunctionOptions(retries=1, rate=Rate(2, 5.0), breaking=Breaking(2, 1.0), timeout=2.0, most=100)
     scheduler, rng, now = CallScheduler(Random(0)), Random(1), 0.0
     f = Function("f", scheduler.group, terms, keyed=True)
     most = 0
     for number in range(100_000):
         now += 0.01
         call = Call(f, number, terms, None)
-        before = len(f.lanes)
+        before = len(f.keys)
         scheduler.submit(now, call)
-        assert len(f.lanes) > before - FORGETS
+        assert len(f.keys) > before - FORGETS
         if rng.random() < 0.05:
             scheduler.withdraw(now, [call])
         for command in [command for command in scheduler.out if command[0] == SEND]:
@@ -200,11 +199,11 @@ def test_a_hundred_thousand_keys_leave_nothing_and_forgetting_them_keeps_no_call
             scheduler.event(now + 0.001, command[1], CallFailure(ValueError(), again=False) if failed else Answer(1))
         scheduler.out.clear()
         scheduler.tick(now)
-        most = max(most, len(f.lanes))
+        most = max(most, len(f.keys))
     assert most <= 520, "as many as come in a window, and some"
     f.forget(now + 100.0)
-    assert not f.lanes
+    assert not f.keys
     assert not f._resting
-    assert len(scheduler._wheel) == 0
+    assert len(scheduler._timers) == 0
     assert len(scheduler.group.ready._heap) < 100
     assert len(scheduler._wakes._heap) < 100

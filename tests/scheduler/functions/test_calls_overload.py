@@ -58,7 +58,7 @@ def test_without_a_hint_only_the_call_itself_waits() -> None:
     f = desk.function(retries=1)
     desk.fail(desk.call(f), overloaded=True)
     assert desk.begun(desk.call(f))
-    assert f.tally.overloaded == 1
+    assert f.counters.overloaded == 1
 
 
 # the limit that moves
@@ -141,7 +141,7 @@ def test_with_a_rate_it_is_the_rate_of_the_key_that_moves_and_never_beyond_what_
     f = desk.function(rate=Rate(20, 10.0), adapting=Adapting(2, 500, 0.3, None), keyed=True)
     for call in [desk.call(f, "a") for _ in range(20)]:
         desk.fail(call)
-    ration = f.lanes["a"].ration
+    ration = f.keys["a"].rate_limit
     assert ration is not None
     assert ration.size == 10
     assert desk.scheduler.group.limit == float("inf")
@@ -169,7 +169,7 @@ def test_a_key_that_was_asked_to_be_left_alone_does_not_want_a_higher_rate() -> 
     f = desk.function(rate=Rate(20, 10.0), adapting=Adapting(2, 500, 0.3, None))
     (away, *calls) = desk.calls(20, f)
     desk.fail(away, wait=100.0, overloaded=True)
-    adaptive = f.lanes[None].adaptive
+    adaptive = f.keys[None].adaptive
     assert adaptive is not None
     desk.call(f)
     desk.wait(20.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from math import inf
 
 from hypothesis import given
@@ -59,3 +61,18 @@ def test_what_left_or_moved_is_not_kept() -> None:
     for thing in range(10_000):
         ranked.drop(thing)
     assert len(ranked._heap) <= 2 * len(ranked) + SWEEP
+
+
+def test_what_left_is_not_kept_alive() -> None:
+    class Thing:
+        pass
+
+    ranked: IndexedHeap[Thing] = IndexedHeap()
+    things = [Thing() for _ in range(3)]
+    watched = [weakref.ref(thing) for thing in things]
+    for rank, thing in enumerate(things):
+        ranked.put(thing, float(rank))
+    ranked.drop(things[2])  # behind others
+    del things[2], thing
+    gc.collect()
+    assert [reference() is None for reference in watched] == [False, False, True]

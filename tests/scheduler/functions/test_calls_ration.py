@@ -45,11 +45,11 @@ def test_what_started_counts_under_another_limit() -> None:
     ration = SlidingWindowLimit(3, 1.0)
     for now in (0.0, 0.2, 0.4):
         ration.take(now)
-    ration.change(2, 1.0)
+    ration.size = 2
     assert ration.ready_at == 1.2
-    ration.change(4, 1.0)
+    ration.size = 4
     assert ration.ready_at == -inf
-    ration.change(3, 5.0)
+    ration.size, ration.window = 3, 5.0
     assert ration.ready_at == 5.0
 
 

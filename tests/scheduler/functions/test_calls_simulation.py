@@ -47,6 +47,6 @@ def test_the_scenes_contain_everything_that_can_happen() -> None:
             seen |= {type(outcome), *(["retry"] if call.retries else []), *(["hedge"] if call.hedges else [])}
         seen |= {command[3] for command in watch.trace if command[1] == "cancel"}
         seen |= {"hedge won" for attempt in (attempt for _, attempt in watch.sends) if attempt.hedge and attempt.won}
-        seen |= {"withdrawn" for _ in watch.withdrawn} | {"overload" for function in watch.functions if function.tally.overloaded}
+        seen |= {"withdrawn" for _ in watch.withdrawn} | {"overload" for function in watch.functions if function.counters.overloaded}
     kinds = {Answer, RequestTimeout, CircuitOpen, "retry", "hedge", "hedge won", "withdrawn", "overload", *CancelReason}
     assert kinds <= seen, kinds - seen
